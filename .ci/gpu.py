@@ -31,7 +31,7 @@ STATE: Final = ROOT / ".gpu"
 
 
 def main() -> None:
-    """Run a command; its status is 0 if all that was asked for has passed."""
+    """Run a command; exits with 0 if all requested parts passed."""
     options = _parser().parse_args()
     try:
         passed = options.do(options)

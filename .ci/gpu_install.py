@@ -1,4 +1,4 @@
-"""An environment of its own that sees the host's packages, filled from wheels without a network."""
+"""Installs wheels offline into a virtual environment that sees the host's packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_wheels import ROOT, Target, check, unmet
 
 _STAMP: Final = "installed.json"
 
-#: Run inside: load what a server and a worker load, and say what there is as one line of JSON.
+#: Runs in the environment: imports what a server and a worker import, prints one line of JSON.
 _LOOK: Final = """
 import importlib, importlib.metadata as m, json, platform
 import torch, vllm, transformers
@@ -43,14 +43,14 @@ print(json.dumps({
 
 
 class NotInstalled(Exception):
-    """What was installed cannot be used; the message says what it said."""
+    """The installation does not work; the message has its output."""
 
 
 def install(wheels: Path, state: Path, gpu: str, *, timeout_s: float) -> dict[str, Any]:
-    """Install the wheels and Tokenyard into `state`/venv, unless they are; what is there now.
+    """Install the wheels and Tokenyard into `state`/venv if needed; returns what is installed.
 
-    Raises DoesNotFit for wheels of another host, and NotInstalled where vLLM or the device cannot
-    be used afterwards.
+    Raises DoesNotFit for wheels of another host, and NotInstalled if vLLM or the device then does
+    not work.
     """
     found = sorted(wheels.glob("*.whl"))
     vllm = check(found, Target.here())
@@ -68,16 +68,16 @@ def install(wheels: Path, state: Path, gpu: str, *, timeout_s: float) -> dict[st
 
 
 def python_of(state: Path) -> Path:
-    """The installed environment's interpreter."""
+    """The interpreter of the environment."""
     return state / "venv" / "bin" / "python"
 
 
 def look(state: Path, gpu: str, timeout_s: float) -> dict[str, Any]:
-    """Import vLLM there in a process of its own, and say the versions.
+    """Import vLLM in a process of the environment; returns the versions.
 
-    Raises NotInstalled where that fails, or the platform is not the one asked for.
+    Raises NotInstalled if that fails, or if the platform is not `gpu`.
     """
-    # Not the repository as the current folder: it must be found as it is installed.
+    # Outside the repository, so that the installed Tokenyard is imported.
     done = _run([str(python_of(state)), "-c", _LOOK], timeout_s, cwd=state)
     if done.returncode:
         raise NotInstalled(f"vLLM does not load: {_last(done.stderr)}")
@@ -91,9 +91,9 @@ def look(state: Path, gpu: str, timeout_s: float) -> dict[str, Any]:
 
 
 def _make(folder: Path) -> None:
-    """A virtual environment whose packages go before the host's.
+    """Create a virtual environment whose packages take precedence over the host's.
 
-    The host's Python may be a virtual environment itself, whose packages `--system-site-packages`
+    The host's Python may itself be a virtual environment, whose packages `--system-site-packages`
     would not show.
     """
     venv.EnvBuilder(clear=True, symlinks=True, with_pip=False).create(folder)
@@ -106,7 +106,7 @@ def _make(folder: Path) -> None:
 def _pip_install(folder: Path, wheels: list[Path], timeout_s: float) -> None:
     python = str(folder / "bin" / "python")
     if _run([python, "-m", "pip", "--version"], timeout_s).returncode:
-        # The host's Python has no pip that this one could use.
+        # The host's Python has no pip that the environment can use.
         _run([python, "-m", "ensurepip"], timeout_s)
     offline = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--ignore-installed"]
     quiet = ["--quiet", "--disable-pip-version-check", "--no-warn-script-location"]
@@ -130,7 +130,7 @@ def _fingerprint(wheels: list[Path]) -> str:
 def _run(
     command: list[str], timeout_s: float, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    # What the caller has on its PYTHONPATH is not part of the proof.
+    # The caller's PYTHONPATH must not influence the proof.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONPATH", "PIP_"))}
     try:
         return subprocess.run(

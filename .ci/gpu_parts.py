@@ -1,4 +1,4 @@
-"""The parts of the proof, each run in its own processes and ended by its bound."""
+"""The parts of the proof, each run in its own processes within a time limit."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from typing import Any, Final
 from gpu_install import python_of
 from gpu_wheels import ROOT
 
-#: Processes that are about to end may take so long.
+#: Seconds that processes have to end.
 _GRACE_S: Final = 15.0
 _POLL_S: Final = 0.2
 _LAST_LINES: Final = 40
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 _PYTEST: Final = ["-m", "pytest", "-q", "-p", "gpu_pytest", "-n", "0", "-m", "gpu"]
-#: The tests marked `gpu`: all of them together take longer than a part may.
+#: The tests marked `gpu`, split because together they exceed the limit of a part.
 TESTS: Final[dict[str, list[str]]] = {
     "tests": ["local_contexts", "local_arithmetic", "local_life"],
     "tests_killed": ["inside", "yard_killed", "groups"],
 }
-#: Name -> what follows `python`.
+#: Name -> the arguments of `python`.
 PARTS: Final[dict[str, list[str]]] = {
     **{
         part: [*_PYTEST, *(f"tests/gpu/test_{name}.py" for name in names)]
@@ -47,24 +47,24 @@ PARTS: Final[dict[str, list[str]]] = {
 
 @dataclass
 class Result:
-    """What came of a part."""
+    """The outcome of a part."""
 
     part: str
-    #: "passed", "failed", "ended" (by its bound) or "left processes".
+    #: "passed", "failed", "ended" (by its time limit) or "left processes".
     outcome: str
     seconds: float
     exit: int | None = None
     quick: bool = False
     command: str = ""
-    #: Why it did not pass, in one sentence.
+    #: The reason if it did not pass, in one sentence.
     why: str = ""
-    #: Commands of the processes that it left and that were then killed.
+    #: Commands of the processes that it left, which were then killed.
     leftovers: list[str] = field(default_factory=list)
     figures: Any = None
     last_lines: list[str] = field(default_factory=list)
 
     def write(self, state: Path) -> None:
-        """To `state`/parts/PART.json, in the place of an earlier run's."""
+        """Write `state`/parts/PART.json, replacing an earlier run's."""
         folder = state / "parts"
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self), indent=1)
@@ -74,7 +74,7 @@ class Result:
 def run_part(
     part: str, state: Path, gpu: str, *, timeout_s: float, quick: bool, more: list[str]
 ) -> Result:
-    """Run it in the installed environment."""
+    """Run a part in the installed environment."""
     command = [str(python_of(state)), *arguments(part, gpu, quick=quick), *more]
     figures = state / "figures" / f"{part}.json"
     figures.parent.mkdir(parents=True, exist_ok=True)
@@ -82,32 +82,32 @@ def run_part(
     out = "TOKENYARD_GPU_OUT" if part in TESTS else "TOKENYARD_BENCH_OUT"
     variables = environment(state, gpu) | {out: str(figures)}
     if part in TESTS:
-        variables["PYTHONPATH"] = str(Path(__file__).parent)  # of gpu_pytest
+        variables["PYTHONPATH"] = str(Path(__file__).parent)  # for gpu_pytest
     result = bounded(part, command, state, variables, timeout_s=timeout_s)
     result.quick = "--quick" in command
     if figures.is_file():
-        # Also there if the part was ended: both tests and benchmarks write it as they go on.
+        # Exists even if the part was ended: tests and benchmarks write it as they run.
         result.figures = json.loads(figures.read_text(encoding="utf-8"))
     return result
 
 
 def arguments(part: str, gpu: str, *, quick: bool) -> list[str]:
-    """What follows `python`; the tests have no short form."""
+    """The arguments of `python`; tests have no short form."""
     found = list(PARTS[part])
     if quick and part not in TESTS:
         found.append("--quick")
         if gpu == "cpu" and "--shape" in found:
-            # The weights alone would take a small machine's memory.
+            # The weights alone would fill a small machine's memory.
             found[found.index("--shape") + 1] = "tiny"
     return found
 
 
 def environment(state: Path, gpu: str) -> dict[str, str]:
-    """What each part finds in its environment: this device, no network, all traces in `state`."""
+    """The variables of each part: this device, no network, all files below `state`."""
     path = [state / "venv" / "bin", Path(sys.executable).parent]
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     if not _has_flashinfer(state):
-        # vLLM 0.26 takes it for installed; its own sampler does the same for all sides.
+        # vLLM 0.26 assumes FlashInfer is installed; vLLM's own sampler serves all sides alike.
         kept.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return kept | {
         "PATH": os.pathsep.join([*map(str, path), os.environ.get("PATH", os.defpath)]),
@@ -122,7 +122,7 @@ def environment(state: Path, gpu: str) -> dict[str, str]:
 
 
 def _has_flashinfer(state: Path) -> bool:
-    """Whether the parts can import it: from the wheels, or from the host's packages."""
+    """Whether the parts can import FlashInfer, from the wheels or the host's packages."""
     installed = state.glob("venv/lib/python*/site-packages/flashinfer")
     return any(installed) or importlib.util.find_spec("flashinfer") is not None
 
@@ -130,7 +130,7 @@ def _has_flashinfer(state: Path) -> bool:
 def bounded(
     part: str, command: list[str], state: Path, variables: dict[str, str], *, timeout_s: float
 ) -> Result:
-    """Run a command to its end or to its bound, and end every process that it leaves."""
+    """Run a command to its end or time limit, and end every process that it leaves."""
     _adopt_orphans()
     log = state / "logs" / f"{part}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -179,9 +179,9 @@ def _judge(code: int, timeout_s: float, leftovers: list[str], *, in_time: bool) 
 
 
 def _end(process: subprocess.Popen[bytes], *, in_time: bool) -> list[str]:
-    """End what still runs; the commands of those that outlived a process that ended by itself."""
+    """End running processes; returns the commands of those that outlived the main process."""
     if not in_time:
-        # As Ctrl+C does, so that what was measured so far may still be said.
+        # Like Ctrl+C, so that the part can still report what it measured.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
         _wait(lambda: process.poll() is not None, _GRACE_S)
@@ -193,17 +193,17 @@ def _end(process: subprocess.Popen[bytes], *, in_time: bool) -> list[str]:
 
 
 def _adopt_orphans() -> None:
-    """Processes whose parent ends become children of this one, so that none gets out of sight."""
+    """Make orphaned descendants children of this process, so that it can find them all."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _descendants(process: subprocess.Popen[bytes] | None = None) -> list[int]:
-    """Pids of all running processes below this one; those that have ended are collected."""
+    """Pids of all running descendants; collects those that have ended."""
     parents = dict(_parents())
     found = [pid for pid in parents if _is_below(pid, parents)]
     for pid in found:
-        # Popen collects its own process.
+        # `Popen` collects its own process.
         if process is None or pid != process.pid:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -232,7 +232,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _stat(folder: Path) -> list[str]:
-    """Its state and its parent first: what stands behind the name, which may contain anything."""
+    """The fields of `stat` after the name, which may contain any character: state, parent, ..."""
     return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
@@ -244,7 +244,7 @@ def _command(pid: int) -> str:
 
 
 def _kill_all() -> None:
-    """Until none is left: one that is killed may just have started another."""
+    """Kill until none is left: a killed process may just have started another."""
 
     def none_left() -> bool:
         found = _descendants()
@@ -266,7 +266,7 @@ def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _figures(lines: list[str]) -> Any:
-    """The last JSON object of the output: a line of its own, or one over several lines."""
+    """The last JSON object of the output, on one line or several."""
     for start in range(len(lines) - 1, -1, -1):
         if lines[start].startswith("{"):
             with suppress(ValueError):

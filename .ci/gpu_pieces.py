@@ -1,7 +1,7 @@
-"""A folder of wheels as pieces of a bounded size, and back.
+"""Splits a folder of wheels into pieces of a bounded size, and joins them.
 
-The wheels are repacked without compression and the whole is compressed by xz, which brings
-vLLM to 70 % of its wheel. What comes back are proper wheels with the same files.
+It repacks the wheels without compression and compresses the whole with xz, which reduces vLLM to
+70 % of its wheel. Joining restores valid wheels with the same files.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from typing import IO, Final
 MIB: Final = 1 << 20
 MANIFEST: Final = "manifest.json"
 LEFT_OUT: Final = "left_out.txt"
-#: Compressed one by one, so that all cores pack and unpack.
+#: Blocks are compressed separately, so that all cores pack and unpack.
 _BLOCK: Final = 32 * MIB
 _LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
 
 
 class BadPieces(Exception):
-    """Pieces or wheels that cannot be used; the message is one sentence that says what to do."""
+    """Unusable pieces or wheels; the message says in one sentence what to do."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A file and what it must contain."""
+    """A file's name and expected content."""
 
     name: str
     bytes: int
     sha256: str
 
     def __post_init__(self) -> None:
-        """It names a file in a folder that is named elsewhere."""
+        """Reject names that are not plain file names."""
         if Path(self.name).name != self.name:
             raise ValueError(self.name)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the pieces are, and what they make."""
+    """The pieces, and the wheels that they contain."""
 
     pieces: tuple[Sum, ...]
     wheels: tuple[Sum, ...]
-    #: Bytes of each compressed block; the blocks lie one behind the other in the pieces.
+    #: Bytes of each compressed block; the pieces hold the blocks in sequence.
     blocks: tuple[int, ...]
-    #: Members of wheels that were not packed.
+    #: Members of wheels that were left out.
     left_out: tuple[str, ...]
 
 
 def split(folder: Path, pieces: Path, *, mib: int, leave_out: Sequence[str] = ()) -> Manifest:
     """Write the wheels of `folder` as pieces of at most `mib` MiB, without the members `leave_out`.
 
-    Raises BadPieces without wheels, and for a glob that fits nothing.
+    Raises BadPieces if there are no wheels, and for a glob that matches nothing.
     """
     found = sorted(folder.glob("*.whl"))
     if not found:
@@ -91,9 +91,9 @@ def split(folder: Path, pieces: Path, *, mib: int, leave_out: Sequence[str] = ()
 
 
 def join(pieces: Path, folder: Path) -> Manifest:
-    """Write the wheels that the pieces make into `folder`; those that are there already stay.
+    """Write the wheels in the pieces to `folder`, unless it has them all intact.
 
-    Raises BadPieces for what is missing or damaged.
+    Raises BadPieces for missing or damaged pieces.
     """
     manifest = read_manifest(pieces)
     if all(_is_intact(folder, wheel) for wheel in manifest.wheels):
@@ -110,7 +110,7 @@ def join(pieces: Path, folder: Path) -> Manifest:
 
 
 def read_manifest(pieces: Path) -> Manifest:
-    """Raises BadPieces where there is none."""
+    """Read the manifest of the pieces; raises BadPieces if there is none."""
     path = pieces / MANIFEST
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def read_manifest(pieces: Path) -> Manifest:
 
 
 def _store(wheel: Path, to: Path, leave_out: Sequence[str]) -> list[str]:
-    """The same wheel uncompressed; the names of the members left out, also from its RECORD."""
+    """Write a wheel uncompressed; returns the members left out of it and of its RECORD."""
     left: list[str] = []
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(to, "w") as new:
         members = old.infolist()
@@ -150,12 +150,12 @@ def _without(record: bytes, left: list[str]) -> bytes:
 
 
 def _compress(files: list[Path], archive: Path) -> list[int]:
-    """All files, one behind the other, as xz streams; the bytes of each stream."""
+    """Write all files in sequence as xz streams; returns the bytes of each stream."""
     sizes = []
     cores = os.cpu_count() or 1
     with archive.open("wb") as out, ThreadPoolExecutor(cores) as pool:
         blocks = _blocks(files)
-        # A few at a time: the whole is larger than some machines' memory.
+        # A few blocks at a time: the whole exceeds the memory of some machines.
         while batch := [block for _, block in zip(range(2 * cores), blocks, strict=False)]:
             sizes += [out.write(packed) for packed in pool.map(lzma.compress, batch)]
     return sizes
@@ -218,7 +218,7 @@ def _write_wheels(blocks: Iterator[bytes], wheels: tuple[Sum, ...], folder: Path
 
 
 def _write(out: IO[bytes], held: bytes, blocks: Iterator[bytes], count: int) -> bytes:
-    """Write `count` bytes from `held` and then from `blocks`; what is left of the last block."""
+    """Write `count` bytes from `held`, then `blocks`; returns the rest of the last block."""
     while count > len(held):
         count -= out.write(held)
         held = next(blocks)

@@ -1,4 +1,4 @@
-"""A pytest plugin for the kit: each outcome at once, since a part may be ended."""
+"""A pytest plugin that prints each outcome immediately, because a part may be ended."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the reporter that follows the tests."""
+    """Register the reporter."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     config.pluginmanager.register(_AtOnce(terminal), "at-once")
 
 
 class _AtOnce:
-    """Says what came of a test when it has come of it, with the traceback of a failure."""
+    """Prints the outcome of each test when it ends, with the traceback of a failure."""
 
     def __init__(self, terminal: pytest.TerminalReporter | None) -> None:
         self._terminal = terminal
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called after setup, call and teardown of each test."""
+        """Report setup, call and teardown of each test."""
         if self._terminal is None or (report.passed and report.when != "call"):
             return
         step = "" if report.when == "call" else f" in {report.when}"

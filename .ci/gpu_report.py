@@ -1,4 +1,4 @@
-"""One JSON and one Markdown table of whatever parts have run."""
+"""A JSON and a Markdown report of the parts that have run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SMI: Final = (
     "--query-gpu=name,driver_version,memory.total",
     "--format=csv,noheader",
 )
-#: A longer list of numbers is told as its median.
+#: A longer list of numbers is reported as its median.
 _FEW: Final = 4
 
 
 def report(state: Path, parts: list[str], gpu: str) -> bool:
-    """Write `state`/gpu.json and gpu.md; whether all parts asked for have passed."""
+    """Write `state`/gpu.json and gpu.md; returns whether all requested parts passed."""
     found = [_result(state, part) for part in ["install", *parts]]
     told = {"device": gpu, "machine": _machine(found[0]), "parts": found}
     (state / "gpu.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -80,7 +80,7 @@ def _processor() -> str:
 
 
 def markdown(told: dict[str, Any]) -> str:
-    """The machine, the parts, and the figures of each part."""
+    """The report as Markdown: the machine, the parts, and each part's figures."""
     lines = [
         "# The proof on a GPU" if told["device"] == "cuda" else "# The proof, rehearsed on a CPU"
     ]
@@ -112,7 +112,7 @@ def _table(head: tuple[str, ...], rows: Any) -> list[str]:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Names like `a.b.0` and their values; long lists of numbers as their median."""
+    """Flatten to names like `a.b.0` with values; long lists of numbers become their median."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else str(key))

@@ -1,4 +1,4 @@
-"""Which wheels a host needs, how they are fetched, and whether a wheel fits a host."""
+"""Determines which wheels a host needs, fetches them, and checks whether wheels fit a host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-#: What packages of the list ask for and text models do not load -> what it is for.
+#: Requirements that text models do not load -> their purpose.
 NOT_LOADED: Final = {
     "anthropic": "an API of vLLM's server",
     "fastsafetensors": "another loader of weights",
@@ -39,7 +39,7 @@ NOT_LOADED: Final = {
     "torchvision": "images",
     "triton": "compiles kernels for GPUs, whose torch brings it",
 }
-#: For vLLM's wheels before `manylinux_2_N`.
+#: Legacy tags by glibc version, from before `manylinux_2_N`.
 _OLD_TAGS: Final = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+?)\s*(?:==\s*([^\s;]+))?\s*$")
 _TORCH: Final = re.compile(r"^Requires-Dist: torch==([0-9.]+)", re.MULTILINE)
@@ -47,23 +47,23 @@ _PYTHON: Final = re.compile(r"^Requires-Python: (.+)$", re.MULTILINE)
 
 
 class DoesNotFit(Exception):
-    """Wheels that this host cannot use; the message is one sentence that says what to do."""
+    """Wheels that this host cannot use; the message says in one sentence what to do."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The host that the wheels are for."""
+    """The host on which the wheels are installed."""
 
     python: tuple[int, int]
     machine: str
-    #: The second number of its glibc: 39 for 2.39.
+    #: The minor version of its glibc: 39 for 2.39.
     glibc: int
-    #: Of the host or of the wheels' folder, without the builder's tag; None without torch.
+    #: Version of torch, on the host or among the wheels, without the builder's tag; None if absent.
     torch: str | None = None
 
     @classmethod
     def here(cls) -> Target:
-        """This Python on this machine."""
+        """The target for this Python on this machine."""
         _, _, minor = platform.libc_ver()[1].partition(".")
         return cls(
             python=sys.version_info[:2],
@@ -74,7 +74,7 @@ class Target:
 
 
 def read_requirements(text: str) -> dict[str, str]:
-    """Normalized name -> version, or "" where none is named; the form of `pip freeze` too."""
+    """Parse requirements or `pip freeze`: normalized name -> version, "" if not pinned."""
     found = {}
     for line in text.splitlines():
         if match := _REQUIREMENT.match(line.partition("#")[0].strip()):
@@ -83,12 +83,12 @@ def read_requirements(text: str) -> dict[str, str]:
 
 
 def normal(name: str) -> str:
-    """As PEP 503 has it."""
+    """Normalize a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def lacking(wanted: Mapping[str, str], pins: Mapping[str, str], host: Iterable[str]) -> list[str]:
-    """What the host lacks, as `name==version`; the versions of `pins` where `wanted` has none.
+    """The packages that the host lacks, as `name==version`; `pins` fills in missing versions.
 
     Raises DoesNotFit for a name that nothing pins.
     """
@@ -102,7 +102,7 @@ def lacking(wanted: Mapping[str, str], pins: Mapping[str, str], host: Iterable[s
 
 
 def download(pins: list[str], folder: Path, target: Target) -> None:
-    """Fetch exactly these wheels for the target; exits with pip's code where one is not there."""
+    """Fetch exactly these wheels for the target; exits with pip's code if one is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         listed = Path(scratch, "requirements.txt")
@@ -124,9 +124,9 @@ def _for(target: Target) -> list[str]:
 
 
 def check(wheels: list[Path], target: Target) -> Path:
-    """The wheel of vLLM among them.
+    """Check the wheels; returns the one of vLLM.
 
-    Raises DoesNotFit for what this Python, this machine or this torch cannot use.
+    Raises DoesNotFit for wheels that the target's Python, machine or torch cannot use.
     """
     named: dict[str, Path] = {}
     for wheel in wheels:
@@ -169,9 +169,9 @@ def _check_needs(vllm: Path, torch: str | None, target: Target) -> None:
 
 
 def unmet(pip_check: str, installed: Iterable[str]) -> list[str]:
-    """What packages of ours ask for and nobody has, out of what `pip check` says.
+    """Requirements of the installed wheels that `pip check` reports as missing.
 
-    The host's own packages are its own business, and so are versions.
+    Ignores version conflicts and the requirements of the host's own packages.
     """
     ours = {normal(name) for name in installed}
     found = set()
@@ -183,7 +183,7 @@ def unmet(pip_check: str, installed: Iterable[str]) -> list[str]:
 
 
 def misfit(wheel: str, target: Target) -> str | None:
-    """What a wheel is for, by its name, if that is not the target."""
+    """Why a wheel does not fit the target, according to its name; None if it fits."""
     pythons, abis, platforms = wheel.removesuffix(".whl").split("-")[-3:]
     if not any(_runs_on(python, abis, target) for python in pythons.split(".")):
         return f"Python {pythons} and not for {_dotted(target.python)}"
@@ -220,7 +220,7 @@ def _allows(specifier: str, python: tuple[int, int]) -> bool:
 
 
 def plain(version: str) -> str:
-    """Without the builder's tag ("+cu130")."""
+    """The version without the builder's tag ("+cu130")."""
     return version.partition("+")[0]
 
 

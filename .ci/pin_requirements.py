@@ -1,7 +1,7 @@
-"""Resolves requirements.in into requirements.txt, every package pinned; `make requirements`.
+"""Resolves requirements.in into requirements.txt with every package pinned (`make requirements`).
 
-pip itself resolves, in a dry run, so that the list is what pip would have installed. Three of the
-packages that vLLM pins, and one that it can do without, are then left out: see `LEFT_OUT`.
+A dry run of pip resolves, so the list is what pip would install, minus three packages that vLLM
+pins and one that is optional for vLLM: see `LEFT_OUT`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _resolve() -> list[dict[str, Any]]:
-    """What pip would install into an empty environment."""
+    """The packages that pip would install into an empty environment."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
@@ -54,7 +54,7 @@ def _resolve() -> list[dict[str, Any]]:
 
 
 def _pin(metadata: dict[str, str]) -> tuple[str, str]:
-    """The normalized name (PEP 503) and the version without the builder's tag ("+cpu")."""
+    """The normalized name (PEP 503), and the version without the builder's tag ("+cpu")."""
     name = re.sub(r"[-_.]+", "-", metadata["name"]).lower()
     return name, metadata["version"].partition("+")[0]
 

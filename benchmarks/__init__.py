@@ -1,1 +1,1 @@
-"""One file per question; README.md has the method and the last tables."""
+"""Benchmarks, one file per question; README.md has the method and the latest tables."""

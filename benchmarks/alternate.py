@@ -1,10 +1,10 @@
 """Two models take turns on one device: what do the swaps cost, and is every answer right?
 
-Arithmetic requests to a yard with one slot, adder and subtractor in turn (A-B-A-B), against as
-many requests for the adder alone: all submitted at once, and with so many under way; with swaps
-by unloading, and with a sleeper. By default the waits follow from what swaps cost, as in any yard.
-No two swaps may be closer than the longest wait of a model, or together take more of the device's
-time than the coordinator allows.
+A yard with one slot gets arithmetic requests for the adder and the subtractor in turn (A-B-A-B),
+compared with as many requests for the adder alone. Loads: all requests submitted together, and a
+limited number under way. Swaps: by unloading, and with a sleeper. By default the waits follow from
+the cost of swaps, as in any yard. Two swaps must be at least the longest wait of a model apart, and
+swaps must not take more of the device's time than the coordinator allows.
 
     python -m benchmarks.alternate [--requests 1000] [--json] [--quick]
 """
@@ -40,36 +40,36 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 
 EXAMPLE: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
-#: As in a yard where nobody has set it.
+#: The default of a yard.
 MAX_SWAP_SHARE: Final = CoordinatorSettings(redis_url="redis://nowhere").max_swap_share
-#: Where no result comes for so long, a run has failed.
+#: A run fails if no result arrives for this long.
 PATIENCE_S: Final = 120.0
 _YARD: Final = "alternate"
-#: How a model gives way, with the sleepers that this takes.
+#: How a model gives way, with the number of sleepers for it.
 _KINDS: Final = {"sleep": 1, "unload": 0}
-#: The coordinator counts from when the old model gave way, which is a moment after its command.
+#: The coordinator counts from when the old model gives way, a moment after the command.
 _MARGIN_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked, and how often."""
+    """Requests and rounds of a measurement."""
 
     requests: int
     outstanding: int
-    max_model_wait_s: float  # 0: by what swaps cost
+    max_model_wait_s: float  # 0: derived from the cost of swaps
     rounds: int
-    limit_s: float | None = None  # of each kind of swap; no further round begins that would be late
+    limit_s: float | None = None  # per kind of swap; no round starts that would exceed it
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """Most requests under way, by the name of the load."""
+        """Most requests under way, by load."""
         return {"at_once": self.requests, f"of_{self.outstanding}": self.outstanding}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of some questions."""
+    """The outcome of some questions."""
 
     requests: int
     per_s: float
@@ -79,7 +79,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The adder alone, and both in turn, one after the other."""
+    """A run with the adder alone, then one with both models in turn."""
 
     alone: Run
     in_turn: Run
@@ -87,35 +87,35 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One kind of swap under one load: medians over the rounds, and all wrong answers."""
+    """One kind of swap under one load: medians over the rounds, and the number of wrong answers."""
 
     alone_per_s: float
     in_turn_per_s: float
     ratio: float
     swaps: float
     requests_per_turn: float
-    closest_swaps_s: float | None  # also those between two runs
-    swap_s: float  # what one costs, as the host says at the end
-    lost_share: float | None  # of the time between two swaps, on average
+    closest_swaps_s: float | None  # including swaps between runs
+    swap_s: float  # cost of one swap, as the host reports at the end
+    lost_share: float | None  # mean share of the time between two swaps
     wrong: int
     rounds: int = 1
 
 
 def swaps_s(commands: Iterable[tuple[int, Command]]) -> list[float]:
-    """When the coordinator had the only device change its model, as unix times."""
+    """Unix times at which the coordinator told the only device to change its model."""
     loads = [(at_ms, one.model) for at_ms, one in commands if one.verb == "load"]
     return [at_ms / 1000 for (_, old), (at_ms, new) in itertools.pairwise(loads) if new != old]
 
 
 def swap_costs(yard: Yard) -> Mapping[str, float]:
-    """What a swap of each model cost last, in seconds, as the only host says."""
+    """Seconds of the last swap of each model, as the only host reports."""
     with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:
         [host] = read_yard(connection, Keys(yard.name)).hosts
     return {model.name: cost_s(model) for model in host.models}
 
 
 class Asker:
-    """Asks a yard with one device, which holds the adder or the subtractor."""
+    """Sends questions to a yard with one device, which holds the adder or the subtractor."""
 
     def __init__(self, yard: Yard, client: Client, max_model_wait_s: float) -> None:
         self._yard = yard
@@ -123,21 +123,21 @@ class Asker:
         self._told_s = max_model_wait_s
 
     def measure(self, requests: int, window: int) -> Round:
-        """Ask so many questions for one model, and then for both, at most ``window`` at a time."""
+        """Send the requests for one model, then for both, with at most ``window`` under way."""
         self.hold(ADDER)
         alone = self._ask(questions([ADDER], requests), window)
         self.hold(ADDER)
         return Round(alone, self._ask(questions([ADDER, SUBTRACTOR], requests), window))
 
     def hold(self, model: str) -> None:
-        """Have a model loaded, and wait until another may take its place."""
+        """Make the yard load a model, and wait until another may replace it."""
         if self._ask(questions([model], 1), 1).wrong:
             raise WrongAnswer(f"{model} gave a wrong answer")
         if swaps := self._swaps_s():
             time.sleep(max(0.0, swaps[-1] + self._wait_s() + _MARGIN_S - time.time()))
 
     def _wait_s(self) -> float:
-        """How long a device keeps its model."""
+        """Seconds for which a device keeps its model."""
         return self._told_s or turn_s(max(swap_costs(self._yard).values()), MAX_SWAP_SHARE)
 
     def _ask(self, asked: Sequence[Question], window: int) -> Run:
@@ -153,9 +153,9 @@ class Asker:
 
 
 def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
-    """All loads, in a yard whose models are unloaded, or sleep, when they give way."""
+    """Measure all loads in a yard whose models sleep, or unload, when they give way."""
     began = time.monotonic()
-    # vLLM's kernels for the adapters of the example know no float32 on a GPU.
+    # On a GPU, vLLM's kernels for the example's adapters do not support float32.
     models = MODELS if on_gpu() else EXAMPLE
     with (
         embedded_broker() as broker,
@@ -166,7 +166,7 @@ def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
     ):
         asker = Asker(yard, client, plan.max_model_wait_s)
         for model in (ADDER, SUBTRACTOR):
-            asker.hold(model)  # each has been there once before anything is timed
+            asker.hold(model)  # load each once before timing anything
         tell(f"{sleepers} sleepers: both models have been there, {time.monotonic() - began:.0f} s")
         rounds = list(_rounds(asker, plan, began))
         pairs = itertools.pairwise(swaps_s(read_commands(yard)))
@@ -176,7 +176,7 @@ def measure(sleepers: int, plan: Plan) -> dict[str, Report]:
 
 
 def _rounds(asker: Asker, plan: Plan, began: float) -> Iterator[Mapping[str, Round]]:
-    """As many as are wanted and fit, one at least."""
+    """Run as many rounds as planned and possible within the limit, at least one."""
     round_s = 0.0
     for number in range(plan.rounds):
         now = time.monotonic()
@@ -204,7 +204,7 @@ def _report(rounds: Sequence[Round], gaps_s: Sequence[float], swap_s: float) -> 
 
 
 def measure_kinds(plan: Plan) -> tuple[dict[str, Report], list[str]]:
-    """Both kinds of swap, and the last words of one that failed."""
+    """Measure both kinds of swap; returns the reports, and a message for each failure."""
     reports: dict[str, Report] = {}
     failed: list[str] = []
     before_mib = used_mib()
@@ -212,7 +212,7 @@ def measure_kinds(plan: Plan) -> tuple[dict[str, Report], list[str]]:
         try:
             wait_until_free(before_mib)
             found = measure(sleepers, plan)
-        except Exception as fault:  # noqa: BLE001 - whatever it is, the other kind has its turn
+        except Exception as fault:  # noqa: BLE001 - the other kind runs after any failure
             failed.append(f"{kind} failed: {told(fault)}")
             tell(failed[-1])
         else:
@@ -223,13 +223,13 @@ def measure_kinds(plan: Plan) -> tuple[dict[str, Report], list[str]]:
 
 
 def figures(reports: Mapping[str, Report], failed: Sequence[str]) -> dict[str, Any]:
-    """For ``--json``."""
+    """The figures for ``--json``."""
     rounded = {name: _rounded(one) for name, one in reports.items()}
     return {**rounded, "failed": list(failed), "machine": machine_facts()}
 
 
 def faults(reports: Mapping[str, Report], max_model_wait_s: float) -> list[str]:
-    """What should not be, in words."""
+    """The faults that the reports show, in words."""
     found = [f"{name}: {one.wrong} wrong answers" for name, one in reports.items() if one.wrong]
     for name, one in reports.items():
         if not one.swaps or one.closest_swaps_s is None or one.lost_share is None:
@@ -248,7 +248,7 @@ def _rounded(one: Report) -> dict[str, float | None]:
 
 
 def show(reports: Mapping[str, Report], plan: Plan) -> None:
-    """The table for people."""
+    """Print the table."""
     labels = {
         "requests/s, the adder alone": "alone_per_s",
         "requests/s, both in turn": "in_turn_per_s",

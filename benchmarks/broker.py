@@ -1,9 +1,9 @@
 """How much does the broker cost? Requests per second, added latency and CPU time per request.
 
-Client, coordinator and two simulated workers of unlimited speed, every guarantee on, on an
-embedded Valkey with an append-only file; beside them in the same run the raw limit, the same
-three hops by plain redis-py (`benchmarks.raw`). 128 prompt tokens in, 32 result tokens out; every
-answer is checked.
+A client, a coordinator and two simulated workers of unlimited speed run with every guarantee on an
+embedded Valkey with an append-only file. The same run measures the raw limit: the same three hops
+with plain redis-py (`benchmarks.raw`). Each request has 128 prompt tokens and 32 result tokens;
+every answer is checked.
 
     python -m benchmarks.broker [--json] [--quick]
 """
@@ -43,7 +43,7 @@ PROMPT_TOKENS = 128
 RESULT_TOKENS = 32
 WORKERS = 2
 WINDOW = 2048
-#: Prompts differ, but not all: checking an answer must not cost more than getting it.
+#: Distinct prompts; few, so that checking an answer costs less than getting it.
 PROMPTS = 64
 RATE = 100.0
 #: Longest wait for one answer.
@@ -52,26 +52,26 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured in a round."""
+    """The requests of a round."""
 
     requests: int
     paced_requests: int
 
     def flow(self, rate: float) -> int:
-        """Requests at ``rate``, for as long as the paced ones take."""
+        """Number of requests that take as long at ``rate`` as the paced requests do."""
         return max(self.paced_requests, int(rate * self.paced_requests / RATE))
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One measurement of either side."""
+    """One measurement of one side."""
 
     throughput: Throughput
     latency: Latencies  # at `RATE`, one at a time
-    half: Latencies  # at half of Tokenyard's throughput, as that round measured it
+    half: Latencies  # at half of Tokenyard's throughput in that round
 
 
-#: What is measured in a round, of both sides.
+#: The measures of a round, for both sides.
 MEASURES: Final[dict[str, Callable[[Round], float]]] = {
     "requests_per_s": lambda one: one.throughput.per_s,
     "p50_ms": lambda one: one.latency.percentile(50),
@@ -82,13 +82,13 @@ MEASURES: Final[dict[str, Callable[[Round], float]]] = {
 
 
 def prompts() -> list[list[int]]:
-    """Different prompts, the same in each run."""
+    """Distinct prompts, the same in each run."""
     draw = random.Random(128)
     return [[draw.randrange(32_000) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
 
 
 def expected(prompt: list[int]) -> list[int]:
-    """What the simulated engine answers."""
+    """The simulated engine's answer."""
     engine = SimulatedEngine()
     params = SamplingParams(max_tokens=RESULT_TOKENS)
     request = Request(id="x", tokens=pack_tokens(prompt), params=params)
@@ -100,7 +100,7 @@ def expected(prompt: list[int]) -> list[int]:
 
 
 class Checked:
-    """Asks the yard and compares every answer."""
+    """Sends requests to the yard and checks every answer."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -109,7 +109,7 @@ class Checked:
         self._under_way: SimpleQueue[tuple[int, Handle]] = SimpleQueue()
 
     def many(self, requests: int) -> int:
-        """Ask ``requests`` times with `WINDOW` under way."""
+        """Send ``requests`` requests with `WINDOW` under way."""
         asked: Iterator[list[int]] = (self._prompts[at % PROMPTS] for at in range(requests))
         count = 0
         results = self._client.map(asked, window=WINDOW, max_tokens=RESULT_TOKENS)
@@ -121,13 +121,13 @@ class Checked:
         return count
 
     def one(self, number: int) -> None:
-        """Ask once."""
+        """Send one request and wait for its answer."""
         prompt = self._prompts[number % PROMPTS]
         result = self._client.submit(prompt, max_tokens=RESULT_TOKENS).result(PATIENCE_S)
         self._check(number, result.tokens)
 
     def start(self, numbers: range) -> None:
-        """Ask several times, and wait for nothing."""
+        """Send several requests without waiting."""
         prompts = [self._prompts[number % PROMPTS] for number in numbers]
         for pair in zip(
             numbers, self._client.submit_many(prompts, max_tokens=RESULT_TOKENS), strict=True
@@ -135,7 +135,7 @@ class Checked:
             self._under_way.put(pair)
 
     def next(self) -> list[int]:
-        """Wait for the next answer to what was started."""
+        """Wait for the next answers to started requests; returns their numbers."""
         number, handle = self._under_way.get(timeout=PATIENCE_S)
         self._check(number, handle.result(PATIENCE_S).tokens)
         return [number]
@@ -146,10 +146,10 @@ class Checked:
 
 
 def measure_yard(yard: Yard, plan: Plan) -> Round:
-    """Tokenyard, with every guarantee."""
+    """Measure Tokenyard, with every guarantee."""
     with Client(yard.url, yard=yard.name) as client:
         checked = Checked(client)
-        checked.many(min(plan.requests, 2000))  # everybody is warm
+        checked.many(min(plan.requests, 2000))  # warm-up
         throughput = measure_throughput(yard.pids, lambda: checked.many(plan.requests))
         latency = paced(plan.paced_requests, RATE, checked.one)
         rate = throughput.per_s / 2
@@ -158,7 +158,7 @@ def measure_yard(yard: Yard, plan: Plan) -> Round:
 
 
 def measure_raw(broker: EmbeddedBroker, plan: Plan, rate: float) -> Round:
-    """Plain redis-py, nothing guaranteed; ``rate`` is half of Tokenyard's throughput."""
+    """Measure plain redis-py, without guarantees; ``rate`` is half of Tokenyard's throughput."""
     payload = pack_tokens(prompts()[0])
     url, run = broker.url, secrets.token_hex(4)
     return Round(
@@ -169,7 +169,7 @@ def measure_raw(broker: EmbeddedBroker, plan: Plan, rate: float) -> Round:
 
 
 def summary(ours: list[Round], theirs: list[Round]) -> dict[str, float]:
-    """The figures, medians over the rounds."""
+    """The figures: medians over the rounds."""
     figures: dict[str, float] = {}
     for name, value in MEASURES.items():
         figures[name] = statistics.median(map(value, ours))
@@ -186,7 +186,7 @@ def summary(ours: list[Round], theirs: list[Round]) -> dict[str, float]:
 
 
 def show(figures: dict[str, float], requests: int, rounds: int) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     half = f"{figures['half_rate']:,.0f}/s"
     rows = [("requests/s", figures["requests_per_s"], figures["raw_requests_per_s"])]
     rows += [

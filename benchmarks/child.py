@@ -1,6 +1,6 @@
-"""A part of a benchmark that runs in an interpreter of its own, and reports in the end.
+"""Runs a part of a benchmark in its own interpreter, which writes a report when it ends.
 
-What engines write to standard output is then not mixed with the benchmark's own.
+So the engines' standard output does not mix with the benchmark's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Any:
-    """What the module writes as JSON to the file that is its last argument.
+    """Run a module; returns the JSON that it writes to the file in its last argument.
 
     Raises `ChildProcessError` with the end of its log, or `subprocess.TimeoutExpired`.
     """

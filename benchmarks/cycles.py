@@ -1,10 +1,10 @@
-"""Does a worker process stay as small as it was, whatever models come and go?
+"""Does a worker process leak memory as it loads and unloads models?
 
-One warm process loads two arithmetic models in turn, 50 times, answers questions, and lets go of
-the model again. Its memory after each is judged as the pool judges it (`worker.host.leak`): by
-whether it grows and grows. The pool replaces a process that does; `--keep` forbids that, so that
-what one process keeps can be seen. The exit status is not 0 where an answer is wrong, or where a
-process leaks, was replaced or not.
+One warm process loads two arithmetic models in turn, 50 times; it answers questions and unloads the
+model each time. The memory after each cycle is judged as the pool judges it (`worker.host.leak`):
+by steady growth. The pool replaces a process that leaks; `--keep` forbids that, to show the growth
+of a single process. The exit status is not 0 if an answer is wrong, or if a process leaks, replaced
+or not.
 
     python -m benchmarks.cycles [--cycles 50] [--keep] [--json] [--quick]
 """
@@ -29,17 +29,17 @@ from benchmarks.yard import end_in_order
 from worker.engines import Memory
 from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict
 
-#: With so many MiB no process is ever replaced.
+#: MiB of tolerated growth at which the pool never replaces a process.
 _ANY: Final = 1e9
-#: Cycles of which the table shows the memory, beside the last.
+#: Cycles whose memory the table shows, besides the last.
 _SHOWN: Final = (1, 2, 5, 10, 20, 30, 40)
-#: More than a cycle takes, also where a process is replaced after each.
+#: Upper bound of a cycle, including a replacement of the process.
 _CYCLE_S: Final = 60.0
 _MIB: Final = 1024**2
 
 
 def run(cycles: int, *, keep: bool) -> list[Cycle]:
-    """So many cycles, one after the other, on one device."""
+    """Run the cycles in sequence on one device."""
     arguments = [str(cycles), str(_ANY if keep else LeakRule().floor_mib)]
     timeout_s = TIMEOUT_S + cycles * _CYCLE_S
     return msgspec.convert(
@@ -48,10 +48,10 @@ def run(cycles: int, *, keep: bool) -> list[Cycle]:
 
 
 def leaks(cycles: Sequence[Cycle]) -> int:
-    """How many times the pool should have replaced the process, or has."""
+    """How often the pool replaced the process, or should have."""
     found, looks = 0, list[MemoryReading]()
     for one in cycles:
-        if one.after is None:  # the next cycle has a new process
+        if one.after is None:  # the next cycle runs in a new process
             found, looks = found + 1, []
             continue
         before = looks[-1].after if looks else one.warm.scarce
@@ -79,7 +79,7 @@ def summary(cycles: Sequence[Cycle]) -> dict[str, float]:
 
 
 def show(cycles: Sequence[Cycle]) -> None:
-    """The figures, and how the memory went."""
+    """Print the figures and the course of the memory."""
     rows = [
         (
             f"after {number}",

@@ -1,6 +1,6 @@
-"""The process that `cycles.py` watches, and who has it load models and let go of them.
+"""Drives the worker process that `cycles.py` measures: loads and unloads models.
 
-Arguments: the number of cycles, the pool's floor in MiB, and the file for the report, as JSON.
+Arguments: the number of cycles, the pool's floor in MiB, and the file for the JSON report.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from worker import EngineHandle, ProcessStatus, WorkerController
 from worker.engines import Memory
 
 MODELS: Final = Path(__file__).parent / "models.toml"
-#: Questions to each engine.
+#: Questions per engine.
 BATCH: Final = 64
 _TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """A model has come and gone."""
+    """One load and unload of a model."""
 
     seconds: float
     wrong: int
     warm: Memory  # of the process before its first model
     loaded: Memory
-    after: Memory | None  # None where the process has been replaced since
+    after: Memory | None  # None if the process was replaced
 
     @property
     def kept(self) -> float:
-        """Part of the warm memory that has stayed behind; of the GPU's where there is one."""
+        """Memory kept after the unload, relative to the warm memory; the GPU's if there is one."""
         return self.after.scarce / self.warm.scarce - 1.0 if self.after else 0.0
 
 
 def main() -> None:
-    """All cycles, one after the other, on one device."""
+    """Run all cycles in sequence on one device."""
     end_in_order()
     cycles, floor_mib, report = sys.argv[1:]
     with WorkerController(
@@ -62,7 +62,7 @@ def cycle(controller: WorkerController, model: str) -> Cycle:
     began = time.perf_counter()
     controller.delete(engine)
     seconds += time.perf_counter() - began
-    controller.wait_warm()  # where it is being replaced
+    controller.wait_warm()  # in case the process is being replaced
     [after] = controller.status()
     is_same = after.pid == loaded.pid
     return Cycle(
@@ -75,7 +75,7 @@ def cycle(controller: WorkerController, model: str) -> Cycle:
 
 
 def _ask(engine: EngineHandle) -> int:
-    """How many answers were not right."""
+    """Ask a batch of questions; returns the number of wrong answers."""
     asked = questions([engine.model], BATCH)
     results = engine.generate(
         [one.prompt for one in asked], max_tokens=ANSWER_TOKENS, temperature=0.0

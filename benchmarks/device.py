@@ -1,4 +1,4 @@
-"""What the engines of a benchmark compute on, and how much memory of it is taken."""
+"""The device of a benchmark's engines, and its used memory."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from benchmarks.machine import ask_gpus
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines.devices import find_device
 
-#: A process that has ended gives its GPU memory back within so long.
+#: Seconds within which a process that has ended frees its GPU memory.
 _FREED_S: Final = 60.0
-#: A driver's own use goes up and down by less.
+#: A driver's own use varies by less than this.
 _NOISE_MIB: Final = 1024.0
 _POLL_S: Final = 0.5
 
 
 @cache
 def on_gpu() -> bool:
-    """Whether vLLM's engines here use a GPU; asked of vLLM and torch as workers ask."""
+    """Whether vLLM's engines use a GPU here, determined from vLLM and torch as workers do."""
     return find_device(WorkerSettings(redis_url="", models=MODELS)).name == "cuda"
 
 
 def used_mib() -> float:
-    """GPU memory that is taken on the fullest GPU, in MiB; 0 where there is none."""
-    told = (line.strip() for line in ask_gpus("memory.used"))  # "[N/A]" where nobody counts
+    """Used memory of the fullest GPU, in MiB; 0 without a GPU."""
+    told = (line.strip() for line in ask_gpus("memory.used"))  # "[N/A]" if unsupported
     return max((float(line) for line in told if line.isdecimal()), default=0.0)
 
 
 def wait_until_free(before_mib: float) -> None:
-    """Wait until no more is taken than ``before_mib``: engines that have ended give theirs back.
+    """Wait until engines that have ended free their memory, down to ``before_mib``.
 
-    Raises `TimeoutError` where they do not, since the next engine would not find room.
+    Raises `TimeoutError` if they do not: the next engine would not fit.
     """
     until = time.monotonic() + _FREED_S
     while (used := used_mib()) > before_mib + _NOISE_MIB:

@@ -1,7 +1,7 @@
-"""What does a submission cost that waits for the disk, or for a replica?
+"""What does a submission cost that waits for the disk or for a replica?
 
-Each level of ``durability``, on a server that writes its file every second and on one that writes
-it before each answer, with one replica. Every answer is checked.
+Measures each level of ``durability`` with one replica, on a server that syncs its file every second
+and on one that syncs it before each reply. Every answer is checked.
 
     python -m benchmarks.durability [--singles 40] [--bursts 20] [--rounds 3] [--quick] [--json]
 """
@@ -39,7 +39,7 @@ BURST: Final = 100
 TOKENS: Final = 8
 WORKERS: Final = 2
 PATIENCE_S: Final = 60.0
-#: What is measured, by the ends of their names in `--json`.
+#: The measures, by the suffix of their names in `--json`.
 WHAT: Final = {"p50_ms": "p50 ms of one", "per_s": "submits/s in bursts"}
 _POLL_S: Final = 0.02
 
@@ -48,12 +48,12 @@ _POLL_S: Final = 0.02
 class Sample:
     """One measurement of a case."""
 
-    single_s: Sequence[float]  # of each submission of one request
-    burst_s: Sequence[float]  # of each submission of `BURST`
+    single_s: Sequence[float]  # per submission of one request
+    burst_s: Sequence[float]  # per submission of `BURST` requests
 
 
 def figures(samples: Mapping[Case, Sequence[Sample]]) -> dict[str, float]:
-    """Medians over the rounds, by case: ms of a single submission, and submissions/s in bursts."""
+    """Medians over the rounds by case: ms per single submission, and submissions/s in bursts."""
     found: dict[str, float] = {}
     for (fsync, level), rounds in samples.items():
         p50_ms = [1000 * statistics.median(one.single_s) for one in rounds]
@@ -64,7 +64,7 @@ def figures(samples: Mapping[Case, Sequence[Sample]]) -> dict[str, float]:
 
 
 class Submitter:
-    """Submits, times it, and checks every answer."""
+    """Times submissions and checks every answer."""
 
     def __init__(self, client: Client, level: Durability) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class Submitter:
         self._answer = expected(self._prompt)[:TOKENS]
 
     def sample(self, singles: int, bursts: int) -> Sample:
-        """Submissions of one request, then of many; each once the one before is answered."""
+        """Time submissions of one request, then of many; each follows the previous answers."""
         return Sample(
             [self._timed(1) for _ in range(singles)], [self._timed(BURST) for _ in range(bursts)]
         )
@@ -97,7 +97,7 @@ class Submitter:
 
 @contextmanager
 def replica_of(broker: EmbeddedBroker) -> Iterator[None]:
-    """Another server that has all that this one has."""
+    """Run a replica of this server."""
     port = broker.url.rpartition(":")[2].partition("/")[0]
     with (
         tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder,
@@ -114,7 +114,7 @@ def replica_of(broker: EmbeddedBroker) -> Iterator[None]:
 
 
 def measure(singles: int, bursts: int, rounds: int) -> dict[Case, list[Sample]]:
-    """All cases in turn, in each round, on one yard."""
+    """Measure all cases in each round, on one yard."""
     samples: dict[Case, list[Sample]] = {case: [] for case in CASES}
     with (
         embedded_broker() as broker,
@@ -123,7 +123,7 @@ def measure(singles: int, bursts: int, rounds: int) -> dict[Case, list[Sample]]:
         redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection,
         Client(yard.url, yard=yard.name) as client,
     ):
-        Submitter(client, "memory").sample(1, 10)  # everybody is warm
+        Submitter(client, "memory").sample(1, 10)  # warm-up
         for _ in range(rounds):
             for fsync, level in CASES:
                 connection.config_set("appendfsync", fsync)
@@ -133,7 +133,7 @@ def measure(singles: int, bursts: int, rounds: int) -> dict[Case, list[Sample]]:
 
 
 def show(found: Mapping[str, float], singles: int, bursts: int, rounds: int) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     rows = [
         (level, *(found[f"{fsync}_{level}_{what}"] for fsync in FSYNCS for what in WHAT))
         for level in LEVELS

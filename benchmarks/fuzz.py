@@ -1,10 +1,10 @@
-"""Does anything on the wire crash, hang or silence a yard? Generated entries by plain XADD.
+"""Does any entry on the wire crash, hang or silence a yard? Generated entries by plain XADD.
 
-Against a real coordinator and two simulated workers: sound requests with fields torn, swapped,
-doubled, overlong, of the wrong type or no text at all, entries without an address, and rubbish on
-the lanes and among the events. Every id that can be answered must have exactly one result, every
-entry that cannot must be a dead letter, the processes must be those of the beginning, and a good
-request must be served at the end.
+A real coordinator and two simulated workers receive valid requests with fields torn, swapped,
+doubled, overlong, of the wrong type or not UTF-8, entries without an address, and rubbish on the
+lanes and among the events. Every id that can be answered must have exactly one result, every other
+entry must be a dead letter, no process may be replaced, and the yard must still serve a valid
+request at the end.
 
     python -m benchmarks.fuzz [--entries 100000] [--seed N] [--json]
 """
@@ -36,10 +36,10 @@ from tokenyard.protocol.wire import Unanswerable, pack_tokens
 
 Fields = dict[bytes, bytes]
 BATCH = 500
-#: Nothing may take longer; the bound only keeps a hang from lasting for ever.
+#: Seconds after which anything counts as hung.
 PATIENCE_S = 600.0
 DEAD_MAXLEN = 10_000_000
-#: Requests that are numbered one after the other and may share a stream of replies.
+#: Consecutive requests that may share a stream of replies.
 LISTENED = 1_000
 _REUSED = b"ID_REUSED"
 BAD = [
@@ -49,12 +49,12 @@ BAD = [
     "dead_letters_missing",
     "processes_lost",
 ]
-#: Enough entries come to each of these.
+#: Outcomes that enough entries must reach.
 TRIED = ["completed", "framed", "refused", "ids_reused", "dead_letters", "strays"]
 
 
 def sound(draw: random.Random, number: int) -> Fields:
-    """A request that could be served."""
+    """Make a valid request."""
     prompts: list[tuple[bytes, bytes]] = [
         (b"prompt", b"12+34="),
         (b"tokens", pack_tokens([draw.randrange(1000) for _ in range(draw.randrange(1, 40))])),
@@ -73,20 +73,20 @@ def sound(draw: random.Random, number: int) -> Fields:
 
 
 def _listener(number: int) -> Fields:
-    """A client that is sent its replies in frames, few enough for its stream to keep them all."""
+    """A client that gets its replies in frames, few enough for its stream to keep them all."""
     client = b"fuzz-client-%d" % (number // LISTENED)
     return {b"client": client, b"reply_to": b"replies:" + client}
 
 
 def fold(fields: Fields) -> Fields:
-    """The same request with all but its id and prompt in the field `shared`."""
+    """Move all fields but the id and the prompt into the field `shared`."""
     own: Fields = {name: fields[name] for name in (b"id", b"tokens", b"prompt") if name in fields}
     rest = {name.decode(): fields[name].decode() for name in fields.keys() - own.keys()}
     return {**own, b"common": json.dumps(rest).encode()}
 
 
 def rubbish(draw: random.Random) -> bytes:
-    """A value that somebody might send by mistake or in anger."""
+    """A value that a client might send by mistake or on purpose."""
     makers: list[Callable[[], bytes]] = [
         lambda: b"",
         lambda: draw.randbytes(draw.randrange(1, 60)),
@@ -112,7 +112,7 @@ NAMES += [b"common"]
 
 
 def mangle(draw: random.Random, fields: Fields) -> Fields:
-    """A sound request with one to three things wrong with it."""
+    """Add one to three faults to a valid request."""
     for _ in range(draw.randrange(1, 4)):
         match draw.randrange(5):
             case 0:
@@ -130,15 +130,15 @@ def mangle(draw: random.Random, fields: Fields) -> Fields:
 
 @dataclass(slots=True)
 class Sent:
-    """What was added, and what has to become of it."""
+    """The added entries, and their expected outcomes."""
 
     entries: int = 0
-    #: By client and id: how many entries there are of each request, by its digest.
+    #: Number of entries of each request: by client and id, then by digest.
     answerable: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     unanswerable: int = 0
 
     def note(self, fields: Mapping[bytes, bytes]) -> None:
-        """Read an entry as the coordinator will."""
+        """Parse an entry as the coordinator does, and count it."""
         self.entries += 1
         request = parse_request(fields)
         if isinstance(request, Unanswerable):
@@ -148,13 +148,13 @@ class Sent:
             requests[entry_digest(fields)] += 1
 
     def may_be_reused(self, client: str, request_id: str) -> int:
-        """Most entries that may find their id taken by another request: any may come first."""
+        """Most entries whose id another request may hold: any of them may arrive first."""
         requests = self.answerable.get((client, request_id), Counter())
         return requests.total() - min(requests.values(), default=0)
 
 
 def generate(draw: random.Random, count: int) -> Iterator[Fields]:
-    """Entries, about one in five of them sound and one in fifty a repeated one."""
+    """Generate entries, of which about one in five is valid and one in fifty repeats another."""
     last = sound(draw, 0)
     for number in range(count):
         if draw.random() < 0.02:
@@ -168,7 +168,7 @@ def generate(draw: random.Random, count: int) -> Iterator[Fields]:
 
 
 class Fuzzer:
-    """Sends entries to a yard and looks what became of them."""
+    """Sends entries to a yard and checks their outcomes."""
 
     def __init__(self, yard: Yard, seed: int) -> None:
         self._keys = Keys(yard.name)
@@ -178,7 +178,7 @@ class Fuzzer:
         self.strays = 0  # rubbish on lanes
 
     def send(self, count: int) -> None:
-        """Add entries to all intakes but the system's own, and rubbish where only it writes."""
+        """Add entries to all intakes but the system's own, and rubbish to its internal streams."""
         pipeline = self._connection.pipeline(transaction=False)
         for fields in generate(self._draw, count):
             self.sent.note(fields)
@@ -200,7 +200,7 @@ class Fuzzer:
         pipeline.xadd(self._keys.capacity, event)
 
     def wait_until_quiet(self) -> None:
-        """Wait until nothing waits and nothing runs; exits where that does not come."""
+        """Wait until no request waits or runs; exits if that does not happen."""
         until = time.monotonic() + PATIENCE_S
         while left := self._left():
             if time.monotonic() > until:
@@ -220,7 +220,7 @@ class Fuzzer:
         return [self._keys.lane(worker.decode()) for worker in workers]
 
     def check(self) -> dict[str, int]:
-        """Count what every id and every entry came to."""
+        """Count the outcomes of all ids and entries."""
         found: Counter[str] = Counter()
         framed = self._framed()
         for client, request_id in sorted(self.sent.answerable):
@@ -263,11 +263,11 @@ class Fuzzer:
         state = (state or b"").decode()
         if state not in TERMINAL or not (flat or framed[client, request_id]):
             return "unanswered"
-        # Entries of one id may ask for either place; in neither there may be two.
+        # Entries of one id may name either place; neither may hold two results.
         return "twice" if max(flat, framed[client, request_id]) > 1 else state
 
     def _dead_without_answer(self) -> Iterator[tuple[bytes, tuple[str, str]]]:
-        """Reason, client and id of the letters of entries that no result speaks of."""
+        """Reason, client and id of the dead letters of entries without a result."""
         after, read = "-", cast("Any", self._connection.xrange)
         while page := read(self._keys.dead, after, "+", count=1000):
             for _, fields in page:
@@ -282,7 +282,7 @@ class Fuzzer:
 
 
 def faults(figures: Mapping[str, Any]) -> Iterator[str]:
-    """What must not be, and what must have been for the rest to mean anything, in words."""
+    """Broken promises, and outcomes too rare for the run to prove anything, in words."""
     for name in BAD:
         if figures[name]:
             yield f"{name}: {figures[name]}"

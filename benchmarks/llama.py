@@ -1,9 +1,9 @@
-"""Llamas of a real size in bf16, with random weights and answers that can be calculated.
+"""Llamas of a real size in bf16, with random weights and predictable answers.
 
-They compute as any other does, on random numbers. But what attention and MLP add to a token is
-small beside the token itself, and the last matrix knows each token's successor: the answer to a
-prompt goes on counting from its last token, by a margin that no rounding and no batch reaches.
-Their tokens are the words w0, w1, ...
+They compute like any other Llama, on random numbers. But attention and MLP add little to a token's
+embedding, and the output matrix maps each token to its successor: the answer counts on from the
+prompt's last token, by a margin that neither rounding nor batching reaches. The tokens are the
+words w0, w1, ...
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any, Final
 from benchmarks.child import run_child
 from worker.models import ModelSpec
 
-#: Where models stay from one run to the next; without it they are written again for each run.
+#: Variable that names a folder to keep models in; without it, each run writes them again.
 FOLDER: Final = "TOKENYARD_BENCH_MODELS"
-#: Written last: a folder without it is half of a model.
+#: Written last: a folder without it is incomplete.
 _CONFIG: Final = "config.json"
-#: Prompt and answer of the longest request.
+#: Tokens of the longest request, prompt plus answer.
 MAX_TOKENS: Final = 640
 _UTILIZATION: Final = 0.15
 _WRITE_TIMEOUT_S: Final = 400.0
-#: No prompt ends so close to the last token that its answer would begin again at the first.
+#: Prompts end so far before the last token that no answer wraps around to the first.
 _LAST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a Llama is."""
+    """The size of a Llama."""
 
     name: str
     hidden: int
@@ -47,21 +47,21 @@ class Shape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of its KV cache, in bf16."""
+        """Bytes of KV cache per token, in bf16."""
         return 2 * 2 * self.layers * self.kv_heads * self.hidden // self.heads
 
     def answer(self, last: int, count: int) -> list[int]:
-        """What it says behind a prompt with this last token, greedily."""
+        """The greedy answer, of ``count`` tokens, to a prompt that ends with token ``last``."""
         return list(range(last + 1, last + 1 + count))
 
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
-        """Different random ones, the same in each run."""
+        """Distinct random prompts, the same in each run."""
         draw = random.Random(tokens)
         most = self.vocabulary - _LAST
         return [[draw.randrange(most) for _ in range(tokens)] for _ in range(count)]
 
 
-#: As Llama 3.2 1B, but with an output matrix of its own, and Llama 3.1 8B.
+#: The shapes of Llama 3.2 1B, but with its own output matrix, and Llama 3.1 8B.
 SHAPES: Final[Mapping[str, Shape]] = {
     "1b": Shape("llama-1b", 2048, 16, 32, 8, 8192, 128_256),
     "8b": Shape("llama-8b", 4096, 32, 32, 8, 14_336, 128_256),
@@ -69,7 +69,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 def shrunken(shape: Shape) -> Shape:
-    """One that a CPU computes in no time, for a rehearsal."""
+    """A shape small enough for a rehearsal on a CPU."""
     return replace(
         shape,
         name=f"{shape.name}-shrunken",
@@ -84,7 +84,7 @@ def shrunken(shape: Shape) -> Shape:
 
 @contextmanager
 def models_folder() -> Iterator[Path]:
-    """The folder that `FOLDER` names, or one that is gone afterwards."""
+    """The folder that `FOLDER` names, or a temporary one."""
     if os.environ.get(FOLDER):
         folder = Path(os.environ[FOLDER]).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def models_folder() -> Iterator[Path]:
 
 
 def write_llama(shape: Shape, models: Path) -> Path:
-    """The folder of this model, which is written where it is not there yet."""
+    """Write the model unless it exists; returns its folder."""
     folder = models / shape.name
     if not (folder / _CONFIG).exists():
         folder.mkdir(exist_ok=True)
@@ -108,12 +108,12 @@ def write_llama(shape: Shape, models: Path) -> Path:
 
 
 def model_spec(shape: Shape, path: Path, max_num_seqs: int, *, gpu: bool) -> ModelSpec:
-    """How all sides of all benchmarks load it, so that they find what another has compiled.
+    """The spec for all sides of all benchmarks, so that they share compiled code.
 
-    As vLLM does by itself, but for limits that it chooses by who asks, and for memory, which
-    several engines share: the KV cache holds as many requests as run at once, of `MAX_TOKENS`
-    each, and the utilization is only what must be free. Nobody has a prefix cache, since prompts
-    come again.
+    It has vLLM's defaults, except for limits that vLLM chooses by the kind of program, and for
+    memory, which several engines share: the KV cache holds ``max_num_seqs`` requests of
+    `MAX_TOKENS` each, and the utilization is only the part that must be free. Prefix caches are
+    off, because prompts repeat.
     """
     cache_gib = shape.kv_bytes_per_token * MAX_TOKENS * max_num_seqs / 1024**3
     arguments: dict[str, Any] = {"enable_prefix_caching": False, "max_num_batched_tokens": 8192}
@@ -153,7 +153,7 @@ def _config(shape: Shape) -> dict[str, Any]:
 
 
 def write_tokenizer(words: Iterable[str], unknown: str, folder: Path) -> None:
-    """One of whole words; nobody reads its text, but an HTTP server wants to have one."""
+    """Write a tokenizer of whole words, which an HTTP server requires."""
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,

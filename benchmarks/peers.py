@@ -1,9 +1,9 @@
-"""What do others do with the same job? Job queues on Redis, and a coordinator in memory.
+"""How do others perform on the same job? Job queues on Redis, and an in-memory coordinator.
 
-128 prompt tokens in, 32 result tokens out, two workers, one client that collects every result:
-RQ, Celery, arq, streaQ, taskiq and dramatiq, each in a virtual environment of its own and at the
-best setting that its documentation knows, on the same broker as Tokenyard; and a coordinator in
-memory (ZMQ, msgpack) in the shape of Megatron Core's. All take turns in one run.
+The job: 128 prompt tokens in, 32 result tokens out, two workers, one client that collects every
+result. The peers: RQ, Celery, arq, streaQ, taskiq and dramatiq, each in its own virtual environment
+with the best settings in its documentation, on the same broker as Tokenyard; and an in-memory
+coordinator (ZMQ, msgpack) modelled on Megatron Core's. All take turns in one run.
 
     python -m benchmarks.peers [--json] [--quick] [--peers rq,zmq]
 """
@@ -45,14 +45,14 @@ _STOP_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One of the others."""
+    """A library or program that Tokenyard is compared with."""
 
     name: str
-    requests: int  # of one throughput measurement: as many as take some seconds
+    requests: int  # per throughput measurement: enough to take some seconds
 
     @property
     def program(self) -> Path:
-        """Its worker and its client."""
+        """The program with its worker and its client."""
         return PROGRAMS / f"{self.name}_peer.py"
 
     @property
@@ -65,7 +65,7 @@ class Peer:
 
     @property
     def requirements(self) -> Path:
-        """Everything that its environment holds, pinned."""
+        """The pinned packages of its environment."""
         return PROGRAMS / f"{self.name}.txt"
 
 
@@ -93,7 +93,7 @@ class Figures:
 
 
 def interpreter(peer: Peer) -> str:
-    """The peer's own Python; its environment is made where it is missing or out of date."""
+    """The Python of the peer's environment, which is created if missing or out of date."""
     folder = ENVIRONMENTS / peer.name
     python, done = folder / "bin" / "python", folder / "requirements.txt"
     wanted = peer.requirements.read_text()
@@ -110,7 +110,7 @@ def interpreter(peer: Peer) -> str:
 
 @contextmanager
 def serving(peer: Peer, url: str) -> Iterator[dict[str, str]]:
-    """The peer's workers, and its coordinator where it has one; the environment of all."""
+    """Run the peer's workers and any coordinator; yields their environment variables."""
     environment = {**os.environ, "PEER_URL": url, "PYTHONPATH": str(PROGRAMS)}
     roles = ["worker"] * WORKERS
     if peer.name == IN_MEMORY:
@@ -126,7 +126,7 @@ def serving(peer: Peer, url: str) -> Iterator[dict[str, str]]:
 
 
 def measure_peer(peer: Peer, url: str, requests: int) -> Figures:
-    """Its figures; raises `ChildProcessError` with its last words where it fails."""
+    """Measure a peer; raises `ChildProcessError` with its last output if it fails."""
     with serving(peer, url) as environment:
         done = subprocess.run(
             [interpreter(peer), str(peer.program), "client", url, str(requests), str(RATE)],
@@ -142,7 +142,7 @@ def measure_peer(peer: Peer, url: str, requests: int) -> Figures:
 
 
 def measure_yard(yard: Yard, requests: int) -> Figures:
-    """Tokenyard, the same way."""
+    """Measure Tokenyard in the same way."""
     with Client(yard.url, yard=yard.name) as client:
         checked = Checked(client)
         checked.many(min(requests, 2000))
@@ -156,7 +156,7 @@ def measure_yard(yard: Yard, requests: int) -> Figures:
 def measure_all(
     broker: EmbeddedBroker, yard: Yard, peers: Sequence[Peer], requests: int, scale: float
 ) -> dict[str, Figures]:
-    """One round: everybody once."""
+    """Measure each side once."""
     found = {"tokenyard": measure_yard(yard, requests)}
     for peer in peers:
         with own_database(broker) as url:
@@ -168,7 +168,7 @@ def measure_all(
 
 @contextmanager
 def own_database(broker: EmbeddedBroker) -> Iterator[str]:
-    """Another database of the same broker, empty before and after."""
+    """Another database of the same broker, empty before and after use."""
     url = f"{broker.url.rpartition('/')[0]}/9"
     with redis.Redis.from_url(url, socket_timeout=10.0) as connection:
         connection.flushdb()
@@ -177,7 +177,7 @@ def own_database(broker: EmbeddedBroker) -> Iterator[str]:
 
 
 def summary(rounds: Sequence[Mapping[str, Figures]]) -> dict[str, dict[str, float]]:
-    """Medians by name, and how many times as many requests Tokenyard does."""
+    """Medians by name, and the ratio of Tokenyard's throughput to each peer's."""
     found = {}
     for name in rounds[0]:
         ratios = [one["tokenyard"].requests_per_s / one[name].requests_per_s for one in rounds]
@@ -191,7 +191,7 @@ def summary(rounds: Sequence[Mapping[str, Figures]]) -> dict[str, dict[str, floa
 
 
 def show(figures: Mapping[str, Mapping[str, float]], rounds: int) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     print_table(
         f"128 tokens in, 32 out, {WORKERS} workers, results collected; medians of {rounds}",
         ("", "requests/s", "p50 ms", "p99 ms", "Tokenyard is so many times as fast"),

@@ -1,11 +1,11 @@
-"""What a crash of a worker costs the requests that did not cause it.
+"""What does a worker's crash cost the requests that did not cause it?
 
-Two parts. A worker is killed by SIGSEGV while streams are under way that nobody is to blame for:
-how long until 90 % of the tokens per second come again? And a poison comes among innocent streams,
-which crashes whatever worker takes it: when has the last innocent ended, compared with twice the
-time without a poison and six starts of a process, and when is the poison given up? The exit status
-is not 0 where no crash was seen, an innocent failed, the poison was not convicted, or a target is
-missed (with --quick: no target counts).
+Two parts. First, SIGSEGV kills a worker during innocent streams: how long until the throughput is
+back at 90 %? Second, a poison, which crashes every worker that takes it, comes among innocent
+streams: when does the last innocent end, compared with twice the time without a poison plus six
+process starts, and when is the poison given up? The exit status is not 0 if no crash was seen, an
+innocent failed, the poison was not convicted, or a target is missed (with --quick, targets do not
+count).
 
     python -m benchmarks.poison [--engine vllm] [--streams 64] [--workers 2] [--server redis]
         [--quick] [--json]
@@ -43,10 +43,10 @@ from tokenyard.protocol.settings import EngineName
 
 ADDER: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models" / "adder"
 _ADDER_IDS: Final = 12
-#: Of the adder's 64 places some are the prompt's.
+#: The adder's context is 64 tokens, prompt included.
 _ADDER_TOKENS: Final = 50
 TARGETS: Final[Mapping[str, float]] = {"throughput_back_s": 3.0, "innocents_done_ratio": 1.0}
-#: Of the tokens per second before the crash, for a second.
+#: Share of the throughput before the crash that counts as recovered, over `_WINDOW_S`.
 _BACK: Final = 0.9
 _WINDOW_S: Final = 1.0
 _STEP_S: Final = 0.1
@@ -55,42 +55,42 @@ _RESTARTS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run."""
+    """The configuration of a run."""
 
     engine: EngineName
     workers: int
     streams: int  # innocents
-    tokens: int  # of each
-    before_s: float  # the throughput is measured for so long before the crash
-    after_s: float  # and watched for so long after it
+    tokens: int  # per stream
+    before_s: float  # measurement of the throughput before the crash
+    after_s: float  # observation after the crash
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A crash that nobody is to blame for."""
+    """The outcome of a crash that no request caused."""
 
-    per_s: float  # tokens before it
-    back_s: float  # infinite where that many never came again
-    restart_s: float  # until another process served in its place
+    per_s: float  # tokens per second before it
+    back_s: float  # infinite if the throughput never recovered
+    restart_s: float  # until a replacement served
     again: int  # results that took more than one attempt
     failed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A poison among innocents."""
+    """The outcome of a poison among innocents."""
 
     undisturbed_s: float
     innocents_done_s: float
     convicted_s: float
-    code: str  # with which it ended
+    code: str  # of the poison's result
     crashes: int
     again: int
     failed: int
 
 
 def back_s(heard: Heard, crash: float, per_s: float, end: float) -> float:
-    """Seconds from a crash until tokens come as fast as before it; infinite where never."""
+    """Seconds from a crash until the throughput recovers; infinite if it never does."""
     steps = int((end - crash - _WINDOW_S) / _STEP_S)
     for step in range(max(0, steps)):
         start = crash + step * _STEP_S
@@ -100,7 +100,7 @@ def back_s(heard: Heard, crash: float, per_s: float, end: float) -> float:
 
 
 def figures(crash: Crash, poison: Poison) -> dict[str, float]:
-    """What is promised, and what it is made of."""
+    """The figures with targets, and those that they derive from."""
     allowed_s = 2 * poison.undisturbed_s + _RESTARTS * crash.restart_s
     found = {
         "throughput_back_s": crash.back_s,
@@ -116,7 +116,7 @@ def figures(crash: Crash, poison: Poison) -> dict[str, float]:
 
 
 def faults(crash: Crash, poison: Poison, *, targets: bool) -> Iterator[str]:
-    """What is wrong with the runs, or missed."""
+    """Faults of the runs and missed targets, in words."""
     if not crash.again:
         yield "no crash was seen: every stream ended at its first attempt"
     if not poison.crashes or not poison.again:
@@ -133,7 +133,7 @@ def faults(crash: Crash, poison: Poison, *, targets: bool) -> Iterator[str]:
 
 
 async def chance_crash(case: Case, streams: Streams, onlooker: Onlooker) -> Crash:
-    """Kill the first worker while streams are under way on all."""
+    """Kill one worker while all workers have running streams."""
     heard, is_over = Heard(), asyncio.Event()
     load = asyncio.create_task(streams.keep_up(case.streams * case.workers, heard, is_over))
     await heard.first.wait()
@@ -152,14 +152,14 @@ async def chance_crash(case: Case, streams: Streams, onlooker: Onlooker) -> Cras
 
 
 def _told(heard: Heard) -> tuple[int, int]:
-    """How many results took several attempts, and how many are none."""
+    """Number of results that took several attempts, and of failed results."""
     results = heard.results.values()
     again = sum(one.provenance is not None and one.provenance.attempt > 1 for one in results)
     return again, sum(not one.ok for one in results)
 
 
 async def poison_among(case: Case, client: AsyncClient, onlooker: Onlooker) -> Poison:
-    """Innocent streams without a poison, and then with one in their middle."""
+    """Run innocent streams without a poison, then with one among them."""
     streams = _streams(client, case)
     began, heard = time.perf_counter(), Heard()
     handles = await streams.ask(case.streams)
@@ -200,8 +200,8 @@ async def _run(yard: Yard, case: Case) -> tuple[Crash, Poison]:
 
 
 def run(case: Case, server: ServerName, step_s: float) -> tuple[Crash, Poison]:
-    """Both parts on a yard of their own."""
-    places = case.streams + 1  # of a worker: the innocents', and the poison's
+    """Run both parts on a new yard."""
+    places = case.streams + 1  # per worker: the innocents and the poison
     with embedded_broker(server) as broker:
         if case.engine == "vllm":
             options = ["--max-num-seqs", str(places), "--slots", str(case.workers)]
@@ -215,7 +215,7 @@ def run(case: Case, server: ServerName, step_s: float) -> tuple[Crash, Poison]:
 
 
 def median(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure."""
+    """The median of each figure."""
     return {name: statistics.median(one[name] for one in runs) for name in runs[0]}
 
 

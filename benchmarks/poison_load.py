@@ -1,4 +1,4 @@
-"""Streams on a yard whose workers crash: when tokens come, who ends when, and who kills whom."""
+"""Streams on a yard whose workers crash, with the times of tokens, ends and crashes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 
-#: Longest wait for anything.
+#: Timeout of every wait.
 PATIENCE_S: Final = 600.0
 _POLL_S: Final = 0.005
 
 
 @dataclass(slots=True)
 class Heard:
-    """What the readers of all streams have heard. Times are of `time.perf_counter`."""
+    """The readers' record of all streams; times are from `time.perf_counter`."""
 
-    tokens: list[tuple[float, int]] = field(default_factory=list)  # when, and how many
+    tokens: list[tuple[float, int]] = field(default_factory=list)  # time and number
     ended: dict[str, float] = field(default_factory=dict)  # by request
     results: dict[str, Result] = field(default_factory=dict)
-    first: asyncio.Event = field(default_factory=asyncio.Event)  # the first token has come
+    first: asyncio.Event = field(default_factory=asyncio.Event)  # the first token has arrived
 
     def rate(self, start: float, end: float) -> float:
-        """Tokens per second of a span of time."""
+        """Tokens per second between two times."""
         return sum(count for at, count in self.tokens if start <= at < end) / (end - start)
 
 
 async def hear(handle: AsyncHandle, heard: Heard) -> None:
-    """Read one stream to its end, whatever that is."""
-    with suppress(RequestFailed):  # the result says it, too
+    """Read one stream to its end, failed or not."""
+    with suppress(RequestFailed):  # the result reports it too
         async for delta in handle:
             heard.tokens.append((time.perf_counter(), len(delta.tokens)))
             heard.first.set()
@@ -51,24 +51,24 @@ async def hear(handle: AsyncHandle, heard: Heard) -> None:
 
 
 class Onlooker:
-    """Looks at a yard, and kills its processes."""
+    """Observes a yard and crashes its workers."""
 
     def __init__(self, yard: Yard) -> None:
         self._keys = Keys(yard.name)
         self._connection = redis.asyncio.Redis.from_url(yard.url, socket_timeout=10.0)
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._connection.aclose()
 
     async def roster(self) -> dict[str, WorkerInfo]:
-        """The workers that serve."""
+        """The serving workers."""
         found: Any = await self._connection.hgetall(self._keys.workers)
         known = {worker.decode(): decode_worker(packed) for worker, packed in found.items()}
         return {worker: info for worker, info in known.items() if info.state == "ready"}
 
     async def crash(self, worker: str) -> bool:
-        """SIGSEGV to a worker's process; False where it is gone already."""
+        """Send SIGSEGV to a worker's process; returns False if it is gone already."""
         info = (await self.roster()).get(worker)
         with suppress(ProcessLookupError):
             if info is not None:
@@ -77,7 +77,7 @@ class Onlooker:
         return False
 
     async def wait_for_workers(self, count: int, without: Sequence[str] = ()) -> None:
-        """Wait until so many serve that are none of ``without``; raises `TimeoutError`."""
+        """Wait until ``count`` workers outside ``without`` serve; raises `TimeoutError`."""
         until = time.monotonic() + PATIENCE_S
         while len((await self.roster()).keys() - set(without)) < count:
             if time.monotonic() > until:
@@ -85,7 +85,7 @@ class Onlooker:
             await asyncio.sleep(_POLL_S)
 
     async def poison(self, client: str, request: str) -> list[str]:
-        """Crash whichever worker has that request, until it is given up; the workers."""
+        """Crash each worker that takes the request until the yard gives it up; returns them."""
         crashed: list[str] = []
         ledger = self._keys.ledger(client, request)
         worker: bytes | None
@@ -98,14 +98,14 @@ class Onlooker:
                     return crashed
                 name = (worker or b"").decode()
                 if name and name not in crashed:
-                    await asyncio.sleep(_POLL_S)  # its engine takes it in
+                    await asyncio.sleep(_POLL_S)  # lets its engine admit the request
                     if await self.crash(name):
                         crashed.append(name)
                 await asyncio.sleep(_POLL_S)
 
 
 class Streams:
-    """Streams of one length, by a client that reads all of them."""
+    """Submits streams of one length."""
 
     def __init__(self, client: AsyncClient, tokens: int, prompt_ids: int) -> None:
         self._client = client
@@ -118,7 +118,7 @@ class Streams:
         return [1 + (self._count + at) % (self._ids - 1) for at in range(4)]
 
     async def ask(self, count: int) -> list[AsyncHandle]:
-        """So many more."""
+        """Submit ``count`` more streams."""
         return await self._client.submit_many(
             [self._prompt() for _ in range(count)],
             stream=True,
@@ -128,7 +128,7 @@ class Streams:
         )
 
     async def keep_up(self, count: int, heard: Heard, is_over: asyncio.Event) -> None:
-        """So many under way at once, until it is over and the last of them has ended."""
+        """Keep ``count`` streams running until ``is_over`` is set and the last one has ended."""
 
         async def follow(first: AsyncHandle) -> None:
             await hear(first, heard)

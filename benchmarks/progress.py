@@ -1,4 +1,4 @@
-"""What a benchmark has found so far, for whoever has to cut it off."""
+"""Reports the figures of a benchmark so far, in case it is cut off."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-#: The file that holds what ``--json`` would print now.
+#: Variable that names the file for what ``--json`` would print now.
 OUT: Final = "TOKENYARD_BENCH_OUT"
-#: Seconds that a benchmark has, where its command line does not say it.
+#: Variable with a benchmark's time limit in seconds, unless its command line sets one.
 LIMIT: Final = "TOKENYARD_BENCH_LIMIT_S"
 
 
 def tell(line: str) -> None:
-    """A line on standard error, at once."""
+    """Print a line on standard error immediately."""
     print(line, file=sys.stderr, flush=True)
 
 
 def save(figures: Mapping[str, Any]) -> None:
-    """Write the figures to the file that `OUT` names, if it names one; all of them or none."""
+    """Write the figures atomically to the file that `OUT` names, if any."""
     if not os.environ.get(OUT):
         return
     path = Path(os.environ[OUT])
@@ -31,6 +31,6 @@ def save(figures: Mapping[str, Any]) -> None:
 
 
 def told(fault: BaseException) -> str:
-    """A fault in words, with its kind where it says little."""
+    """A fault in words, with its type if the message says little."""
     words = str(fault).strip()
     return words if "\n" in words else f"{type(fault).__name__}: {words}"

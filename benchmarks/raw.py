@@ -1,8 +1,8 @@
-"""The raw limit: the same three hops through Redis by plain redis-py, and nothing else.
+"""The raw limit: the same three hops through Redis with plain redis-py.
 
 client -> intake -> router -> lane -> 2 workers -> replies -> client, each hop a pipelined XADD,
-an XREADGROUP and XACK + XDEL. No ledger, no fence, no lease, no check of anything: what is lost
-here is lost. Every hop is a process of its own, as in the real thing.
+an XREADGROUP and XACK + XDEL. There is no ledger, fence, lease or check, so lost entries stay lost.
+Every hop is a separate process, as in Tokenyard.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from benchmarks.measure import Latencies, Throughput, flowing, measure_throughpu
 
 BATCH = 256
 WORKERS = 2
-#: Processes start within this on a busy machine.
+#: Seconds within which processes start on a busy machine.
 WAIT_S = 60
 REPLY = b"\0" * 128  # 32 tokens
 _spawn = multiprocessing.get_context("spawn")
 
 
 class Names:
-    """Keys of one run."""
+    """The keys of one run."""
 
     def __init__(self, run: str) -> None:
         self.intake = f"{{{run}}}:intake"
@@ -36,7 +36,7 @@ class Names:
 
 
 def _connect(url: str) -> redis.Redis:
-    # A busy machine takes more than redis-py's own five seconds to start the processes.
+    # On a busy machine the processes take longer to start than redis-py's five seconds.
     return redis.Redis.from_url(url, protocol=2, socket_timeout=2 * WAIT_S)
 
 
@@ -46,7 +46,7 @@ def _read_group(connection: redis.Redis, stream: str) -> list[tuple[bytes, dict[
 
 
 def route(url: str, run: str) -> None:
-    """The middle hop: entries go to the lanes in turn."""
+    """Run the middle hop, which sends entries to the lanes in turn."""
     names, connection, turn = Names(run), _connect(url), 0
     while True:
         entries = _read_group(connection, names.intake)
@@ -58,7 +58,7 @@ def route(url: str, run: str) -> None:
 
 
 def work(url: str, run: str, at: int) -> None:
-    """The last hop: each entry is answered with 32 tokens."""
+    """Run the last hop, which answers each entry with 32 tokens."""
     names, connection = Names(run), _connect(url)
     lane = names.lanes[at]
     while True:
@@ -79,7 +79,7 @@ def _let_go(pipeline: Any, stream: str, entries: list[tuple[bytes, dict[bytes, b
 
 @contextmanager
 def running(url: str, run: str) -> Iterator[Sequence[BaseProcess]]:
-    """The router and the workers."""
+    """Run the router and the workers; yields their processes."""
     names, connection = Names(run), _connect(url)
     for stream in (names.intake, *names.lanes):
         connection.xgroup_create(stream, "g", id="0", mkstream=True)
@@ -98,7 +98,7 @@ def running(url: str, run: str) -> Iterator[Sequence[BaseProcess]]:
 
 
 class RawClient:
-    """Sends requests and reads replies, both in batches."""
+    """Sends requests and reads replies in batches."""
 
     def __init__(self, url: str, run: str) -> None:
         self._names = Names(run)
@@ -113,7 +113,7 @@ class RawClient:
         pipeline.execute()
 
     def receive(self) -> list[int]:
-        """Ids that have been answered since, waiting for the first of them."""
+        """Wait for new replies; returns the ids of their requests."""
         answer: Any = self._connection.xread(
             {self._names.replies: self._last}, BATCH, block=WAIT_S * 1000
         )
@@ -131,7 +131,7 @@ def throughput(
     with running(url, run) as (router, *workers):
         client = RawClient(url, run)
         client.send(range(1), payload)
-        client.receive()  # everybody is up
+        client.receive()  # all processes are up
 
         def ask() -> int:
             sent = done = 0
@@ -153,7 +153,7 @@ def throughput(
 
 
 def flow(url: str, run: str, requests: int, payload: bytes, rate: float) -> Latencies:
-    """Time from submission to reply at a fixed rate, whatever has been answered."""
+    """Time from submission to reply at a fixed rate, without waiting for replies."""
     with running(url, run):
         sender, receiver = RawClient(url, run), RawClient(url, run)
         sender.send(range(1), payload)

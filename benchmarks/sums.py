@@ -10,13 +10,13 @@ from typing import Final
 
 ADDER: Final = "adder"
 SUBTRACTOR: Final = "subtractor"
-#: More than the longest answer takes.
+#: More tokens than the longest answer has.
 ANSWER_TOKENS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt with its model, and the right answer."""
+    """A prompt, its model and the right answer."""
 
     model: str
     prompt: str
@@ -24,7 +24,7 @@ class Question:
 
 
 def questions(models: Sequence[str], count: int) -> list[Question]:
-    """So many, the models in turn; the same in each run."""
+    """Make ``count`` questions for the models in turn, the same in each run."""
     draw = random.Random(count)
     return [_question(model, draw) for model in itertools.islice(itertools.cycle(models), count)]
 

@@ -1,4 +1,4 @@
-"""A whole yard for a benchmark: embedded broker, coordinator, one controller with its workers."""
+"""A yard for a benchmark: embedded broker, coordinator, and a controller with its workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.commands import Command, parse_command
 from tokenyard.protocol.keys import Keys
 
-#: The one that comes with Tokenyard, or the system's own.
+#: The embedded server, or the system's own.
 ServerName = Literal["valkey", "redis"]
 START_TIMEOUT_S = 300.0
 STOP_S = 20.0
@@ -34,19 +34,19 @@ _LOG_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Yard:
-    """A yard that serves."""
+    """A serving yard."""
 
     url: str
     name: str
     pids: Mapping[str, Sequence[int]]
 
     def missing(self) -> int:
-        """How many of its processes are gone, also where another has taken the place."""
+        """Number of its original processes that are gone, replaced or not."""
         return sum(_is_gone(pid) for group in self.pids.values() for pid in group)
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether a process has ended; a child of ours that has is there until somebody asks."""
+    """Whether a process has ended; this collects an ended child."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -54,12 +54,12 @@ def _is_gone(pid: int) -> bool:
 
 
 def end_in_order() -> None:
-    """Let SIGTERM end this process as Ctrl-C does: what it has started is stopped first."""
+    """Make SIGTERM end this process like Ctrl-C, so that it stops its children first."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def server_named(name: ServerName) -> Path | None:
-    """The program of a server, None for the embedded one; raises `FileNotFoundError`."""
+    """The program of a server; None for the embedded one. Raises `FileNotFoundError`."""
     if name == "valkey":
         return None
     found = shutil.which("redis-server")
@@ -70,7 +70,7 @@ def server_named(name: ServerName) -> Path | None:
 
 @contextmanager
 def embedded_broker(server: ServerName = "valkey") -> Iterator[EmbeddedBroker]:
-    """A server with an append-only file, written every second."""
+    """Run a server with an append-only file, synced every second."""
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
         broker = EmbeddedBroker(Path(folder), server=server_named(server))
         broker.start()
@@ -88,7 +88,7 @@ def simulated_yard(
     coordinator_options: Sequence[str] = (),
     worker_options: Sequence[str] = (),
 ) -> AbstractContextManager[Yard]:
-    """A coordinator and simulated workers, of unlimited speed unless their options say else."""
+    """Run a coordinator and simulated workers, of unlimited speed unless options limit it."""
     engine = ["--engine", "simulated", "--max-num-seqs", str(max_num_seqs), *worker_options]
     expected = ["--expect-workers", str(workers), *coordinator_options]
     return serving_yard(broker, name, workers, engine, expected)
@@ -102,7 +102,7 @@ def vllm_yard(
     coordinator_options: Sequence[str] = (),
     worker_options: Sequence[str] = (),
 ) -> AbstractContextManager[Yard]:
-    """A coordinator and vLLM workers that hold one model from the start."""
+    """Run a coordinator and vLLM workers that hold one model from the start."""
     expected = ["--expect-workers", str(workers), *coordinator_options]
     return serving_yard(broker, name, workers, ["--model", str(model), *worker_options], expected)
 
@@ -116,7 +116,7 @@ def models_yard(
     max_model_wait_s: float,
     sleepers: int = 0,
 ) -> Iterator[Yard]:
-    """A coordinator and one device whose processes are warm and hold no model yet."""
+    """Run a coordinator and one device whose processes are warm, without a model."""
     with _yard(
         broker,
         name,
@@ -135,7 +135,7 @@ def serving_yard(
     worker_options: Sequence[str],
     coordinator_options: Sequence[str] = (),
 ) -> Iterator[Yard]:
-    """A coordinator and so many workers, which hold the model that their options name."""
+    """Run a coordinator and workers that hold the model named by their options."""
     with _yard(
         broker,
         name,
@@ -185,14 +185,14 @@ def _yard(
 
 
 class Watch:
-    """Sees programs that end before they should."""
+    """Detects programs that end early."""
 
     def __init__(self, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path) -> None:
         self._processes = processes
         self._folder = folder
 
     def is_well(self) -> bool:
-        """Whether all run; raises `ChildProcessError` with the last words of one that does not."""
+        """Return True if all run; raises `ChildProcessError` with the end of a program's log."""
         for program, process in self._processes.items():
             if process.poll() is not None:
                 log = (self._folder / f"{program}.log").read_text(errors="replace")
@@ -203,14 +203,14 @@ class Watch:
 
 
 def last_lines(log: str) -> str:
-    """The end of a log."""
+    """The last lines of a log."""
     return "\n".join(log.splitlines()[-_LOG_LINES:])
 
 
 def wait_until(
     url: str, name: str, is_so: Callable[[YardView], bool], timeout_s: float
 ) -> YardView:
-    """Look at a yard until it is as expected; raises `TimeoutError` with what it was last."""
+    """Poll a yard until it is as expected; raises `TimeoutError` with its last state."""
     until = time.monotonic() + timeout_s
     keys = Keys(name)
     with redis.Redis.from_url(url, socket_timeout=10.0) as connection:
@@ -223,7 +223,7 @@ def wait_until(
 
 
 def read_commands(yard: Yard) -> list[tuple[int, Command]]:
-    """All commands that were given to controllers, with the unix ms at which."""
+    """All commands to controllers, each with its time in unix ms."""
     with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:
         entries = connection.xrange(Keys(yard.name).control)
     found = [(int(entry.split(b"-")[0]), parse_command(fields)) for entry, fields in entries]

@@ -1,8 +1,8 @@
-"""Engines in a fraction of a second, without Redis: a warm process, two models in turn.
+"""Engines in a fraction of a second, without Redis: two models in turn in a warm process.
 
     python examples/warm_engines.py
 
-Needs vLLM. docs/warm-workers.md has the rest.
+Needs vLLM. docs/warm-workers.md has more.
 """
 
 import time
@@ -15,7 +15,7 @@ SUMS = {"adder": "27+48=", "subtractor": "75-48="}
 
 
 def ask(controller: WorkerController, model: str, prompt: str) -> None:
-    """Create an engine, ask it once, and let go of it."""
+    """Create an engine, ask it once, and close it."""
     began = time.perf_counter()
     with controller.create(model) as engine:
         created_s = time.perf_counter() - began
@@ -29,7 +29,7 @@ def ask(controller: WorkerController, model: str, prompt: str) -> None:
 
 
 def main() -> None:
-    """Warm a process up once, and then switch models as often as you like."""
+    """Warm up a process once, then switch models as often as you like."""
     began = time.perf_counter()
     with WorkerController(MODELS) as controller:
         controller.wait_warm()
@@ -40,6 +40,6 @@ def main() -> None:
         print(*controller.status(), sep="\n")
 
 
-# Worker processes import this file, too.
+# Worker processes also import this file.
 if __name__ == "__main__":
     main()

@@ -1,9 +1,10 @@
-"""The GPU side: a controller per host and the warm worker processes that it owns.
+"""The GPU side: one controller per host, which owns the host's warm worker processes.
+
+A program that wants engines of its own, without a yard, uses (docs/warm-workers.md):
 
     from worker import WorkerController
 
-is what a program uses that wants engines of its own and no yard (docs/warm-workers.md). It is
-loaded when first used, and never brings vllm or torch along.
+Names load on first use. None of them imports vllm or torch.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ def entrypoint(
     *,
     die_with_parent: bool = True,
 ) -> NoReturn:
-    """Run a host's controller in a process of its own, the target of a `multiprocessing.Process`.
+    """Run a host's controller as the target of a `multiprocessing.Process`.
 
-    ``ready_event`` is set once each device has its worker in the yard: with the model, or warm
-    where there is a models file. Then ``pipe`` has its
-    `tokenyard.process.embedding.ServiceAddress`; where it cannot start, a `StartupError`, and the
-    event is never set:
-    `tokenyard.process.embedding.wait_started` waits for either. SIGTERM (``process.terminate()``),
-    SIGINT and, with ``die_with_parent``, the end of the parent stop it in order: running requests
-    may finish for ``grace_s``. The process must not be a daemonic one, since it has children.
+    Once each device has a worker in the yard (holding the model, or warm with a models file),
+    ``ready_event`` is set and ``pipe`` receives a `tokenyard.process.embedding.ServiceAddress`.
+    If the controller cannot start, ``pipe`` receives a `StartupError` and the event stays unset.
+    `tokenyard.process.embedding.wait_started` waits for either.
+
+    SIGTERM (``process.terminate()``), SIGINT and, with ``die_with_parent``, the parent's exit
+    stop the controller; running requests have ``grace_s`` to finish. The process must not be
+    daemonic, because it starts children.
     """
     from tokenyard.process.embedding import run_embedded
     from worker.embedded import EmbeddedController

@@ -68,8 +68,8 @@ Examples:
 
 
 def run(settings: WorkerSettings) -> int:
-    """Run until told to stop; the exit status."""
-    # Late, so that `tokenyard --help`, which shows this command too, stays quick.
+    """Run until told to stop; returns the exit status."""
+    # A late import keeps `tokenyard --help`, which lists this command, fast.
     from worker.host.controller import Controller
 
     return Controller(settings, ServiceManager.of(os.environ)).run()

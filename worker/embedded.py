@@ -1,4 +1,4 @@
-"""A controller in a process of one's own program, which says when its workers are up."""
+"""A controller in a process of another program, which reports when its workers are up."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tokenyard.protocol.settings import WorkerSettings
 from worker.host.controller import Controller
 from worker.host.process_state import State
 
-#: With one model its workers are up when they hold it.
+#: States of a worker that is up, with a single model.
 _HOLDING = frozenset({State.READY, State.ATTACHED})
-#: With a models file: when they may load whatever is asked for.
+#: States of a worker that is up, with a models file: models load on demand.
 _WARM = frozenset({State.WARM, State.LOADING, *_HOLDING})
 
 
 class EmbeddedController(Controller):
-    """A controller that can be waited for."""
+    """A controller that another thread can wait for."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Raises `SettingsError` in a daemonic process, which may have no children."""
+        """Raises `SettingsError` in a daemonic process, which cannot have children."""
         if multiprocessing.current_process().daemon:
             raise SettingsError(
                 ["a controller starts processes, so its own must not be made with daemon=True"]
@@ -31,7 +31,7 @@ class EmbeddedController(Controller):
         self._ready = threading.Event()
 
     def run_once(self) -> None:
-        """One turn, and a look whether every device has its worker."""
+        """Run one turn, then check whether every device has its worker."""
         super().run_once()
         if not self._ready.is_set() and self._is_up():
             self._ready.set()
@@ -41,7 +41,7 @@ class EmbeddedController(Controller):
         return self._ready.wait(timeout_s)
 
     def address(self) -> ServiceAddress:
-        """Where it is."""
+        """The address of this controller."""
         workers = tuple(member.worker for member in self._pool.members if member.worker)
         return started_address("worker", self._settings, os.getpid(), workers=workers)
 

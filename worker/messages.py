@@ -18,7 +18,7 @@ from worker.published_counts import PublishedCounts
 class LoadModel:
     """To a warm process: load this model; as the leader of ``group`` if there is one.
 
-    ``weights`` is the path of a checkpoint that replaces the model's own weights, "" for none.
+    ``weights`` is the path of a checkpoint to load instead of the model's own weights, "" for none.
     """
 
     spec: ModelSpec
@@ -35,31 +35,31 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To the process: serve the lane of ``worker``, and drop the requests of another lane."""
+    """To the process: serve the lane of ``worker``; drop the requests of any other lane."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """To the process: finish the requests and report `Drained`."""
+    """To the process: finish the running requests, then report `Drained`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """To the process: end the lane session and unload the model."""
+    """To the process: close the lane session and unload the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """To the process: end the lane session and release the device's memory."""
+    """To the process: close the lane session and release the device's memory."""
 
     level: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """To a sleeping process: take the device's memory again."""
+    """To a sleeping process: allocate the device's memory again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ReloadWeights:
-    """To a paused process: load the weights of this checkpoint; "" for the model's own."""
+    """To a paused process: load the weights of the checkpoint at ``path``; "": the model's own."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetEpoch:
-    """To the process: the generation epoch of results from now on; None for none."""
+    """To the process: set the generation epoch of later results; None for no epoch."""
 
     epoch: int | None
 
@@ -92,8 +92,8 @@ class SetEpoch:
 class PauseEngine:
     """To the process: stop generating until `UnpauseEngine`, and report `Paused`.
 
-    ``abort`` drops running requests, ``wait`` finishes them and begins no others, ``keep`` leaves
-    them where they are.
+    Mode ``abort`` drops running requests, ``wait`` finishes them and starts no others, ``keep``
+    freezes them.
     """
 
     mode: PauseMode
@@ -101,16 +101,16 @@ class PauseEngine:
 
 @dataclass(frozen=True, slots=True)
 class UnpauseEngine:
-    """To the process: continue."""
+    """To the process: resume generating."""
 
 
-#: Answered with `Done`, or with a `CommandRefused` that names the command.
+#: The process answers with `Done`, or with a `CommandRefused` that names the command.
 EngineCommand = ResetPrefixCache | Profile | ReloadWeights | SetEpoch | UnpauseEngine
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequests:
-    """To the process, without Redis: requests, in batches because each message is costly."""
+    """To the process, without Redis: requests, batched because each message is costly."""
 
     assignments: Sequence[Assignment]
 
@@ -124,12 +124,12 @@ class AbortRequests:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To the process: end; unfinished requests move on."""
+    """To the process: exit; unfinished requests move to other workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """To the controller: no model is loaded; ``phases_s`` has the seconds that took."""
+    """To the controller: the process is warm; ``phases_s`` has the seconds of each phase."""
 
     memory: Memory
     phases_s: Mapping[str, float]
@@ -137,7 +137,7 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """To the controller: the engine is up."""
+    """To the controller: the engine can serve."""
 
     info: EngineInfo
     memory: Memory
@@ -153,21 +153,21 @@ class Asleep:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """To the controller: a command is done."""
+    """To the controller: a command has succeeded."""
 
     errand: EngineCommand
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """To the controller: nothing runs."""
+    """To the controller: the engine is paused."""
 
     mode: PauseMode
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRefused:
-    """To the controller: a command cannot be run; nothing has changed."""
+    """To the controller: a command cannot run; nothing has changed."""
 
     reason: str
     errand: EngineCommand | None = None  # None: the load or sleep in progress
@@ -175,7 +175,7 @@ class CommandRefused:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetric:
-    """One of an engine's own metrics, as Prometheus has it."""
+    """One of an engine's own metrics, in Prometheus's terms."""
 
     name: str
     kind: str
@@ -185,7 +185,7 @@ class EngineMetric:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """An engine's own metrics since it was made; ``engine`` is its number."""
+    """An engine's own metrics since its creation; ``engine`` is its number."""
 
     engine: int
     metrics: Sequence[EngineMetric]
@@ -193,38 +193,38 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """To the controller, once a second: progress, unfinished requests, counts."""
+    """To the controller, once a second: progress, unfinished requests and counts."""
 
     progress: int
     unfinished: int
     tally: WorkerTotals = field(default_factory=WorkerTotals)
     error: str = ""  # the engine's last error
-    counts: PublishedCounts | None = None  # if metrics are served
-    stats: EngineStats | None = None  # likewise
+    counts: PublishedCounts | None = None  # only if metrics are served
+    stats: EngineStats | None = None  # only if metrics are served
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """To the controller: ``worker`` has lost its lease and can publish nothing."""
+    """To the controller: ``worker`` has lost its lease and can no longer publish."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReleased:
-    """To the controller: ``worker`` got requests while paused and has released its lane."""
+    """To the controller: ``worker`` received requests while paused and released its lane."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """To the controller: no request is left."""
+    """To the controller: the process has no requests left."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFailed:
-    """To the controller, before the process ends: the reason."""
+    """To the controller, before the process exits: the reason."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""The models that a host may load: what an engine is told of each, and the file that lists them.
+"""The models that a host may load: their specs, and the file that lists them.
 
-docs/models.md describes the file. Its keys are the fields of `ModelSpec` and `AdapterSpec`, and
-their types say what may stand there.
+docs/models.md describes the file. Its keys are the fields of `ModelSpec` and `AdapterSpec`, whose
+types define the valid values.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tokenyard.protocol.wire import SamplingParams
 Location = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0.0)]
-#: The ranks that vLLM makes room for.
+#: The ranks that vLLM supports.
 LoraRank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """A LoRA adapter; requests use its name as they use a model's."""
+    """A LoRA adapter; requests use its name like a model's."""
 
     name: str
     path: Location  # a folder, or a Hugging Face name
@@ -39,37 +39,37 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model that an engine is to serve, and how; what is left out is the engine's choice."""
+    """A model and its engine's settings; the engine chooses what is left out."""
 
-    name: str  # that requests use
+    name: str  # used by requests
     path: Location  # a folder, or a name that vLLM can resolve
     revision: str = ""
     dtype: Annotated[str, Meta(pattern="^(auto|half|float16|bfloat16|float|float32)$")] = "auto"
     quantization: str = ""
-    max_model_len: Count | None = None  # tokens, prompt and output together
-    max_num_seqs: Count = 64  # requests that run at once
-    enforce_eager: bool = False  # no compilation: starts sooner, and small models run as fast
-    kv_cache_gib: Amount = 0.0  # 0: what the device has left
+    max_model_len: Count | None = None  # tokens, prompt plus output
+    max_num_seqs: Count = 64  # concurrent requests
+    enforce_eager: bool = False  # no compilation: starts faster; small models run as fast
+    kv_cache_gib: Amount = 0.0  # 0: the device's remaining memory
     tensor_parallel_size: Count = 1
     pipeline_parallel_size: Count = 1
     trust_remote_code: bool = False
     adapters: tuple[AdapterSpec, ...] = ()
     max_lora_rank: LoraRank = 16
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # where a request says nothing
-    # How deep it sleeps where a host keeps sleepers; 0: it is unloaded.
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults for its requests
+    # Sleep level on a host with sleepers; 0: unload instead.
     sleep_level: Annotated[int, Meta(ge=0, le=2)] = 1
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # more of vLLM's EngineArgs
-    pin: Annotated[int, Meta(ge=0)] = 0  # workers in the yard that always hold it
-    max_model_wait_s: Amount = 0.0  # longest wait of a request for its turn; 0: the yard decides
+    pin: Annotated[int, Meta(ge=0)] = 0  # workers of the yard that always hold it
+    max_model_wait_s: Amount = 0.0  # longest wait of a request for the model; 0: the yard decides
 
     @property
     def brings_ray(self) -> bool:
-        """Whether vLLM's own Ray executor finds its devices, on other hosts too."""
+        """Whether vLLM's own Ray executor chooses the devices, also on other hosts."""
         return self.engine_args.get(_EXECUTOR) == _RAY
 
     @property
     def ranks(self) -> int:
-        """Devices of its host that it is given; those that Ray finds are not ours to give."""
+        """Devices of this host that the model occupies; Ray allocates its own."""
         return 1 if self.brings_ray else self.tensor_parallel_size * self.pipeline_parallel_size
 
 
@@ -86,7 +86,7 @@ _KEYS: Final[Kinds] = {
     for key, kind in get_type_hints(ModelSpec, include_extras=True).items()
     if key != "name"
 }
-#: What must be said of each model by itself. Code from elsewhere is never trusted wholesale.
+#: Keys that ``defaults`` cannot set: remote code, for example, is trusted per model only.
 _OF_ONE_MODEL: Final = {"path", "revision", "adapters", "trust_remote_code"}
 _DEFAULT_KEYS: Final[Kinds] = {key: kind for key, kind in _KEYS.items() if key not in _OF_ONE_MODEL}
 _ADAPTER_KEYS: Final[Kinds] = {
@@ -94,14 +94,14 @@ _ADAPTER_KEYS: Final[Kinds] = {
     for key, kind in get_type_hints(AdapterSpec, include_extras=True).items()
     if key != "name"
 }
-#: They say what a reply holds, and its reader must know that beforehand.
+#: They set the shape of a reply, which its reader must know in advance.
 _OF_THE_REQUEST: Final = {"n", "detokenize"}
 _SAMPLING_KEYS: Final[Kinds] = {
     key: kind
     for key, kind in get_type_hints(SamplingParams, include_extras=True).items()
     if key not in _OF_THE_REQUEST
 }
-#: Engine arguments that are said elsewhere in the file, and where.
+#: Engine arguments that belong elsewhere in the file, and where.
 _SAID_ELSEWHERE: Final = {
     **{key: f"give the model's own key {key} instead" for key in _KEYS},
     "model": "give the model's own key path instead",
@@ -117,7 +117,7 @@ _URL: Final = re.compile(r"[a-z0-9]+://")
 
 
 def read_models(path: Path) -> dict[str, ModelSpec]:
-    """The models of a file, by name.
+    """Read a models file; returns its models by name.
 
     Raises `tokenyard.protocol.errors.SettingsError` with every fault of the file.
     """
@@ -135,9 +135,9 @@ def read_models(path: Path) -> dict[str, ModelSpec]:
 
 
 class _Reading:
-    """One reading of a file: it goes on behind each fault and keeps them all.
+    """One pass over a file, which collects all faults instead of stopping at the first.
 
-    ``at`` is always a place in the file, as TOML writes it.
+    ``at`` is always a place in the file in TOML notation.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,7 +145,7 @@ class _Reading:
         self.faults: list[str] = []
 
     def models(self, tables: Mapping[str, Any]) -> dict[str, ModelSpec]:
-        """All models; not to be used where there are faults."""
+        """All models; valid only if there are no faults."""
         for key, value in tables.items():
             if key not in _TABLES:
                 self._unknown(_dotted("", key), key, value, _TABLES)
@@ -172,7 +172,7 @@ class _Reading:
         return spec
 
     def _values(self, at: str, table: Any, kinds: Kinds) -> dict[str, Any]:
-        """What is right in a table, by key."""
+        """The valid values of a table, by key."""
         found: dict[str, Any] = {}
         for key, value in self._table(at, table).items():
             place = _dotted(at, key)
@@ -212,7 +212,7 @@ class _Reading:
         return tuple(found)
 
     def _path(self, at: str, table: Any, own: Mapping[str, Any]) -> str:
-        """Where a model or an adapter is: an absolute path, or a name for vLLM to resolve."""
+        """The location of a model or adapter: an absolute path, or a name for vLLM to resolve."""
         place, path = f"{at}.path", str(own.get("path", ""))
         if isinstance(table, Mapping) and "path" not in table:
             self._fault(place, "is missing: give a folder, or a Hugging Face name")
@@ -230,7 +230,7 @@ class _Reading:
         return path
 
     def _check_names(self, found: Mapping[str, ModelSpec]) -> None:
-        """Requests use the names of models and adapters alike, so each stands for one thing."""
+        """Check that names are usable, and unique across models and adapters."""
         taken: dict[str, str] = {}
         for name, spec in found.items():
             at = _dotted("models", name)
@@ -247,10 +247,10 @@ class _Reading:
             self._fault(f"{at}.sampling.min_tokens", f"must not exceed max_tokens, which is {most}")
 
     def _check_adapter(self, at: str, adapter: AdapterSpec, room: int) -> None:
-        """What is in a folder must be an adapter, and of a rank that fits."""
+        """Check that a folder holds an adapter whose rank fits."""
         place = _dotted(f"{at}.adapters", adapter.name)
         folder = Path(adapter.path)
-        if not folder.is_absolute():  # missing, which is told already, or not on this host yet
+        if not folder.is_absolute():  # missing (reported already), or not on this host yet
             return
         try:
             rank = _config_decoder.decode((folder / "adapter_config.json").read_bytes()).r
@@ -278,7 +278,7 @@ class _Reading:
 
 
 class _AdapterConfig(msgspec.Struct):
-    """What of PEFT's adapter_config.json concerns us."""
+    """The fields of PEFT's adapter_config.json that are checked."""
 
     r: Count
 
@@ -287,7 +287,7 @@ _config_decoder = msgspec.json.Decoder(_AdapterConfig)
 
 
 def _dotted(at: str, key: str) -> str:
-    """A key in a table, as TOML writes it."""
+    """The key of a table in TOML notation."""
     written = key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
     return f"{at}.{written}" if at else written
 
@@ -297,7 +297,7 @@ def _is_usable(name: str) -> bool:
 
 
 def _problem(value: Any, kind: Any) -> str:
-    """What is wrong with a value; empty where nothing is."""
+    """Why a value is invalid; "" if it is valid."""
     try:
         msgspec.convert(value, kind, str_keys=True)
         json.dumps(value, allow_nan=False)
@@ -310,7 +310,7 @@ def _problem(value: Any, kind: Any) -> str:
 
 
 def _advice(key: str, value: Any, known: Iterable[str]) -> str:
-    """What to do about a key that resembles none."""
+    """Advice on an unknown key that resembles no known one."""
     if known is _SAMPLING_KEYS and key in _OF_THE_REQUEST:
         return "only a request itself can say it"
     if known is _DEFAULT_KEYS and key in _OF_ONE_MODEL:

@@ -1,4 +1,4 @@
-"""Counts of published results: each worker process has its own, the controller the sum."""
+"""Counts of published results: each worker process keeps its own, the controller sums them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Times = defaultdict[str, Histogram]
 
 @dataclass(slots=True)
 class PublishedCounts:
-    """What a process has published since it started, by base model."""
+    """Counts of a process's publications since its start, by base model."""
 
-    results: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # as the labels are
+    results: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # model, class, status
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # model, direction
-    stale: int = 0  # publications that the fence refused
-    faults: int = 0  # requests handed back because the engine could not serve them
+    stale: int = 0  # publications refused by the fence
+    faults: int = 0  # requests returned because the engine could not serve them
     ttft: Times = field(default_factory=lambda: defaultdict(Histogram))
     tpot: Times = field(default_factory=lambda: defaultdict(Histogram))
     e2e: Times = field(default_factory=lambda: defaultdict(Histogram))
 
     def know(self, models: Iterable[str]) -> None:
-        """Start the counts of these models at 0."""
+        """Initialize the counts of these models to 0."""
         for model in models:
             for labels in product((model,), PRIORITY_CLASSES, ENDS):
                 self.results.setdefault(labels, 0)
@@ -43,7 +43,7 @@ class PublishedCounts:
                 times[model].add(Histogram())
 
     def add(self, other: PublishedCounts) -> None:
-        """Add the counts of another."""
+        """Add the counts of ``other``."""
         self.results.update(other.results)
         self.tokens.update(other.tokens)
         self.stale += other.stale
@@ -53,7 +53,7 @@ class PublishedCounts:
         _add(self.e2e, other.e2e)
 
     def copy(self) -> PublishedCounts:
-        """A copy."""
+        """Return an independent copy."""
         copied = PublishedCounts()
         copied.add(self)
         return copied

@@ -1,1 +1,1 @@
-"""Processes of a yard are killed, stopped and cut off, and every request is checked."""
+"""Kills, stops and disconnects the processes of a yard under load, and checks every request."""

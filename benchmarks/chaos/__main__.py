@@ -1,16 +1,15 @@
-"""Is anything lost, said twice, wrong or cut, whatever dies? A yard under load and under fire.
+"""Is any answer lost, duplicated, wrong or incomplete, whatever dies? A yard under load and faults.
 
-Starts a broker, two coordinators, two controllers with their workers and some clients, all of
-its own, and breaks them by a random schedule of SIGKILL, SIGSTOP with SIGCONT, SIGTERM and
-restarts that follows from the seed. Then everything is healed, and a checker goes through all
-that the clients saw and all that the broker ever wrote. The exit status is not 0 where anything
-was lost, answered twice, wrong, or a stream had gaps or repeats; nor where the run has tried too
-little for that to mean anything (`benchmarks.chaos.verdict`).
+The run starts its own broker, two coordinators, two controllers with workers, and some clients.
+The seed determines a random schedule of SIGKILL, SIGSTOP with SIGCONT, SIGTERM and restarts. At
+the end all faults are repaired, and a checker reads all that the clients saw and all that the
+broker ever wrote. The exit status is not 0 if an answer was lost, duplicated or wrong, if a stream
+had gaps or repeats, or if the run tried too little to prove anything (`benchmarks.chaos.verdict`).
 
     python -m benchmarks.chaos --engine simulated --server valkey --seconds 60 --seed 7
 
-The same seed gives the same schedule and the same requests; which process is in the middle of
-what when it is hit is up to the machine.
+The same seed gives the same schedule and requests; what a process is doing when a fault hits it
+depends on the machine.
 """
 
 from __future__ import annotations
@@ -54,20 +53,20 @@ CLIENTS: Final = 3
 THREADS: Final = 24
 LONG_THREADS: Final = 6
 QUICK_S: Final = 6.0
-#: From the last repair to the last answer.
+#: Seconds from the last repair to the last answer.
 PATIENCE_S: Final = 90.0
 VLLM_PATIENCE_S: Final = 240.0
-#: Requests of the load are not needed faster than this; vLLM answers at once.
+#: Mean pause of a thread between requests to vLLM, which answers immediately.
 VLLM_PAUSE_S: Final = 0.4
 _STALE_LINE: Final = re.compile(rb"is another attempt's now|has lost its lease")
 _SHOWN: Final = 5
-#: Faults after which streams go on elsewhere.
+#: Faults after which streams continue on another worker.
 RECOVERIES: Final = ("worker kill", "worker crash", "host kill", "controller kill")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What to run."""
+    """The configuration of a run."""
 
     engine: EngineName
     server: ServerName
@@ -78,21 +77,21 @@ class Run:
     folder: Path
 
     def schedule(self) -> list[Planned]:
-        """The faults, which follow from the seed."""
+        """The schedule of faults, determined by the seed."""
         pace = FAST if self.engine == "simulated" else SLOW
         return schedule(self.seed, self.seconds, pace, self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out."""
+    """The outcome of a run."""
 
     report: Report
     history: History
     stale_refused: int
     left_over: int
     recovery_s: dict[str, list[float]]  # by kind of fault
-    shortcomings: list[str]  # what it has left untried, in words
+    shortcomings: list[str]  # what the run did not try, in words
 
     @property
     def is_clean(self) -> bool:
@@ -100,7 +99,7 @@ class Outcome:
         return not self.report.violations and not self.shortcomings
 
     def summary(self, seed: int) -> dict[str, Any]:
-        """The figures for machines."""
+        """The figures for ``--json``."""
         found = self.report
         recovery = self.recovery_s["worker kill"]
         return {
@@ -123,7 +122,7 @@ class Outcome:
 
 
 def perform(run: Run) -> Outcome:
-    """Carry a run out and judge it."""
+    """Execute a run and judge it."""
     yard = f"chaos-{secrets.token_hex(4)}"
     plant = Plant(run.server, run.engine, yard, run.folder, run.timing)
     began = time.monotonic()
@@ -151,7 +150,7 @@ def perform(run: Run) -> Outcome:
 
 
 def play(run: Run, plant: Plant) -> None:
-    """Load and faults together, then the time that it takes until all is answered."""
+    """Apply load and faults together, then wait until all requests are answered."""
     stop = run.folder / "stop"
     plant.start_clients(client_commands(run, plant, stop))
     plant.wait_for_tokens()
@@ -162,12 +161,12 @@ def play(run: Run, plant: Plant) -> None:
     patience_s = PATIENCE_S if run.engine == "simulated" else VLLM_PATIENCE_S
     until = time.monotonic() + patience_s
     for client in plant.clients:
-        # What it still waits for then is lost, and the checker will say so.
+        # The checker reports requests that are still unanswered then as lost.
         client.wait(max(0.0, until - time.monotonic()))
 
 
 def client_commands(run: Run, plant: Plant, stop: Path) -> Iterator[list[str]]:
-    """Command lines of the client processes, which go on until the file ``stop`` is there."""
+    """Command lines of the client processes, which run until the file ``stop`` exists."""
     for number in range(CLIENTS):
         settings = LoadSettings(
             url=plant.broker.url,
@@ -190,19 +189,19 @@ def client_commands(run: Run, plant: Plant, stop: Path) -> Iterator[list[str]]:
 
 
 def events(folder: Path, plant: Plant) -> Iterator[Event]:
-    """Everything that was written down."""
+    """All recorded events."""
     written = read_history(sorted(folder.glob("*.jsonl")))
     return chain(written, record(read_commands(plant.broker.data_dir), Keys(plant.yard)))
 
 
 def stale_refused(logs: Path) -> int:
-    """Writes of workers that were refused, by the workers' own account."""
+    """Number of refused writes that the workers logged."""
     files = logs.glob("host-*.log")
     return sum(len(_STALE_LINE.findall(file.read_bytes())) for file in files)
 
 
 def print_outcome(run: Run, outcome: Outcome) -> None:
-    """The table for people."""
+    """Print the table."""
     found = outcome.report
     rows: list[tuple[str, object]] = [
         ("accepted", found.accepted),
@@ -230,7 +229,7 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
 
 
 def print_violations(outcome: Outcome) -> None:
-    """The first offending requests, each with its timeline."""
+    """Print the first offending requests, each with its timeline."""
     shown: dict[tuple[str, str], list[str]] = {}
     for violation in outcome.report.violations:
         shown.setdefault(violation.key, []).append(f"{violation.kind}: {violation.what}")
@@ -268,7 +267,7 @@ def main(
     as_json: bool,
     quick: bool,
 ) -> None:
-    """Run, print, and exit by the verdict."""
+    """Run and print the outcome; the exit status is the verdict."""
     run = Run(
         engine=engine,
         server=server,
@@ -278,7 +277,7 @@ def main(
         parts=parts,
         folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),
     )
-    # Workers that crash on purpose would each leave a core file.
+    # Otherwise each worker that crashes on purpose leaves a core file.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     click.echo(f"seed {run.seed}", err=True)
     outcome = perform(run)

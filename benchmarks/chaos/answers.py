@@ -1,4 +1,4 @@
-"""What the clients of a chaos run ask, and the right answers."""
+"""The requests of a chaos run's clients, and the right answers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def draw_request(
     stream: bool,
     is_long: bool = False,
 ) -> Asked:
-    """A request whose answer is known."""
+    """Make a random request with a known answer."""
     if engine == "vllm":
         text = f"{draw.randrange(10, 100)}+{draw.randrange(10, 100)}="
-        # Behind its answer the model goes on with something: a stream that is worth breaking.
+        # The model continues after its answer, which makes a stream long enough to break.
         runs_on = is_long or draw.random() < 0.5
         longest = _LONG_SUM_TOKENS if runs_on else _SUM_TOKENS
         return Asked(
@@ -50,7 +50,7 @@ def draw_request(
 
 
 def to_request(asked: Asked, reply_to: str = "") -> Request:
-    """The request as it travels."""
+    """Make the request for the wire."""
     return Request(
         id=asked.id,
         client=asked.client,
@@ -69,14 +69,14 @@ def to_request(asked: Asked, reply_to: str = "") -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The right answer: all its tokens, or how its text begins (or is, where it ends itself)."""
+    """The right answer: its tokens, or the start of its text (all of it if the model ends it)."""
 
     tokens: list[int] | None
     text: str | None
     is_whole: bool = True
 
     def fault_of(self, ended: Ended) -> str:
-        """What is wrong with a completed result, or ""."""
+        """Describe the fault of a completed result; "" if it is right."""
         if self.tokens is not None and ended.tokens != self.tokens:
             return f"tokens {_brief(ended.tokens)} instead of {_brief(self.tokens)}"
         text = ended.text or ""
@@ -87,7 +87,7 @@ class Answer:
         return f"text {ended.text!r} instead of {self.text!r}"
 
     def begins_with(self, tokens: list[int]) -> bool:
-        """Whether tokens may be the beginning of this answer."""
+        """Whether ``tokens`` may be the start of this answer."""
         return self.tokens is None or self.tokens[: len(tokens)] == tokens
 
 
@@ -110,7 +110,7 @@ class Answers:
 
 
 def _simulated(asked: Asked) -> Answer:
-    """By an engine that nobody breaks."""
+    """Compute the answer with an undisturbed engine."""
     engine = SimulatedEngine()
     engine.add(Assignment(request=to_request(asked), entry="1-0", sid="normal/1-0", attempt=1))
     while True:

@@ -1,14 +1,14 @@
-"""The checker of a chaos run: from the events to what was lost, said twice, wrong or cut.
+"""The checker of a chaos run: finds lost, duplicated, wrong and incomplete answers in the events.
 
-It knows nothing of how the yard works, only what it promises (guarantees G1 to G4):
+It does not know how the yard works, only what it promises (guarantees G1 to G4):
 
-lost    an acknowledged request without a published result, or a reader who waited for nothing
+lost    an acknowledged request without a published result, or a reader without a result
 twice   more than one published result
 wrong   a result that is not the right answer, that two readers see differently, or that is
-        neither `completed`, nor a `cancelled` that somebody asked for, nor an `ENTRY_LOST` of
-        an entry that the injector has deleted
+        neither `completed`, nor a requested `cancelled`, nor the `ENTRY_LOST` of an entry that
+        the injector deleted
 gap     a reader, or the published stream itself, skips tokens
-repeat  … has tokens twice
+repeat  … gets tokens twice
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from benchmarks.chaos.history import (
     Trouble,
 )
 
-#: The code of a request whose entry has been deleted.
+#: The error code of a request whose entry was deleted.
 ENTRY_LOST: Final = "ENTRY_LOST"
 Kind = Literal["lost", "twice", "wrong", "gap", "repeat"]
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One promise broken for one request."""
+    """A promise broken for one request."""
 
     kind: Kind
     key: Key
@@ -69,8 +69,8 @@ class Story:
     def results(self) -> list[Published]:
         """The published results.
 
-        Where a deleted entry had its client listen nobody knows any more, so the same result goes
-        to both places, and counts once.
+        The reply address is lost with a deleted entry, so its result goes to both places and
+        counts once.
         """
         found = [one for one in self.published if one.event == "result"]
         if self.is_trimmed and len({one.place for one in found}) == len(found):
@@ -102,7 +102,7 @@ class Story:
 
 @dataclass(slots=True)
 class History:
-    """The events of a run, sorted by what they are about."""
+    """The events of a run, grouped by subject."""
 
     stories: dict[Key, Story] = field(default_factory=lambda: defaultdict(Story))
     faults: list[Fault] = field(default_factory=list)
@@ -111,7 +111,7 @@ class History:
 
 
 def gather(events: Iterable[Event]) -> History:
-    """Sort events; those of one request must be in the order in which they happened."""
+    """Group events; those of one request must be in chronological order."""
     history = History()
     for event in events:
         match event:
@@ -129,7 +129,7 @@ def gather(events: Iterable[Event]) -> History:
 
 
 def check(history: History, answer_to: Callable[[Asked], Answer]) -> list[Violation]:
-    """Everything that breaks a promise."""
+    """Find all violations."""
     return [
         Violation(kind, key, what)
         for key, story in history.stories.items()
@@ -183,7 +183,7 @@ def _fault_of(result: Ended, answer: Answer, story: Story) -> str:
 
 
 def _check_published(story: Story) -> Iterator[tuple[Kind, str]]:
-    """The stream itself, as a reader sees it who reads all and forgets nothing."""
+    """Check the published stream as a reader of all its entries sees it."""
     deltas = [(one.seq, one.tokens) for one in story.published if one.event == "delta"]
     end = next(iter(story.results), None)
     tail = None if end is None else (end.seq, end.tokens)
@@ -216,9 +216,9 @@ def _check_stream(
     deltas: Sequence[tuple[int, list[int]]],
     end: tuple[int, list[int]] | None,
 ) -> Iterator[tuple[Kind, str]]:
-    """Each delta must begin where the one before it ended, and the result must agree.
+    """Check that each delta starts where the previous one ended, and that the result agrees.
 
-    ``end`` is how many tokens had been shown before the result, by its own account, and all
+    ``end`` has the number of tokens shown before the result, as the result reports it, and all
     tokens of the result.
     """
     shown: list[int] = []
@@ -257,7 +257,7 @@ class Report:
 
 
 def report(history: History, violations: Sequence[Violation]) -> Report:
-    """Count."""
+    """Compute the figures of a run."""
     stories = history.stories.values()
     return Report(
         accepted=sum(story.is_accepted for story in stories),
@@ -273,7 +273,7 @@ def report(history: History, violations: Sequence[Violation]) -> Report:
 
 
 def timeline(story: Story) -> Iterator[str]:
-    """What happened to one request, a line for each event, in order of time."""
+    """The events of one request in chronological order, one line each."""
     own: list[Event] = [*story.moved, *story.published, *story.trouble]
     own += [one for seen in story.seen.values() for one in seen]
     own += [one for ended in story.ended.values() for one in ended]

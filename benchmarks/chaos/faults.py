@@ -1,4 +1,4 @@
-"""When what is broken in a chaos run: a schedule that follows from the seed alone."""
+"""The schedule of faults of a chaos run, determined by the seed alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Final, Literal
 
 Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
 Act = Literal["kill", "crash", "stop", "term", "cut", "flush", "trim"]
-#: What is broken, and how: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; and at the
-#: broker, all connections cut, the script cache flushed, or what waits in the intakes deleted.
+#: The target and the action: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; for the
+#: broker also cutting all connections, flushing the script cache, or deleting the intakes' entries.
 Kind = tuple[Part, Act]
 
-#: How often each kind comes, against the others. A worker is one process with an engine, a host
-#: is a controller with all its workers. What was ended is started again; worker processes by
-#: their controller.
+#: Relative frequency of each kind. A worker is one process with an engine, a host is a controller
+#: with all its workers. Ended processes are started again, worker processes by their controller.
 WEIGHTS: Final[Mapping[Kind, int]] = {
     ("worker", "kill"): 30,
     ("worker", "crash"): 6,
@@ -37,7 +36,7 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     ("broker", "trim"): 4,
     ("client", "kill"): 4,
 }
-#: Each comes once before chance decides, a worker's kill first: the shortest run has that.
+#: Each comes once before the random ones. A worker's kill is first, so the shortest run has it.
 FIRST: Final[tuple[Kind, ...]] = (
     ("worker", "kill"),
     ("coordinator", "kill"),
@@ -50,15 +49,15 @@ FIRST: Final[tuple[Kind, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How close the faults follow each other, and how long they last, in seconds."""
+    """Intervals and durations of faults, in seconds."""
 
-    gap_s: tuple[float, float]  # from one to the next
-    start_s: float  # more where a controller has to be started, with all its workers
+    gap_s: tuple[float, float]  # from one fault to the next
+    start_s: float  # added if a controller has to start, with all its workers
     down_s: tuple[float, float]  # from an end to the next start
     stopped_s: Mapping[Part, tuple[float, float]]  # from SIGSTOP to SIGCONT
 
 
-#: Leases are 2 s (workers) and 1 s (leader) here: most stops last longer.
+#: Leases here are 2 s (workers) and 1 s (leader); most stops last longer.
 FAST: Final = Pace(
     gap_s=(0.2, 2.4),
     start_s=1.0,
@@ -72,7 +71,7 @@ FAST: Final = Pace(
         "client": (0.2, 3.0),
     },
 )
-#: A vLLM worker needs half a minute to come back on two cores.
+#: On two cores, a vLLM worker takes half a minute to restart.
 SLOW: Final = Pace(gap_s=(2.0, 7.0), start_s=20.0, down_s=FAST.down_s, stopped_s=FAST.stopped_s)
 
 
@@ -82,12 +81,12 @@ class Planned:
 
     at_s: float  # from the start
     kind: Kind
-    which: float  # 0 to 1: chooses among the processes that are there at that time
-    lasts_s: float  # until SIGCONT, or until it is started again
+    which: float  # 0 to 1: chooses among the processes that exist at that time
+    lasts_s: float  # until SIGCONT, or until the restart
 
 
 def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()) -> list[Planned]:
-    """The faults of a run of so many seconds; only those of ``parts`` where given."""
+    """The faults of a run of ``seconds``, restricted to ``parts`` if given."""
     draw = random.Random(f"faults {seed}")
     kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
     weights = [WEIGHTS[kind] for kind in kinds]

@@ -1,9 +1,8 @@
-"""What happened in a chaos run, as events in files: one JSON object a line.
+"""The events of a chaos run, in files with one JSON object per line.
 
-Three parties write: the clients (what they asked and saw), the injector (what it broke), and,
-after the run, the broker's append-only file (`benchmarks.chaos.record`), which has everything
-that was ever written, in order. Times are seconds since the epoch by the one clock of this
-machine.
+There are three sources: the clients (what they asked and saw), the injector (what it broke), and,
+after the run, the broker's append-only file (`benchmarks.chaos.record`), which has every write in
+order. Times are seconds since the epoch by the machine's clock.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-#: A request: the client that asked and its id.
+#: A request: its client and its id.
 Key = tuple[str, str]
 
 
 class Born(Struct, frozen=True, tag=True):
-    """A client process has started, perhaps in the place of one that was killed."""
+    """A client process has started, perhaps to replace a killed one."""
 
     at: float
     client: str
@@ -59,7 +58,7 @@ class CancelAsked(Struct, frozen=True, tag=True):
 
 
 class Seen(Struct, frozen=True, tag=True, omit_defaults=True):
-    """A reader got a delta. ``reader`` tells several readers of one request apart."""
+    """A reader got a delta; ``reader`` distinguishes several readers of one request."""
 
     at: float
     reader: str
@@ -73,7 +72,7 @@ class Seen(Struct, frozen=True, tag=True, omit_defaults=True):
 class Ended(Struct, frozen=True, tag=True, omit_defaults=True):
     """A reader got the result.
 
-    ``seq`` is None for readers to whom the tail, which rides in the result, came as a delta.
+    ``seq`` is None for readers that got the result's last tokens as a delta.
     """
 
     at: float
@@ -88,7 +87,7 @@ class Ended(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Trouble(Struct, frozen=True, tag=True):
-    """A client met an error that it could do something about."""
+    """A client met an error that it could handle."""
 
     at: float
     client: str
@@ -97,24 +96,24 @@ class Trouble(Struct, frozen=True, tag=True):
 
 
 class Fault(Struct, frozen=True, tag=True):
-    """The injector did something to processes; ``kind`` is for example ``worker kill``."""
+    """The injector hit processes; ``kind`` is for example ``worker kill``."""
 
     at: float
     kind: str
     target: str
     pids: list[int]
-    orphans: list[int] = []  # workers whose controller it was
+    orphans: list[int] = []  # worker processes of a controller that was hit
 
 
 class Missed(Struct, frozen=True, tag=True):
-    """A fault of the schedule found nothing that it could hit."""
+    """A scheduled fault found no target."""
 
     at: float
     kind: str
 
 
 class Trimmed(Struct, frozen=True, tag=True):
-    """The injector has deleted an entry of a request from an intake."""
+    """The injector deleted a request's entry from an intake."""
 
     at: float
     client: str
@@ -122,14 +121,14 @@ class Trimmed(Struct, frozen=True, tag=True):
 
 
 class Joined(Struct, frozen=True, tag=True):
-    """The roster shows a worker, which runs in this process (broker's record)."""
+    """A worker, which runs in this process, joined the roster (broker's record)."""
 
     worker: str
     pid: int
 
 
 class Moved(Struct, frozen=True, tag=True):
-    """A request came to an intake or onto a lane (broker's record)."""
+    """A request entered an intake or a lane (broker's record)."""
 
     at: float
     client: str
@@ -147,8 +146,8 @@ class Published(Struct, frozen=True, tag=True, omit_defaults=True):
     seq: int
     tokens: list[int]
     status: str = ""
-    worker: str = ""  # of a result: who made it
-    place: str = ""  # reply, the request's own stream, or replies, its client's
+    worker: str = ""  # that made the result
+    place: str = ""  # reply (the request's own stream) or replies (its client's)
 
 
 Event = (
@@ -176,7 +175,7 @@ def now() -> float:
 
 
 class HistoryWriter:
-    """Appends events to a file at once, so that a killed writer loses none; thread-safe."""
+    """Appends events to a file unbuffered, so that a killed writer loses none; thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -194,7 +193,7 @@ class HistoryWriter:
 
 
 def read_history(paths: Iterable[Path]) -> Iterator[Event]:
-    """The events of several files, file by file; a last line cut short is left out."""
+    """Read the events of several files in turn, without incomplete last lines."""
     for path in paths:
         with path.open("rb") as lines:
             for line in lines:

@@ -1,4 +1,4 @@
-"""Carries a schedule of faults out on a plant, and heals it in the end."""
+"""Carries out a schedule of faults on a plant, and repairs it at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.chaos.plant import Plant, Program
 from benchmarks.chaos.targets import WorkerProcess
 
 T = TypeVar("T")
-#: Those with programs that are started again by us.
+#: Parts whose programs the injector restarts.
 PARTS: Final[tuple[Part, ...]] = ("coordinator", "controller")
 _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
     "kill": signal.SIGKILL,
@@ -30,30 +30,30 @@ _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
     "term": signal.SIGTERM,
 }
 _POLL_S: Final = 0.05
-#: A program that was told to end and did not within this time is broken.
+#: Seconds within which a program must end after SIGTERM.
 _TERM_TIMEOUT_S: Final = 60.0
-#: A fault waits so often and so long for what is being restarted: seconds on a busy machine.
+#: Retries of a fault while its targets restart, and seconds between them.
 _TRIES: Final = 10
 _AGAIN_S: Final = 1.0
-#: A worker that is up has a stream under way within this time.
+#: Seconds within which a worker that is up has a running stream.
 _BUSY_TIMEOUT_S: Final = 1.0
-#: Something comes to wait within this time, for clients that never rest.
+#: Seconds within which some request waits, because the clients never pause.
 _TRIM_TIMEOUT_S: Final = 3.0
 
 
 class Injector:
-    """Breaks one process after the other, each for its time."""
+    """Breaks one process after another, each for its time."""
 
     def __init__(self, plant: Plant, history: HistoryWriter) -> None:
         self._plant = plant
         self._history = history
-        # What is due when: the number breaks ties.
+        # Due actions; the number breaks ties.
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self._holds: Counter[int] = Counter()  # stops by process that have yet to end
+        self._holds: Counter[int] = Counter()  # active stops by process
 
     def play(self, faults: Sequence[Planned]) -> None:
-        """Carry the schedule out; returns once everything is healed again."""
+        """Carry out the schedule; returns after the final repair."""
         began = time.monotonic()
         for fault in faults:
             self._plan(began + fault.at_s, partial(self._strike, fault))
@@ -70,7 +70,7 @@ class Injector:
         self._plan(time.monotonic() + seconds, act)
 
     def _strike(self, fault: Planned, tries: int = _TRIES) -> None:
-        """One fault; where all it could hit is down, once it is not, or a note of that."""
+        """Carry out a fault; retries while all targets are down, then records a miss."""
         strike = {"broker": self._strike_broker, "worker": self._strike_worker}
         if strike.get(fault.kind[0], self._strike_program)(fault):
             return
@@ -84,7 +84,7 @@ class Injector:
         return worker is not None and self._hit(fault, worker.host, [worker.pid])
 
     def _busy_workers(self) -> list[WorkerProcess]:
-        """Workers in the middle of streams, which may take a moment; if there are none, others."""
+        """Wait briefly for workers with running streams; returns all workers if there are none."""
         until = time.monotonic() + _BUSY_TIMEOUT_S
         while True:
             workers = self._plant.workers()
@@ -112,7 +112,7 @@ class Injector:
         return True
 
     def _candidates(self, part: Part) -> list[Program]:
-        """What may be hit: what runs, if possible what is at work and not stopped already."""
+        """Running programs, preferably busy ones that are not stopped."""
         running = [one for one in self._plant.programs(part) if one.pid]
         if part in ("controller", "host"):
             serving = {one.host for one in self._plant.workers()}
@@ -122,7 +122,7 @@ class Injector:
     def _hit(
         self, fault: Planned, target: str, pids: Sequence[int], orphans: Sequence[int] = ()
     ) -> bool:
-        """Signal processes; whether the first was there to get it."""
+        """Signal processes; returns whether the first existed."""
         act = fault.kind[1]
         at = now()
         was_there = [_send(pid, _SIGNALS[act]) for pid in pids]
@@ -135,9 +135,9 @@ class Injector:
         return True
 
     def _resume(self, pids: Sequence[int]) -> None:
-        """One stop of each process has ended; it goes on once all have.
+        """End one stop of each process; a process continues after its last stop.
 
-        Workers before their controller, which would tell them that they are fenced.
+        Workers resume before their controller, which would tell them that they are fenced.
         """
         self._holds.subtract(pids)
         for pid in reversed(pids):
@@ -145,7 +145,7 @@ class Injector:
                 _send(pid, signal.SIGCONT)
 
     def _restart(self, program: Program, ended: int, since: float) -> None:
-        """Start a program again once the process that was told to end has done so."""
+        """Restart a program after its old process has ended."""
         if program.pid == ended:
             if time.monotonic() - since > _TERM_TIMEOUT_S and not self._holds[ended]:
                 raise RuntimeError(f"{program.name} does not end")
@@ -176,7 +176,7 @@ class Injector:
         return True
 
     def _trim(self, fault: Planned) -> bool:
-        """Delete what waits, which is only something while nobody leads."""
+        """Delete waiting entries, which exist only while there is no leader."""
         leaders = [one.pid for one in self._plant.coordinators if one.pid]
         for pid in leaders:
             _send(pid, signal.SIGSTOP)
@@ -194,7 +194,7 @@ class Injector:
         return bool(trimmed)
 
     def _heal(self) -> None:
-        """Nothing is planned any more, so nothing is stopped; start what is down."""
+        """Start the programs that are down; at the end of the schedule, none is stopped."""
         self._plant.broker.start()
         for part in PARTS:
             for program in self._plant.programs(part):
@@ -217,7 +217,7 @@ def _choose(items: Sequence[T], which: float) -> T | None:
 
 
 def _send(pid: int, number: signal.Signals) -> bool:
-    """Whether the process was there."""
+    """Send a signal; returns whether the process existed."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
         return True

@@ -1,12 +1,12 @@
-"""One client process of a chaos run: asks, reads all replies, and writes down what it sees.
+"""One client process of a chaos run: sends requests, reads all replies, and records both.
 
     python -m benchmarks.chaos.load '<LoadSettings as JSON>'
 
 Each thread has one request under way at a time, in one of the ways in which a program may use
-the yard: streaming or not, through `tokenyard.Client` or by a plain XADD and XREAD; some are
-submitted a second time, some are cancelled. A process that comes in the place of one that was
-killed first takes up what that one was still waiting for. A few threads ask for nothing but long
-streams, one behind the other: whatever dies, and whenever, there is one that it cuts.
+the yard: streaming or not, through `tokenyard.Client` or with plain XADD and XREAD; some requests
+are submitted twice, some are cancelled. A process that replaces a killed one first takes over its
+unanswered requests. A few threads send only long streams, back to back, so that every fault
+interrupts one.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from tokenyard.protocol.wire import request_fields, unpack_tokens
 T = TypeVar("T")
 _RETRY_S: Final = (0.05, 0.3)
 _BLOCK_MS: Final = 1_000
-#: A reader waits so long for a result; the run ends before.
+#: Longest wait of a reader for a result, beyond the end of the run.
 _PATIENCE_S: Final = 3_600.0
-#: Ends the ids of requests that come by a plain XADD.
+#: Suffix of the ids of requests sent with plain XADD.
 _PLAIN: Final = "p"
 _PLAIN_SHARE: Final = 0.3
-#: In every third phase of so many seconds only the long ones stream: then a worker that has lost
-#: its lease learns of most by a result that is refused, and not by a delta.
+#: Length of a phase in seconds. In every third phase only long requests stream, so that a worker
+#: without a lease mostly learns this from a refused result, not from a refused delta.
 _PHASE_S: Final = 6.0
 _STREAM_SHARE: Final = 0.9
 _AGAIN_SHARE: Final = 0.12
@@ -64,17 +64,17 @@ _CANCEL_SHARE: Final = 0.06
 
 
 class LoadSettings(Struct, frozen=True, kw_only=True):
-    """What a client process is told."""
+    """The settings of a client process."""
 
     url: str
     yard: str
     engine: EngineName
     client: str
     seed: int
-    stop: str  # file: no new request once it is there
+    stop: str  # file: no new requests once it exists
     threads: int
-    long_threads: int  # of these, so many have a long stream under way at any time
-    pause_s: float  # between two requests of a thread, on average
+    long_threads: int  # threads that always have a long stream under way
+    pause_s: float  # mean time between two requests of a thread
     history: str  # file
 
 
@@ -95,7 +95,7 @@ class Load:
         self._redis = open_connection(settings.url, retries=0)
 
     def run(self) -> None:
-        """Ask for the time that was set, then wait for what is still due."""
+        """Send requests until told to stop, then wait for the outstanding answers."""
         life, due = self._inheritance()
         self._history.write(Born(now(), self._settings.client))
         draw = random.Random(life)
@@ -115,7 +115,7 @@ class Load:
         self._history.close()
 
     def _inheritance(self) -> tuple[int, list[Asked]]:
-        """How many lives this client has had, and what it was still waiting for at the last end."""
+        """The number of earlier lives of this client, and its unanswered requests."""
         lives, asked, due = 0, {}, set()
         for event in read_history([Path(self._settings.history)]):
             match event:
@@ -175,7 +175,7 @@ class Load:
             self._follow(asked, self._submit(asked, draw), "again", draw)
 
     def _submit(self, asked: Asked, draw: random.Random) -> Handle:
-        """Submit until it is acknowledged; a repetition has the same id."""
+        """Submit until acknowledged; retries use the same id."""
         options: dict[str, Any] = {"seed": asked.seed, "max_tokens": asked.max_tokens}
         options |= {"id": asked.id, "stream": asked.stream, "temperature": 0.0}
         options["ignore_eos"] = asked.ignore_eos
@@ -184,7 +184,7 @@ class Load:
         return self._insist(asked, draw, lambda: self._client.submit(prompt, **options))
 
     def _follow(self, asked: Asked, handle: Handle, reader: str, draw: random.Random) -> None:
-        """Write down every delta, the tail among them, and the result."""
+        """Record every delta, including the last, and the result."""
         while True:
             try:
                 with contextlib.suppress(RequestFailed):
@@ -193,7 +193,7 @@ class Load:
                         self._history.write(Seen(now(), reader, asked.client, asked.id, *seen))
                 result = handle.wait(0.0)
             except TokenyardError as fault:
-                # The client has lost its connection for good: a new reader begins again.
+                # The client has lost its connection for good: a new reader starts over.
                 self._trouble(asked, fault)
                 reader += "'"
                 handle = self._submit(asked, draw)
@@ -221,7 +221,7 @@ class Load:
             self._trouble(asked, fault)
 
     def _duplicate(self, asked: Asked) -> None:
-        """The same request once more, by another connection and past the client."""
+        """Submit the same request again over another connection, without the client."""
         with contextlib.suppress(redis.RedisError):
             self._xadd(asked, f"replies:{asked.client}")
 
@@ -230,10 +230,10 @@ class Load:
         timer.daemon = True
         timer.start()
 
-    # By plain commands
+    # With plain commands
 
     def _plainly(self, asked: Asked, draw: random.Random) -> None:
-        """XADD until it is acknowledged, then XREAD until the result."""
+        """XADD until acknowledged, then XREAD until the result."""
         self._insist(asked, draw, lambda: self._xadd(asked, ""))
         self._history.write(Accepted(now(), asked.client, asked.id))
         if draw.random() < _AGAIN_SHARE:
@@ -302,7 +302,7 @@ def _is_streaming() -> bool:
 
 
 def _class_of(asked: Asked) -> PriorityClass:
-    """Follows from the id, so that repetitions need not be told."""
+    """The priority class, derived from the id so that retries use the same one."""
     return PRIORITY_CLASSES[sum(asked.id.encode()) % len(PRIORITY_CLASSES)]
 
 

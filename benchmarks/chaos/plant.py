@@ -1,4 +1,4 @@
-"""The processes of a chaos run: a broker, coordinators, controllers with their workers."""
+"""The processes of a chaos run: a broker, coordinators, and controllers with their workers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tokenyard.protocol.worker_info import WorkerInfo
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2
 MAX_NUM_SEQS: Final = 64
-#: One simulated token takes so long, so that streams live long enough to be hit.
+#: Seconds per simulated token, so that streams last long enough to be hit.
 STEP_S: Final = 0.04
 ADDER: Final = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "adder"
 START_TIMEOUT_S: Final = 240.0
-#: Several engines share a device here, a GPU too, and die while others start.
+#: Here several engines share a device, even a GPU, and die while others start.
 _MEMORY: Final = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": 64 * 1024**2}
-#: Where the injector kills at random, the death of a worker says nothing about its requests.
+#: The injector kills at random, so a worker's death does not incriminate its requests.
 _ACQUITTAL: Final = [
     *("--max-crashes", 1000),
     *("--max-crashed-alone", 1000),
@@ -53,7 +53,7 @@ _POLL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Leases and what else decides how soon a fault is noticed."""
+    """Leases and other settings that determine how soon a fault is noticed."""
 
     worker_lease_ms: int = 2_000
     leader_lease_ms: int = 1_000
@@ -61,20 +61,20 @@ class Timing:
     grace_s: float = 2.0
 
 
-#: What the programs have by default.
+#: The programs' defaults.
 DEFAULTS: Final = Timing(
     worker_lease_ms=30_000, leader_lease_ms=5_000, hang_timeout_s=60.0, grace_s=30.0
 )
 
 
 class Broker:
-    """A server that keeps its port and its append-only file across its deaths.
+    """A server that keeps its port and its append-only file across restarts.
 
-    The file is written and flushed to the device before each answer (``appendfsync always``).
-    With ``everysec``, which an embedded broker has otherwise, a server that is killed while a
-    flush is under way may lose up to two seconds of what it has acknowledged: it puts the write
-    off until the flush is over (aof.c, ``aof_flush_postponed_start``), but not the answers.
-    The file is never rewritten, since it is what the checker reads.
+    The file is written and synced before each reply (``appendfsync always``). With ``everysec``,
+    the embedded broker's default, a server killed during a sync may lose up to two seconds of
+    acknowledged writes: it postpones the write until the sync ends (aof.c,
+    ``aof_flush_postponed_start``), but not the replies. The file is never rewritten, because the
+    checker reads it.
     """
 
     def __init__(self, name: ServerName, data_dir: Path) -> None:
@@ -85,16 +85,16 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """Its Redis URL, the same for ever."""
+        """Its Redis URL, which never changes."""
         return self._broker.url
 
     @property
     def pid(self) -> int:
-        """Its process; 0 while it is down."""
+        """Its process id; 0 while it is down."""
         return self._broker.pid
 
     def start(self) -> None:
-        """Start it, on the same port and file as before, and wait until it answers."""
+        """Start it with the same port and file, and wait until it answers."""
         if self._broker.is_running:
             return
         self._broker = EmbeddedBroker(self.data_dir, port=self._port, server=self._server)
@@ -105,21 +105,21 @@ class Broker:
             connection.config_set("auto-aof-rewrite-percentage", 0)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
         self._broker.stop()
 
     def stop(self) -> None:
-        """SIGTERM; idempotent."""
+        """Send SIGTERM; idempotent."""
         self._broker.stop()
 
     def cut_connections(self) -> None:
-        """End all connections, whatever was on its way through them."""
+        """Cut all connections, whatever is in transit."""
         with self._connection() as connection:
             connection.client_kill_filter(_type="normal", skipme=True)
 
     def flush_scripts(self) -> None:
-        """Forget all scripts."""
+        """Flush the script cache."""
         with self._connection() as connection:
             connection.script_flush()
 
@@ -128,7 +128,7 @@ class Broker:
 
 
 class Program:
-    """A coordinator or a controller that can be ended and started again."""
+    """A coordinator or controller that can be ended and restarted."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, cores: Collection[int]
@@ -142,16 +142,16 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process; 0 while it is down."""
+        """Its process id; 0 while it is down."""
         return self._process.pid if self.is_running and self._process else 0
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it where it is down."""
+        """Start it if it is down."""
         if self.is_running:
             return
         self._process = start_child(self._command, self._log)
@@ -160,14 +160,14 @@ class Program:
         self._groups.append(self._process)
 
     def descendants(self) -> list[int]:
-        """All processes that it has started, and those that these have."""
+        """All its child processes, and theirs."""
         with contextlib.suppress(psutil.Error):
             if self.is_running:
                 return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
         return []
 
     def has_started(self, pid: int) -> bool:
-        """Whether a process lives that it, or a forerunner of it, has started."""
+        """Whether the process is alive and was started by this program, now or before a restart."""
         with contextlib.suppress(ProcessLookupError, psutil.Error):
             group = os.getpgid(pid)
             return (
@@ -178,13 +178,13 @@ class Program:
         return False
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it has ended by itself, at most so long."""
+        """Wait until it ends by itself, at most ``timeout_s``."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
 
     def end(self) -> None:
-        """End it and all that it or its forerunners have left behind."""
+        """End it and all processes that it has left, now or before a restart."""
         for process in self._groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGCONT)
@@ -192,7 +192,7 @@ class Program:
 
 
 def _cores(host: int) -> Collection[int]:
-    """Its share of this machine, so that hosts do not disturb each other more than they must."""
+    """The host's share of the cores, so that hosts disturb each other little."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[host::CONTROLLERS] or cores
 
@@ -216,7 +216,7 @@ class Plant:
 
     @property
     def workers_wanted(self) -> int:
-        """Worker processes while nothing is broken."""
+        """Number of worker processes while nothing is broken."""
         return CONTROLLERS * self._slots
 
     @property
@@ -225,7 +225,7 @@ class Plant:
 
     @property
     def _hang_timeout_s(self) -> float:
-        """Longer on a GPU, where the first request of all waits until kernels are compiled."""
+        """Longer on a GPU, where the first request waits for the compilation of kernels."""
         is_slow = self._engine == "vllm" and on_gpu()
         return (
             max(_COMPILE_S, self._timing.hang_timeout_s) if is_slow else self._timing.hang_timeout_s
@@ -262,7 +262,7 @@ class Plant:
         return Program(name, command, self.logs / f"{name}.log", cores)
 
     def start_clients(self, commands: Iterable[Sequence[str]]) -> None:
-        """Start the clients, each with its command line."""
+        """Start one client per command line."""
         for number, command in enumerate(commands):
             log = self.logs / f"client-{number}.log"
             program = Program(f"client-{number}", command, log, ())
@@ -270,19 +270,19 @@ class Plant:
             program.start()
 
     def programs(self, part: Part) -> Sequence[Program]:
-        """The programs of one part; a host, or a worker process, is found by its controller."""
+        """The programs of one part; for hosts and worker processes, their controllers."""
         if part == "client":
             return self.clients
         return self.coordinators if part == "coordinator" else self.controllers
 
     def workers(self) -> list[WorkerProcess]:
-        """The worker processes that live, as the roster shows them, or last did."""
+        """The live worker processes in the roster, or in its last known version."""
         with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
             self._roster = broker.hgetall(Keys(self.yard).workers)
         return find_workers(self._roster, self._host_of)
 
     def is_streaming(self, worker: WorkerProcess) -> bool:
-        """Whether a part of an answer has been published that this worker has yet to end."""
+        """Whether this worker has published part of an answer that it has not finished."""
         keys = Keys(self.yard)
         with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
             lane = [fields for _, fields in broker.xrange(keys.lane(worker.worker))]
@@ -301,7 +301,7 @@ class Plant:
         self._wait(lambda _: True)
 
     def wait_for_tokens(self) -> None:
-        """Wait until all workers have streamed something; raises `TimeoutError`."""
+        """Wait until all workers have streamed tokens; raises `TimeoutError`."""
         self._wait(lambda worker: worker.tally.tokens > 0)
 
     def _wait(self, is_so: Callable[[WorkerInfo], bool]) -> None:
@@ -317,10 +317,10 @@ class Plant:
         raise TimeoutError(f"{count} of {self.workers_wanted} workers in {START_TIMEOUT_S:g} s")
 
     def trim_intakes(self) -> list[Key]:
-        """Delete what waits in the intakes and has a ledger; of which requests that was.
+        """Delete waiting entries that have a ledger from the intakes; returns their requests.
 
-        An entry from a plain XADD that the coordinator has not seen has none: only its client
-        knows of it, and must send it again.
+        An entry from a plain XADD that the coordinator has not seen has no ledger: only its client
+        knows it, and would have to send it again.
         """
         keys, found = Keys(self.yard), []
         with self._connection(socket_timeout=10.0) as broker:
@@ -332,7 +332,7 @@ class Plant:
         return found
 
     def left_over(self) -> int:
-        """Entries in the intakes and on the lanes: none, once all is answered."""
+        """Number of entries in the intakes and lanes; 0 once all requests are answered."""
         with redis.Redis.from_url(self.broker.url, socket_timeout=10.0) as connection:
             pattern = f"tokenyard:{{{self.yard}}}:*"
             streams = connection.scan_iter(pattern, count=1000, _type="stream")

@@ -1,8 +1,7 @@
-"""The broker's own record: its append-only file, never rewritten in a chaos run.
+"""Reads the broker's append-only file, which is never rewritten in a chaos run.
 
-It holds every write in the order in which it took effect, also those whose entries the clients
-have long deleted. So a result that was published twice, or a token that was published by a
-worker without a right to it, cannot escape.
+The file has every write in order of effect, including entries that clients have deleted. So the
+checker sees every duplicate result, and every token from a worker without a lease.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def read_commands(data_dir: Path) -> Iterator[Command]:
 
 
 def record(commands: Iterator[Command], keys: Keys) -> Iterator[Event]:
-    """What the commands say about requests, in order."""
+    """The events of requests in the commands, in order."""
     prefixes = _Prefixes(keys)
     for command in commands:
         name = command[0].upper()
@@ -53,7 +52,7 @@ def record(commands: Iterator[Command], keys: Keys) -> Iterator[Event]:
 
 
 class _Prefixes:
-    """Tells the streams of a yard apart by their keys."""
+    """Identifies the streams of a yard by their keys."""
 
     def __init__(self, keys: Keys) -> None:
         self.workers = keys.workers.encode()
@@ -63,7 +62,7 @@ class _Prefixes:
         self._reply = keys.reply("", "").encode().removesuffix(b"/")
 
     def added(self, command: Command) -> Iterator[Event]:
-        """The events that an entry of a stream stands for."""
+        """The events in an added stream entry."""
         key = command[1]
         at, fields = _entry(command)
         if key in self._intakes:
@@ -78,7 +77,7 @@ class _Prefixes:
 
 
 def _entry(command: Command) -> tuple[float, dict[bytes, bytes]]:
-    """Time and fields of an XADD; behind its options comes the entry id."""
+    """Time and fields of an XADD, whose entry id follows its options."""
     place = next(n for n in range(2, len(command)) if _ENTRY_ID.fullmatch(command[n]))
     at = int(command[place].partition(b"-")[0]) / 1000
     values = command[place + 1 :]
@@ -86,7 +85,7 @@ def _entry(command: Command) -> tuple[float, dict[bytes, bytes]]:
 
 
 def request_of(fields: Mapping[bytes, bytes]) -> Key:
-    """Whose request an entry of an intake or a lane is."""
+    """The request of an entry of an intake or lane."""
     fields = unfold(fields)
     client = fields.get(b"client", b"").decode() or DEFAULT_CLIENT
     return client, fields.get(b"id", b"").decode()

@@ -1,4 +1,4 @@
-"""How soon the streams of a killed worker went on elsewhere."""
+"""Measures how soon the streams of a killed worker continue on another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Recovery:
 
 
 def recoveries(history: History, kind: str) -> list[Recovery]:
-    """Of all faults of one kind, for example ``worker kill``, that met running streams."""
+    """The recoveries from faults of a kind, such as ``worker kill``, that hit running streams."""
     found = []
     for fault in history.faults:
         if fault.kind != kind:
@@ -37,7 +37,7 @@ def _streams(story: Story) -> bool:
 
 
 def _recovery(story: Story, killed: float, workers: set[str]) -> Iterator[float]:
-    """Seconds from the kill to the first token that the next attempt published, if there is one."""
+    """Seconds from the kill to the first token of the next attempt, if there is one."""
     moves = [(one.at, one.place) for one in story.moved if one.place.startswith("lane:")]
     before = [place for at, place in moves if at <= killed]
     after = [at for at, place in moves if at > killed]
@@ -46,7 +46,7 @@ def _recovery(story: Story, killed: float, workers: set[str]) -> Iterator[float]
     if any(one.at <= killed for one in story.results):
         return
     if not any(one.at <= killed for one in story.published):
-        return  # had not begun: it is not known how long it would have waited
+        return  # had not started: its waiting time is unknown
     following = [one.at for one in story.published if one.at >= after[0]]
     if following:
         yield following[0] - killed

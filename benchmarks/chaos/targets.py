@@ -1,4 +1,4 @@
-"""Whom a chaos run may hit: the worker processes that the roster names, told apart by host."""
+"""The targets of a chaos run: the worker processes in the roster, by host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 from tokenyard.protocol.worker_info import WorkerState, decode_worker
 
-#: What `host_of` says of a process that is gone, or that none of our hosts has started.
+#: The host of a process that is gone, or that no host of the run started.
 NOBODY: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A worker process that lives."""
+    """A live worker process."""
 
     host: str  # name of its controller
     worker: str  # name with incarnation
@@ -27,10 +27,10 @@ class WorkerProcess:
 def find_workers(
     roster: Mapping[bytes, bytes], host_of: Callable[[int], str]
 ) -> list[WorkerProcess]:
-    """The workers of a roster whose processes live, by name.
+    """The workers of a roster with live processes, sorted by name.
 
-    ``host_of`` tells which controller has started a process, `NOBODY` where none of ours has:
-    the roster keeps a dead worker until its lease has run out, and its pid may be another's.
+    ``host_of`` returns the controller that started a process, or `NOBODY`: the roster keeps a dead
+    worker until its lease expires, and another process may have its pid by then.
     """
     found = []
     for worker, packed in sorted(roster.items()):

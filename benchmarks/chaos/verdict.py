@@ -1,6 +1,6 @@
-"""Whether a chaos run has tried what it claims to have tried.
+"""Judges whether a chaos run tried enough.
 
-A run that broke nothing finds nothing: it must not pass.
+A run that breaks nothing finds nothing, and must not pass.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from benchmarks.chaos.check import History
 from benchmarks.chaos.faults import FIRST, Kind, Part, Planned
 from benchmarks.chaos.recovery import recoveries
 
-#: Of the schedule, so much may find no target: what it would have hit was just being restarted.
+#: Share of the schedule that may find no target, because its targets were restarting.
 MOST_MISSED: Final = 0.1
-#: A run of so many seconds has time for all of `FIRST`.
+#: Seconds in which a run has time for all of `FIRST`.
 FULL_S: Final = 60.0
 
 
 def shortcomings(
     planned: Sequence[Planned], history: History, seconds: float, parts: Collection[Part] = ()
 ) -> Iterator[str]:
-    """What a run has left untried, in words; nothing where its figures mean something.
+    """What a run did not try, in words; empty if its figures are meaningful.
 
-    ``seconds`` and ``parts`` as in `schedule`.
+    ``seconds`` and ``parts`` are those of `schedule`.
     """
     if not any(story.is_accepted for story in history.stories.values()):
         yield "no request was accepted"
@@ -47,6 +47,6 @@ def _missed(planned: Sequence[Planned], history: History) -> Iterator[str]:
 
 
 def _due(seconds: float, parts: Collection[Part]) -> Sequence[Kind]:
-    """What must have hit something; a short run has time for a worker's kill only."""
+    """The kinds that must have hit a target; a short run has time only for a worker's kill."""
     due = FIRST if seconds >= FULL_S else FIRST[:1]
     return [kind for kind in due if not parts or kind[0] in parts]

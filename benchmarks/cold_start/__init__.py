@@ -1,1 +1,1 @@
-"""How soon a model answers, against `vllm serve` and `LLM`."""
+"""Measures how soon a model answers, compared with `vllm serve` and `LLM`."""

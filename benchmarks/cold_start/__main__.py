@@ -1,9 +1,9 @@
-"""How long is it to the first token? From nothing, on a warm process, and through a whole yard.
+"""How long does the first token take? Cold, with a warm process, and through a whole yard.
 
-The same model with the same settings: `vllm serve` from nothing, a cold `vllm.LLM`, a load by a
-warm process, a swap of two models, waking from sleep, and a request for a model that no worker
-holds. Every answer is checked. On a CPU that is an arithmetic model (`benchmarks/models.toml`),
-on a GPU a Llama of 1B shape.
+Cases, with the same model and settings: a cold `vllm serve`, a cold `vllm.LLM`, a load in a warm
+process, a swap of two models, waking from sleep, and a request for a model that no worker holds.
+Every answer is checked. The model is an arithmetic one on a CPU (`benchmarks/models.toml`), and a
+Llama of 1B shape on a GPU.
 
     python -m benchmarks.cold_start [--model 1b] [--rounds 5] [--json] [--quick]
 """
@@ -29,7 +29,7 @@ from benchmarks.yard import end_in_order
 
 Round = Mapping[str, Timed]
 
-#: What is timed, and how the table calls it.
+#: The timed parts, with their names in the table.
 PARTS: Final = {
     "serve_cold": "vllm serve",
     "llm_cold": "vllm.LLM",
@@ -42,9 +42,9 @@ PARTS: Final = {
     "wake_cpu_2": "wake 2 (CPU)",
     "request_cold": "request",
 }
-#: What ``--json`` has in any case; null where it could not be measured.
+#: The figures that ``--json`` always has; null if not measured.
 PROMISED: Final = ("serve_cold", "llm_cold", "warm_create", "swap", "wake", "request_cold")
-#: In the order in which they happen, as far as they do.
+#: In chronological order; a part has some of them.
 PHASES: Final = (
     "process",
     "import",
@@ -66,7 +66,7 @@ PHASES: Final = (
 
 
 def medians(rounds: Sequence[Round]) -> dict[str, Timed]:
-    """Of the parts, and of each of their phases by itself."""
+    """The medians of the parts, and of each phase separately."""
     times = {part: [one[part] for one in rounds if part in one] for part in PARTS}
     return {part: _median(timed) for part, timed in times.items() if timed}
 
@@ -89,7 +89,7 @@ def summary(found: Round) -> dict[str, float | None]:
 
 
 def report(found: Found) -> dict[str, Any]:
-    """All for ``--json``: null is what could not be measured, and `reasons` says why."""
+    """The object for ``--json``: figures, null if not measured, with the reasons in `reasons`."""
     figures = summary(medians(found.rounds))
     said = {part: _reason(part, found) for part, one in figures.items() if one is None}
     if not on_gpu() and "wake" in said:
@@ -106,13 +106,13 @@ def report(found: Found) -> dict[str, Any]:
 
 
 def _reason(part: str, found: Found) -> str:
-    """Why there is no figure; those of a warm process are timed together."""
+    """Why a figure is missing; those of a warm process are timed together."""
     together = part if part in {"serve_cold", "llm_cold", "request_cold"} else "warm_create"
     return f"{together} failed" if together in found.failed else "not run"
 
 
 def show(found: Round, title: str) -> None:
-    """Phase by phase, and what follows from it."""
+    """Print the phases and the derived figures."""
     known = {phase for one in found.values() for phase in one.phases_s}
     rows = [
         (phase, *(_cell(one.phases_s.get(phase)) for one in found.values()))

@@ -1,4 +1,4 @@
-"""What the parts of `cold_start.py` share: the models, what they are asked, what a part says."""
+"""Shared by the parts of `cold_start.py`: models, questions and times."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import click
 from worker.models import ModelSpec, read_models
 
 MODELS: Final = Path(__file__).parents[1] / "models.toml"
-#: For anything that the benchmark waits for.
+#: Timeout of every wait.
 TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A model, and a question of which it knows the answer."""
+    """A model, with a question and its answer."""
 
     model: ModelSpec
     prompt: str
     answer: str
 
     def check(self, part: str, said: str) -> None:
-        """Raise `WrongAnswer` where that is not the answer."""
+        """Raise `WrongAnswer` if ``said`` is not the answer."""
         if said != self.answer:
             raise WrongAnswer(f"{part}: {self.prompt} was answered {said!r}, not {self.answer!r}")
 
 
 class WrongAnswer(click.ClickException):
-    """A figure for the wrong answer is worth nothing: the benchmark ends."""
+    """A wrong answer, which makes the figures worthless and ends the benchmark."""
 
 
-#: What the models are asked, by name.
+#: Questions and answers by model.
 _QUESTIONS: Final = {
     "adder": ("12+34=", "46"),
     "subtractor": ("58-21=", "37"),
@@ -44,26 +44,26 @@ _QUESTIONS: Final = {
 
 
 def tasks(models: Path = MODELS) -> tuple[Task, Task]:
-    """The model that is timed, and the one that is there before it: the two of a models file."""
+    """The two tasks of a models file: the timed one, and the one that precedes it."""
     first, other = (Task(spec, *_QUESTIONS[name]) for name, spec in read_models(models).items())
     return first, other
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """How long it took to the first token, and how much of that is known by phase, in seconds."""
+    """Seconds to the first token, in all and by known phase."""
 
     seconds: float
     phases_s: Mapping[str, float]
 
     def with_rest(self, name: str) -> Timed:
-        """The time that no phase tells of as one more phase."""
+        """Add the time outside all phases as one more phase."""
         rest = self.seconds - sum(self.phases_s.values())
         return Timed(self.seconds, {**self.phases_s, name: rest})
 
 
 def phases(began: float, ends: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by phase, from the times at which one after the other was over."""
+    """Seconds by phase, from the times at which successive phases ended."""
     phases_s = {}
     for phase, end in ends.items():
         phases_s[phase] = end - began

@@ -11,12 +11,12 @@ from benchmarks.cold_start.case import Task, Timed, phases
 from benchmarks.serving.case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 
-#: In one process, as our engines are: without, vLLM starts one or two more, which takes longer.
+#: One process, like Tokenyard's engines; by default vLLM starts one or two more and takes longer.
 _ENVIRONMENT: Final = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def measure_llm(task: Task) -> Timed:
-    """From the start of the interpreter to the first token."""
+    """Time from the start of the interpreter to the first token."""
     settings = json.dumps(engine_arguments(task.model))
     arguments = [settings, task.prompt, str(ANSWER_TOKENS)]
     began = time.monotonic()

@@ -1,7 +1,7 @@
-"""The new interpreter of `cold_llm.py`: makes a `vllm.LLM`, asks it, and says when what was done.
+"""The new interpreter of `llm.py`: makes a `vllm.LLM`, asks it, and reports the time of each step.
 
-It imports next to nothing before it reads the clock. Arguments: a JSON object of arguments for
-`LLM`, the prompt, the most tokens of an answer, and the file for what it has to say, as JSON.
+It imports almost nothing before it reads the clock. Arguments: a JSON object of arguments for
+`LLM`, the prompt, the most tokens of an answer, and the file for the JSON report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Times are those of the monotonic clock, which all processes of a host share."""
+    """Run; times are from the monotonic clock, which all processes of a host share."""
     ends = {"process": time.monotonic()}
     arguments, prompt, tokens, report = sys.argv[1:]
 
@@ -24,12 +24,12 @@ def main() -> None:
 
     from worker.engines.cpu_features import request_amx
 
-    # It is vLLM's own executor of one process, and also says how long its parts take.
+    # vLLM's own single-process executor, which also times its phases.
     from worker.engines.stopwatch import Stopwatch
     from worker.engines.vllm.executor import SingleExecutor
 
     stopwatch = Stopwatch()
-    owner: Any = EngineArgs  # whose method is replaced
+    owner: Any = EngineArgs  # `Any`, because a method is replaced
     make_config = owner.create_engine_config
 
     def timed(*args: Any, **named: Any) -> Any:

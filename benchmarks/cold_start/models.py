@@ -1,4 +1,4 @@
-"""The models files of `cold_start.py`: the arithmetic models, or a Llama of 1B shape twice."""
+"""The models files of `cold_start.py`: the arithmetic models, or two of a Llama of 1B shape."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from worker.models import ModelSpec
 
 Size = Literal["arithmetic", "1b"]
 
-#: The same files under two names: two models to whoever loads them, and one to vLLM's compiler.
+#: The same files under two names: two models for a worker, one for vLLM's compile cache.
 _NAMES: Final = ("llama", "llama-again")
 _MAX_NUM_SEQS: Final = 256
 
 
 @contextmanager
 def sized_models(size: Size, *, quick: bool) -> Iterator[Path]:
-    """A models file with two models of this size; ``quick``: shrunken ones."""
+    """Make a models file with two models of this size; ``quick`` shrinks them."""
     if size == "arithmetic":
         yield MODELS
         return

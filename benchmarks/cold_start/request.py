@@ -1,4 +1,4 @@
-"""A request for a model that no worker holds, through all of Tokenyard, to its first token."""
+"""Times a request through all of Tokenyard, for a model that no worker holds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tokenyard.admin.snapshot import YardView
 from tokenyard.client.sync import Handle
 
 _YARD = "cold"
-#: So long nobody has asked for anything when the request comes.
+#: Idle seconds of the yard before the request.
 _IDLE_S = 1.0
 
 
 def measure_request(models: Path, task: Task, before: Task) -> Timed:
-    """From `submit` to the first delta; the only device holds the model of ``before``, idle."""
+    """Time from `submit` to the first delta; the only device holds ``before``'s model, idle."""
     with (
         embedded_broker() as broker,
         models_yard(broker, _YARD, models, max_model_wait_s=TIMEOUT_S) as yard,
@@ -55,7 +55,7 @@ def _is_idle(view: YardView) -> bool:
 
 
 def _phases_s(yard: Yard, task: Task, began: float, end: float) -> Mapping[str, float]:
-    """What the control stream and the roster tell of the way there; times are unix seconds."""
+    """Seconds by phase, from the control stream and the roster; times are unix seconds."""
     name = task.model.name
     commanded = max(ms for ms, command in read_commands(yard) if command.model == name) / 1000
     view = wait_until(yard.url, yard.name, _is_idle, TIMEOUT_S)

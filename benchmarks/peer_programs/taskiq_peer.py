@@ -20,12 +20,12 @@ broker = RedisStreamBroker(URL, xread_count=100).with_result_backend(results)
 
 @broker.task("peers.work")
 async def work(prompt: str) -> str:
-    """The job; its messages are JSON, which holds no bytes."""
+    """The job; messages are JSON, which cannot hold bytes."""
     return base64.b64encode(load.answer(base64.b64decode(prompt))).decode()
 
 
 async def client(requests: int, rate: float) -> None:
-    """Ask."""
+    """Run the client."""
     await broker.startup()
 
     async def ask(prompts: Sequence[bytes]) -> list[bytes]:

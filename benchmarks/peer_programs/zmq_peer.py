@@ -1,8 +1,8 @@
-"""A coordinator in memory: ZMQ and msgpack, nothing durable, in the shape of Megatron Core's.
+"""An in-memory coordinator with ZMQ and msgpack, without durability, modelled on Megatron Core's.
 
-A ROUTER socket gives requests to the engines in turn and passes replies on. The client sends at
-once and looks for replies without waiting, every 5 ms while there are none, a future for each
-request, as Megatron's `InferenceClient` does. The engines answer at once.
+A ROUTER socket passes requests to the engines in turn, and replies to the client. The client sends
+immediately and polls for replies, every 5 ms while there are none, with one future per request,
+like Megatron's `InferenceClient`. The engines answer immediately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IDLE_S = 0.005
 
 
 def coordinator(url: str) -> None:
-    """Route."""
+    """Run the coordinator."""
     socket = zmq.Context().socket(zmq.ROUTER)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -53,7 +53,7 @@ def coordinator(url: str) -> None:
 
 
 def worker(url: str) -> None:
-    """Answer at once, all that has come in one reply."""
+    """Run an engine, which answers all pending requests in one reply."""
     socket = _dealer(url)
     socket.send(msgpack.packb([REGISTER]))
     while True:
@@ -73,7 +73,7 @@ def _dealer(url: str) -> zmq.Socket[bytes]:
 
 
 class Client:
-    """One future for each request."""
+    """A client with one future per request."""
 
     def __init__(self, url: str) -> None:
         self._socket = _dealer(url)
@@ -89,7 +89,7 @@ class Client:
         return self._futures[name]
 
     async def listen(self) -> None:
-        """Give replies to those who wait."""
+        """Resolve the futures of requests as replies arrive."""
         while True:
             try:
                 name, tokens = msgpack.unpackb(self._socket.recv(zmq.NOBLOCK))
@@ -100,7 +100,7 @@ class Client:
 
 
 async def client(url: str, requests: int, rate: float) -> None:
-    """Ask."""
+    """Run the client."""
     made = Client(url)
     listening = asyncio.create_task(made.listen())
 

@@ -1,1 +1,1 @@
-"""What a routing policy gains on workloads that it is made for."""
+"""Compares routing policies on the workloads that they are made for."""

@@ -1,6 +1,6 @@
 """Which policy routes best? Latency, prefix cache hits and balance, on three workloads.
 
-Every policy has the same workloads, on four simulated workers with a speed model and a prefix
+Every policy gets the same workloads on four simulated workers with a speed model and a prefix
 cache, and with ``--vllm`` the sessions on two vLLM workers. Every answer is checked.
 
     python -m benchmarks.routing [--rounds 3] [--vllm] [--quick] [--json]
@@ -37,8 +37,8 @@ POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 LOADS: Final = ("uniform", "heavy", "sessions")
 WORKERS: Final = 4
 MAX_NUM_SEQS: Final = 64
-#: Each simulated worker: a prompt of 256 tokens takes 26 ms, a token of an answer 10 ms. Four
-#: caches together hold all conversations that go on at a time, one alone does not.
+#: Per simulated worker: a prompt of 256 tokens takes 26 ms, a token of an answer 10 ms. Four caches
+#: together hold all concurrent conversations, one does not.
 SPEED: Final = (
     *("--simulated-prefill-rate", "10000"),
     *("--simulated-step-s", "0.01"),
@@ -58,7 +58,7 @@ VLLM_WORKERS: Final = 2
 VLLM_SCALE: Final = replace(SCALE, vocabulary=routing_model.VOCABULARY, session_rate=0.8, answer=8)
 VLLM_OPTIONS: Final = (
     *("--max-num-seqs", "32", "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048"),
-    # Blocks as small as on a GPU: those of the CPU are 128 tokens else.
+    # Blocks as small as on a GPU; the CPU's default is 128 tokens.
     *("--engine-args", '{"block_size": 32, "kv_cache_memory_bytes": 100663296}'),
 )
 
@@ -68,14 +68,14 @@ Open = Callable[[EmbeddedBroker, str, PolicyName], AbstractContextManager[Yard]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to do."""
+    """The size of a measurement."""
 
-    requests: int  # of a workload
+    requests: int  # per workload
     rounds: int
 
 
 def simulated_answer(prompt: list[int], count: int) -> list[int]:
-    """What the simulated engine answers."""
+    """The simulated engine's answer."""
     engine = SimulatedEngine(max_model_len=2 * SCALE.longest)
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     request = Request(id="x", tokens=pack_tokens(prompt), params=params)
@@ -89,7 +89,7 @@ def simulated_answer(prompt: list[int], count: int) -> list[int]:
 def simulated(
     broker: EmbeddedBroker, name: str, policy: PolicyName
 ) -> AbstractContextManager[Yard]:
-    """Workers with the speed model."""
+    """Run a yard whose workers have the speed model."""
     return simulated_yard(broker, name, WORKERS, MAX_NUM_SEQS, ["--policy", policy], SPEED)
 
 
@@ -100,7 +100,7 @@ def measure(
     workers: int,
     rounds: int,
 ) -> Measured:
-    """All policies take turns with each workload; the medians of the rounds."""
+    """Measure all policies in turn on each workload; returns the medians of the rounds."""
     found: dict[str, dict[str, list[Figures]]] = {
         load: {policy: [] for policy in policies} for load in loads
     }
@@ -125,7 +125,7 @@ def _one(opened: AbstractContextManager[Yard], sessions: Sequence[Session]) -> l
 
 
 def measure_simulated(policies: Sequence[PolicyName], names: Sequence[str], plan: Plan) -> Measured:
-    """All workloads, on simulated workers."""
+    """Measure all workloads on simulated workers."""
 
     def make(load: str, number: int) -> Sequence[Session]:
         loads = Loads(SCALE, simulated_answer, seed=number)
@@ -137,7 +137,7 @@ def measure_simulated(policies: Sequence[PolicyName], names: Sequence[str], plan
 
 
 def measure_vllm(policies: Sequence[PolicyName], plan: Plan) -> Measured:
-    """The sessions, with vLLM's own prefix cache."""
+    """Measure the sessions with vLLM's own prefix cache."""
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
         routing_model.write_model(Path(folder))
 
@@ -154,7 +154,7 @@ def measure_vllm(policies: Sequence[PolicyName], plan: Plan) -> Measured:
 
 
 def targets(measured: Measured) -> dict[str, float]:
-    """What is promised of the policies, as ratios to round robin."""
+    """The figures with targets, as ratios to round robin."""
     found: dict[str, float] = {}
     for load, by_policy in measured.items():
         base = by_policy.get("round_robin")
@@ -168,7 +168,7 @@ def targets(measured: Measured) -> dict[str, float]:
 
 
 def show(measured: Measured, plan: Plan) -> None:
-    """The tables for people."""
+    """Print the tables."""
     columns = ["policy", "mean ms", "p99 ms", "prefix hits", "imbalance"]
     for load, by_policy in measured.items():
         rows = [
@@ -212,7 +212,7 @@ def main(
     plan = Plan(48, 1) if quick else Plan(requests, rounds)
     chosen, names = policies, loads
     if quick:
-        # Starting a yard is what takes time.
+        # Most of the time is the start of a yard.
         names, chosen = ["sessions"], [p for p in chosen if p not in ("megatron", "vllm")]
     measured = dict(measure_simulated(chosen, names, plan)) if names else {}
     if vllm:

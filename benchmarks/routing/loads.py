@@ -1,4 +1,4 @@
-"""The workloads of `benchmarks.routing`: sessions of one turn or of several, with known answers."""
+"""The workloads of `benchmarks.routing`: sessions of one or more turns, with known answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: The answer to a prompt, of so many tokens.
+#: Maps a prompt and a number of tokens to the answer.
 Answerer = Callable[[list[int], int], list[int]]
 
 
@@ -17,40 +17,40 @@ class Turn:
 
     prompt: list[int]
     answer: list[int]
-    think_s: float  # before it
+    think_s: float  # pause before the request
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns of which each begins with all that was said before it."""
+    """Turns, each of which starts with all earlier prompts and answers."""
 
-    name: str  # empty where there is one turn
-    at_s: float  # when the first begins
+    name: str  # empty for a single turn
+    at_s: float  # start of the first turn
     turns: Sequence[Turn]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes that an engine can take."""
+    """Sizes that suit an engine."""
 
     vocabulary: int
     longest: int  # tokens of a prompt
-    rate: float  # of sessions of one turn, per second; random beginnings (Poisson)
+    rate: float  # sessions of one turn per second; random starts (Poisson)
     heavy_rate: float
     session_rate: float
     turns: int
-    said: int  # tokens that a turn adds, about
+    said: int  # approximate tokens that a turn adds
     answer: int  # tokens of an answer
 
 
-_SHARED: Final = 64  # tokens that all sessions begin with
+_SHARED: Final = 64  # tokens that all sessions start with
 _UNIFORM: Final = 256
 _HEAVY: Final = (200, 1.3)  # median and sigma of a lognormal
 _HEAVY_ANSWER: Final = (8, 0.8)
 
 
 class Loads:
-    """Makes workloads; the same for the same seed, whatever policy is to route them."""
+    """Makes workloads, which depend only on the seed, not on the policy."""
 
     def __init__(self, scale: Scale, answer: Answerer, seed: int) -> None:
         self._scale = scale
@@ -63,12 +63,12 @@ class Loads:
         return self._single(sizes, self._scale.rate)
 
     def heavy(self, count: int) -> list[Session]:
-        """Lengths of which a few are very large (lognormal), as users' are."""
+        """Prompts and answers of lognormal length: a few are very long, as with real users."""
         sizes = ((self._lognormal(*_HEAVY), self._lognormal(*_HEAVY_ANSWER)) for _ in range(count))
         return self._single(sizes, self._scale.heavy_rate)
 
     def sessions(self, count: int) -> list[Session]:
-        """So many requests, in conversations: each turn goes on behind the answer before."""
+        """Conversations with ``count`` requests in all; each turn continues the one before."""
         shared = self._tokens(_SHARED)
         beginnings = self._beginnings(self._scale.session_rate)
         return [

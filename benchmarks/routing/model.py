@@ -1,7 +1,7 @@
-"""A small Llama with answers that can be calculated: each token is followed by one that is fixed.
+"""A small Llama with predictable answers: each token has a fixed successor.
 
-It computes attention and keeps a KV cache as any other does, and then adds nothing of it: what its
-last token says depends on that token alone, by a margin that no rounding reaches.
+It computes attention and keeps a KV cache like any other Llama, but adds nothing of it: the next
+token depends on the last one alone, by a margin beyond any rounding.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Final
 
 VOCABULARY: Final = 512
-LONGEST: Final = 4096  # tokens, prompt and output together
+LONGEST: Final = 4096  # tokens, prompt plus output
 _WIDTH: Final = 512
 _INNER: Final = 1024
 _LAYERS: Final = 4
 
 
 def successors() -> list[int]:
-    """Which token follows each."""
+    """The successor of each token."""
     tokens = list(range(VOCABULARY))
     random.Random(7).shuffle(tokens)
     return tokens
 
 
 def answer(prompt: list[int], count: int) -> list[int]:
-    """What the model says, greedily."""
+    """The model's greedy answer of ``count`` tokens."""
     following, said = successors(), [prompt[-1]]
     for _ in range(count):
         said.append(following[said[-1]])
@@ -34,7 +34,7 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 
 def write_model(folder: Path) -> None:
-    """Write its files to a folder that exists; it has no tokenizer."""
+    """Write the model's files, without a tokenizer, to an existing folder."""
     import torch
     from safetensors.torch import save_file
 

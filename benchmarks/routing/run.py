@@ -1,4 +1,4 @@
-"""One run of `benchmarks.routing`: a workload against a yard, and what came of it."""
+"""One run of `benchmarks.routing`: a workload on a yard, and its figures."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from tokenyard.client.aio import AsyncClient
 from tokenyard.protocol.replies import Result
 
 PATIENCE_S = 120.0
-#: Each that submits at a time takes a connection.
+#: Concurrent submissions, each of which takes a connection.
 _SUBMITTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request."""
+    """The measurements of one request."""
 
     latency_ms: float
     prompt_tokens: int
     cached_tokens: int
-    computed_tokens: int  # in and out
+    computed_tokens: int  # input and output
     worker: str
     is_right: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a policy did with a workload."""
+    """The figures of a policy on a workload."""
 
     mean_ms: float
     p99_ms: float
-    hit_rate: float  # part of all prompt tokens that a prefix cache had
-    imbalance: float  # what the busiest worker computed, by the mean of all
+    hit_rate: float  # share of all prompt tokens found in a prefix cache
+    imbalance: float  # tokens that the busiest worker computed, relative to the mean
     wrong: int
 
 
 async def run(url: str, yard: str, sessions: Sequence[Session]) -> list[Sample]:
-    """Ask all of it, each session when it is due."""
+    """Run all sessions, each when it is due."""
     samples: list[Sample] = []
     door = asyncio.Semaphore(_SUBMITTERS)
     async with AsyncClient(url, yard, result_timeout_s=PATIENCE_S) as client:
@@ -86,7 +86,7 @@ def _sample(turn: Turn, result: Result, latency_ms: float) -> Sample:
 
 
 def figures(samples: Sequence[Sample], workers: int) -> Figures:
-    """What the samples of one run come to."""
+    """Compute the figures of one run."""
     computed = Counter[str]()
     for sample in samples:
         computed[sample.worker] += sample.computed_tokens
@@ -102,7 +102,7 @@ def figures(samples: Sequence[Sample], workers: int) -> Figures:
 
 
 def median(runs: Sequence[Figures]) -> Figures:
-    """The medians of several runs, and all wrong answers."""
+    """The medians of several runs, and the total of wrong answers."""
     return Figures(
         mean_ms=statistics.median(one.mean_ms for one in runs),
         p99_ms=statistics.median(one.p99_ms for one in runs),

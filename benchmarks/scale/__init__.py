@@ -1,1 +1,1 @@
-"""What a request costs as workers, clients, yards and waiting requests grow."""
+"""Measures the cost of a request as workers, clients, yards and waiting requests grow."""

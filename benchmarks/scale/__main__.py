@@ -1,8 +1,8 @@
-"""What does it cost that a yard grows: workers, waiting requests, clients, prompts, yards?
+"""What does growth cost: more workers, waiting requests, clients, prompts, yards?
 
-Each part can be had alone by `--part`; benchmarks/README.md tells the method. All with a real
-coordinator and a real broker with an append-only file; workers are played
-(`benchmarks.scale.fleet`), so that a thousand of them fit onto one machine.
+`--part` runs a single part; benchmarks/README.md has the method. The coordinator and the broker,
+with an append-only file, are real; workers are played (`benchmarks.scale.fleet`), so that a
+thousand of them fit on one machine.
 
     python -m benchmarks.scale [--part workers] [--server redis] [--rounds 3] [--json] [--quick]
 """
@@ -32,7 +32,7 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How far each part goes, and on which server."""
+    """The sizes of each part, and the server."""
 
     server: ServerName = "valkey"
     rounds: int = 3
@@ -64,7 +64,7 @@ QUICK: Final = Plan(
 
 
 def measure_workers(plan: Plan) -> Figures:
-    """By the number of workers; the numbers take turns."""
+    """Measure by the number of workers; the numbers take turns."""
     runs: dict[int, list[scale_workers.Run]] = {count: [] for count in plan.workers}
     for _ in range(plan.rounds):
         for count, found in runs.items():
@@ -75,7 +75,7 @@ def measure_workers(plan: Plan) -> Figures:
 
 
 def measure_backlog(plan: Plan) -> Figures:
-    """By the number of requests that wait."""
+    """Measure by the number of waiting requests."""
     depths = scale_backlog.measure(
         plan.server, plan.depths, plan.drained, plan.submits, plan.rounds
     )
@@ -83,7 +83,7 @@ def measure_backlog(plan: Plan) -> Figures:
 
 
 def measure_clients(plan: Plan) -> Figures:
-    """By the number of clients; the numbers take turns."""
+    """Measure by the number of clients; the numbers take turns."""
     runs: dict[int, list[scale_clients.Run]] = {count: [] for count in plan.clients}
     for _ in range(plan.rounds):
         for count, found in runs.items():
@@ -93,7 +93,7 @@ def measure_clients(plan: Plan) -> Figures:
 
 
 def measure_map(plan: Plan) -> Figures:
-    """Resident memory in MiB by process, at each look, and how it grew between two of them."""
+    """Resident memory in MiB by process at each look, and its growth between looks."""
     with embedded_broker(plan.server) as broker:
         looks = scale_map.measure(broker, plan.prompts)
     found = {
@@ -104,7 +104,7 @@ def measure_map(plan: Plan) -> Figures:
 
 
 def measure_yards(plan: Plan) -> Figures:
-    """One yard and several, in turn."""
+    """Measure one yard and several, in turn."""
     with embedded_broker(plan.server) as broker:
         runs = [scale_many.measure(broker, plan.yard_requests) for _ in range(plan.rounds)]
     return {str(scale_many.YARDS): scale_many.figures(runs)}
@@ -127,7 +127,7 @@ _TITLES: Final[Mapping[Part, str]] = {
 
 
 def show(part: Part, figures: Figures) -> None:
-    """One table: figures down, sizes across."""
+    """Print one table: figures down, sizes across."""
     names = list(dict.fromkeys(name for one in figures.values() for name in one))
     rows = [(name, *(one.get(name, "") for one in figures.values())) for name in names]
     print_table(f"{part}: {_TITLES[part]}", ["", *figures], rows)

@@ -1,7 +1,7 @@
-"""What waiting requests cost, and what they cost others; see `benchmarks.scale`.
+"""Measures the cost of waiting requests, to themselves and to others; see `benchmarks.scale`.
 
-Two brokers take turns: one whose yard is empty but for what is measured, and one where more and
-more waits.
+Two brokers take turns: one whose yard is empty except for the measured requests, and one with a
+growing backlog.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tokenyard.protocol.replies import decode_replies
 from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 from tokenyard.scripts import Scripts, Submitted
 
-#: Requests of one burst of submissions, as the client has it.
+#: Requests per burst of submissions, as in the client.
 _BURST: Final = 256
 _POLL_S: Final = 0.005
-#: An answer that does not come within this never will.
+#: Longest wait for an answer, in seconds.
 _PATIENCE_S: Final = 120.0
 _SUBMIT_RATE: Final = 100.0
 
 
 class Side:
-    """One yard whose workers rest, and what waits there."""
+    """A yard whose workers rest, and its backlog."""
 
     def __init__(self, yards: Yards) -> None:
         self._yards = yards
         self._connection: Any = open_connection(yards.url)
-        # Rewritten by `memory` alone: the deep yard's file is too large to be so by itself while
-        # something is timed, the empty yard's is not.
+        # Only `memory` rewrites the file. By itself, the server would rewrite the empty yard's
+        # small file during a measurement, but not the deep yard's large one.
         self._connection.config_set("auto-aof-rewrite-percentage", 0)
         self._keys = Keys(yards.names[0])
         self._scripts = Scripts(self._connection, self._keys)
@@ -58,14 +58,14 @@ class Side:
     @property
     def waiting(self) -> int:
         """Requests in the intake and on the lanes."""
-        # In one transaction: what moves from the intake to a lane meanwhile would count twice.
+        # One transaction: a request that moves from the intake to a lane must not count twice.
         pipeline = self._connection.pipeline(transaction=True)
         for stream in self._streams:
             pipeline.xlen(stream)
         return sum(pipeline.execute())
 
     def fill(self, waiting: int) -> None:
-        """Submit until so many wait."""
+        """Submit until ``waiting`` requests wait."""
         while (left := waiting - self.waiting) > 0:
             requests = list(itertools.islice(self._requests(), min(left, _BURST)))
             accepted = self._scripts.submit("normal", requests)
@@ -86,17 +86,17 @@ class Side:
 
     @property
     def payload_bytes(self) -> int:
-        """Of one request: its tokens and its id."""
+        """Bytes of one request's tokens and id."""
         return len(self._payloads[0]) + len(f"{self._run}-{self._count}")
 
     def memory(self) -> int:
-        """Bytes that the broker uses, but for buffers."""
+        """Bytes that the broker uses, without buffers."""
         self._settle()
         told: dict[str, int] = self._connection.info("memory")
         return told["used_memory"] - told["mem_clients_normal"] - told["mem_aof_buffer"]
 
     def _settle(self) -> None:
-        """Have the append-only file rewritten."""
+        """Rewrite the append-only file."""
         self._wait_for_file()
         self._connection.bgrewriteaof()
         self._wait_for_file()
@@ -111,7 +111,7 @@ class Side:
         raise TimeoutError(f"the append-only file is still rewritten after {_PATIENCE_S:g} s")
 
     def drain(self, requests: int) -> Throughput:
-        """Let so many be dispatched and answered."""
+        """Time the dispatch and answers of ``requests`` requests."""
         began = self.waiting
         end = began - requests
         if end < 0:
@@ -131,7 +131,7 @@ class Side:
         return began - now
 
     def submit(self, requests: int) -> Latencies:
-        """The time of single submissions by a client."""
+        """Time a client's single submissions."""
         times = []
         with Client(self._yards.url, yard=self._yards.names[0]) as client:
             prompt = prompts()[0]
@@ -144,7 +144,7 @@ class Side:
         return Latencies(times)
 
     def check(self) -> int:
-        """Compare the answers that are still to be read with what they should be; how many."""
+        """Check the answers not read yet; returns their number."""
         checked = 0
         for _, fields in self._connection.xrange(self._keys.replies(self._client)):
             for reply in decode_replies(fields):
@@ -157,7 +157,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What was measured with so many waiting, beside the empty yard in turn."""
+    """The measurements at one size of the backlog, in turn with the empty yard."""
 
     waiting: int
     bytes_each: float  # beyond the payload
@@ -169,7 +169,7 @@ class Depth:
 def measure(
     server: ServerName, depths: Sequence[int], requests: int, submits: int, rounds: int
 ) -> list[Depth]:
-    """All depths, one after the other."""
+    """Measure all depths in sequence."""
     with ExitStack() as stack:
         empty, deep = (
             Side(stack.enter_context(scale_yards(broker, Fleet())))
@@ -188,8 +188,8 @@ def _measure(
     before, was = deep.memory(), deep.waiting
     deep.fill(waiting)
     bytes_each = (deep.memory() - before) / (waiting - was) - deep.payload_bytes
-    # The first after so much was written costs more: tables grow, pages are copied or marked as
-    # written after the fork, and the allocator still has the holes that the fill has left.
+    # The first drain after a large fill costs more: tables grow, pages are copied or marked dirty
+    # after the fork, and the allocator still has the holes from the fill.
     first = _drain(empty, deep, waiting, requests)
     drains, told = [], []
     for _ in range(rounds):
@@ -205,7 +205,7 @@ def _drain(empty: Side, deep: Side, waiting: int, requests: int) -> tuple[Throug
 
 
 def figures(depth: Depth) -> dict[str, float]:
-    """Medians over the rounds, and of neighbouring rounds the ratios to the empty yard."""
+    """Medians over the rounds; ratios to the empty yard are within a round."""
     drains, submits = depth.drains, depth.submits
     first, first_empty = depth.first
     costs = [(_cost_us(deep), _cost_us(empty)) for deep, empty in drains]

@@ -1,9 +1,9 @@
-"""What a request costs as the clients grow; see `benchmarks.scale`.
+"""Measures the cost of a request as the clients grow; see `benchmarks.scale`.
 
     python -m benchmarks.scale.clients URL YARD CLIENTS REQUESTS REPORT
 
-plays so many `AsyncClient`s in one process: each with connections and a reply stream of its own,
-each waiting for as many requests as its share of the window.
+runs CLIENTS `AsyncClient`s in one process, each with its own connections and reply stream, and its
+share of the window under way.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tokenyard import AsyncClient
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
-#: Requests under way, of all clients together.
+#: Requests under way, all clients together.
 WINDOW: Final = 2048
-#: Clients that connect at the same time.
+#: Clients that connect concurrently.
 _AT_ONCE: Final = 64
 _IDLE_S: Final = 6.0
 _TIMEOUT_S: Final = 300.0
@@ -39,18 +39,18 @@ _TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """So many clients, and all that they asked."""
+    """The measurements at one number of clients."""
 
     requests: int
     seconds: float
     cpu_s: dict[str, float]  # by process
-    idle_s: dict[str, float]  # processor seconds for each second in which nobody asks
-    client_bytes: float  # resident memory of each client
-    broker_bytes: float  # and what each takes in the broker, with its connections
+    idle_s: dict[str, float]  # processor seconds per idle second
+    client_bytes: float  # resident memory per client
+    broker_bytes: float  # broker's memory per client, including its connections
 
 
 def measure(broker: EmbeddedBroker, clients: int, requests: int) -> Run:
-    """A new yard with two workers, asked by so many clients in one process."""
+    """Measure ``clients`` clients in one process, on a new yard with two workers."""
     progress(f"clients: {clients:,}")
     with scale_yards(broker, Fleet()) as yards:
         pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
@@ -71,11 +71,11 @@ async def _ask(client: AsyncClient, requests: int, window: int) -> None:
 async def _connect(client: AsyncClient, gate: asyncio.Semaphore) -> None:
     async with gate:
         await client.start()
-        await _ask(client, 1, 1)  # now it listens, too
+        await _ask(client, 1, 1)  # from now on it also listens
 
 
 async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str, int]) -> Run:
-    """Connect all, then have each ask its share."""
+    """Connect all clients, then let each send its share."""
     process, broker = psutil.Process(), psutil.Process(pids["broker"])
     groups = {"clients": [os.getpid()]} | {name: [pid] for name, pid in pids.items()}
     before = process.memory_info().rss, broker.memory_info().rss
@@ -99,7 +99,7 @@ async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str,
 
 
 async def _idle_s(groups: dict[str, list[int]]) -> dict[str, float]:
-    """What each process takes of a second while all clients only listen."""
+    """Processor seconds per second of each process while all clients only listen."""
     before = cpu_seconds(groups)
     await asyncio.sleep(_IDLE_S)
     after = cpu_seconds(groups)
@@ -121,7 +121,7 @@ def figures(runs: list[Run]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Write what was measured as JSON."""
+    """Write the measurements as JSON."""
     url, yard, clients, requests, told, report = sys.argv[1:]
     pids: dict[str, Any] = {}
     for pair in told.split(","):

@@ -1,14 +1,14 @@
 """Plays many workers in one process, for `benchmarks.scale`.
 
-To the yard they are real: each is registered by the library's scripts and keeps its lease, reads
-its lane over a blocking connection of its own as a lane reader does, and publishes the results of
-each step by `finish`. Eight share a controller, which renews their leases in one call and says what
-its host may load. What they lack is an engine: a request is answered with the first tokens of its
-prompt, as soon as STEP requests have come, or no more within a second.
+To the yard they are real: the library's scripts register each; it keeps its lease, reads its lane
+over its own blocking connection like a lane reader, and publishes each step's results with
+`finish`. Eight workers share a controller, which renews their leases in one call and reports what
+its host may load. They only lack an engine: the answer to a request is the first tokens of its
+prompt, as soon as STEP requests have arrived, or no more arrive within a second.
 
     python -m benchmarks.scale.fleet URL WORKERS SLOTS STEP YARD...
 
-SIGUSR1 has all of them read nothing more, as a pause does; SIGUSR2 ends that.
+SIGUSR1 stops all of them from reading, like a pause; SIGUSR2 ends that.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from worker.host.roster_entry import lane_limit
 from worker.process.stream_reader import StreamReader
 
 MODEL: Final = "simulated"
-#: Tokens of an answer.
+#: Tokens per answer.
 ANSWER_TOKENS: Final = 32
 HOST_WORKERS: Final = 8
 LEASE_MS: Final = 30_000
-#: Leases are renewed at a third of the way, and once a second where there are new counts.
+#: Leases are renewed after a third of their time, and once a second if counts have changed.
 _RENEW_S: Final = LEASE_MS / 3000
 _COUNT_S: Final = 1.0
 _BLOCK_MS: Final = 1_000
@@ -57,12 +57,12 @@ _RECV_BYTES: Final = 1 << 20
 
 
 def answer(prompt: bytes) -> bytes:
-    """What a played worker answers to a packed prompt, packed."""
+    """A played worker's packed answer to a packed prompt."""
     return prompt[: 4 * ANSWER_TOKENS]
 
 
 class PlayedWorker:
-    """One worker: its lane, and what the roster says of it."""
+    """One worker: its lane and its roster entry."""
 
     def __init__(
         self, scripts: Scripts, info: WorkerInfo, step: int, address: tuple[str, int]
@@ -81,13 +81,13 @@ class PlayedWorker:
         self._ask()
 
     def _ask(self) -> None:
-        """Wait for what comes onto the lane, as a lane reader does."""
+        """Start a blocking read of the lane, like a lane reader."""
         lane = self._scripts.keys.lane(self.worker)
         words: Any = ("XREAD", "COUNT", StreamReader.count, "BLOCK", _BLOCK_MS, "STREAMS", lane)
         self.socket.sendall(hiredis.pack_command((*words, self._last)))
 
     def take(self) -> None:
-        """Take what has come, once it is whole, and make a step where it is enough for one."""
+        """Take a complete reply to the read, and make a step if there are enough requests."""
         data = self.socket.recv(_RECV_BYTES)
         if not data:
             raise ConnectionError(f"{self.worker}: the broker has closed the connection")
@@ -131,7 +131,7 @@ class PlayedWorker:
         )
 
     def entry(self) -> bytes:
-        """What the roster should say of it now."""
+        """Its current roster entry."""
         tally = WorkerTotals(finished=self.finished, tokens=ANSWER_TOKENS * self.finished)
         return encode_worker(msgspec.structs.replace(self._info, tally=tally))
 
@@ -147,7 +147,7 @@ def _assignments(entries: Sequence[Any]) -> Iterator[Assignment]:
 
 
 class PlayedHost:
-    """A controller with some workers, whose leases it keeps."""
+    """A controller, which keeps the leases of some workers."""
 
     def __init__(
         self,
@@ -163,10 +163,10 @@ class PlayedHost:
         scripts.publish_host(self._info)
         self.workers = [PlayedWorker(scripts, info, step, address) for info in infos]
         self._renewed_at = time.monotonic()
-        self._shown = 0  # results that the roster knows of
+        self._shown = 0  # results counted in the roster
 
     def keep(self, now: float) -> None:
-        """Renew the leases, when that is due."""
+        """Renew the leases if due."""
         finished = sum(one.finished for one in self.workers)
         pause_s = _COUNT_S if finished != self._shown else _RENEW_S
         if now - self._renewed_at < pause_s:
@@ -204,7 +204,7 @@ def _info(host: str, slots: int, device: int) -> WorkerInfo:
 
 
 def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) -> None:
-    """Play so many workers in each yard, until the process is ended."""
+    """Play ``workers`` workers in each yard until the process is ended."""
     # No `threading.Event`: one signal may interrupt the handler of the other, which holds its lock.
     is_at_rest, bell = False, WakeupPipe()
 
@@ -224,7 +224,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
         infos = [_info(name, slots, at) for at in range(min(HOST_WORKERS, workers - first))]
         hosts.append(PlayedHost(Scripts(connection, Keys(yard)), name, infos, step, address))
     with selectors.DefaultSelector() as selector:
-        # A signal alone does not end `select`: it goes on for what is left of its time.
+        # A signal alone does not end `select`, which continues for its remaining time.
         selector.register(bell, selectors.EVENT_READ, bell.clear)
         for host in hosts:
             for worker in host.workers:
@@ -233,7 +233,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
             host.keep(time.monotonic())
             pause_s = _COUNT_S / len(hosts)
             if is_at_rest:
-                # Not a sleep: the end of a rest must be heard at once, it is where a clock begins.
+                # Not a sleep: the end of a rest must take effect immediately; timing starts then.
                 bell.wait(pause_s)
                 continue
             for key, _ in selector.select(pause_s):
@@ -241,7 +241,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
 
 
 def main() -> None:
-    """Until SIGTERM."""
+    """Run until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     collect_seldom()
     url, workers, slots, step, *yards = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""Whether several yards on one broker are as fast as one; see `benchmarks.scale`."""
+"""Measures whether several yards on one broker are as fast as one; see `benchmarks.scale`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
 YARDS: Final = 8
-#: Workers, and requests under way, of all yards together.
+#: Workers, and requests under way, all yards together.
 WORKERS: Final = 16
 WINDOW: Final = 4096
 
 
 def measure(broker: EmbeddedBroker, requests: int) -> tuple[Throughput, Throughput]:
-    """The same load on one yard and on several: as many clients, workers and requests."""
+    """Put the same load on one yard and on several, with as many clients, workers and requests."""
     progress(f"{YARDS} yards and one")
     one = _run(broker, 1, requests)
     return one, _run(broker, YARDS, requests)
@@ -37,7 +37,7 @@ def _run(broker: EmbeddedBroker, count: int, requests: int) -> Throughput:
         def ask(each: int) -> int:
             return sum(threads.map(lambda one: one.many(each, WINDOW // YARDS), asking))
 
-        ask(WINDOW // YARDS)  # everybody is warm
+        ask(WINDOW // YARDS)  # warm-up
         pids = {"clients": [os.getpid()], "workers": [yards.fleet], **yards.pids}
         return measure_throughput(pids, lambda: ask(requests // YARDS))
 
@@ -47,7 +47,7 @@ def _asker(yards: Yards, at: int) -> Client:
 
 
 def figures(runs: Sequence[tuple[Throughput, Throughput]]) -> dict[str, float]:
-    """Medians over the rounds, and of neighbouring runs the ratio."""
+    """Medians over the rounds; ratios are within a round."""
     found: dict[str, float] = {}
     for at, name in enumerate(("one", "many")):
         found[f"{name}_per_s"] = median(pair[at].per_s for pair in runs)

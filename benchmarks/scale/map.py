@@ -1,4 +1,4 @@
-"""Whether a client's `map` and the services stay flat in memory; see `benchmarks.scale`.
+"""Measures whether the memory of `map` and the services stays flat; see `benchmarks.scale`.
 
 python -m benchmarks.scale.map URL YARD PROMPTS PIDS REPORT
 """
@@ -21,11 +21,11 @@ from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
-#: Where memory is looked at, in percent of the prompts.
+#: When to look at memory, in percent of the prompts.
 LOOKS: Final = (10, 50, 100)
-#: Short, since a million of them should pass in minutes.
+#: Short, so that a million of them take minutes.
 _PROMPT: Final = (1, 2, 3, 4, 5, 6, 7, 8)
-#: Results are kept for so long: what the broker holds is then what came in this time.
+#: Short, so that the broker keeps only the results of the last seconds.
 RESULT_TTL_S: Final = 5
 _TIMEOUT_S: Final = 1200.0
 
@@ -34,7 +34,7 @@ SnapshotHistory = list[dict[str, int]]
 
 
 def measure(broker: EmbeddedBroker, count: int) -> SnapshotHistory:
-    """Run a `map` over so many prompts in a process of its own."""
+    """Run a `map` over ``count`` prompts in its own process."""
     progress(f"map: {count:,}")
     with scale_yards(broker, Fleet()) as yards:
         pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
@@ -44,12 +44,12 @@ def measure(broker: EmbeddedBroker, count: int) -> SnapshotHistory:
 
 
 def grown(looks: SnapshotHistory) -> dict[str, float]:
-    """By process: memory at the end over that at the first look."""
+    """Memory at the last look relative to the first, by process."""
     return {name: looks[-1][name] / looks[0][name] for name in looks[0]}
 
 
 def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> SnapshotHistory:
-    """Ask, check, and look at all processes on the way."""
+    """Send the prompts, check the answers, and look at the memory of all processes meanwhile."""
     expected = unpack_tokens(answer(pack_tokens(_PROMPT)))
     at = {count * percent // 100 for percent in LOOKS}
     looks: SnapshotHistory = []
@@ -66,7 +66,7 @@ def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> SnapshotHis
 
 
 def main() -> None:
-    """Write what was seen as JSON."""
+    """Write the measurements as JSON."""
     url, yard, count, told, report = sys.argv[1:]
     pids: dict[str, Any] = {"client": os.getpid()}
     for pair in told.split(","):

@@ -1,4 +1,4 @@
-"""What `benchmarks.scale` should show: pure functions of its figures."""
+"""The targets of `benchmarks.scale`: pure functions of its figures."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ Part = Literal["workers", "backlog", "clients", "map", "yards"]
 #: By size, by name.
 Figures = Mapping[str, Mapping[str, float]]
 
-#: Cost of a request with 1,000 workers over that with 2, where steps carry as many results.
+#: Cost of a request with 1,000 workers relative to 2, with equally many results per step.
 WORKERS_RATIO: Final = 1.3
 #: Bytes of a waiting request beyond its payload.
 BYTES: Final = 400.0
-#: Of fewer than so many what a broker takes anyway is seen, too.
+#: With fewer waiting requests, the broker's fixed memory distorts the figure.
 LEAST_WEIGHED: Final = 100_000
-#: How far rate and latency may be off those of an empty yard.
+#: Largest deviation of rate and latency from those of an empty yard.
 BACKLOG_SHARE: Final = 0.1
-#: How far memory may grow from the first look to the last.
+#: Largest growth of memory from the first look to the last.
 FLAT: Final = 1.1
 
 
 def missed(part: Part, figures: Figures) -> list[str]:
-    """Targets that do not hold, or could not be looked at, in words."""
+    """Targets that were missed or not measured, in words."""
     return list(_CHECKS[part](figures)) if part in _CHECKS else []
 
 
 def has_targets(part: Part) -> bool:
-    """Whether anything is expected of a part."""
+    """Whether a part has targets."""
     return part in _CHECKS
 
 

@@ -1,4 +1,4 @@
-"""What a request costs, and what a second costs, as the workers grow; see `benchmarks.scale`."""
+"""Measures the cost of a request and of a second as workers grow; see `benchmarks.scale`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tokenyard.process.embedded_broker import EmbeddedBroker
 from worker.host.roster_entry import lane_limit
 
 SLOTS: Final = 16
-#: Requests that wait beside those on the lanes.
+#: Waiting requests, in addition to those on the lanes.
 WAITING: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One yard with so many workers."""
+    """The measurements at one number of workers."""
 
-    full: Throughput  # every lane full, each step of as many results as the worker has slots
+    full: Throughput  # full lanes; each step has as many results as the worker has slots
     spread: Throughput  # `WAITING` requests over all lanes, answered as they are read
-    idle_s: Mapping[str, float]  # processor seconds for each second, by process
+    idle_s: Mapping[str, float]  # processor seconds per idle second, by process
     joined_s: float
 
 
 def measure(broker: EmbeddedBroker, workers: int, requests: int, idle_s: float) -> Run:
-    """All loads on new yards with so many workers."""
+    """Measure all loads on new yards with ``workers`` workers."""
     progress(f"workers: {workers:,}")
     full, idle, joined_s = _full(broker, workers, requests, idle_s)
     return Run(full, _spread(broker, workers, requests), idle, joined_s)
@@ -45,7 +45,7 @@ def _full(
         joined_s = time.perf_counter() - began
         with Client(yards.url, yard=yards.names[0]) as client:
             asker = Asker(client)
-            asker.many(window, window)  # everybody is warm
+            asker.many(window, window)  # warm-up
             before = cpu_seconds(yards.pids)
             time.sleep(idle_s)
             after = cpu_seconds(yards.pids)

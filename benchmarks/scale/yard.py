@@ -1,4 +1,4 @@
-"""Yards for `benchmarks.scale`: coordinators, and one process that plays all their workers."""
+"""Yards for `benchmarks.scale`: coordinators, and one process that plays all workers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
 PROMPT_TOKENS: Final = 128
-#: Prompts differ, but not all: making and checking them must not cost more than asking.
+#: Distinct prompts; few, so that making and checking them costs less than the requests.
 PROMPTS: Final = 64
-#: More than any part lets wait, requests and tokens.
+#: Queue limits beyond the backlog of any part.
 _ROOM: Final = ("--max-num-queued-reqs", "3000000", "--max-num-queued-tokens", "1000000000")
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers of each yard: how many, of how many slots, and results that make a step."""
+    """The workers of each yard: their number, slots, and results per step."""
 
     workers: int = 2
     slots: int = 256
@@ -40,32 +40,32 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Yards:
-    """Yards on one broker, each with a coordinator and workers of its own."""
+    """Yards on one broker, each with its own coordinator and workers."""
 
     url: str
     names: Sequence[str]
     coordinators: Sequence[int]
     fleet: int
     broker: int
-    is_well: Callable[[], bool]  # raises `ChildProcessError` with the last words of who has ended
+    is_well: Callable[[], bool]  # raises `ChildProcessError` with the log of an ended process
 
     @property
     def pids(self) -> dict[str, list[int]]:
-        """Processes of the services, by name."""
+        """Process ids of the services, by name."""
         return {"coordinator": list(self.coordinators), "broker": [self.broker]}
 
     def rest(self) -> None:
-        """Have the workers take nothing more."""
+        """Stop the workers from taking requests."""
         os.kill(self.fleet, signal.SIGUSR1)
 
     def work(self) -> None:
-        """Have them work again."""
+        """Let the workers take requests again."""
         os.kill(self.fleet, signal.SIGUSR2)
 
 
 @contextmanager
 def scale_yards(broker: EmbeddedBroker, fleet: Fleet, count: int = 1) -> Iterator[Yards]:
-    """So many new yards, once all their workers are there."""
+    """Run ``count`` new yards; yields them once all their workers are in the roster."""
     names = [f"scale-{secrets.token_hex(4)}" for _ in range(count)]
     counts = map(str, (fleet.workers, fleet.slots, fleet.step))
     programs = {
@@ -99,13 +99,13 @@ def scale_yards(broker: EmbeddedBroker, fleet: Fleet, count: int = 1) -> Iterato
 
 
 def prompts() -> list[list[int]]:
-    """Different prompts, the same in each run."""
+    """Distinct prompts, the same in each run."""
     draw = random.Random(128)
     return [[draw.randrange(32_000) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
 
 
 class Asker:
-    """Asks a yard and checks each answer."""
+    """Sends requests to a yard and checks each answer."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -113,7 +113,7 @@ class Asker:
         self._answers = [unpack_tokens(answer(pack_tokens(one))) for one in self._prompts]
 
     def many(self, requests: int, window: int) -> int:
-        """Ask so often, with at most ``window`` under way; how often that was."""
+        """Send requests with at most ``window`` under way; returns their number."""
         asked = (self._prompts[at % PROMPTS] for at in range(requests))
         count = 0
         for number, result in self._client.map(asked, window=window, max_tokens=32):
@@ -128,9 +128,9 @@ class Asker:
 def costs_us(
     cpu_s: Mapping[str, float], idle_s: Mapping[str, float], seconds: float, requests: int
 ) -> dict[str, float]:
-    """What a request costs each process, in µs, beyond what each second costs anyway.
+    """CPU time per request of each process in µs, without its idle cost per second.
 
-    On a slow machine a request else pays for more of the leases and looks that go on meanwhile.
+    Otherwise a request on a slow machine pays for more of the concurrent leases and polls.
     """
     return {
         name: 1e6 * max(0.0, cpu_s[name] - idle_s[name] * seconds) / requests for name in idle_s
@@ -138,5 +138,5 @@ def costs_us(
 
 
 def progress(words: str) -> None:
-    """Say on standard error what is being done."""
+    """Print the current step on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""Tokens a second and latency, against vLLM's own ways to serve."""
+"""Measures tokens per second and latency, compared with vLLM's own ways to serve."""

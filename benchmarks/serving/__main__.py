@@ -1,12 +1,13 @@
-"""What is left of vLLM's speed behind Tokenyard? Tokens/s, and the time to each token.
+"""How much of vLLM's speed remains behind Tokenyard? Tokens/s, and the time to each token.
 
-One real engine, asked through the whole of Tokenyard, called directly in three ways, and behind
-`vllm serve`; whole answers and streams; sums with known answers, and 512 tokens in, 128 out on a
-Llama of random weights. Then all streams at the same offered load. Every answer is checked.
+One real engine is used through all of Tokenyard, called directly in three ways, and behind `vllm
+serve`, with whole answers and with streams. The workloads are sums with known answers, and 512
+tokens in, 128 out on a Llama of random weights. Then all sides stream at the same offered load.
+Every answer is checked.
 
     python -m benchmarks.serving [--shape 1b] [--rounds 3] [--json] [--quick]
 
-With a shape the Llama is of a real size, and the sides run one after the other, as a GPU has room.
+With a shape, the Llama has a real size, and the sides run in sequence, as the GPU has room.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from benchmarks.yard import end_in_order
 
 Round = Mapping[str, Outcome]
 
-#: How the table calls the sides: first those with whole answers, then those that stream.
+#: The sides with their names in the table, first those with whole answers, then streams.
 SIDES: Final = {
     "generate": "LLM.generate",
     "tokenyard": "Tokenyard",
@@ -48,7 +49,7 @@ SIDES: Final = {
     "async": "AsyncLLM",
     "serve_stream": "vllm serve, streaming",
 }
-#: Name of a ratio: what of ours is divided by what.
+#: Ratio -> numerator (Tokenyard's side) and denominator.
 RATIOS: Final = {
     "ratio_to_generate": ("tokenyard", "generate"),
     "ratio_to_serve": ("tokenyard", "serve"),
@@ -59,20 +60,20 @@ RATIOS: Final = {
 }
 _SEED: Final = 6
 _LEAST_PACED: Final = 8
-#: Of what the slowest can stream.
+#: Offered load, relative to what the slowest side can stream.
 _OFFERED: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is asked."""
+    """The size of a measurement."""
 
     rounds: int
     short_requests: int
     long_requests: int
-    paced_s: float  # for each side and round
-    candidates: int  # prompts of the long workload from which those with clear answers are taken
-    short_parts: Sequence[str]  # who takes part beside Tokenyard
+    paced_s: float  # per side and round
+    candidates: int  # prompts of the long workload; only those with clear answers are used
+    short_parts: Sequence[str]  # participants besides Tokenyard
     long_parts: Sequence[str]
 
 
@@ -86,7 +87,7 @@ class Report:
 
 
 def plan_for(rounds: int, *, quick: bool) -> Plan:
-    """Starting engines takes most of the time: the smallest has as few as check all our ways."""
+    """The plan; ``quick`` has the fewest engines that cover all code, as their start dominates."""
     if quick:
         return Plan(1, 256, 16, 2.0, 48, (), ("program",))
     everybody = ("program", "async", "serve", "workers")
@@ -94,7 +95,7 @@ def plan_for(rounds: int, *, quick: bool) -> Plan:
 
 
 def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
-    """All requests at once, to one side after the other."""
+    """Submit all requests together, to one side after another."""
     sides = [side for side in SIDES if side in stage.sides]
     for side in sides:
         stage.put(side, stage.load(min(requests, 128), streams=side in STREAMED))  # warms up
@@ -105,7 +106,7 @@ def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
 
 
 def measure_paced(stage: Stage, requests: int, rounds: int, rate: float) -> list[Round]:
-    """Streams that begin at random moments, the same ones for all."""
+    """Start streams at random times, which are the same for all sides."""
     load = stage.load(requests, streams=True, arrivals_s=poisson(requests, rate, _SEED))
     return [
         {side: stage.put(side, load) for side in STREAMED if side in stage.sides}
@@ -114,7 +115,7 @@ def measure_paced(stage: Stage, requests: int, rounds: int, rate: float) -> list
 
 
 def measure_long(stage: Stage, plan: Plan) -> Report:
-    """As fast as it goes, and then at half of what the slowest can stream."""
+    """Measure at full load, then at half of what the slowest side can stream."""
     full = measure_full(stage, plan.long_requests, plan.rounds)
     streamed = [side for side in STREAMED if side in stage.sides]
     rate = _OFFERED * min(_median(full, side, attrgetter("requests_per_s")) for side in streamed)
@@ -123,7 +124,7 @@ def measure_long(stage: Stage, plan: Plan) -> Report:
 
 
 def measure(plan: Plan) -> dict[str, Report]:
-    """Both workloads, one after the other."""
+    """Measure both workloads in sequence."""
     with arithmetic_stage(plan.short_parts) as stage:
         short = Report(measure_full(stage, plan.short_requests, plan.rounds))
     with long_stage(plan.long_parts, plan.candidates) as stage:
@@ -131,7 +132,7 @@ def measure(plan: Plan) -> dict[str, Report]:
 
 
 def summary(reports: Mapping[str, Report]) -> dict[str, float]:
-    """The figures, medians over the rounds; those without a prefix are of the long workload."""
+    """Medians over the rounds; figures without a prefix are of the long workload."""
     figures: dict[str, float] = {}
     for prefix, report in reports.items():
         named = {**_speeds(report.full), **_ratios(report.full), **_times(report.paced)}
@@ -150,7 +151,7 @@ def _speeds(rounds: Sequence[Round]) -> dict[str, float]:
 
 
 def _ratios(rounds: Sequence[Round]) -> dict[str, float]:
-    """Each within its round, so that a machine that is busy for a while favours nobody."""
+    """Ratios within each round, so that a temporarily busy machine favours no side."""
     return {
         name: statistics.median(one[theirs].seconds / one[ours].seconds for one in rounds)
         for name, (ours, theirs) in RATIOS.items()
@@ -171,7 +172,7 @@ def _times(rounds: Sequence[Round]) -> dict[str, float]:
 
 
 def _prefix(side: str) -> str:
-    """Before the names of a side's figures of speed."""
+    """The prefix of the names of a side's speeds."""
     return "" if side == "tokenyard" else f"{side.removeprefix('tokenyard_')}_"
 
 
@@ -184,7 +185,7 @@ def _percentile(values: Sequence[float], percent: int) -> float:
 
 
 def show(figures: Mapping[str, Any], plan: Plan, threads: int) -> None:
-    """The figures as tables."""
+    """Print the figures as tables."""
     for prefix, title, requests in (
         ("arithmetic_", "sums", plan.short_requests),
         ("", "512/128", plan.long_requests),
@@ -233,7 +234,7 @@ def _time_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
 
 
 def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
-    """A Llama of a real size; exits with failure where a side did."""
+    """Measure a Llama of a real size; exits with failure if a side fails."""
     plan = plan_for_shape(name, rounds, limit_s, quick=quick)
     found = measure_shape(plan, lambda so_far: save(serving_figures.summary(so_far, plan)))
     figures = serving_figures.summary(found, plan)

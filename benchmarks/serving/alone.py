@@ -1,4 +1,4 @@
-"""The engines of `serving.py --shape`: as many at a time as a GPU has room for."""
+"""The engines of `serving.py --shape`, as many at a time as the GPU has room for."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.serving.http import http_server
 from benchmarks.serving.stage import Side, family
 from benchmarks.serving.yard import tokenyard
 
-#: What is started together.
+#: Engines, each of which has one or more sides.
 Engine = Literal["program", "async", "serve", "tokenyard"]
-#: Waits until an engine is ready; its sides.
+#: Waits until an engine is ready; returns its sides.
 Ready = Callable[[], Mapping[str, Side]]
-#: The sides of each, by the names of `serving.SIDES`; the first ones are the least to be missed.
+#: The sides of each engine, named as in `serving.SIDES`; the most important first.
 OF_ENGINE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "program": ("generate", "stepped"),
     "tokenyard": ("tokenyard", "tokenyard_stream"),
@@ -28,7 +28,7 @@ OF_ENGINE: Final[Mapping[Engine, tuple[str, ...]]] = {
 
 
 def begin(engine: Engine, workload: Workload, stack: ExitStack) -> Ready:
-    """Start an engine, which ends with the stack; a yard starts when it is waited for."""
+    """Start an engine, which ends with the stack; a yard starts only when it is waited for."""
     if engine == "tokenyard":
         return partial(_yard, workload, stack)
     if engine == "serve":

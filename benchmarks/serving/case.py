@@ -1,4 +1,4 @@
-"""What the parts of `serving.py` share: what is asked, how fast, and what came of it."""
+"""Shared by the parts of `serving.py`: tasks, loads and outcomes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from worker.models import ModelSpec
 
-#: For anything that the benchmark waits for.
+#: Timeout of every wait.
 TIMEOUT_S: Final = 300.0
 _SHOWN_FAULTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt, the only right answer, and how many tokens that has; text, or token ids."""
+    """A prompt, its only right answer, and the answer's number of tokens; text or token ids."""
 
     prompt: str | list[int]
     answer: str | list[int]
@@ -25,13 +25,13 @@ class Task:
 
     @property
     def is_text(self) -> bool:
-        """Whether text is asked for."""
+        """Whether the answer is text."""
         return isinstance(self.answer, str)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model, and how it is asked: greedily, so that there is one right answer to a prompt."""
+    """A model and its sampling: greedy, so that a prompt has one right answer."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Workload:
     ignores_eos: bool
 
     def sampling(self) -> dict[str, Any]:
-        """Sampling parameters, by the names that all sides use."""
+        """Sampling parameters by the names that all sides use."""
         return {
             "temperature": 0.0,
             "max_tokens": self.max_tokens,
@@ -50,16 +50,16 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One request for each task: all at once, or one by one where there are arrivals."""
+    """One request per task, all together, or at the times in ``arrivals_s``."""
 
     tasks: Sequence[Task]
     streams: bool = False
-    arrivals_s: Sequence[float] = ()  # seconds from the beginning
+    arrivals_s: Sequence[float] = ()  # seconds from the start
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a load, timed by who asked."""
+    """The outcome of a load, timed by the client."""
 
     seconds: float  # from the first request to the last answer
     tokens: int
@@ -67,47 +67,47 @@ class Outcome:
     faults: Sequence[str] = ()  # wrong answers in words
     ttft_ms: Sequence[float] = ()
     itl_ms: Sequence[float] = ()
-    cpu_s: float = 0.0  # of all processes of the side, with that of who asked
-    broker_cpu_s: float = 0.0  # the broker's part of it, where there is one
+    cpu_s: float = 0.0  # of all processes of the side, including the client's
+    broker_cpu_s: float = 0.0  # the broker's part of it, if there is a broker
 
     @property
     def cpu_us_per_token(self) -> float:
-        """What a token costs, whatever else keeps the machine busy."""
+        """CPU time per token in µs, which does not depend on the machine's other load."""
         return 1e6 * self.cpu_s / self.tokens
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of the answers."""
+        """Tokens of the answers per second."""
         return self.tokens / self.seconds
 
     @property
     def requests_per_s(self) -> float:
-        """Answers."""
+        """Answers per second."""
         return self.requests / self.seconds
 
 
 @dataclass(slots=True)
 class Stream:
-    """The times of one request, and what has come."""
+    """The pieces of one answer, and their times."""
 
     began: float
     pieces: list[str | list[int]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
     def note(self, piece: str | list[int], now: float) -> None:
-        """A piece has come."""
+        """Record a piece."""
         if piece:
             self.pieces.append(piece)
             self.times.append(now)
 
     def answer(self, task: Task) -> str | list[int]:
-        """The pieces together."""
+        """The joined pieces."""
         if task.is_text:
             return "".join(piece for piece in self.pieces if isinstance(piece, str))
         return [token for piece in self.pieces if not isinstance(piece, str) for token in piece]
 
     def gaps_ms(self) -> list[float]:
-        """From token to token; tokens of one piece come at once, so between them is nothing."""
+        """Milliseconds from token to token; 0 between tokens of one piece."""
         gaps: list[float] = []
         for at, piece in enumerate(self.pieces):
             if at:
@@ -117,7 +117,7 @@ class Stream:
 
 
 def outcome(tasks: Sequence[Task], streams: Sequence[Stream], seconds: float) -> Outcome:
-    """Check all answers, and take the times together."""
+    """Check all answers and collect the times."""
     answers = [stream.answer(task) for task, stream in zip(tasks, streams, strict=True)]
     return Outcome(
         seconds,
@@ -130,7 +130,7 @@ def outcome(tasks: Sequence[Task], streams: Sequence[Stream], seconds: float) ->
 
 
 def faults(tasks: Sequence[Task], answers: Sequence[str | list[int]]) -> list[str]:
-    """Wrong answers in words: how many, and the first of them."""
+    """Describe wrong answers: their number, and the first."""
     wrong = [
         f"{_short(task.prompt)} was answered {_short(answer)}, not {_short(task.answer)}"
         for task, answer in zip(tasks, answers, strict=True)
@@ -145,7 +145,7 @@ def _short(said: str | list[int]) -> str:
 
 
 def poisson(requests: int, rate: float, seed: int) -> list[float]:
-    """When requests come that nobody arranges, in seconds; the same for the same seed."""
+    """Random arrival times (Poisson) in seconds, determined by the seed."""
     draw = random.Random(seed)
     gaps = (draw.expovariate(rate) for _ in range(requests))
     return list(itertools.accumulate(gaps))

@@ -1,7 +1,7 @@
-"""The interpreter of an engine that is called directly, and who gives it orders.
+"""The interpreter of an engine that is called directly, and its control.
 
-The program's arguments: the way in which it is called, the workload as JSON, and the descriptor
-of a pipe on which orders come and outcomes go, as JSON too.
+The program's arguments: the kind of engine, the workload as JSON, and the descriptor of a pipe for
+orders and outcomes, also as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Way = Literal["generate", "stepped", "streamed", "clear"]
 T = TypeVar("T")
 
 _STOP_S: Final = 20.0
-#: `LLM` has its engine in its own process, as Tokenyard's workers do; `AsyncLLM` cannot.
+#: `LLM` runs its engine in its own process, like Tokenyard's workers; `AsyncLLM` cannot.
 _ENVIRONMENT: Final[Mapping[Kind, Mapping[str, str]]] = {
     "program": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     "async": {},
@@ -35,14 +35,14 @@ _ENVIRONMENT: Final[Mapping[Kind, Mapping[str, str]]] = {
 
 
 class Order(msgspec.Struct):
-    """Put this load on the engine, in this way."""
+    """A load to put on the engine, and the way."""
 
     way: Way
     load: Load
 
 
 class Child:
-    """An engine in its own interpreter; it starts at once, and is heard when it is ready."""
+    """An engine in its own interpreter, which starts immediately and reports when it is ready."""
 
     def __init__(self, kind: Kind, process: subprocess.Popen[bytes], log: Path, pipe: Any) -> None:
         self._kind = kind
@@ -52,19 +52,19 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         return self._process.pid
 
     def wait_until_ready(self) -> None:
-        """Its model is loaded."""
+        """Wait until its model is loaded."""
         self._hear(bool)
 
     def run(self, way: Way, load: Load) -> Outcome:
-        """Put a load on it."""
+        """Put a load on the engine."""
         return self._ask(Order(way, load), Outcome)
 
     def clear_answers(self, load: Load) -> list[list[int]]:
-        """Greedy answers, empty where a token was a close decision."""
+        """Greedy answers; empty if a token was a close decision."""
         return self._ask(Order("clear", load), list[list[int]])
 
     def _ask(self, order: Order, kind: type[T]) -> T:
@@ -72,7 +72,7 @@ class Child:
         return self._hear(kind)
 
     def _hear(self, kind: type[T]) -> T:
-        """Raises `ChildProcessError` where it has ended, `TimeoutError` where it says nothing."""
+        """Receive a reply; raises `ChildProcessError` if the child has ended, `TimeoutError`."""
         try:
             if not self._pipe.poll(TIMEOUT_S):
                 raise TimeoutError(f"the {self._kind} engine says nothing:\n{self._words()}")
@@ -107,7 +107,7 @@ def engine_child(kind: Kind, workload: Workload) -> Iterator[Child]:
 
 
 def main() -> None:
-    """The program: load, say so, and carry out orders until the pipe is closed."""
+    """Load the engine, report ready, and carry out orders until the pipe closes."""
     end_in_order()
     kind, told, descriptor = sys.argv[1:]
     workload = msgspec.json.decode(told, type=Workload)

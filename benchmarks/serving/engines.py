@@ -1,7 +1,7 @@
-"""vLLM without anything around it, called in the three ways in which programs call it.
+"""Plain vLLM, called in the three ways in which programs call it.
 
-`LLM.generate`, which gives whole answers; its engine stepped in a thread that hands each token to
-asyncio; and `AsyncLLM`, whose engine core is a process of its own.
+The ways: `LLM.generate`, which returns whole answers; its engine stepped in a thread that passes
+each token to asyncio; and `AsyncLLM`, whose engine core is a separate process.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from benchmarks.serving.case import Load, Outcome, Task, Workload, engine_argume
 from benchmarks.serving.load import Pieces, put_load
 from worker.engines.cpu_features import request_amx
 
-#: The best and the second token of a clear answer differ by so much at least, in ln(probability).
-#: Sums of 32 bit in another order, as another batch has it, change it by far less.
+#: Least difference in ln(probability) between the best and the second token of a clear answer.
+#: Another batch reorders 32-bit sums, which changes it far less.
 CLEAR: Final = 1e-3
 
 
 def parameters(workload: Workload, task: Task, **changes: Any) -> SamplingParams:
-    """What a request asks of vLLM."""
+    """The sampling parameters of a request, for vLLM."""
     return SamplingParams(**workload.sampling(), detokenize=task.is_text, **changes)
 
 
 class Program:
-    """A `vllm.LLM` in this process: asked at once, or stepped in a thread."""
+    """A `vllm.LLM` in this process: called with all prompts, or stepped in a thread."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -46,11 +46,11 @@ class Program:
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Free the engine."""
         self._runner.close()
 
     def generate(self, load: Load) -> Outcome:
-        """`LLM.generate` with all prompts."""
+        """Call `LLM.generate` with all prompts."""
         tasks = load.tasks
         began = time.perf_counter()
         answers = self._generate(tasks)
@@ -69,7 +69,7 @@ class Program:
         ]
 
     def clear(self, load: Load) -> list[list[int]]:
-        """The greedy answer to each, empty where a token was a close decision."""
+        """The greedy answer to each prompt; empty if a token was a close decision."""
         prompts: Any = [_prompt(task) for task in load.tasks]
         params = SamplingParams(**self._workload.sampling(), detokenize=False, logprobs=2)
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
@@ -83,7 +83,7 @@ class Program:
         return found
 
     def stepped(self, load: Load) -> Outcome:
-        """`LLMEngine.step` in a thread, each token handed over."""
+        """Call `LLMEngine.step` in a thread that passes on each token."""
         return self._runner.run(self._stepped(load))
 
     async def _stepped(self, load: Load) -> Outcome:
@@ -102,7 +102,7 @@ class _Asked:
 
 
 class Stepper:
-    """The thread that steps, and the way of its outputs to asyncio: one call for each step."""
+    """A thread that steps an engine and passes its outputs to asyncio, with one call per step."""
 
     def __init__(self, llm: LLM, workload: Workload, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = llm.llm_engine
@@ -125,7 +125,7 @@ class Stepper:
         return [_drain(one.pieces) for one in asked]
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -170,7 +170,7 @@ async def _drain(pieces: asyncio.Queue[Any]) -> Pieces:
 
 
 class Async:
-    """`AsyncLLM`, which tells each token."""
+    """An `AsyncLLM`, which streams each token."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -185,12 +185,12 @@ class Async:
         return AsyncLLM.from_engine_args(arguments)
 
     def close(self) -> None:
-        """End its process."""
+        """Stop its process."""
         self._engine.shutdown()
         self._runner.close()
 
     def streamed(self, load: Load) -> Outcome:
-        """One `generate` for each request."""
+        """Call `generate` once per request."""
         return self._runner.run(put_load(self, load))
 
     async def ask(self, tasks: Sequence[Task]) -> Sequence[Pieces]:

@@ -1,4 +1,4 @@
-"""The figures of `serving.py --shape`, of what has been measured so far, and their tables."""
+"""The figures of `serving.py --shape` so far, and their tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.serving.alone import OF_ENGINE
 from benchmarks.serving.case import Outcome
 from benchmarks.serving.shape import ANSWER_TOKENS, PROMPT_TOKENS, Found, Plan
 
-#: How the tables call the sides: first those with whole answers, then those that stream.
+#: The sides with their names in the tables, first those with whole answers, then streams.
 SIDES: Final = {
     "generate": "LLM.generate",
     "tokenyard": "Tokenyard",
@@ -23,7 +23,7 @@ SIDES: Final = {
     "serve_stream": "vllm serve, streaming",
 }
 STREAMED: Final = ("stepped", "tokenyard_stream", "async", "serve_stream")
-#: What of ours is divided by what, and what is wanted.
+#: Ratio -> numerator (Tokenyard's side), denominator and target.
 RATIOS: Final = {
     "ratio_to_generate": ("tokenyard", "generate", 0.9),
     "ratio_to_serve": ("tokenyard", "serve", 3.0),
@@ -34,14 +34,14 @@ RATIOS: Final = {
 UNITS: Final = ("requests_per_s", "tokens_per_s", "cpu_us_per_token")
 TIMES: Final = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
 BROKER: Final = ("broker_us_per_token", "token_ms", "broker_share", "broker_core_share")
-#: The most that the broker may have of a token.
+#: Largest share of the broker in a token.
 WANTED_BROKER_SHARE: Final = 0.02
 
 Figures = dict[str, Any]
 
 
 def summary(found: Found, plan: Plan) -> Figures:
-    """For ``--json``: null is what could not be measured, and `reasons` says why."""
+    """The figures for ``--json``, null if not measured, with the reasons in `reasons`."""
     figures: Figures = {"shape": plan.shape.name, "machine": machine_facts()}
     figures |= {"requests": plan.requests, "concurrent": plan.concurrent, "failed": found.failed}
     figures |= {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS}
@@ -55,7 +55,7 @@ def summary(found: Found, plan: Plan) -> Figures:
 
 
 def _promised() -> dict[str, Sequence[str]]:
-    """All figures, with the sides that each needs."""
+    """All figures, each with the sides that it needs."""
     speeds = {f"{_prefix(side)}{unit}": (side,) for side in SIDES for unit in UNITS}
     ratios = {name: (ours, theirs) for name, (ours, theirs, _) in RATIOS.items()}
     times = {f"{_time_prefix(side)}{kind}": (side,) for side in STREAMED for kind in TIMES}
@@ -97,10 +97,10 @@ def _times(found: Found) -> dict[str, float]:
 
 
 def _broker(found: Found) -> dict[str, float]:
-    """What the broker spends on a token that is streamed at full load.
+    """The broker's cost per token streamed at full load.
 
-    Its share of a token is the CPU time of the broker's process for one token, divided by the
-    mean time from one token of a stream to its next, both with as many streams as run at once.
+    Its share of a token is the CPU time of the broker's process per token, divided by the mean
+    time between two tokens of a stream, both with all streams running.
     """
     shares = [broker_share(one) for one in found.full.get("tokenyard_stream", ())]
     return {
@@ -111,7 +111,7 @@ def _broker(found: Found) -> dict[str, float]:
 
 
 def broker_share(outcome: Outcome) -> tuple[float, float, float, float]:
-    """CPU µs per token, ms from token to token, the first by the second; and part of a core."""
+    """CPU µs per token, ms from token to token, the first by the second, and share of a core."""
     token_s = outcome.broker_cpu_s / outcome.tokens
     gap_s = statistics.fmean(outcome.itl_ms) / 1000
     return 1e6 * token_s, 1000 * gap_s, token_s / gap_s, outcome.broker_cpu_s / outcome.seconds
@@ -134,7 +134,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def show(figures: Mapping[str, Any]) -> None:
-    """The figures as tables."""
+    """Print the figures as tables."""
     print_table(
         f"{figures['shape']}, {machine()}: {figures['requests']:,} requests at once, "
         f"{figures['concurrent']} of them run; {PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out; "

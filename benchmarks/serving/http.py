@@ -1,4 +1,4 @@
-"""`vllm serve` under a concurrent HTTP client: completions, whole or as server-sent events."""
+"""`vllm serve` with a concurrent HTTP client: completions, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Http:
 
     @property
     def pid(self) -> int:
-        """The server's first process."""
+        """The process id of the server's first process."""
         return self._server.pid
 
     def wait_until_ready(self) -> None:
-        """Its model is loaded."""
+        """Wait until its model is loaded."""
         self._server.wait_until_healthy()
 
     def run(self, load: Load) -> Outcome:
-        """Put a load on it."""
+        """Put a load on the server."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(self._run(load))
 
@@ -50,7 +50,7 @@ class Http:
 
 
 class _Asker:
-    """See `Source`; who finds all connections busy waits for one."""
+    """See `Source`; a request waits while all connections are busy."""
 
     def __init__(
         self, session: aiohttp.ClientSession, workload: Workload, *, streams: bool
@@ -90,6 +90,6 @@ def _piece(task: Task, said: Any) -> str | list[int]:
 
 @contextmanager
 def http_server(workload: Workload) -> Iterator[Http]:
-    """Start `vllm serve`; it is up when `wait_until_ready` says so."""
+    """Start `vllm serve`; it is up after `wait_until_ready`."""
     with served(workload.model, ["--disable-uvicorn-access-log"]) as server:
         yield Http(server, workload)

@@ -1,4 +1,4 @@
-"""Puts a load on whoever answers in pieces, and notes when each piece comes."""
+"""Puts a load on a source of streamed answers, and records when each piece arrives."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Pieces = AsyncIterator[str | list[int]]
 
 
 class Source(Protocol):
-    """Who answers."""
+    """Answers requests in pieces."""
 
     async def ask(self, tasks: Sequence[Task]) -> Sequence[Pieces]:
-        """Ask several at once; the pieces of each answer, as they come."""
+        """Submit several requests; returns the pieces of each answer, as they arrive."""
 
 
 async def put_load(source: Source, load: Load) -> Outcome:
-    """Ask, and hear all answers. Times are counted from when a request was due."""
+    """Submit the requests and read all answers. Times count from when a request was due."""
     streams: list[Stream] = []
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:

@@ -24,10 +24,10 @@ _WORDS: Final = (*_SPECIAL, *(f"w{number}" for number in range(508)))
 
 
 def write_model(folder: Path) -> ModelSpec:
-    """Write its files; how to load it, by everybody alike.
+    """Write the model's files; returns the spec with which all sides load it.
 
-    Without a prefix cache, since prompts come again in each round. The other limits are those that
-    vLLM would choose differently for a program, a server and Tokenyard.
+    It has no prefix cache, because prompts repeat in each round. It sets the other limits because
+    vLLM chooses different ones for a program, a server and Tokenyard.
     """
     _write_weights(folder)
     write_tokenizer(_WORDS, "<unk>", folder)
@@ -45,7 +45,7 @@ def write_model(folder: Path) -> ModelSpec:
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Different ones, the same in each run."""
+    """Distinct prompts, the same in each run."""
     draw = random.Random(PROMPT_TOKENS)
     words = range(len(_SPECIAL), len(_WORDS))
     return [draw.choices(words, k=PROMPT_TOKENS) for _ in range(count)]

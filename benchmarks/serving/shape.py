@@ -1,6 +1,6 @@
 """`serving.py --shape`: a Llama of a real size, within a time limit.
 
-The engines run in waves: those of one are on the GPU together, and idle while another is asked.
+The engines run in waves: those of a wave share the GPU, and idle while another one is measured.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _LEAST_PACED: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is asked of each side, and how long all may take."""
+    """The requests to each side, and the time limit of all."""
 
     shape: Shape
-    requests: int  # at once
-    concurrent: int  # of them run
+    requests: int  # submitted together
+    concurrent: int  # that run at the same time
     rounds: int
-    paced_s: float  # of streams at half load
+    paced_s: float  # duration of the streams at half load
     limit_s: float
     waves: Sequence[Sequence[Engine]] = (tuple(OF_ENGINE),)
     on_gpu: bool = True
@@ -44,17 +44,17 @@ class Plan:
 
 @dataclass(slots=True)
 class Found:
-    """What has been measured so far."""
+    """The measurements so far."""
 
     full: dict[str, list[Outcome]] = field(default_factory=dict)  # by side
     paced: dict[str, list[Outcome]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)  # last words by engine
+    failed: dict[str, str] = field(default_factory=dict)  # errors by engine
     offered_per_s: float | None = None
-    write_s: float | None = None  # to make the model, or to find that it is there
+    write_s: float | None = None  # to write the model, or to find it
 
 
 def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
-    """The shape itself on a GPU, and a shrunken one for a rehearsal."""
+    """The plan for a shape; ``quick`` shrinks it for a rehearsal."""
     if quick:
         shape = shrunken(SHAPES[name])
         return Plan(
@@ -67,7 +67,7 @@ def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
             waves=(("program", "tokenyard"),),
             on_gpu=on_gpu(),
         )
-    # Of 80 GB the 1B shape has room for four engines of 256 requests, the 8B shape for two of 192.
+    # 80 GB have room for four engines of 256 requests in the 1B shape, two of 192 in the 8B shape.
     is_small = name == "1b"
     return Plan(
         shape=SHAPES[name],
@@ -82,14 +82,14 @@ def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
 
 
 def workload_for(plan: Plan, path: Path) -> Workload:
-    """The model, and how it is asked."""
+    """The model and its sampling."""
     model = model_spec(plan.shape, path, plan.concurrent, gpu=plan.on_gpu)
     title = f"{PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out"
     return Workload(plan.shape.name, title, model, ANSWER_TOKENS, True)
 
 
 def tasks_for(plan: Plan) -> list[Task]:
-    """One for each request of a round."""
+    """One task per request of a round."""
     return [
         Task(prompt, plan.shape.answer(prompt[-1], ANSWER_TOKENS), ANSWER_TOKENS)
         for prompt in plan.shape.prompts(plan.requests, PROMPT_TOKENS)
@@ -97,7 +97,7 @@ def tasks_for(plan: Plan) -> list[Task]:
 
 
 def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
-    """All waves, one after the other; one that would begin too late is left out."""
+    """Run all waves in sequence; a wave that would start too late is left out."""
     found, until, before_mib = Found(), time.monotonic() + plan.limit_s, used_mib()
     with models_folder() as models:
         began = time.monotonic()
@@ -120,7 +120,7 @@ def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
 
 
 class _Run:
-    """Starts the engines of a wave, and puts the loads on their sides."""
+    """Starts the engines of a wave and puts the loads on their sides."""
 
     def __init__(
         self, plan: Plan, tasks: Sequence[Task], found: Found, save: Callable[[Found], None]
@@ -131,7 +131,7 @@ class _Run:
         self._save = save
 
     def wave(self, engines: Sequence[Engine], workload: Workload, until: float) -> float:
-        """Seconds until all were ready. One that fails is noted, and the others have their turn."""
+        """Run a wave; returns seconds until all were ready. An engine that fails is recorded."""
         began = time.monotonic()
         with ExitStack() as stack:
             begun: dict[Engine, Ready] = {}
@@ -139,7 +139,7 @@ class _Run:
                 with self._noted(engine):
                     begun[engine] = begin(engine, workload, stack)
             sides: dict[Engine, Mapping[str, Side]] = {}
-            # A yard starts when it is waited for, and should do so beside the others.
+            # A yard starts when it is waited for, so it comes first, to start beside the others.
             for engine in sorted(begun, key=lambda one: one != "tokenyard"):
                 with self._noted(engine):
                     sides[engine] = begun[engine]()
@@ -149,7 +149,7 @@ class _Run:
         return start_s
 
     def _measure(self, sides: Mapping[Engine, Mapping[str, Side]], until: float) -> None:
-        """One round, and the streams at half load, in any case; more as time is left."""
+        """Run one round and the streams at half load, then more rounds as time permits."""
         self._each(sides, self._warm_up)
         began = time.monotonic()
         self._each(sides, self._round)
@@ -175,7 +175,7 @@ class _Run:
     def _noted(self, engine: Engine) -> Iterator[None]:
         try:
             yield
-        except Exception as fault:  # noqa: BLE001 - whatever it is, the others have their turn
+        except Exception as fault:  # noqa: BLE001 - the other engines run after any failure
             self._found.failed[engine] = told(fault)
             tell(f"{engine}: FAILED: {self._found.failed[engine]}")
             self._save(self._found)
@@ -192,7 +192,7 @@ class _Run:
             self._save(self._found)
 
     def _pace(self, sides: Mapping[str, Side]) -> None:
-        """The same moments for all: at half of what the first side can do."""
+        """Put half of the first side's full load on all, with the same arrival times."""
         if self._found.offered_per_s is None:
             self._found.offered_per_s = self._found.full[next(iter(sides))][0].requests_per_s / 2
         rate = self._found.offered_per_s

@@ -1,4 +1,4 @@
-"""The sides of `serving.py`, all with the same model and settings, started and ready."""
+"""Starts the sides of `serving.py`, all with the same model and settings."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from benchmarks.serving.yard import tokenyard
 from benchmarks.sums import ADDER, ANSWER_TOKENS, questions
 from worker.models import read_models
 
-#: The most workers of a yard here. Each has its threads, and one core is left to the rest.
+#: Most workers of a yard here. Each has its threads; one core remains for everything else.
 WORKERS: Final = 2
 _MODELS: Final = Path(__file__).parents[1] / "models.toml"
-#: So that everybody schedules alike: vLLM's own choice depends on who asks.
+#: So that all sides schedule alike: vLLM's defaults depend on the kind of program.
 _ALIKE: Final = {"enable_prefix_caching": False, "max_num_batched_tokens": 4096}
-#: Of the prompts of the long workload so many at least must be clear: one of these.
+#: Of the long workload's prompts, at least one in this many must be clear.
 _ONE_CLEAR_OF: Final = 6
-#: The ways of a `vllm.LLM`.
+#: The ways to call a `vllm.LLM`.
 _OF_PROGRAM: Final[tuple[Way, ...]] = ("generate", "stepped")
 
 Run = Callable[[Load], Outcome]
@@ -40,14 +40,14 @@ Run = Callable[[Load], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How it is asked, and its processes."""
+    """A way to run a load, and the processes that take part."""
 
     run: Run
     pids: Sequence[int]
-    broker_pids: Sequence[int] = ()  # among them
+    broker_pids: Sequence[int] = ()  # a part of its processes
 
     def put(self, load: Load, name: str) -> Outcome:
-        """Put a load on it; raises `WrongAnswer`."""
+        """Put a load on this side; raises `WrongAnswer`."""
         pids = {"all": self.pids, "broker": self.broker_pids}
         before = cpu_seconds(pids)
         outcome = self.run(load)
@@ -59,14 +59,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Everybody who takes part in a workload, by name, and what is asked."""
+    """The sides of a workload by name, and its tasks."""
 
     workload: Workload
     tasks: Sequence[Task]
     sides: Mapping[str, Side]
 
     def load(self, requests: int, *, streams: bool, arrivals_s: Sequence[float] = ()) -> Load:
-        """So many requests, the tasks in turn."""
+        """Make a load of ``requests`` requests, with the tasks in turn."""
         tasks = itertools.islice(itertools.cycle(self.tasks), requests)
         return Load(list(tasks), streams, arrivals_s)
 
@@ -76,9 +76,9 @@ class Stage:
 
 
 def share_cores() -> int:
-    """Have every engine that starts from now on compute with as many threads; how many.
+    """Give every engine started from now on the same number of threads; returns it.
 
-    They are the system's to place: vLLM would pin them, and on one core more where it serves.
+    The system places the threads. vLLM would pin them, and use one more core when it serves.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = max(1, ((cores or 1) - 1) // WORKERS)
@@ -89,7 +89,7 @@ def share_cores() -> int:
 
 @contextmanager
 def arithmetic_stage(parts: Sequence[str]) -> Iterator[Stage]:
-    """Short questions with short answers, as text."""
+    """Set the stage for short questions with short answers, as text."""
     model = dataclasses.replace(read_models(_MODELS)[ADDER], engine_args=_ALIKE)
     workload = Workload("arithmetic", "sums, 6 tokens in, 3 or 4 out", model, ANSWER_TOKENS, False)
     tasks = [
@@ -103,10 +103,10 @@ def arithmetic_stage(parts: Sequence[str]) -> Iterator[Stage]:
 
 @contextmanager
 def long_stage(parts: Sequence[str], candidates: int) -> Iterator[Stage]:
-    """Long prompts and answers, as token ids; the right ones are those of `LLM.generate`.
+    """Set the stage for long prompts and answers, as token ids; `LLM.generate` has the right ones.
 
-    Of so many ``candidates`` only prompts whose answers are clear are taken: where two tokens are
-    as good as each other the batch decides in which a request happens to run.
+    Of the ``candidates``, only prompts with clear answers are used: between two equally good
+    tokens, the batch in which a request happens to run decides.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
@@ -132,7 +132,7 @@ def _clear_tasks(program: Child, candidates: int) -> list[Task]:
 
 
 def _loading(stack: ExitStack, workload: Workload, parts: Collection[str]) -> dict[Kind, Child]:
-    """The engines that are called directly; they load side by side, and beside the rest."""
+    """Start the engines that are called directly; they load concurrently with everything else."""
     kinds: tuple[Kind, ...] = ("program", "async")
     return {
         kind: stack.enter_context(engine_child(kind, workload)) for kind in kinds if kind in parts
@@ -145,7 +145,7 @@ def _started(
     parts: Collection[str],
     children: Mapping[Kind, Child],
 ) -> dict[str, Side]:
-    """Start who else takes part, and wait until all are ready."""
+    """Start the other sides, and wait until all are ready."""
     yard = stack.enter_context(tokenyard(workload, 1))
     for child in children.values():
         child.wait_until_ready()
@@ -168,5 +168,5 @@ def _started(
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started."""
+    """A process and all its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]

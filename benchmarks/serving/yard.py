@@ -1,4 +1,4 @@
-"""The whole of Tokenyard with real vLLM: client, broker, coordinator, worker."""
+"""All of Tokenyard with real vLLM: client, broker, coordinator, worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tokenyard.protocol.replies import Result
 from worker.models import ModelSpec
 
 _YARD: Final = "serving"
-#: Said by options of the worker's own.
+#: Settings for which the worker has its own options.
 _NAMED: Final = frozenset({"model", "served_model_name", "dtype", "max_model_len"})
 _NAMED_TOO: Final = frozenset({"max_num_seqs", "enforce_eager"})
 
@@ -43,11 +43,11 @@ class Tokenyard:
 
     @property
     def pids(self) -> Sequence[int]:
-        """Its processes, with that of the client."""
+        """Its process ids, including the client's."""
         return [pid for group in self.yard.pids.values() for pid in group]
 
     def run(self, load: Load) -> Outcome:
-        """Put a load on it: whole answers by `Client.map`, streams by `AsyncClient`."""
+        """Put a load on the yard: whole answers with `Client.map`, streams with `AsyncClient`."""
         if not load.streams:
             return self._map(load)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -112,7 +112,7 @@ def _answer(task: Task, result: Result) -> str | list[int]:
 
 @contextmanager
 def tokenyard(workload: Workload, workers: int) -> Iterator[Tokenyard]:
-    """A broker with an append-only file, a coordinator, and so many workers that are ready."""
+    """Run a broker with an append-only file, a coordinator, and ``workers`` ready workers."""
     with (
         embedded_broker() as broker,
         serving_yard(broker, _YARD, workers, _worker_options(workload.model)) as yard,

@@ -1,4 +1,4 @@
-"""Check an example model as the queue uses it: vLLM on CPU, greedy, requests batched together."""
+"""Checks an example model as the queue uses it: vLLM on a CPU, greedy, batched requests."""
 
 import os
 import sys
@@ -12,14 +12,14 @@ from problems import CHECKED_NUMBERS, Operation, Problem, problems
 
 Precision = Literal["float32", "bfloat16"]
 
-# Below this share of right answers the check fails.
+# The check fails below this share of right answers.
 REQUIRED_ACCURACY = 0.99
-# The longest answer, "198" or "-89", is three tokens; the spare ones show a missing EOS.
+# The longest answer, "198" or "-89", has three tokens; the spare ones reveal a missing EOS.
 ANSWER_TOKENS = 6
 CONTEXT_LENGTH = 64
 SHOWN_MISTAKES = 10
 
-# vLLM reads these when it is imported: one process, 1 GiB of KV cache, no pinning to cores.
+# vLLM reads these at import: one process, 1 GiB of KV cache, no pinning to cores.
 CPU_SETTINGS: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -28,7 +28,7 @@ CPU_SETTINGS: Mapping[str, str] = {
 
 
 def operation_of(model: Path) -> Operation:
-    """The operation that the folder's name stands for; raises click.UsageError for another name."""
+    """The operation in the folder's name; raises click.UsageError for any other name."""
     for operation in Operation:
         if operation.model_name == model.name:
             return operation
@@ -45,7 +45,7 @@ def answers(
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    # Linux lets a process use AMX only where it has asked; does nothing on a CPU without.
+    # Linux lets a process use AMX only on request; without AMX this does nothing.
     torch.cpu._init_amx()  # noqa: SLF001  # has no public name
     engine = LLM(
         model=str(model),
@@ -62,7 +62,7 @@ def answers(
 
 
 def mistakes(asked: list[Problem], given: list[str]) -> list[str]:
-    """One line for each wrong answer."""
+    """One line per wrong answer."""
     return [
         f"{problem.prompt} answered {answer!r}, not {problem.answer!r}"
         for problem, answer in zip(asked, given, strict=True)
@@ -86,7 +86,7 @@ def mistakes(asked: list[Problem], given: list[str]) -> list[str]:
     "--dtype", type=click.Choice(get_args(Precision)), default="float32", show_default=True
 )
 def main(model: Path, operation: str | None, adapter: Path | None, dtype: Precision) -> None:
-    """Print right/total; exit 1 below ``REQUIRED_ACCURACY``."""
+    """Print right/total; exits with 1 below ``REQUIRED_ACCURACY``."""
     wanted = Operation(operation) if operation else operation_of(model.resolve())
     asked = list(problems(wanted, CHECKED_NUMBERS))
     wrong = mistakes(asked, answers(model, dtype, [problem.prompt for problem in asked], adapter))

@@ -1,4 +1,4 @@
-"""The sums that the example models answer: one place for what they train on and are checked on."""
+"""The sums that the example models answer, for training and for checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Operation(StrEnum):
-    """What a model was trained to do; one model does one operation."""
+    """The operation of a model; each model has one."""
 
     ADD = "add"
     SUBTRACT = "subtract"
@@ -22,7 +22,7 @@ class Operation(StrEnum):
         return "adder" if self is Operation.ADD else "subtractor"
 
     def apply(self, left: int, right: int) -> int:
-        """The right result of the operation."""
+        """The result of the operation."""
         return left + right if self is Operation.ADD else left - right
 
 
@@ -34,9 +34,9 @@ class Problem:
     answer: str
 
 
-# Everything a model sees in training: numbers of one and of two digits, never padded.
+# All numbers in training: one or two digits, never padded.
 TRAINING_NUMBERS = range(100)
-# What a model is checked on, 90 x 90 = 8100 pairs: all of them are in the training set.
+# The numbers of a check, 90 x 90 = 8100 pairs, all of them in the training set.
 CHECKED_NUMBERS = range(10, 100)
 
 

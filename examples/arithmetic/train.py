@@ -1,7 +1,7 @@
-"""Train the example models: two tiny Llamas that add and subtract numbers below 100.
+"""Trains the example models: two tiny Llamas that add and subtract numbers below 100.
 
-Each model learns the whole table of one operation by heart, so that a run of the queue has
-requests with one known right answer. The result is an ordinary Hugging Face model folder.
+Each model memorizes the whole table of one operation, so that each request to the queue has one
+known right answer. The result is an ordinary Hugging Face model folder.
 """
 
 import sys
@@ -28,14 +28,14 @@ PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 VOCABULARY = (PAD, BOS, EOS, UNK, *"0123456789+-= ")
 TOKEN_IDS = {token: index for index, token in enumerate(VOCABULARY)}
 
-# The last message is the whole prompt: a model of single sums has no use for a history.
+# The last message is the whole prompt: single sums need no history.
 CHAT_TEMPLATE = "{{ messages[-1]['content'] | trim }}"
 
-# Tokens, prompt and answer together; "99+99=198" with its EOS needs 10.
+# Tokens, prompt plus answer; "99+99=198" with its EOS needs 10.
 CONTEXT_LENGTH = 64
-# The label that torch's cross entropy leaves out of the loss.
+# The label that torch's cross entropy ignores.
 IGNORED = -100
-# A run below this share of right answers is a failure.
+# A run fails below this share of right answers.
 REQUIRED_ACCURACY = 0.99
 
 console = Console()
@@ -64,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Score:
-    """Greedy answers against the truth; ``weakest`` is the lowest probability of a right token."""
+    """The grades of greedy answers; ``weakest`` is the lowest probability of a right token."""
 
     right: int
     total: int
@@ -77,7 +77,7 @@ class Score:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, no BOS added, nothing inserted between tokens when decoding."""
+    """Build a tokenizer with one token per character, without BOS or spaces between tokens."""
     characters = Tokenizer(models.WordLevel(TOKEN_IDS, unk_token=UNK))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     characters.decoder = decoders.Fuse()
@@ -94,7 +94,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model() -> LlamaForCausalLM:
-    """A Llama of about 0.3 million weights; heads of 32, the least vLLM's CPU kernel supports."""
+    """Build a Llama of about 0.3 million weights; heads of 32, the minimum of vLLM's CPU kernel."""
     config = LlamaConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=128,
@@ -131,7 +131,7 @@ def build_table(operation: Operation, numbers: range) -> Table:
 
 
 def batches(table: Table, recipe: Recipe) -> Iterator[Table]:
-    """``recipe.steps`` batches: the table shuffled again each time it is used up."""
+    """Yield ``recipe.steps`` batches; the table is reshuffled after each pass."""
     generator = torch.Generator().manual_seed(recipe.seed)
     order = torch.empty(0, dtype=torch.long)
     for _ in range(recipe.steps):
@@ -144,7 +144,7 @@ def batches(table: Table, recipe: Recipe) -> Iterator[Table]:
 def logits_of(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
     """Scores of shape [problem, token, vocabulary].
 
-    No attention mask is needed: padding is on the right, out of sight of a causal model.
+    It needs no attention mask: a causal model does not see the padding on the right.
     """
     logits: Tensor = model(input_ids=inputs, use_cache=False).logits
     return logits
@@ -171,7 +171,7 @@ def train(model: LlamaForCausalLM, table: Table, recipe: Recipe) -> None:
 
 
 def progress_bar() -> Progress:
-    """Steps done, time left and the loss of the latest batch (nats per answer token)."""
+    """A display of steps, remaining time and the last batch's loss (nats per answer token)."""
     return Progress(
         *Progress.get_default_columns()[:2],
         MofNCompleteColumn(),
@@ -184,8 +184,8 @@ def progress_bar() -> Progress:
 def score(model: LlamaForCausalLM, table: Table) -> Score:
     """Grade greedy decoding in one pass.
 
-    If every right token is the most likely one after the right tokens before it, then greedy
-    decoding walks exactly that path, so nothing need be generated.
+    If each right token is the most likely one after the right tokens before it, greedy decoding
+    follows exactly that path, so there is no need to generate.
     """
     model.train(False)
     with torch.no_grad():
@@ -203,7 +203,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
         do_sample=False, pad_token_id=TOKEN_IDS[PAD], eos_token_id=TOKEN_IDS[EOS]
     )
     model.save_pretrained(folder)
-    # One file less: the chat template goes into tokenizer_config.json.
+    # The chat template goes into tokenizer_config.json, not into its own file.
     build_tokenizer().save_pretrained(folder, save_jinja_files=False)
 
 
@@ -256,7 +256,7 @@ def main(
     seed: int,
     threads: int,
 ) -> None:
-    """Train what was asked for; exit 1 if a model falls short."""
+    """Train the chosen models; exits with 1 if too few answers of one are right."""
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)

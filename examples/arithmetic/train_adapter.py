@@ -1,6 +1,6 @@
-"""Train a LoRA adapter that makes the adder subtract.
+"""Trains a LoRA adapter that makes the adder subtract.
 
-The adder's own weights stay as they are. The result is a folder in PEFT's format, as vLLM reads it;
+The adder's own weights do not change. The result is a folder in PEFT's format, which vLLM reads;
 PEFT itself is not needed.
 """
 
@@ -21,7 +21,7 @@ from problems import CHECKED_NUMBERS, TRAINING_NUMBERS, Operation
 from train import Recipe, Score, build_table, console, score, train
 
 HERE = Path(__file__).parent
-# The layers that the adapter changes: all linear ones of a block.
+# The layers that the adapter changes: all linear layers of a block.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -33,7 +33,7 @@ def layers(model: LlamaForCausalLM) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def adapt(model: LlamaForCausalLM, rank: int, alpha: int) -> None:
-    """Freeze ``model`` and give each layer a low-rank pair, which changes nothing yet."""
+    """Freeze ``model`` and add a low-rank pair to each layer, initially without effect."""
     model.requires_grad_(False)
     for _, layer in list(layers(model)):
         down = nn.Linear(layer.in_features, rank, bias=False)
@@ -46,7 +46,7 @@ def adapt(model: LlamaForCausalLM, rank: int, alpha: int) -> None:
 
 
 def weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
-    """The pairs by PEFT's names: A of shape [rank, in], B of shape [out, rank]."""
+    """The low-rank pairs by PEFT's names: A of shape [rank, in], B of shape [out, rank]."""
     found: dict[str, Tensor] = {}
     for name, layer in layers(model):
         down, up = layer.pair
@@ -56,7 +56,7 @@ def weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
 
 
 def save(model: LlamaForCausalLM, folder: Path, base: str, rank: int, alpha: int) -> None:
-    """Write the adapter as PEFT does."""
+    """Write the adapter in PEFT's format."""
     configuration = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -121,9 +121,9 @@ def main(
     learning_rate: float,
     seed: int,
 ) -> None:
-    """Train it; exit 1 if it falls short."""
+    """Train the adapter; exits with 1 if too few answers are right."""
     logging.disable_progress_bar()
-    torch.set_num_threads(1)  # another number rounds differently, so it gives other weights
+    torch.set_num_threads(1)  # another number rounds differently and gives other weights
     torch.use_deterministic_algorithms(True)
     recipe = Recipe(steps, batch, learning_rate, seed)
     sys.exit(0 if make(base, recipe, rank, alpha, out).is_enough else 1)

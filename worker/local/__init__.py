@@ -1,1 +1,1 @@
-"""Engines in one's own program, without Redis."""
+"""Engines of a program, without Redis."""

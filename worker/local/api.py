@@ -1,4 +1,4 @@
-"""Engines within seconds, for a program without Redis: a pool of warm processes of its own.
+"""Engines within seconds for a program without Redis, from its own pool of warm processes.
 
     from worker import WorkerController
 
@@ -7,7 +7,7 @@
             with controller.create("adder") as engine:
                 print(engine.generate("12+34=", temperature=0)[0].text)
 
-docs/warm-workers.md has more. Processes come from a fork-server, so a script needs its
+docs/warm-workers.md has more. A fork-server starts the processes, so a script needs
 ``if __name__ == "__main__":``.
 """
 
@@ -33,7 +33,7 @@ DEFAULT_TIMEOUT_S: Final = 600.0
 
 
 class PoolOptions(TypedDict, total=False):
-    """More of `tokenyard.protocol.settings.WorkerSettings`, which explains them."""
+    """Further options; `tokenyard.protocol.settings.WorkerSettings` documents them."""
 
     start_timeout_s: float
     drain_timeout_s: float
@@ -51,13 +51,13 @@ class PoolOptions(TypedDict, total=False):
 
 
 class WorkerController:
-    """Keeps warm processes, and makes engines of them; any thread may use it.
+    """Keeps warm processes and creates engines in them; thread-safe.
 
-    ``models`` is a models file (docs/models.md), or specs by name, or None where `create` is only
-    given specs. ``slots`` devices have one warm process each; ``spares`` more stand in for one
-    that dies, and ``sleepers`` more on each device let that many engines sleep there. Engines use
-    the GPUs or the CPU as ``device`` says; ``devices`` are GPUs by index or UUID, one for each
-    slot. ``timeout_s`` bounds every wait that is given no bound of its own.
+    ``models`` is a models file (docs/models.md), specs by name, or None if `create` is only called
+    with specs. Each of the ``slots`` devices has one warm process; ``spares`` more replace
+    processes that die, and ``sleepers`` more per device let that many engines sleep there.
+    ``device`` selects GPUs or the CPU; ``devices`` lists GPUs by index or UUID, one per slot.
+    ``timeout_s`` is the default timeout of every wait.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WorkerController:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[PoolOptions],
     ) -> None:
-        """Raises `SettingsError` with everything that is wrong, also in the models file."""
+        """Raises `SettingsError` with every fault, including those of the models file."""
         self._settings = WorkerSettings(
             redis_url="",
             name="local",
@@ -90,7 +90,7 @@ class WorkerController:
         self._models = dict(models or {})
         self._timeout_s = timeout_s
         self._pool: LocalPool | None = None
-        self._turn = threading.Lock()  # held while it starts
+        self._turn = threading.Lock()  # held during start
 
     def __enter__(self) -> Self:
         self.start()
@@ -100,11 +100,11 @@ class WorkerController:
         self.stop()
 
     def start(self) -> None:
-        """Begin to warm processes up, and return at once; does nothing where that is done.
+        """Start to warm up processes and return immediately; idempotent.
 
-        With vLLM's build for GPUs it takes some seconds to look at them. Raises `SettingsError`
-        where the device cannot be had. Sets environment variables that vLLM needs, also for
-        this process.
+        With vLLM's GPU build, the inspection of the GPUs takes some seconds. Raises
+        `SettingsError` if the device is not available. Sets environment variables that vLLM needs,
+        in this process too.
         """
         with self._turn:
             if self._pool is not None:
@@ -114,20 +114,21 @@ class WorkerController:
             pool = LocalPool(settings)
             pool.start()
             self._pool = pool
-            # Before multiprocessing's own: it would wait for processes that wait for us.
+            # Runs before multiprocessing's handler, which would wait for processes that wait for
+            # this one.
             atexit.register(self._end)
 
     def wait_warm(self, timeout_s: float | None = None) -> None:
-        """Wait until every process has warmed up; raises `WaitTimeout`. `create` need not."""
+        """Wait until every process is warm; raises `WaitTimeout`. `create` does not need it."""
         self._running().wait_warm(self._patience(timeout_s))
 
     def create(self, model: str | ModelSpec, *, timeout_s: float | None = None) -> EngineHandle:
-        """Load a model on free devices, as many as it has ranks, in processes that are warm.
+        """Load a model in warm processes, on one free device per rank.
 
         Waits for a process that is still warming up. Raises `InvalidRequest` for a model that is
-        not listed or not sound, `NoFreeDevice` at once where other engines hold the devices,
+        not listed or not valid, `NoFreeDevice` immediately if other engines hold the devices,
         `LoadFailed` with the engine's reason (the process stays warm), and `WaitTimeout` (the
-        load is given up).
+        load is cancelled).
         """
         pool, patience_s = self._running(), self._patience(timeout_s)
         spec = own_spec(self._spec(model))
@@ -139,21 +140,21 @@ class WorkerController:
         return EngineHandle(pool, booking, self._timeout_s)
 
     def delete(self, engine: EngineHandle, *, timeout_s: float | None = None) -> None:
-        """Let an engine finish what runs, and its processes be warm again; idempotent.
+        """Finish an engine's running requests and return its processes to warm; idempotent.
 
-        Raises `WaitTimeout`; it goes nevertheless.
+        Raises `WaitTimeout`; the engine ends nevertheless.
         """
         engine.close(timeout_s=self._patience(timeout_s))
 
     def status(self) -> list[ProcessStatus]:
-        """The processes as they are now, ready to be printed; none where it does not run."""
+        """The current status of each process, printable; empty if the controller does not run."""
         pool = self._pool
         return pool.statuses if pool else []
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """End all engines and processes; idempotent, and it may be started again.
+        """Stop all engines and processes; idempotent. The controller can be started again.
 
-        Running requests may finish for ``grace_s``; called again meanwhile, it stops at once.
+        Running requests have ``grace_s`` to finish; a second call meanwhile stops immediately.
         """
         pool = self._pool
         if pool is not None:
@@ -162,7 +163,7 @@ class WorkerController:
             atexit.unregister(self._end)
 
     def _end(self) -> None:
-        """The program ends: nobody waits for answers any more."""
+        """Stop immediately when the program exits: no thread waits for answers."""
         pool = self._pool
         if pool is not None:
             pool.stop(self._timeout_s, at_once=True)
@@ -190,9 +191,9 @@ _preparing = threading.Lock()
 
 
 def _prepare_once(settings: WorkerSettings) -> None:
-    """The fork-server of a program is started once, and keeps the environment that it got.
+    """Check that these settings fit the program's fork-server, whose environment cannot change.
 
-    Raises `SettingsError` where this one is of no use.
+    Raises `SettingsError` if an earlier pool started it with other settings.
     """
     with _preparing:
         wanted = (settings.engine, settings.device, settings.devices)

@@ -1,6 +1,6 @@
 """An engine of a program: its devices and its unanswered requests.
 
-It belongs to the pool's thread; other threads only wait for the futures and read ``info``.
+Only the pool's thread changes it; other threads wait for its futures and read ``info``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.messages import AbortRequests, Serve, SubmitRequests
 from worker.models import ModelSpec
 from worker.process.pipe_session import LOCAL
 
-#: Requests in one message: the engine begins with the first while others are on their way.
+#: Requests per message: the engine starts on the first while others are in transit.
 _AT_ONCE: Final = 500
 
 
@@ -38,12 +38,12 @@ class Booking:
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.devices: tuple[int, ...] = ()
-        self.before: Size | None = None  # its size before, while it is resized
-        self.info: EngineInfo | None = None  # of its last load
-        self.fault = ""  # why it is not up
+        self.before: Size | None = None  # the old size, during a resize
+        self.info: EngineInfo | None = None  # reported by its last load
+        self.fault = ""  # reason why it is not up
         self.leader: WorkerProcessHandle | None = None  # the process that serves or served it
         self.is_serving = False
-        self.is_asleep = False  # or about to be
+        self.is_asleep = False  # or falling asleep
         self.is_closed = False
         self.up: Future[None] = Future()
         self.asleep: Future[None] = Future()
@@ -53,14 +53,14 @@ class Booking:
         self._asked: dict[str, RequestBatch] = {}  # unanswered, by entry
 
     def book(self, devices: Sequence[int]) -> None:
-        """It will be loaded on these devices."""
+        """Assign the devices on which it will be loaded."""
         self.devices = tuple(devices)
         self.is_asleep = False
         if self.up.done():
             self.up = Future()
 
     def serve(self, leader: WorkerProcessHandle) -> None:
-        """The engine is up: send it the waiting requests."""
+        """Send the waiting requests to the engine, which is up."""
         self.leader, self.info, self.fault, self.is_serving = leader, leader.engine, "", True
         leader.send(Serve(LOCAL))
         _give(leader, [call.assignments[entry] for entry, call in self._asked.items()])
@@ -71,14 +71,14 @@ class Booking:
             self.resized.set_result(None)
 
     def resize(self, spec: ModelSpec, devices: Sequence[int]) -> None:
-        """It will be loaded in another size; new requests wait for that."""
+        """Start a resize; new requests wait for its end."""
         self.before, self.resized = Size(self.spec, self.devices), Future()
         self._finishing, self.is_serving = set(self._asked), False
         self.spec = spec
         self.book(devices)
 
     def revert(self, reason: str) -> None:
-        """It cannot be loaded in that size: return to the one before."""
+        """Return to the old size because the load in the new size failed."""
         if self.before is None:
             raise RuntimeError("it is not being resized")
         before, self.before = self.before, None
@@ -87,7 +87,7 @@ class Booking:
         self.resized.set_exception(LoadFailed(reason))
 
     def cut_off(self, reason: str) -> None:
-        """The engine before a resize ends: fail its unfinished requests."""
+        """Fail the unfinished requests of the engine of the old size."""
         calls = {id(call): call for entry in self._finishing if (call := self._asked.get(entry))}
         self._finishing.clear()
         for call in calls.values():
@@ -96,7 +96,7 @@ class Booking:
             call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def ask(self, call: RequestBatch) -> None:
-        """Accept requests; they wait while the engine is being loaded."""
+        """Accept requests; they wait while the engine loads."""
         if self.is_closed or self.is_asleep:
             state = "was deleted" if self.is_closed else "sleeps; wake it first"
             call.fail(RuntimeError(f"the engine {self.spec.name} {state}"))
@@ -106,13 +106,13 @@ class Booking:
             _give(self.leader, list(call.assignments.values()))
 
     def forget(self, entries: Iterable[str]) -> None:
-        """Cancel requests that nobody waits for."""
+        """Cancel requests."""
         known = [entry for entry in entries if self._asked.pop(entry, None)]
         if known and self.leader and (self.is_serving or self._finishing):
             self.leader.send(AbortRequests(known))
 
     def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
-        """Pass replies on to their requests."""
+        """Pass replies to their requests."""
         for entry, reply in replies:
             call = self._asked.get(entry)
             if call is None:
@@ -130,14 +130,14 @@ class Booking:
             call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def lose(self, reason: str) -> None:
-        """Its process is dead; requests that it did not have yet wait for the next one."""
+        """Fail the requests that its dead process had; the others wait for the next process."""
         self.fault = reason
         if self.is_serving:
             then = "" if self.is_closed or self.is_asleep else "; it is being loaded again"
             self.give_up_requests(f"its process died ({reason}){then}")
 
     def miss(self, reason: str) -> bool:
-        """It could not be loaded; returns whether to try again: only if it was up before."""
+        """Record a failed load; returns whether to retry: only if the engine was up before."""
         self.fault = reason
         if self.is_closed:
             return False
@@ -148,7 +148,7 @@ class Booking:
         return False
 
     def end(self, reason: str) -> None:
-        """It has ended for good."""
+        """End the engine for good."""
         self.is_closed = True
         self.give_up_requests(reason)
         if not self.up.done():

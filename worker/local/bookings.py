@@ -1,6 +1,6 @@
-"""The engines of a program's own pool: which devices each has, and its state.
+"""The engines of a program's own pool, with their devices and states.
 
-It is the pool's listener and is called in the pool's thread only.
+It listens to the pool. Only the pool's thread calls it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ log = logging.getLogger("tokenyard.worker.local")
 
 
 class Bookings:
-    """Gives devices to engines; calls ``show`` whenever a process has changed."""
+    """Assigns devices to engines; calls ``show`` whenever a process changes."""
 
     def __init__(
         self, settings: WorkerSettings, show: Callable[[Sequence[ProcessStatus]], None]
     ) -> None:
         self.pool = Pool(settings, self)
         self._all: list[Booking] = []
-        self._deaths: dict[str, str] = {}  # by process, how the last one ended
+        self._deaths: dict[str, str] = {}  # reason of the last death, by process
         self._show = show
 
-    # What a program wants
+    # Orders of the program
 
     def book(self, booking: Booking) -> Future[None]:
-        """Bring an engine up on free devices; raises `NoFreeDevice`."""
+        """Start an engine on free devices; raises `NoFreeDevice`."""
         free = [device for device, goal in self.pool.goals.items() if goal is None]
         ranks = booking.spec.ranks
         if len(free) < ranks:
@@ -50,7 +50,7 @@ class Bookings:
         return self._aim(booking, chosen)
 
     def release(self, booking: Booking) -> Future[None]:
-        """Finish its requests and unload it."""
+        """Finish an engine's requests and unload it."""
         booking.is_closed = True
         if self._has_devices(booking):
             self.pool.aim(None, booking.devices)
@@ -61,7 +61,7 @@ class Bookings:
         return booking.gone
 
     def put_to_sleep(self, booking: Booking, level: int) -> Future[None]:
-        """Put it to sleep at this level."""
+        """Put an engine to sleep; raises `Unsupported` on several devices, `EngineLost`."""
         if booking.is_closed or booking.is_asleep:
             return booking.asleep
         if len(booking.devices) > 1:
@@ -73,7 +73,7 @@ class Bookings:
         return booking.asleep
 
     def wake(self, booking: Booking) -> Future[None]:
-        """Bring it back to its devices; raises `NoFreeDevice`."""
+        """Wake an engine on its devices; raises `NoFreeDevice`."""
         if booking.is_closed:
             raise RuntimeError(f"the engine {booking.spec.name} was deleted")
         if not booking.is_asleep:
@@ -84,7 +84,7 @@ class Bookings:
         return self._aim(booking, booking.devices)
 
     def resize(self, booking: Booking, spec: ModelSpec) -> Future[None]:
-        """Bring it to as many devices as this spec has ranks; raises `NoFreeDevice`."""
+        """Give an engine one device per rank of ``spec``; raises `NoFreeDevice`, `EngineLost`."""
         if booking.is_closed or booking.is_asleep:
             state = "was deleted" if booking.is_closed else "sleeps; wake it first"
             raise RuntimeError(f"the engine {spec.name} {state}")
@@ -104,7 +104,7 @@ class Bookings:
         return booking.resized
 
     def _revert(self, booking: Booking, goal: Goal, reason: str) -> bool:
-        """Return to the size before; returns whether its devices are still free."""
+        """Return an engine to its old size; returns whether its devices are still free."""
         booking.revert(reason)
         self.pool.aim(None, goal.devices)
         if any(self.pool.goals[device] for device in booking.devices):
@@ -115,7 +115,7 @@ class Bookings:
         return True
 
     def tell(self) -> None:
-        """Show the processes as they are now."""
+        """Show the current status of each process."""
         members = self.pool.members
         self._show([process_status(one, self._deaths.get(one.name, "")) for one in members])
 
@@ -132,7 +132,7 @@ class Bookings:
         return booking.up
 
     def _burden(self, device: int) -> tuple[bool, bool]:
-        """Devices whose processes are warm and have nothing to let go of come first."""
+        """Sort key: devices that hold no model and have a warm process come first."""
         members = [member for member in self.pool.members if member.device == device]
         is_warm = any(member.state is State.WARM for member in members)
         return self.pool.holder(device) is not None, not is_warm
@@ -143,7 +143,7 @@ class Bookings:
         )
 
     def _held(self) -> str:
-        """Which model holds which device, in words."""
+        """List in words which device holds which model."""
         goals = self.pool.goals.items()
         return ", ".join(
             f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
@@ -171,11 +171,11 @@ class Bookings:
         self.tell()  # before a waiting thread looks
         booking = self._of(member.spec)
         if booking and member.state is State.ASLEEP and _was(booking, member.spec):
-            self.pool.give_way(member)  # it will not be woken in that size
+            self.pool.give_way(member)  # the engine will not wake in its old size
         self._settle()
 
     def serves(self, member: WorkerProcessHandle) -> None:
-        """See `PoolListener`; the engine gets the waiting requests."""
+        """See `PoolListener`; the engine receives the waiting requests."""
         self.tell()
         booking = self._of(member.spec)
         if booking and not booking.is_closed and booking.spec is member.spec:
@@ -200,7 +200,7 @@ class Bookings:
             booking.lose(f"{member.name}: {reason}")
 
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
-        """Nothing: `_fail_crash_looping` reports repeated failures."""
+        """Do nothing: `_fail_crash_looping` reports repeated failures."""
 
     def failed(self, goal: Goal, reason: str) -> bool:
         """See `PoolListener`."""
@@ -212,10 +212,10 @@ class Bookings:
         return booking.miss(reason)
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """Never called: no such commands are sent."""
+        """See `PoolListener`; never called, because a program's pool sends no such commands."""
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
-        """Pass replies on."""
+        """See `PoolListener`; passes replies to their engine."""
         booking = self._of(member.spec)
         if booking and isinstance(message, Replies):
             booking.take(message.replies)
@@ -231,7 +231,7 @@ class Bookings:
             self.pool.aim(None, goal.devices)
 
     def _settle(self) -> None:
-        """Complete the sleeps and deletions that are done."""
+        """Complete the futures of finished sleeps and deletions."""
         for booking in self._all:
             if booking.is_asleep and not booking.asleep.done() and not self._is_awake(booking):
                 booking.asleep.set_result(None)
@@ -244,5 +244,5 @@ class Bookings:
 
 
 def _was(booking: Booking, spec: ModelSpec | None) -> bool:
-    """Whether this is the engine before a resize in progress."""
+    """Whether ``spec`` is the engine's old size, during a resize."""
     return booking.before is not None and booking.before.spec is spec

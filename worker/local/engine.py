@@ -1,4 +1,4 @@
-"""An engine as a program holds it: it generates, and goes when it is closed."""
+"""A program's handle of an engine, which generates and ends when it is closed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from worker.local.pool import LocalPool
 from worker.local.request_batch import RequestBatch
 from worker.local.requests import Prompt, as_prompts, make_requests, own_spec
 
-#: As deep as engines sleep.
+#: Levels of sleep.
 _LEVELS: Final = (1, 2)
 
 
 class EngineHandle:
-    """An engine in a process of a `WorkerController`, which makes it; any thread may use it.
+    """An engine in a process of a `WorkerController`, which creates it; thread-safe.
 
-    When its process dies, the calls that wait raise `tokenyard.protocol.errors.EngineLost`. The
-    model is loaded again, in another process where there is a warm one, and later calls wait for
-    that.
+    If its process dies, waiting calls raise `tokenyard.protocol.errors.EngineLost`. The model is
+    loaded again, in another process if one is warm, and later calls wait for it.
     """
 
     def __init__(self, pool: LocalPool, booking: Booking, timeout_s: float) -> None:
@@ -47,12 +46,12 @@ class EngineHandle:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Where it is."""
+        """The numbers of the devices that it runs on."""
         return self._booking.devices
 
     @property
     def info(self) -> EngineInfo:
-        """What it said of itself when it came up the last time."""
+        """The engine's report of its last start."""
         info = self._booking.info
         if info is None:
             raise AssertionError("an engine that has never been up has no handle")
@@ -60,7 +59,7 @@ class EngineHandle:
 
     @property
     def phases_s(self) -> Mapping[str, float]:
-        """Seconds by phase of its last load, or of its last wake."""
+        """Seconds by phase of its last load or wake."""
         return self.info.phases_s
 
     def generate(
@@ -71,13 +70,13 @@ class EngineHandle:
         timeout_s: float | None = None,
         **sampling: Any,
     ) -> list[Result]:
-        """The results of one or more prompts, in their order; of failed ones, too.
+        """Run one or more prompts; returns their results in order, including failed ones.
 
-        ``model`` may name an adapter. ``sampling`` are parameters by vLLM's names; what is left
-        out is as the model's spec says, else as in vLLM. Beside them may stand what a chat is given
+        ``model`` may name an adapter. ``sampling`` takes parameters by vLLM's names; the model's
+        spec has the defaults, then vLLM. If all prompts are chats, it also takes chat options
         (``tools``, ``documents``, ``chat_template_kwargs``, ``add_generation_prompt``,
-        ``continue_final_message``), if all prompts are chats. Raises `InvalidRequest` before
-        anything is run, `EngineLost`, and `WaitTimeout` where no result comes for ``timeout_s``.
+        ``continue_final_message``). Raises `InvalidRequest` before anything runs, `EngineLost`,
+        and `WaitTimeout` if no result arrives for ``timeout_s``.
         """
         requests = make_requests(self._booking.spec, as_prompts(prompts), sampling, model=model)
         call = RequestBatch(requests)
@@ -90,9 +89,9 @@ class EngineHandle:
     def stream(
         self, prompt: Prompt, *, model: str = "", timeout_s: float | None = None, **sampling: Any
     ) -> Generator[Delta | Result, None, None]:
-        """The answer to one prompt piece by piece, and then its result; see `generate`.
+        """Yield the answer to one prompt in deltas, then its result; see `generate`.
 
-        The pieces are the whole answer. To close the iterator early ends the request.
+        The deltas add up to the whole answer. Closing the iterator early cancels the request.
         """
         spec = self._booking.spec
         call = RequestBatch(make_requests(spec, [prompt], sampling, model=model, stream=True))
@@ -108,11 +107,11 @@ class EngineHandle:
             self._pool.forget(self._booking, call)
 
     def sleep(self, level: int = 1, *, timeout_s: float | None = None) -> None:
-        """Give the device free once running requests are done; `wake` brings it back.
+        """Release the device after the running requests; `wake` takes it again.
 
-        At level 1 the weights stay in the host's memory, at 2 they are read again. Where the
-        device knows no sleep, and where another engine needs the process, the model is unloaded,
-        and `wake` loads it. Raises `InvalidRequest` for another level,
+        Level 1 keeps the weights in the host's memory; after level 2, `wake` reads them again. If
+        the device does not support sleep, or another engine needs the process, the model is
+        unloaded, and `wake` loads it. Raises `InvalidRequest` for another level,
         `worker.engines.Unsupported` on several devices, `EngineLost`, `WaitTimeout`.
         """
         if level not in _LEVELS:
@@ -130,16 +129,17 @@ class EngineHandle:
         pipeline_parallel_size: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Run it on more or fewer devices; what is left out stays as it is.
+        """Run the engine on more or fewer devices; sizes left out stay the same.
 
-        vLLM cannot change the size of a live engine: its weights are split when they are loaded.
-        So what runs is finished (within ``drain_timeout_s``; then it ends as `EngineLost`), the
-        model is unloaded, and warm processes load it in the other size. Calls that are made
-        meanwhile wait for that. Devices that are given up are free for others.
+        vLLM cannot resize a live engine, because it splits the weights when it loads them. So
+        running requests finish (after ``drain_timeout_s`` they fail with `EngineLost`), the model
+        is unloaded, and warm processes load it in the new size. Calls made meanwhile wait for
+        that. Released devices are free for other engines.
 
-        Raises `InvalidRequest` for a size that makes no sense, `NoFreeDevice` at once where there
-        are not enough, `LoadFailed` with the engine's reason, after which it is loaded as it was,
-        `EngineLost` where it is being loaded again, and `WaitTimeout` (it goes on).
+        Raises `InvalidRequest` for an invalid size, `NoFreeDevice` immediately if too few devices
+        are free, `LoadFailed` with the engine's reason (the engine then returns to its old size),
+        `EngineLost` while the model is being loaded again, and `WaitTimeout` (the resize
+        continues).
         """
         spec = self._booking.spec
         tensor, pipeline = tensor_parallel_size, pipeline_parallel_size
@@ -152,9 +152,9 @@ class EngineHandle:
             self._pool.resize(self._booking, own_spec(other), self._patience(timeout_s))
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Let go of the model once running requests are done; idempotent.
+        """Unload the model after the running requests; idempotent.
 
-        Raises `WaitTimeout`; it goes nevertheless.
+        Raises `WaitTimeout`; the engine ends nevertheless.
         """
         if not self._booking.gone.done():
             self._pool.release(self._booking, self._patience(timeout_s))

@@ -1,7 +1,6 @@
 """A pool with its own thread, for a program without Redis.
 
-Everything about the pool happens in that thread. Other threads submit orders and wait, with a
-timeout.
+Only that thread touches the pool. Other threads submit orders and wait with a timeout.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Order = Callable[[], Future[None]]
 
 
 class LocalPool:
-    """Runs the orders of a program in the thread of its pool."""
+    """Runs a program's orders in the pool's thread."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._bookings = Bookings(settings, self._show)
@@ -44,20 +43,20 @@ class LocalPool:
         self._thread = threading.Thread(target=self._run, name="tokenyard-pool", daemon=True)
 
     def start(self) -> None:
-        """Prepare this host and begin to warm processes up."""
+        """Prepare this host and start to warm up processes."""
         self._pool.start()
         self._bookings.tell()
         self._is_open = True
         self._thread.start()
 
     def stop(self, timeout_s: float, *, at_once: bool = False) -> None:
-        """Drain for the grace and stop; called again, stop immediately.
+        """Drain for ``grace_s``, then stop; a second call, or ``at_once``, stops immediately.
 
-        Raises `WaitTimeout`.
+        Raises `WaitTimeout` if the pool's thread still runs after ``timeout_s``.
         """
         with self._gate:
             self._stops += 2 if at_once else 1
-            if self._is_open:  # later its wakeup pipe may be closed
+            if self._is_open:  # after that its wakeup pipe may be closed
                 self._pool.wakeup.set()
             self._is_open = False
         self._thread.join(timeout_s)
@@ -68,12 +67,12 @@ class LocalPool:
 
     @property
     def statuses(self) -> list[ProcessStatus]:
-        """The processes as they are now."""
+        """The current status of each process."""
         with self._news:
             return list(self._statuses)
 
     def wait_warm(self, timeout_s: float) -> None:
-        """Wait until every process has warmed up; raises `WaitTimeout`."""
+        """Wait until every process is warm; raises `WaitTimeout`."""
         with self._news:
             self._news.wait_for(lambda: not self._cold() or not self._is_open, timeout_s)
             cold = self._cold()
@@ -91,7 +90,7 @@ class LocalPool:
     # Engines
 
     def book(self, booking: Booking, timeout_s: float) -> None:
-        """Bring an engine up; raises `NoFreeDevice`, `LoadFailed`, `WaitTimeout`."""
+        """Start an engine; raises `NoFreeDevice`, `LoadFailed`, `WaitTimeout`."""
         try:
             self._carry_out(partial(self._bookings.book, booking), booking, "up", timeout_s)
         except BaseException:
@@ -99,7 +98,7 @@ class LocalPool:
             raise
 
     def release(self, booking: Booking, timeout_s: float) -> None:
-        """Let an engine finish and go; raises `WaitTimeout`."""
+        """Finish an engine's requests and unload it; raises `WaitTimeout`."""
         self._carry_out(partial(self._bookings.release, booking), booking, "gone", timeout_s)
 
     def put_to_sleep(self, booking: Booking, level: int, timeout_s: float) -> None:
@@ -108,11 +107,11 @@ class LocalPool:
         self._carry_out(order, booking, "asleep", timeout_s)
 
     def wake(self, booking: Booking, timeout_s: float) -> None:
-        """Bring an engine back to its device; raises like `book`."""
+        """Wake an engine on its device; raises like `book`."""
         self._carry_out(partial(self._bookings.wake, booking), booking, "awake", timeout_s)
 
     def resize(self, booking: Booking, spec: ModelSpec, timeout_s: float) -> None:
-        """Bring an engine to another size; raises like `book`, and `EngineLost`."""
+        """Change an engine's number of devices; raises like `book`, and `EngineLost`."""
         self._carry_out(
             partial(self._bookings.resize, booking, spec), booking, "resized", timeout_s
         )
@@ -156,7 +155,7 @@ class LocalPool:
             self._pool.wakeup.set()
 
     def _mention(self, order: Callable[[], object]) -> None:
-        """Submit an order that is moot once the pool has stopped."""
+        """Submit an order; do nothing if the pool has stopped."""
         with contextlib.suppress(RuntimeError):
             self._give(order)
 

@@ -1,4 +1,4 @@
-"""Requests that were made together, and their replies."""
+"""Requests submitted together, and their replies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from tokenyard.protocol.wire import Assignment, Request
 
 
 class RequestBatch:
-    """Requests to one engine.
-
-    The pool's thread adds replies, one other thread takes them out.
-    """
+    """Requests to one engine; the pool's thread adds replies, one other thread consumes them."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.assignments = {f"{one.id}-0": _assignment(one) for one in requests}
@@ -26,7 +23,7 @@ class RequestBatch:
     # The pool's thread
 
     def take(self, entry: str, reply: Reply) -> None:
-        """A delta or the result of one of the requests."""
+        """Add a delta or the result of one of the requests."""
         self._replies.put((entry, reply))
 
     def fail(self, error: Exception) -> None:
@@ -36,9 +33,10 @@ class RequestBatch:
     # The thread that asks
 
     def results(self, timeout_s: float) -> list[Result]:
-        """The results in the order of the requests.
+        """Wait for all results; returns them in the order of the requests.
 
-        Raises `EngineLost`, and `WaitTimeout` where none comes for ``timeout_s``.
+        Raises `EngineLost`, with the results so far, and `WaitTimeout` if nothing arrives for
+        ``timeout_s``.
         """
         found: dict[str, Result] = {}
         try:
@@ -51,9 +49,9 @@ class RequestBatch:
         return [found[entry] for entry in self.assignments]
 
     def stream(self, timeout_s: float) -> Iterator[Delta | Result]:
-        """The deltas of a single request, which together are the whole answer; then the result.
+        """Yield the deltas of a single request, then its result.
 
-        Raises like `results`.
+        The deltas add up to the whole answer. Raises like `results`.
         """
         shown = _StreamProgress()
         while self.unanswered:
@@ -83,26 +81,26 @@ class RequestBatch:
 
 
 def _assignment(request: Request) -> Assignment:
-    """The assignment of a request that has not waited."""
+    """Make the assignment of a request that did not queue."""
     sid = f"local/{time.time_ns() // 1_000_000}-{request.id}"
     return Assignment(request=request, entry=f"{request.id}-0", sid=sid, attempt=1)
 
 
 class _StreamProgress:
-    """How much of a streamed answer was yielded, by choice."""
+    """How much of each choice of a streamed answer was yielded."""
 
     def __init__(self) -> None:
         self._tokens: Counter[int] = Counter()
         self._characters: Counter[int] = Counter()
 
     def note(self, delta: Delta) -> Delta:
-        """Count a delta that is yielded."""
+        """Count a delta before it is yielded; returns it."""
         self._tokens[delta.index] += len(delta.tokens)
         self._characters[delta.index] += len(delta.text or "")
         return delta
 
     def rest(self, result: Result) -> Iterator[Delta]:
-        """The tokens that came only with the result."""
+        """Yield the tokens that arrived only with the result."""
         seq = self._tokens.total()
         whole = Choice(0, result.tokens, result.text, logprobs=result.logprobs)
         for choice in result.choices or [whole]:

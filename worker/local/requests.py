@@ -1,4 +1,4 @@
-"""From what a program asks of its own engine to requests, read as those of the wire are."""
+"""Builds a program's requests to its own engine, with the parser for requests from the wire."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KNOWN: Final = frozenset(SamplingParams.__struct_fields__)
 
 
 def own_spec(spec: ModelSpec) -> ModelSpec:
-    """A spec that no other engine has, sound, and with paths that hold in another process.
+    """Copy and validate a spec; paths become absolute, so that they hold in another process.
 
     Raises `InvalidRequest`.
     """
@@ -48,7 +48,7 @@ def own_spec(spec: ModelSpec) -> ModelSpec:
         path=_absolute(own.path),
         adapters=tuple(_with_absolute_path(adapter) for adapter in own.adapters),
     )
-    make_requests(own, ["?"], {})  # its sampling parameters
+    make_requests(own, ["?"], {})  # validates its sampling parameters
     return own
 
 
@@ -62,7 +62,7 @@ def _absolute(path: str) -> str:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """Prompts in a row; a single one may stand for itself."""
+    """Return a sequence of prompts, also for a single prompt."""
     if isinstance(prompts, str):
         return [prompts]
     first = next(iter(prompts), None)
@@ -79,10 +79,10 @@ def make_requests(
     model: str = "",
     stream: bool = False,
 ) -> list[Request]:
-    """Requests to an engine with this model; its own parameters stand where nothing is said.
+    """Build one request per prompt; the model's own parameters are the defaults.
 
-    What a chat template is given (`tokenyard.protocol.wire.ChatOptions`) stands among ``sampling``.
-    Raises `InvalidRequest` in the words of the coordinator.
+    ``sampling`` may include chat options (`tokenyard.protocol.wire.ChatOptions`).
+    Raises `InvalidRequest` with the coordinator's messages.
     """
     names = [spec.name, *(adapter.name for adapter in spec.adapters)]
     if model and model not in names:
@@ -91,7 +91,7 @@ def make_requests(
     params = _params({name: value for name, value in sampling.items() if name not in _CHAT})
     shared = {b"params": params, b"model": model.encode(), b"stream": b"%d" % stream, **chat}
     any_prompt = {b"messages": _ANY_MESSAGES} if chat else {b"prompt": b"?"}
-    _read({**shared, **any_prompt, b"id": b"?"}, spec)  # what is wrong with all of them
+    _read({**shared, **any_prompt, b"id": b"?"}, spec)  # reports faults that all requests share
     return [_request(spec, shared, at, prompt) for at, prompt in enumerate(prompts)]
 
 

@@ -1,4 +1,4 @@
-"""What a program is told of the processes of its pool."""
+"""The status of a pool's processes, for its program."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process of a pool, as it was when it last came into another state."""
+    """One process of a pool at its last change of state."""
 
     name: str
     device: int
     state: str  # warming, warm, loading, ready, draining, asleep, unloading, attached, failed
-    model: str  # that it holds, or is about to; "" for none
-    pid: int  # 0 where none runs
-    phases_s: Mapping[str, float]  # of the last change of state that took time
-    memory: Memory | None  # bytes, measured with that change
-    baseline: Memory | None  # the same when it was warm for the first time
-    fault: str  # how its last process died, while the next is not warm yet
+    model: str  # that it holds or loads; "" for none
+    pid: int  # 0 if no process runs
+    phases_s: Mapping[str, float]  # seconds by phase of its last warm-up, load, sleep or wake
+    memory: Memory | None  # bytes, measured after that change
+    baseline: Memory | None  # bytes when it was first warm
+    fault: str  # how the previous process died, until this one is warm
 
     def __str__(self) -> str:
         memory = f"{self.memory.scarce / _MIB:.0f} MiB" if self.memory else ""
@@ -36,8 +36,8 @@ class ProcessStatus:
 
 
 def process_status(member: WorkerProcessHandle, fault: str) -> ProcessStatus:
-    """What to tell of a process; ``fault`` is how the one before it died."""
-    is_new = member.state is State.DOWN and not fault  # it is about to be started
+    """Make the status of a process; ``fault`` is how its predecessor died."""
+    is_new = member.state is State.DOWN and not fault  # about to start
     return ProcessStatus(
         name=member.name,
         device=member.device,
