@@ -234,7 +234,7 @@ def test_the_engine_needs_neither_torch_nor_vllm() -> None:
 
 
 class TestPrefixCache:
-    """Prompts with a common beginning, on an engine with a cache of ten blocks of sixteen tokens."""
+    """Prompts with a common beginning; the cache of the engine has ten blocks of sixteen tokens."""
 
     @staticmethod
     def ask(engine: SimulatedEngine, prompt: list[int], **fields: Any) -> Finished:
