@@ -182,7 +182,7 @@ class Occupant:
 
 @pytest.fixture
 def local(occupant: Occupant, device: Device) -> Iterator[Local]:
-    """A program's own pool with warm processes; a new one only if a test left processes not warm."""
+    """A program's own pool with warm processes; a new one if a test left the old one in disorder."""
     pool: Local = occupant.take("local", lambda: running_local(device))
     yield pool
     if not pool.is_warm_again():

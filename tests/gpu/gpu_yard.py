@@ -1,4 +1,4 @@
-"""A yard on the device for tests that kill processes: two processes, one of them awake at a time."""
+"""A yard on the device for tests that kill processes: two processes, one awake at a time."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class GpuYard(LifeYard):
         return counted(unpack_tokens(request.tokens), request.params.max_tokens or 0)
 
     def answer_all(self, requests: Sequence[Request]) -> list[Answer]:
-        """Submit the requests and wait for their answers; check that each streamed token came once."""
+        """Submit the requests and return their answers; each token of a stream came once."""
         self.push_all(requests)
         return self.answers(requests)
 

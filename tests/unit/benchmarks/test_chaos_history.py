@@ -261,7 +261,7 @@ def test_a_history_is_read_back_from_its_files(tmp_path) -> None:
     assert list(read_history([path])) == good()
 
 
-def test_the_broker_record_is_part_of_the_history() -> None:
+def test_commands_of_the_broker_become_events() -> None:
     keys = Keys("chaos")
     delta = Reply(id=ID, event="delta", seq=0, tokens=pack_tokens(TOKENS[:2]))
     result = Reply(id=ID, event="result", seq=2, tokens=pack_tokens(TOKENS), status="completed")

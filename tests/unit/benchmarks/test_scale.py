@@ -20,7 +20,7 @@ def throughput(coordinator_s: float, seconds: float = 10.0) -> Throughput:
 
 
 def test_a_request_does_not_pay_for_the_cost_of_each_second() -> None:
-    """Given a coordinator that takes a hundredth of each second, I expect only the rest to count."""
+    """Given a coordinator that takes a hundredth of each second, I expect the rest to count."""
     run = Run(throughput(0.15), throughput(0.3, 20.0), {"coordinator": 0.01, "broker": 0.0}, 1.0)
 
     found = scale_workers.figures([run])

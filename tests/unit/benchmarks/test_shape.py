@@ -58,7 +58,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
-    """Engines that are ready within 3 s and answer within one, except `async`, which never starts."""
+    """Engines that are ready in 3 s and answer in one, except `async`, which does not start."""
     clock = Clock()
 
     def begin(engine: Engine, workload: Workload, stack: ExitStack) -> Ready:
@@ -135,7 +135,7 @@ def test_the_brokers_share_of_a_token_is_its_cpu_time_over_the_time_between_toke
     assert core == pytest.approx(0.00025)
 
 
-def test_a_share_without_a_measurement_is_null() -> None:
+def test_figures_without_a_measurement_are_null_with_a_reason() -> None:
     figures = summary(Found(), plan())
     for name in (*RATIOS, *BROKER, "tokens_per_s", "ttft_p99_ms"):
         assert figures[name] is None

@@ -31,7 +31,7 @@ def lock(tmp_path: Path) -> Path:
 
 
 def waiting(turn: AbstractContextManager[None]) -> threading.Event:
-    """A thread that waits for its turn as another process would; the event is set when it has it."""
+    """A thread that waits for its turn like another process; the event is set when it has it."""
     has_it = threading.Event()
 
     def take() -> None:

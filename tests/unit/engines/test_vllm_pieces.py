@@ -1,4 +1,4 @@
-"""How many tokens of a stream are sent together: by the engine's speed and its number of streams."""
+"""How many tokens of a stream are sent together: by the engine's speed and number of streams."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_vllm_samples_without_flashinfer_where_it_is_missing(tmp_path, monkeypat
 
 @pytest.mark.parametrize("part", PARTS)
 def test_only_the_tests_have_no_short_form(part):
-    """They run unchanged."""
+    """In a full run no part gets --quick."""
     assert "--quick" not in arguments(part, "cuda", quick=False)
     assert ("--quick" in arguments(part, "cuda", quick=True)) is (part not in TESTS)
 
