@@ -159,9 +159,9 @@ class Occupant:
         self._failed: dict[str, str] = {}
 
     def take(self, what: str, enter: Callable[[], AbstractContextManager[Any]]) -> Any:
-        """The user called ``what``; if another one is there, it leaves first.
+        """Return the user called ``what``; if it is not there yet, it replaces the current one.
 
-        A user that failed to come is not waited for again: the test fails with the same message.
+        A user that failed to start is not tried again: the test fails with the same message.
         """
         if what in self._failed:
             pytest.fail(f"as before: {self._failed[what]}", pytrace=False)
@@ -182,7 +182,7 @@ class Occupant:
 
 @pytest.fixture
 def local(occupant: Occupant, device: Device) -> Iterator[Local]:
-    """A program's own pool with warm processes; a new one if a test left the old one in disorder."""
+    """A program's own pool with warm processes; a new one only after a test that broke it."""
     pool: Local = occupant.take("local", lambda: running_local(device))
     yield pool
     if not pool.is_warm_again():

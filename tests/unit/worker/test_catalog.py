@@ -111,7 +111,7 @@ class TestHostEntry:
 
         assert entry.info.models[0].load_s == 1.5
 
-    def test_faults_with_other_weights_are_not_counted(self, entry: HostEntry) -> None:
+    def test_faults_are_forgiven_when_the_weights_change(self, entry: HostEntry) -> None:
         entry.load_failed("adder", "no such file", "/step-1")
         entry.load_failed("large", "out of memory")
         weights = {"adder": "/step-1", "large": ""}

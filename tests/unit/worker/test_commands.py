@@ -129,7 +129,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commander]:
         yield Commander(played)
 
 
-class TestWhom:
+class TestTarget:
     def test_a_worker_of_another_host_is_ignored(self, host: Commander) -> None:
         entry = host.command("load", "elsewhere", model="a")
 

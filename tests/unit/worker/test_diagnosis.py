@@ -198,8 +198,8 @@ def test_each_cause_has_its_name_and_remedy(
     assert todo in found.remedy
 
 
-def test_the_text_of_a_request_is_not_taken_for_a_model() -> None:
-    # A file that is missing in the warm-up has nothing to do with the model.
+def test_a_missing_file_in_the_warm_up_is_no_fault_of_the_model() -> None:
+    # It has nothing to do with the model.
     death = said("FileNotFoundError: [Errno 2] No such file or directory: '/x/config.json'")
     assert diagnose(death).cause == "FileNotFoundError"
 

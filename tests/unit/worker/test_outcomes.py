@@ -206,7 +206,7 @@ class TestReplies:
 
         assert (ended.seq, ended.tokens, ended.text) == (2, [1, 2], None)
 
-    def test_packed_tokens_can_be_unpacked(self) -> None:
+    def test_tokens_are_packed(self) -> None:
         assert delta_reply(run(), delta("1500-0", 1, 2)).tokens == pack_tokens([1, 2])
 
 

@@ -319,7 +319,7 @@ class TestNews:
         assert two.member("w-1").state is State.ATTACHED
 
 
-class TestTheEnd:
+class TestShutdown:
     def test_running_requests_may_finish(self, two: Theatre) -> None:
         two.hold(A, 0)
         two.process("w-0").say(Drained())

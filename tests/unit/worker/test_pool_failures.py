@@ -155,7 +155,7 @@ class TestDeath:
         assert one.member("w-0").state is State.WARM
         assert one.heard("w-0") == []
 
-    def test_the_last_report_of_a_process_is_kept(self, one: Theatre) -> None:
+    def test_the_last_report_of_a_process_explains_its_death(self, one: Theatre) -> None:
         one.process("w-0").say(ProcessFailed("RuntimeError: CUDA"))
         one.process("w-0").end(1)
 

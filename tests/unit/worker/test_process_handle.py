@@ -150,7 +150,7 @@ class TestLife:
         assert handle.is_awake == (state not in others)
         assert others.isdisjoint(AWAKE)
 
-    def test_a_process_lent_to_a_group_is_in_the_group_state(self) -> None:
+    def test_an_attached_process_belongs_to_its_group(self) -> None:
         handle = make_warm()
         group = RankGroup("a", 1, (0, 1))
 
@@ -517,14 +517,14 @@ class TestDeparture:
 
             assert living.wait(10.0) == -signal.SIGKILL
 
-    def test_an_own_exit_status_kills_no_process(self) -> None:
+    def test_reaping_an_exited_process_kills_nothing(self) -> None:
         handle = make_handle()
         handle.process = DeadProcess(1, os.getpid())
 
         assert handle.reap() == 1
 
 
-def test_a_slot_without_a_process_has_nothing_to_do() -> None:
+def test_a_handle_without_a_process_does_nothing() -> None:
     handle = make_handle()
 
     handle.send(Stop())

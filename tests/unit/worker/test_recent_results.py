@@ -82,7 +82,7 @@ def test_old_results_are_dropped() -> None:
     assert ended.find(keep(ended, answer(), age_s=61.0)) is None, "it is too old, if the only one"
 
 
-def test_results_begun_before_a_change_are_forgotten() -> None:
+def test_results_of_requests_begun_before_a_reset_are_forgotten() -> None:
     ended = RecentResults()
     before, begun = keep(ended, answer()), Run(make_assignment(), time.monotonic())
     ended.forget()

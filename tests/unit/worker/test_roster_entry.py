@@ -91,7 +91,7 @@ def test_the_entry_shows_the_times_of_its_state_and_its_last_swap() -> None:
     assert info.swapped_ms == 17
 
 
-def test_a_group_shows_the_names_of_its_workers() -> None:
+def test_a_group_entry_names_its_workers() -> None:
     assert entry(ready(), group=["w-1", "w-2"]).group == ["w-1", "w-2"]
 
 

@@ -89,7 +89,7 @@ def test_one_order_at_a_time_is_given(errand: EngineCommand) -> None:
     assert not is_fit(paused(), observed)
 
 
-class TestAPauseThatTakesLong:
+class TestSlowPause:
     def test_the_pause_is_waited_for(self) -> None:
         assert next_step(paused("wait"), ObservedState(asked=PauseEngine("wait"))) is None
 
@@ -111,7 +111,7 @@ class TestAPauseThatTakesLong:
         assert observed.paused is None
 
 
-class TestWhatItCannotDo:
+class TestRefusedOrders:
     def test_the_other_orders_are_given(self) -> None:
         observed = ObservedState(asked=Profile(True))
         assert observed.cannot(Profile(True), "no profiler")

@@ -95,7 +95,7 @@ def test_another_incarnation_counts_from_zero() -> None:
     assert tally.now() == WorkerTotals()
 
 
-def test_details_are_only_for_their_readers() -> None:
+def test_details_are_kept_only_for_readers() -> None:
     run = Run(make_assignment(), 0.0)
     unread, read = RunningStats(has_readers=False), RunningStats()
     for tally in (unread, read):
