@@ -37,7 +37,7 @@ def new_host(plant: Plant, tmp_path: Path) -> NewHost:
     return start
 
 
-#: Settings of a host with at most one sleeper for each device.
+#: Options that add up to the number of processes, with their defaults.
 _COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
 
 

@@ -132,7 +132,7 @@ class TestGivingWay:
         assert steps([holder, member(State.WARM)], goal) == [Release(holder)]
 
     @pytest.mark.parametrize("state", [State.LOADING, State.DRAINING, State.UNLOADING])
-    def test_a_drain_is_waited_for(self, state: State) -> None:
+    def test_a_change_of_state_is_waited_for(self, state: State) -> None:
         assert steps([member(state, A), member(State.WARM)], Goal(B, (0,))) == []
 
     def test_a_drained_worker_is_unloaded(self) -> None:
@@ -151,7 +151,7 @@ class TestGivingWay:
         assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
 
     def test_a_goal_that_returns_too_late_is_loaded_again(self) -> None:
-        # Given a device that has begun to unload the model that is its goal again
+        # Given a device that has drained the model that is its goal again
         holder, warm, goal = member(State.DRAINED, A), member(State.WARM), Goal(A, (0,))
 
         assert steps([holder, warm], goal) == [GiveWay(holder, sleeps=False)]
