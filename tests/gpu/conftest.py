@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Figures:
-    """Measured values by name, written at once to TOKENYARD_GPU_OUT, a file, or beside it."""
+    """Measured values by name, written immediately to TOKENYARD_GPU_OUT, a file, or beside it."""
 
     def __init__(self, beside: str = "") -> None:
         self._beside = beside
