@@ -1,4 +1,4 @@
-"""LoRA adapters of random numbers, and models with an adapter merged into their weights."""
+"""LoRA adapters with random weights, and models with an adapter merged into their weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROJECTIONS = ("q_proj", "v_proj", "o_proj", "up_proj")
 
 
 def write_adapter(folder: Path, model: Path, seed: int) -> AdapterSpec:
-    """An adapter for a model of the examples, in the form of PEFT."""
+    """Write an adapter for an example model, in PEFT's format."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -45,7 +45,7 @@ def write_adapter(folder: Path, model: Path, seed: int) -> AdapterSpec:
 
 
 def merge(folder: Path, model: Path, adapter: AdapterSpec) -> Path:
-    """The model whose weights are those of ``model`` with the adapter added."""
+    """The model with the weights of ``model`` plus the adapter."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, folder)

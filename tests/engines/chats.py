@@ -1,4 +1,4 @@
-"""Chats to compare, and the models without weights for whose templates they are rendered."""
+"""Chats to compare, and models without weights whose templates render them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 TEMPLATES: Final = Path(__file__).parent / "chat_templates"
-#: In the order of the table. Each is written in the manner of its family, and no copy.
+#: In the table's order. Each is written in the style of its family; none is a copy.
 STYLES: Final[Mapping[str, str]] = {
     "llama-3": "Llama 3.1 to 3.3",
     "llama-4": "Llama 4",
@@ -22,7 +22,7 @@ STYLES: Final[Mapping[str, str]] = {
     "gpt-oss": "GPT-OSS",
     "command-r": "Command R",
 }
-#: Written by one or more of the templates; each is one token.
+#: Each is one token that at least one of the templates writes.
 _SPECIAL: Final = (
     "<s>",
     "</s>",
@@ -65,7 +65,7 @@ TOOLS: Final = [{"type": "function", "function": FUNCTION}]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A chat. ``shown`` are texts that a template which takes them writes into the prompt."""
+    """A chat. ``shown`` are texts that a template writes into the prompt if it supports them."""
 
     messages: list[dict[str, Any]]
     options: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def part(text: str) -> dict[str, Any]:
 
 
 def call(arguments: Any) -> dict[str, Any]:
-    """A call of the tool."""
+    """A tool call."""
     function = {"name": "get_weather", "arguments": arguments}
     return {"id": "abcdef123", "type": "function", "function": function}
 
@@ -93,7 +93,7 @@ _RESULT: Final = say("tool", '{"sky": "blüe"}', tool_call_id="abcdef123", name=
 _OPEN: Final = {"add_generation_prompt": False, "continue_final_message": True}
 _DOCUMENTS: Final = [{"title": "Atlas", "text": "Rivers"}, {"title": "Almanac", "text": "Tides"}]
 
-#: By the column of the table; a column is what all its chats are.
+#: By column of the table: all chats of a column are of this kind.
 CASES: Final[Mapping[str, list[Case]]] = {
     "plain": [
         Case([_USER], shown=("Überall 日本 😀?",)),
@@ -160,7 +160,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
     ],
 }  # fmt: skip
 
-#: What is refused here and not by `LLM.chat`, with what it does instead.
+#: The worker refuses these and `LLM.chat` does not; with what `LLM.chat` does instead.
 STRICTER: Final[Mapping[str, tuple[Case, str]]] = {
     "`content` null or missing in a message of role user, system, developer or tool": (
         Case([say("user", None)]),
@@ -184,7 +184,7 @@ STRICTER: Final[Mapping[str, tuple[Case, str]]] = {
     ),
 }
 
-#: What both refuse whatever the template.
+#: Both refuse these, whatever the template.
 REFUSED: Final[Mapping[str, Case]] = {
     "image": Case([say("user", [{"type": "image_url", "image_url": {"url": "data:,"}}])]),
     "audio": Case([say("user", [{"type": "input_audio", "input_audio": {"data": ""}}])]),
@@ -201,7 +201,7 @@ REFUSED: Final[Mapping[str, Case]] = {
 
 
 def write_model(folder: Path, style: str | None) -> Path:
-    """A model without weights: its tokenizer has a token for each byte, so nothing gets lost."""
+    """Write a model without weights; its tokenizer has a token for each byte and loses nothing."""
     vocabulary = {word: at for at, word in enumerate((*_SPECIAL, *byte_letters()))}
     named: dict[str, Any] = {
         "version": "1.0",
@@ -214,7 +214,7 @@ def write_model(folder: Path, style: str | None) -> Path:
         ],
         "normalizer": None,
         "pre_tokenizer": _BYTE_LEVEL,
-        # It begins each text with <s>: a prompt that is tokenized as text would have it twice.
+        # It starts each text with <s>: a prompt tokenized as text would have it twice.
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [
@@ -253,7 +253,7 @@ def write_model(folder: Path, style: str | None) -> Path:
 
 
 def byte_letters() -> list[str]:
-    """The letters by which a byte-level tokenizer writes the 256 bytes."""
+    """The letters with which a byte-level tokenizer writes the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable}

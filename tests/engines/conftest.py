@@ -18,15 +18,15 @@ from worker.engines.vllm.environment import engine_environment, set_environment
 
 @pytest.fixture(scope="package")
 def warm_phases_s() -> dict[str, float]:
-    """How long the warm-up took, by phase; empty before it."""
+    """Seconds that each phase of the warm-up took; empty before it."""
     return {}
 
 
 @pytest.fixture(scope="package")
 def warm(warm_phases_s: dict[str, float]) -> Backend:
-    """The warm backend of this process; one engine of it may live at a time."""
+    """The warm backend of this process; only one of its engines may live at a time."""
     set_environment(engine_environment(cpu=ON_CPU))
-    # One thread: OpenMP's threads spin, and starve each other where tests share the cores.
+    # One thread: OpenMP's threads spin and starve each other when tests share the cores.
     cores = [min(os.sched_getaffinity(0))] if ON_CPU else []
     backend = VllmBackend(cores=cores, groups=executor)
     warm_phases_s |= backend.warm_up()
@@ -35,7 +35,7 @@ def warm(warm_phases_s: dict[str, float]) -> Backend:
 
 @pytest.fixture(scope="package")
 def opened() -> Iterator[dict[str, Engine]]:
-    """Engines that have been started, by kind."""
+    """The engines started so far, by kind."""
     engines: dict[str, Engine] = {}
     yield engines
     for engine in engines.values():
@@ -46,7 +46,7 @@ def opened() -> Iterator[dict[str, Engine]]:
 def open_engine(
     opened: dict[str, Engine], request: pytest.FixtureRequest
 ) -> Callable[[str], Engine]:
-    """The engine of a kind, started when first asked for."""
+    """Return the engine of a kind; the first call starts it."""
 
     def get(kind: str) -> Engine:
         if kind not in opened:
@@ -81,7 +81,7 @@ def engine(
 
 @pytest.fixture
 def vllm_engine(open_engine: Callable[[str], Engine]) -> Iterator[Engine]:
-    """The real one, idle."""
+    """The vLLM engine, idle."""
     yield from _lend(open_engine("vllm"))
 
 

@@ -1,4 +1,4 @@
-"""Drives an engine as a worker does, and remembers what it said of each request."""
+"""Drives an engine as a worker does, and records its outputs for each request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_STEPS = 2_000
 
 
 def spec_of(model: str, path: Path | None = None, **fields: Any) -> ModelSpec:
-    """A model of the examples, or one at ``path``, small and quick to start."""
+    """A small model that starts quickly: one of the examples, or the one at ``path``."""
     named = {
         "name": model,
         "path": str(path or MODELS / model),
@@ -38,7 +38,7 @@ def spec_of(model: str, path: Path | None = None, **fields: Any) -> ModelSpec:
 
 @dataclass
 class Outcome:
-    """Everything that an engine said of one request."""
+    """All outputs of an engine for one request."""
 
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: Finished | None = None
@@ -46,21 +46,21 @@ class Outcome:
 
     @property
     def choice(self) -> Choice:
-        """Its first choice; fails the test where it did not finish."""
+        """The first choice; fails the test if it did not finish."""
         assert self.finished is not None, self.fault
         return self.finished.choices[0]
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of its first choice."""
+        """Tokens of the first choice."""
         return list(self.choice.tokens)
 
     def streamed(self, index: int = 0) -> list[int]:
-        """The tokens of all deltas of one choice."""
+        """Tokens of all deltas of one choice."""
         return [token for delta in self.deltas if delta.index == index for token in delta.tokens]
 
     def streamed_text(self, index: int = 0) -> str:
-        """The text of all deltas of one choice."""
+        """Text of all deltas of one choice."""
         return "".join(delta.text or "" for delta in self.deltas if delta.index == index)
 
 
@@ -76,7 +76,7 @@ def ask(
     model: str = "",
     **params: Any,
 ) -> Assignment:
-    """An assignment with these parameters; of the common prompt where none is given."""
+    """An assignment with these parameters; without a prompt it takes the common one."""
     if tokens is None and prompt is None and messages is None:
         tokens = PROMPT
     request = make_request(
@@ -92,12 +92,12 @@ def ask(
 
 
 def greedy(key: str = "1-0", **fields: Any) -> Assignment:
-    """Twelve greedy tokens, whatever the model thinks of ending sooner."""
+    """Parameters for twelve greedy tokens, even if the model would end sooner."""
     return ask(key, **({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | fields))
 
 
 def drain(engine: Engine, outcomes: dict[str, Outcome]) -> None:
-    """Step until nothing is left."""
+    """Step until no request is left."""
     for _ in range(MAX_STEPS):
         if not engine.has_unfinished:
             return
@@ -115,7 +115,7 @@ def drain(engine: Engine, outcomes: dict[str, Outcome]) -> None:
 
 
 def run(engine: Engine, *assignments: Assignment) -> list[Outcome]:
-    """Run requests together; their outcomes in order."""
+    """Run requests together; return their outcomes in order."""
     outcomes: dict[str, Outcome] = {}
     for assignment in assignments:
         engine.add(assignment)
@@ -124,13 +124,13 @@ def run(engine: Engine, *assignments: Assignment) -> list[Outcome]:
 
 
 def without_cache(outcome: Outcome) -> Finished | None:
-    """How it ended, whether or not the engine was asked: only then it looks into its cache."""
+    """The end of a request without ``cached_tokens``: only some calls look into the cache."""
     ended = outcome.finished
     return ended and msgspec.structs.replace(ended, cached_tokens=None)
 
 
 def counter_of_reuse(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Runs a prompt of 50 tokens, always the same: how many of them the prefix cache had."""
+    """Return a function that runs the same prompt of 50 tokens and returns how many were cached."""
     inner = engine._open()
     outputs: list[Any] = []
     step = inner.step

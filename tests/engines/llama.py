@@ -1,4 +1,4 @@
-"""Small models of random weights, and small models that count, as large as a test needs them."""
+"""Small models of any size, with random weights or with weights that make them count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-#: What the layers of a model that counts add to its input: far less than would change a token.
+#: What the layers of a counting model add to its input: far too little to change a token.
 _NOISE = 0.05
 
 
@@ -33,10 +33,10 @@ def write_llama(
     positions: int = 256,
     dtype: str = "float32",
 ) -> Path:
-    """A model without a tokenizer; returns its folder, which is made.
+    """Write a model without a tokenizer into a new folder, and return the folder.
 
-    One that ``counts`` says after each token the one with the next number (`counted`), in any
-    dtype and batch: its layers compute as those of any model, but do not weigh much.
+    After each token, a model that ``counts`` generates the token with the next number
+    (`counted`), in any dtype and batch: its layers compute, but add almost nothing.
     """
     import torch
     from safetensors.torch import save_file
@@ -54,7 +54,7 @@ def write_llama(
 
 
 def counted(prompt: Sequence[int], count: int) -> list[int]:
-    """What a model that counts says after a prompt."""
+    """What a counting model generates after a prompt."""
     return [(prompt[-1] + 1 + at) % VOCABULARY for at in range(count)]
 
 
@@ -92,7 +92,7 @@ def _random_tensors(
 
 
 def _make_it_count(tensors: dict[str, torch.Tensor], random: torch.Generator) -> None:
-    """Each token's row of the output is the one that its predecessor has in the input."""
+    """Give each token the output row that is its predecessor's input row."""
     import torch
 
     shape = tensors["model.embed_tokens.weight"].shape

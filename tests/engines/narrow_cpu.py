@@ -1,4 +1,4 @@
-"""A process that believes its CPU to have fewer features; it imports nothing heavy before that."""
+"""A process that believes that its CPU has fewer features; it imports nothing heavy before that."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from worker.engines.vllm.environment import engine_environment, set_environment
 
-#: vLLM's kernels for x86, of which it loads one.
+#: vLLM's kernels for x86; vLLM loads one of them.
 LIBRARIES = ("_C.abi3.so", "_C_AVX512.abi3.so", "_C_AVX2.abi3.so")
 
 
 def come_up(pipe: Connection, features: Mapping[str, bool]) -> None:
-    """Warm up and answer a sum; tell the answer, vLLM's library, and what torch computes with.
+    """Warm up and answer a sum; return the answer, vLLM's library, and torch's instruction set.
 
-    ``features`` replace those that torch has found, by which vLLM chooses.
+    ``features`` replace those that torch found; vLLM chooses by them.
     """
     set_environment(engine_environment(cpu=True))
     import torch

@@ -1,4 +1,4 @@
-"""Whether vLLM runs on the CPU here; apart from `harness`, which loads no vLLM."""
+"""Whether vLLM runs on the CPU here; not in `harness`, which does not import vLLM."""
 
 from __future__ import annotations
 

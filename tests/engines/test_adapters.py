@@ -1,4 +1,4 @@
-"""LoRA adapters: requests name them as they name models."""
+"""LoRA adapters: requests name them like models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def answers(engine: Engine, model: str = "") -> list[list[int]]:
 
 @pytest.fixture
 def adapters(tmp_path: Path) -> tuple[AdapterSpec, AdapterSpec]:
-    """Two for the adder."""
+    """Two adapters for the adder."""
     first, second = (
         write_adapter(tmp_path / name, MODELS / "adder", seed)
         for seed, name in enumerate(("left", "right"))
@@ -37,10 +37,10 @@ def adapters(tmp_path: Path) -> tuple[AdapterSpec, AdapterSpec]:
     return first, second
 
 
-def test_an_adapter_answers_as_the_model_into_which_it_was_merged(
+def test_an_adapter_gives_the_tokens_of_the_merged_model(
     backend: Backend, adapters: tuple[AdapterSpec, AdapterSpec], tmp_path: Path
 ) -> None:
-    # Given what the base and the models with merged weights say
+    # Given the tokens of the base and of the models with merged weights
     merged = []
     for adapter in adapters:
         path = merge(tmp_path / f"merged-{adapter.name}", MODELS / "adder", adapter)
@@ -64,7 +64,7 @@ def test_an_adapter_answers_as_the_model_into_which_it_was_merged(
     info = engine.info
     engine.close()
 
-    # I expect each to say its own, alone and in one batch.
+    # I expect each to give the same tokens, alone and in one batch.
     assert info.adapters == ("left", "right")
     assert by_name == {"left": merged[0], "right": merged[1], "adder": plain, "": plain}
     assert [one.tokens for one in mixed] == [merged[0][0], plain[0], merged[1][0]]
@@ -72,7 +72,7 @@ def test_an_adapter_answers_as_the_model_into_which_it_was_merged(
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_adapters_are_the_same_after_a_sleep(
+def test_adapters_give_the_same_tokens_after_a_sleep(
     backend: Backend, adapters: tuple[AdapterSpec, AdapterSpec], level: int
 ) -> None:
     engine = backend.load(spec_of("adder", adapters=adapters, max_lora_rank=RANK))
@@ -87,7 +87,7 @@ def test_adapters_are_the_same_after_a_sleep(
     assert after == before
 
 
-def test_an_adapter_that_cannot_be_read_fails_the_load_and_not_a_request(
+def test_an_unreadable_adapter_fails_the_load_and_no_request(
     backend: Backend, adapters: tuple[AdapterSpec, AdapterSpec]
 ) -> None:
     Path(adapters[0].path, "adapter_model.safetensors").write_bytes(b"nonsense")

@@ -1,7 +1,7 @@
-"""Prompts of chats are those of `vllm.LLM.chat`, token by token; docs/parity.md has the table.
+"""Prompts of chats equal those of `vllm.LLM.chat`, token by token; docs/parity.md has the table.
 
-It is vLLM's own `LLM.chat` that is asked; only the engine behind it is missing, so that no weights
-are needed. Set TOKENYARD_WRITE_DOCS=1 to write the table again.
+The tests ask vLLM's own `LLM.chat`; only its engine is missing, so they need no weights. Set
+TOKENYARD_WRITE_DOCS=1 to rewrite the table.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Render = Callable[[Case], list[int]]
 
 
 class Refusal(Exception):
-    """One of the two does not take a chat."""
+    """The worker or `LLM.chat` refuses a chat."""
 
 
 class Pair:
-    """Both ways for one model: `LLM.chat`, and the worker's."""
+    """One model with both ways to a prompt: `LLM.chat`, and the worker's."""
 
     def __init__(self, folder: Path) -> None:
         from vllm.renderers import renderer_from_config
@@ -51,7 +51,7 @@ class Pair:
 
         config = engine_config(spec_of("parity", folder, max_num_seqs=1), 0, None, "")
         renderers = []
-        for _ in range(2):  # so that neither sees what the other has done to its tokenizer
+        for _ in range(2):  # neither sees changes that the other makes to its tokenizer
             registry.cached_get_tokenizer.cache_clear()
             renderers.append(renderer_from_config(config))
         self._llm = _without_engine(renderers[0], config.model_config)
@@ -63,7 +63,7 @@ class Pair:
         from vllm import SamplingParams
 
         given = copy.deepcopy(case.options)
-        if "documents" in given:  # as vLLM's server hands them over
+        if "documents" in given:  # as vLLM's server passes them
             given["chat_template_kwargs"] = {"documents": given.pop("documents")}
         try:
             self._llm.chat(copy.deepcopy(case.messages), SamplingParams(), use_tqdm=False, **given)
@@ -73,7 +73,7 @@ class Pair:
         return prompt
 
     def ours(self, case: Case) -> list[int]:
-        """The prompt in the worker, of what came over the wire."""
+        """The worker's prompt for the chat that came over the wire."""
         try:
             return self._chat.tokens(over_the_wire(case), NOON_MS)
         except InvalidRequest as error:
@@ -81,7 +81,7 @@ class Pair:
 
 
 def over_the_wire(case: Case) -> Request:
-    """A chat as a worker reads it; raises `InvalidRequest`."""
+    """The chat as a worker reads it; raises `InvalidRequest`."""
     chat = read_chat_options(case.options) if case.options else PLAIN_CHAT
     fields = request_fields(Request(id="q", messages=case.messages, chat=chat))
     raw = {
@@ -95,7 +95,7 @@ def over_the_wire(case: Case) -> Request:
 
 
 def _without_engine(renderer: Any, model_config: Any) -> Any:
-    """A `vllm.LLM` that notes the prompts which it would run."""
+    """A `vllm.LLM` that records the prompts instead of running them."""
     from vllm import LLM
 
     class Noting(LLM):  # type: ignore[misc]
@@ -119,7 +119,7 @@ def _without_engine(renderer: Any, model_config: Any) -> Any:
 def pair_of(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[str | None], Pair]]:
-    """Both ways for a style of template, or for no template; at noon."""
+    """The pair for a style of template, or for no template; the clock is at noon."""
     set_environment(engine_environment(cpu=ON_CPU))
     import transformers.utils.chat_template_utils as templates
 
@@ -137,14 +137,14 @@ def pair_of(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(templates, "datetime", Noon)
-        # Compiled templates have the clock of when they were compiled.
+        # A compiled template keeps the clock of its compilation.
         templates._compile_jinja_template.cache_clear()
         yield get
     templates._compile_jinja_template.cache_clear()
 
 
 def outcome(render: Render, case: Case) -> list[int] | None:
-    """A prompt; None where it is refused."""
+    """The prompt, or None if it is refused."""
     try:
         return render(case)
     except Refusal:
@@ -152,7 +152,7 @@ def outcome(render: Render, case: Case) -> list[int] | None:
 
 
 def compare(pair: Pair, style: str, column: str) -> str:
-    """What stands in the table; fails where the two differ."""
+    """The entry of the table; fails if the two differ."""
     cells = set()
     for number, case in enumerate(CASES[column]):
         theirs, ours = outcome(pair.vllm, case), outcome(pair.ours, case)
@@ -171,7 +171,7 @@ def compare(pair: Pair, style: str, column: str) -> str:
 
 
 def the_table(pair_of: Callable[[str | None], Pair]) -> str:
-    """The section of the page."""
+    """The section for the page."""
     lines = [
         "| template in the style of | " + " | ".join(CASES) + " |",
         "|---" * (len(CASES) + 1) + "|",
@@ -184,7 +184,7 @@ def the_table(pair_of: Callable[[str | None], Pair]) -> str:
     return "\n".join(lines)
 
 
-def test_the_table_of_the_page_is_what_is_found(pair_of: Callable[[str | None], Pair]) -> None:
+def test_the_table_of_the_page_is_current(pair_of: Callable[[str | None], Pair]) -> None:
     found = the_table(pair_of)
 
     text = PAGE.read_text(encoding="utf-8")
@@ -200,8 +200,8 @@ def test_the_table_of_the_page_is_what_is_found(pair_of: Callable[[str | None], 
     )
 
 
-def test_most_of_the_table_is_prompts(pair_of: Callable[[str | None], Pair]) -> None:
-    """Else the two would be the same because they refuse everything."""
+def test_most_chats_of_the_table_give_a_prompt(pair_of: Callable[[str | None], Pair]) -> None:
+    """Otherwise the two could agree by refusing everything."""
     for style in STYLES:
         taken = [column for column in CASES if compare(pair_of(style), style, column) == "same"]
         assert {"plain", "parts", "kwargs"} <= set(taken), style
@@ -210,7 +210,7 @@ def test_most_of_the_table_is_prompts(pair_of: Callable[[str | None], Pair]) -> 
 
 @pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.parametrize("style", ["llama-3", "llama-4"])
-def test_what_no_template_could_take_is_refused_by_both(
+def test_both_refuse_a_chat_that_no_template_could_take(
     pair_of: Callable[[str | None], Pair], style: str, what: str
 ) -> None:
     pair = pair_of(style)
@@ -221,7 +221,9 @@ def test_what_no_template_could_take_is_refused_by_both(
 
 
 @pytest.mark.parametrize("what", STRICTER)
-def test_what_is_refused_here_alone(pair_of: Callable[[str | None], Pair], what: str) -> None:
+def test_the_worker_alone_refuses_some_chats(
+    pair_of: Callable[[str | None], Pair], what: str
+) -> None:
     case, _ = STRICTER[what]
     pair = pair_of("qwen-2.5")
     assert pair.vllm(case)
@@ -229,7 +231,9 @@ def test_what_is_refused_here_alone(pair_of: Callable[[str | None], Pair], what:
         pair.ours(case)
 
 
-def test_a_model_without_a_chat_template_says_so(pair_of: Callable[[str | None], Pair]) -> None:
+def test_a_model_without_a_chat_template_refuses_with_that_reason(
+    pair_of: Callable[[str | None], Pair],
+) -> None:
     case = CASES["plain"][0]
     with pytest.raises(Refusal):
         pair_of(None).vllm(case)
@@ -237,26 +241,26 @@ def test_a_model_without_a_chat_template_says_so(pair_of: Callable[[str | None],
         pair_of(None).ours(case)
 
 
-def test_the_reason_of_a_template_is_told(pair_of: Callable[[str | None], Pair]) -> None:
+def test_a_refusal_quotes_the_reason_of_the_template(pair_of: Callable[[str | None], Pair]) -> None:
     with pytest.raises(Refusal, match=r"messages: .*System role not supported"):
         pair_of("gemma-2").ours(CASES["system"][0])
 
 
 def test_every_attempt_has_the_same_date(pair_of: Callable[[str | None], Pair]) -> None:
-    # Given a template that writes the date,
+    # Given a template that writes the date
     chat = pair_of("gpt-oss")._chat
     request = over_the_wire(CASES["plain"][0])
     tokenizer = pair_of("gpt-oss").tokenizer
 
-    # if a request of the last day of a year is rendered at any later time,
+    # If a request of the last day of a year is rendered at any later time
     prompt = chat.tokens(request, 1_924_991_999_000)
 
     # I expect that day in its prompt.
     assert "Current date: 2030-12-31" in tokenizer.decode(prompt)
 
 
-def test_the_request_stays_as_it_was(pair_of: Callable[[str | None], Pair]) -> None:
-    """vLLM reads arguments in place, and the worker counts a request's bytes twice."""
+def test_rendering_leaves_the_request_unchanged(pair_of: Callable[[str | None], Pair]) -> None:
+    """vLLM changes arguments in place, and the worker counts the bytes of a request twice."""
     case = Case([say("user", "x"), say("assistant", None, tool_calls=[call('{"city": "Kiew"}')])])
     request = over_the_wire(case)
     work = request.work
@@ -276,15 +280,15 @@ def test_an_over_long_chat_is_refused_before_it_is_tokenized(
         chat.tokens(over_the_wire(Case([say("user", "x" * 500_000)])), NOON_MS)
 
 
-def test_the_types_of_parts_are_vllms(pair_of: Callable[[str | None], Pair]) -> None:
-    pair_of("llama-3")  # sets the environment that vLLM is imported in
+def test_part_types_equal_those_of_vllm(pair_of: Callable[[str | None], Pair]) -> None:
+    pair_of("llama-3")  # sets the environment for the import of vLLM
     from vllm.renderers import chat_utils
 
     assert set(TEXT_PARTS) == set(chat_utils._TEXT_CONTENT_PART_TYPES)
     assert set(MEDIA_PARTS) == set(chat_utils._MEDIA_CONTENT_PART_KEYS)
 
 
-def test_reserved_names_are_those_of_the_functions_between(
+def test_reserved_names_are_the_arguments_of_the_functions_in_between(
     pair_of: Callable[[str | None], Pair],
 ) -> None:
     import inspect

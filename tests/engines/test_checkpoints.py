@@ -1,4 +1,4 @@
-"""Which checkpoints may stand in for a model's weights: told from the headers of their files."""
+"""Which checkpoints fit a model: decided from the headers of their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = {"embed.weight": [4, 2], "head.weight": [2, 4]}
 
 
 def write(folder: Path, shapes: Mapping[str, Sequence[int]], name: str = "model") -> Path:
-    """A file with a header and no weights: more is not looked at."""
+    """Write a file with a header and without weights: the check reads only the header."""
     folder.mkdir(exist_ok=True)
     tensors = {
         tensor: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}
@@ -36,7 +36,7 @@ def own(tmp_path: Path) -> Path:
     return write(tmp_path / "own", OWN)
 
 
-def test_one_of_the_same_names_and_shapes_fits(own: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_same_names_and_shapes_fits(own: Path, tmp_path: Path) -> None:
     check_fit(str(own), str(write(tmp_path / "same", OWN)))
     check_fit(str(own), str(write(tmp_path / "more", OWN | {"rotary.inv_freq": [7]})))
     check_fit(str(MODELS / "adder"), str(MODELS / "subtractor"))
@@ -49,7 +49,7 @@ def test_one_of_the_same_names_and_shapes_fits(own: Path, tmp_path: Path) -> Non
         (OWN | {"head.weight": [2, 5]}, r"head.weight has shape \[2, 5\], and must have \[2, 4\]"),
     ],
 )
-def test_one_that_does_not_fit_is_told_why(
+def test_a_checkpoint_that_does_not_fit_is_refused_with_the_reason(
     own: Path, tmp_path: Path, shapes: Mapping[str, Sequence[int]], said: str
 ) -> None:
     other = write(tmp_path / "other", shapes)
@@ -58,7 +58,7 @@ def test_one_that_does_not_fit_is_told_why(
         check_fit(str(own), str(other))
 
 
-def test_a_head_that_is_the_embedding_may_be_missing(own: Path, tmp_path: Path) -> None:
+def test_a_head_that_is_tied_to_the_embedding_may_be_missing(own: Path, tmp_path: Path) -> None:
     write(own, OWN | {"lm_head.weight": [2, 4]})
     other = str(write(tmp_path / "other", OWN))
 
@@ -69,8 +69,8 @@ def test_a_head_that_is_the_embedding_may_be_missing(own: Path, tmp_path: Path) 
     check_fit(str(own), other)
 
 
-def test_the_index_says_which_files_count(own: Path, tmp_path: Path) -> None:
-    # Given a checkpoint in two parts, beside which lies something else
+def test_the_index_names_the_files_that_count(own: Path, tmp_path: Path) -> None:
+    # Given a checkpoint in two parts, with another file beside it
     other = write(tmp_path / "other", {"embed.weight": [4, 2]}, "part-1")
     write(other, {"head.weight": [2, 4]}, "part-2")
     write(other, {"embed.weight": [9, 9]}, "something-else")
@@ -98,7 +98,7 @@ def test_other_formats_are_left_to_the_loader(own: Path, tmp_path: Path) -> None
     "content",
     [b"", b"\xff" * 64, (8).to_bytes(8, "little") + b"no JSON!", b"\2" + b"\0" * 7 + b"[]"],
 )
-def test_a_file_that_is_no_checkpoint(own: Path, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_checkpoint_is_refused(own: Path, tmp_path: Path, content: bytes) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "model.safetensors").write_bytes(content)
@@ -107,7 +107,7 @@ def test_a_file_that_is_no_checkpoint(own: Path, tmp_path: Path, content: bytes)
         check_fit(str(own), str(other))
 
 
-def test_a_place_without_weights(own: Path, tmp_path: Path) -> None:
+def test_a_place_without_weights_is_refused(own: Path, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no folder"):
         check_fit(str(own), str(tmp_path / "nowhere"))
     with pytest.raises(Unsupported, match="no weights"):

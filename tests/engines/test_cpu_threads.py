@@ -1,4 +1,4 @@
-"""Each engine on a CPU computes on its own cores, however its process was made."""
+"""Each engine on a CPU computes on its own cores, however its process was started."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from worker.engines.vllm.environment import (
 
 pytestmark = pytest.mark.vllm
 
-#: Numbers in a product of matrices that is worth a team of threads.
+#: Numbers in a matrix product that is large enough for several threads.
 WIDTH = 512
 
 
 def _busy_threads(pipe: Connection, cores: list[int], *, forks: bool) -> None:
-    """Compute for a while on these cores; tell how many threads worked, and where they may."""
+    """Compute on these cores for a while; return how many threads worked, and their cores."""
     set_environment(engine_environment(cpu=True))
     import torch
 
     if forks:
-        # As the fork-server: it has imported torch, and this is another process.
+        # Like the fork-server: it has imported torch, and this is another process.
         child = os.fork()
         if child:
             os.waitpid(child, 0)
@@ -48,7 +48,7 @@ def _busy_threads(pipe: Connection, cores: list[int], *, forks: bool) -> None:
 
 
 def _ticks() -> dict[str, int]:
-    """Time that each thread of this process has used, in hundredths of a second."""
+    """CPU time of each thread of this process, in hundredths of a second."""
     found = {}
     for thread in Path("/proc/self/task").iterdir():
         fields = (thread / "stat").read_text().rpartition(")")[2].split()
@@ -58,7 +58,7 @@ def _ticks() -> dict[str, int]:
 
 @pytest.mark.parametrize("forks", [False, True], ids=["spawned", "forked"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_it_computes_with_a_thread_for_each_core(
+def test_an_engine_computes_with_a_thread_for_each_core(
     monkeypatch: pytest.MonkeyPatch, count: int, forks: bool
 ) -> None:
     allowed = sorted(os.sched_getaffinity(0))
@@ -77,11 +77,11 @@ def test_it_computes_with_a_thread_for_each_core(
     process.join(20)
 
     assert (worked, threads) == (count, count)
-    # A team of two is bound; a single thread goes where there is room.
+    # Two or more threads are bound; a single thread may run on any of the cores.
     assert cores == (allowed[:count] if count > 1 else allowed)
 
 
-def test_what_the_operator_sets_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_operator_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENYARD_OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
@@ -96,7 +96,7 @@ def test_what_the_operator_sets_is_remembered(monkeypatch: pytest.MonkeyPatch) -
     ("cores", "slots", "shares"),
     [
         ([3], 1, [[3]]),
-        ([0, 1], 1, [[0]]),  # one is left to those who feed the engine
+        ([0, 1], 1, [[0]]),  # one core is left to the threads that feed the engine
         ([0, 1], 2, [[0], [1]]),
         ([2, 4, 6, 8, 9], 2, [[2, 4], [6, 8]]),
         ([2, 4, 6, 8], 2, [[2], [4, 6]]),

@@ -1,4 +1,4 @@
-"""What every engine does: one suite that all of them pass."""
+"""The behaviour of every engine: one suite that all of them pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenyard.protocol.errors import InvalidRequest
 from worker.engines import Engine
 
 
-def test_a_request_that_does_not_stream_is_answered_once(engine: Engine) -> None:
+def test_a_request_without_streaming_gets_one_answer(engine: Engine) -> None:
     (outcome,) = run(engine, greedy())
 
     assert not outcome.deltas
@@ -22,7 +22,7 @@ def test_a_request_that_does_not_stream_is_answered_once(engine: Engine) -> None
     assert outcome.finished.prompt_tokens == len(PROMPT)
 
 
-def test_deltas_are_a_beginning_of_the_result_and_the_last_step_is_not_among_them(
+def test_deltas_are_a_prefix_of_the_result_without_the_last_step(
     engine: Engine,
 ) -> None:
     (outcome,) = run(engine, greedy(stream=True))
@@ -31,13 +31,13 @@ def test_deltas_are_a_beginning_of_the_result_and_the_last_step_is_not_among_the
     assert all(delta.text is None for delta in outcome.deltas)
 
 
-def test_a_stream_says_the_same_as_an_answer(engine: Engine) -> None:
+def test_a_stream_gives_the_same_tokens_as_an_answer(engine: Engine) -> None:
     streamed, whole = run(engine, greedy("1-0", stream=True), greedy("2-0"))
 
     assert streamed.tokens == whole.tokens
 
 
-def test_a_request_is_answered_alike_alone_and_in_a_batch(engine: Engine) -> None:
+def test_a_request_gets_the_same_answer_alone_and_in_a_batch(engine: Engine) -> None:
     prompts = [[4 + digit, 14, 13 - digit, 16] for digit in range(8)]
     alone = [run(engine, greedy(tokens=prompt))[0].tokens for prompt in prompts]
 
@@ -53,7 +53,9 @@ def test_a_request_is_answered_alike_alone_and_in_a_batch(engine: Engine) -> Non
 
 
 @pytest.mark.parametrize("detokenize", [True, False])
-def test_it_goes_on_behind_published_tokens_at_every_cut(engine: Engine, detokenize: bool) -> None:
+def test_a_request_continues_after_published_tokens_at_every_cut(
+    engine: Engine, detokenize: bool
+) -> None:
     (before,) = run(engine, greedy(stream=True, detokenize=detokenize))
     tokens = before.tokens
     texts = [delta.text or "" for delta in before.deltas]
@@ -67,7 +69,7 @@ def test_it_goes_on_behind_published_tokens_at_every_cut(engine: Engine, detoken
         assert "".join(texts[:cut]) + after.streamed_text() == before.streamed_text()
 
 
-def test_it_goes_on_alike_with_a_seed(engine: Engine) -> None:
+def test_a_request_with_a_seed_continues_with_the_same_tokens(engine: Engine) -> None:
     given = {"max_tokens": 10, "seed": 11, "ignore_eos": True, "stream": True}
     (before,) = run(engine, ask(**given))
 
@@ -78,7 +80,7 @@ def test_it_goes_on_alike_with_a_seed(engine: Engine) -> None:
         assert before.tokens[:cut] + after.streamed() == before.tokens[:-1]
 
 
-def test_an_answer_that_was_published_whole_ends_at_once(engine: Engine) -> None:
+def test_an_answer_that_was_fully_published_ends_immediately(engine: Engine) -> None:
     (before,) = run(engine, greedy(stream=True))
 
     (after,) = run(engine, greedy(stream=True, published=before.tokens))
@@ -91,7 +93,7 @@ SEVERAL = {"n": 3, "max_tokens": 12, "temperature": 2.0, "stream": True}
 
 
 def cut_off(outcome: Outcome, deltas: int) -> dict[str, Any]:
-    """What the next attempt is told after so many deltas were published."""
+    """The history that the next attempt gets after this many published deltas."""
     shown = outcome.deltas[:deltas]
     return {
         "published": [token for delta in shown for token in delta.tokens],
@@ -113,10 +115,10 @@ def cut_off(outcome: Outcome, deltas: int) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_each_of_several_choices_goes_on_behind_its_own_tokens(
+def test_each_of_several_choices_continues_after_its_own_tokens(
     engine: Engine, params: dict[str, Any]
 ) -> None:
-    """Given a stream that was cut at any place, also where some choices have ended."""
+    """Given a stream cut at any place, also where some choices have ended."""
     (before,) = run(engine, ask(**SEVERAL | params))
     assert before.finished is not None
     is_same = "seed" in params or engine.info.engine == "simulated"
@@ -149,7 +151,7 @@ def test_each_of_several_choices_goes_on_behind_its_own_tokens(
         assert not engine.has_unfinished
 
 
-def test_an_aborted_request_of_several_choices_is_forgotten(engine: Engine) -> None:
+def test_an_aborted_request_of_several_choices_gives_no_more_output(engine: Engine) -> None:
     (before,) = run(engine, ask(**SEVERAL, ignore_eos=True))
     known = cut_off(before, 4)
     engine.add(ask("1-0", **SEVERAL, ignore_eos=True, **known))
@@ -165,7 +167,7 @@ def test_an_aborted_request_of_several_choices_is_forgotten(engine: Engine) -> N
     assert len(tokens) >= len(known["published"])
 
 
-def test_several_choices_need_to_know_whose_the_published_tokens_are(engine: Engine) -> None:
+def test_several_choices_need_the_choice_of_each_published_token(engine: Engine) -> None:
     with pytest.raises(InvalidRequest) as refused:
         engine.add(ask(n=2, stream=True, published=[5]))
 
@@ -173,7 +175,9 @@ def test_several_choices_need_to_know_whose_the_published_tokens_are(engine: Eng
     assert not engine.has_unfinished
 
 
-def test_an_aborted_request_is_forgotten_and_its_neighbour_goes_on(engine: Engine) -> None:
+def test_an_aborted_request_gives_no_more_output_and_its_neighbour_continues(
+    engine: Engine,
+) -> None:
     engine.add(greedy("1-0", stream=True))
     engine.add(greedy("2-0", stream=True))
     engine.step()
@@ -196,7 +200,7 @@ def test_a_request_can_be_aborted_before_it_starts(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_two_choices_come_under_their_own_index(engine: Engine, stream: bool) -> None:
+def test_two_choices_have_their_own_index(engine: Engine, stream: bool) -> None:
     given = ask(n=2, seed=3, max_tokens=20, ignore_eos=True, temperature=2.0, stream=stream)
 
     (outcome,) = run(engine, given)
@@ -212,7 +216,7 @@ def test_two_choices_come_under_their_own_index(engine: Engine, stream: bool) ->
         assert len(streamed) >= 19 if stream else not streamed
 
 
-def test_a_stop_token_ends_an_answer_and_stands_in_it(engine: Engine) -> None:
+def test_a_stop_token_ends_an_answer_and_is_part_of_it(engine: Engine) -> None:
     (free,) = run(engine, greedy())
     stop = free.tokens[3]
     at = free.tokens.index(stop)
@@ -233,7 +237,7 @@ def test_the_same_seed_gives_the_same_tokens(engine: Engine, stream: bool) -> No
     assert sampled(7) != sampled(8)
 
 
-def test_an_answer_ends_where_the_model_does(engine: Engine) -> None:
+def test_an_answer_ends_where_the_model_ends_it(engine: Engine) -> None:
     room = engine.info.max_model_len - len(PROMPT)
 
     for max_tokens in (None, 10_000):
@@ -243,7 +247,7 @@ def test_an_answer_ends_where_the_model_does(engine: Engine) -> None:
         assert outcome.choice.finish_reason == "length"
 
 
-def test_a_text_is_streamed_as_it_stands_in_the_answer(engine: Engine) -> None:
+def test_streamed_text_equals_the_text_of_the_answer(engine: Engine) -> None:
     (outcome,) = run(engine, greedy(prompt="12+34=", stream=True))
 
     assert outcome.choice.text
@@ -284,9 +288,7 @@ def test_a_stop_string_ends_an_answer_and_is_cut_off(engine: Engine) -> None:
     ],
     ids=["empty", "full", "over-long", "out of vocabulary", "negative", "largest"],
 )
-def test_a_prompt_that_cannot_be_run_is_refused(
-    engine: Engine, field: str, tokens: list[int]
-) -> None:
+def test_a_prompt_that_cannot_run_is_refused(engine: Engine, field: str, tokens: list[int]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         engine.add(ask(tokens=tokens))
 
@@ -294,7 +296,7 @@ def test_a_prompt_that_cannot_be_run_is_refused(
     assert not engine.has_unfinished
 
 
-def test_a_text_that_is_too_long_is_refused(engine: Engine) -> None:
+def test_an_over_long_text_is_refused(engine: Engine) -> None:
     for prompt in ("1" * 64, "1" * 1_000_000):
         with pytest.raises(InvalidRequest) as refused:
             engine.add(ask(prompt=prompt))
@@ -314,7 +316,7 @@ def test_a_text_that_is_too_long_is_refused(engine: Engine) -> None:
         ("stop", ["a", ""]),
     ],
 )
-def test_a_parameter_that_names_nothing_is_refused_by_name(
+def test_a_parameter_that_refers_to_nothing_is_refused_by_name(
     engine: Engine, name: str, value: object
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -333,7 +335,7 @@ def test_a_refused_request_leaves_the_next_one_alone(engine: Engine) -> None:
     assert len(outcome.tokens) == 12
 
 
-def test_it_says_what_it_serves(engine: Engine, request: pytest.FixtureRequest) -> None:
+def test_an_engine_reports_what_it_serves(engine: Engine, request: pytest.FixtureRequest) -> None:
     info = engine.info
 
     assert info.engine in request.node.name

@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other and learn that another has gone, without any engine."""
+"""How the ranks of a group connect, and notice that another has died; without an engine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ranks:
         return [self._threads.submit(follower.connect) for follower in self.followers]
 
     def form(self) -> tuple[LeaderLink, FollowerLink]:
-        """All are connected and have their orders."""
+        """Connect all ranks and exchange their orders."""
         self.leader.open()
         coming = self.connect()
         self.leader.gather(WAIT_S)
@@ -85,7 +85,7 @@ def end_of_thread(link: LeaderLink | FollowerLink) -> None:
 
 @pytest.fixture
 def faults_of_threads(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """What the hook of a worker process would end that process for."""
+    """Faults for which the hook of a worker process would end the process."""
     seen: list[BaseException] = []
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -106,7 +106,7 @@ def test_the_leader_hears_each_rank(ranks: Callable[..., Ranks]) -> None:
     assert leader.await_all(Joined, WAIT_S) == {1: Joined("queue 1"), 2: Joined("queue 2")}
 
 
-def test_the_door_is_gone_once_all_have_come(ranks: Callable[..., Ranks]) -> None:
+def test_the_socket_is_removed_once_all_ranks_are_connected(ranks: Callable[..., Ranks]) -> None:
     group = ranks()
 
     group.form()
@@ -114,7 +114,7 @@ def test_the_door_is_gone_once_all_have_come(ranks: Callable[..., Ranks]) -> Non
     assert not group.address.exists()
 
 
-def test_a_follower_may_come_before_the_door_is_there(ranks: Callable[..., Ranks]) -> None:
+def test_a_follower_may_start_before_the_socket_exists(ranks: Callable[..., Ranks]) -> None:
     group = ranks()
     (coming,) = group.connect()
 
@@ -124,7 +124,7 @@ def test_a_follower_may_come_before_the_door_is_there(ranks: Callable[..., Ranks
     coming.result(WAIT_S)
 
 
-def test_a_rank_that_does_not_come_is_named(ranks: Callable[..., Ranks]) -> None:
+def test_a_rank_that_does_not_connect_is_named(ranks: Callable[..., Ranks]) -> None:
     leader = ranks(3).leader
     leader.open()
 
@@ -132,21 +132,23 @@ def test_a_rank_that_does_not_come_is_named(ranks: Callable[..., Ranks]) -> None
         leader.gather(SOON_S)
 
 
-def test_nobody_leads(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_without_a_leader_time_out(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(follower_link, "CONNECT_S", SOON_S)
 
     with pytest.raises(GroupError, match="nobody leads the group"):
         ranks().followers[0].connect()
 
 
-def test_an_address_is_for_one_group(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+def test_an_address_serves_one_group(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
     (tmp_path / "group-0").touch()
 
     with pytest.raises(GroupError, match="each group needs an address of its own"):
         ranks().leader.open()
 
 
-def test_a_leader_that_gives_up_sends_home_also_who_comes_late(ranks: Callable[..., Ranks]) -> None:
+def test_a_leader_that_gives_up_also_sends_late_followers_home(ranks: Callable[..., Ranks]) -> None:
     group = ranks()
     group.leader.open()
     dismissal = threading.Thread(target=group.leader.dismiss)
@@ -190,7 +192,7 @@ def test_a_death_breaks_the_group_and_wakes_the_leader(ranks: Callable[..., Rank
         leader.check()
 
 
-def test_a_death_before_anybody_listens_wakes_too(ranks: Callable[..., Ranks]) -> None:
+def test_a_death_before_the_leader_listens_wakes_it_too(ranks: Callable[..., Ranks]) -> None:
     leader, follower = ranks().form()
     follower.close()
     with pytest.raises(GroupError):
@@ -202,7 +204,7 @@ def test_a_death_before_anybody_listens_wakes_too(ranks: Callable[..., Ranks]) -
     assert woken.is_set()
 
 
-def test_the_first_reason_stands(ranks: Callable[..., Ranks]) -> None:
+def test_the_first_reason_is_kept(ranks: Callable[..., Ranks]) -> None:
     leader, _ = ranks().form()
 
     leader.mark_broken("the first")
@@ -212,7 +214,7 @@ def test_the_first_reason_stands(ranks: Callable[..., Ranks]) -> None:
         leader.check()
 
 
-def test_a_leader_stuck_in_a_broken_group_is_an_exception_of_its_thread(
+def test_a_leader_stuck_in_a_broken_group_raises_in_its_thread(
     ranks: Callable[..., Ranks],
     monkeypatch: pytest.MonkeyPatch,
     faults_of_threads: list[BaseException],
@@ -227,7 +229,7 @@ def test_a_leader_stuck_in_a_broken_group_is_an_exception_of_its_thread(
     assert [str(fault) for fault in faults_of_threads] == ["rank 1 of the group has died"]
 
 
-def test_a_leader_that_is_not_stuck_goes_on(
+def test_a_leader_that_is_not_stuck_continues(
     ranks: Callable[..., Ranks], faults_of_threads: list[BaseException]
 ) -> None:
     leader, follower = ranks().form()
@@ -238,7 +240,7 @@ def test_a_leader_that_is_not_stuck_goes_on(
     assert faults_of_threads == []
 
 
-def test_letting_go_is_no_fault(
+def test_releasing_a_follower_is_no_fault(
     ranks: Callable[..., Ranks], faults_of_threads: list[BaseException]
 ) -> None:
     leader, follower = ranks().form()
@@ -257,7 +259,7 @@ def test_letting_go_is_no_fault(
     assert faults_of_threads == []
 
 
-def test_a_follower_that_does_not_let_go_is_not_waited_for_for_ever(
+def test_the_wait_for_a_follower_that_does_not_release_is_bounded(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leader_link, "RELEASE_S", SOON_S)
@@ -269,12 +271,12 @@ def test_a_follower_that_does_not_let_go_is_not_waited_for_for_ever(
     assert "rank 1 of the group did not leave" in caplog.text
 
 
-def test_a_follower_learns_that_its_leader_has_died(ranks: Callable[..., Ranks]) -> None:
+def test_a_follower_notices_the_death_of_its_leader(ranks: Callable[..., Ranks]) -> None:
     leader, follower = ranks().form()
     woken = threading.Event()
     follower.watch(woken.set)
 
-    for line in list(leader._lines):  # what the system does with those of a dead process
+    for line in list(leader._lines):  # the kernel does this with the sockets of a dead process
         with socket.socket(fileno=os.dup(line.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
@@ -283,7 +285,7 @@ def test_a_follower_learns_that_its_leader_has_died(ranks: Callable[..., Ranks])
         follower.check()
 
 
-def test_a_follower_stuck_in_an_ended_group_is_an_exception_of_its_thread(
+def test_a_follower_stuck_in_an_ended_group_raises_in_its_thread(
     ranks: Callable[..., Ranks],
     monkeypatch: pytest.MonkeyPatch,
     faults_of_threads: list[BaseException],
@@ -299,7 +301,7 @@ def test_a_follower_stuck_in_an_ended_group_is_an_exception_of_its_thread(
     assert "still inside vLLM" in str(fault)
 
 
-def test_a_follower_waits_for_its_next_word_within_a_bound(
+def test_the_wait_of_a_follower_for_its_next_order_is_bounded(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, follower = ranks().form()
@@ -309,7 +311,7 @@ def test_a_follower_waits_for_its_next_word_within_a_bound(
         follower.hear(Join)
 
 
-def test_closing_twice_is_closing_once(ranks: Callable[..., Ranks]) -> None:
+def test_closing_twice_equals_closing_once(ranks: Callable[..., Ranks]) -> None:
     group = ranks()
     leader, follower = group.form()
 

@@ -23,7 +23,7 @@ WAIT_S = 90
 
 
 def _follow(pipe: Connection) -> None:
-    """Attend each group that comes down the pipe; say when this process is warm again."""
+    """Join each group that comes through the pipe; report when this process is warm again."""
     set_environment(engine_environment(cpu=True))
     backend = VllmBackend(cores=[max(os.sched_getaffinity(0))], groups=executor)
     backend.warm_up()
@@ -37,7 +37,7 @@ def _follow(pipe: Connection) -> None:
 
 @pytest.fixture(scope="module")
 def follower() -> Iterator[Connection]:
-    """The pipe of another warm process."""
+    """The pipe to another warm process."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_follow, args=(theirs,))
     process.start()
@@ -51,12 +51,12 @@ def follower() -> Iterator[Connection]:
 
 @pytest.fixture
 def invite(follower: Connection, tmp_path: Path) -> Iterator[Callable[[], RankGroup]]:
-    """Makes the group of this process, which leads, and the follower, again each time."""
+    """Return a function that forms a new group of this process, as leader, and the follower."""
     attended = []
 
     def make() -> RankGroup:
         address = str(tmp_path / f"group-{len(attended)}")
-        follower.recv()  # that it is warm
+        follower.recv()  # it reports that it is warm
         follower.send(RankGroup(address, 1, (0, 1)))
         attended.append(address)
         return RankGroup(address, 0, (0, 1))
@@ -72,8 +72,8 @@ def answers(engine: Engine) -> list[list[int]]:
     return [outcome.tokens for outcome in run(engine, *asked)]
 
 
-def test_it_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], RankGroup]) -> None:
-    # Given what one process says, and then a group of two
+def test_a_group_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], RankGroup]) -> None:
+    # Given the tokens of one process, and then a group of two
     engine = backend.load(spec_of("adder"))
     said = answers(engine)
     engine.close()
@@ -91,10 +91,8 @@ def test_it_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], RankG
     engine.close()
 
 
-def test_other_weights_are_read_on_every_rank(
-    backend: Backend, invite: Callable[[], RankGroup]
-) -> None:
-    # Given what one process says with its own weights and with others
+def test_every_rank_reads_other_weights(backend: Backend, invite: Callable[[], RankGroup]) -> None:
+    # Given the tokens of one process with its own weights and with others
     other = spec_of("subtractor").path
     said = []
     engine = backend.load(spec_of("adder"))
@@ -103,7 +101,7 @@ def test_other_weights_are_read_on_every_rank(
         said.append(answers(engine))
     engine.close()
 
-    # If a group of two has them from the start, or changes them
+    # If a group of two loads them at the start, or changes to them later
     engine = backend.load(spec_of("adder", tensor_parallel_size=2), invite(), weights=other)
     first = answers(engine)
     engine.reload("")
@@ -117,10 +115,10 @@ def test_other_weights_are_read_on_every_rank(
     engine.close()
 
 
-def test_after_a_broken_model_the_group_is_gone_and_another_can_form(
+def test_a_broken_model_ends_its_group_and_the_next_group_forms(
     backend: Backend, invite: Callable[[], RankGroup], tmp_path: Path
 ) -> None:
-    # vLLM asks the hub for what is no folder, or is kept from it
+    # for a path that is no folder vLLM asks the hub, or an offline setting stops it
     with pytest.raises((OSError, ValueError), match="nowhere"):
         backend.load(spec_of("adder", tmp_path / "nowhere", tensor_parallel_size=2), invite())
 

@@ -1,6 +1,6 @@
-"""Groups of warm processes on a CPU: the same tokens, nothing spawned, and what a death does.
+"""Groups of warm processes on a CPU: same tokens, no new process, and the effects of a death.
 
-The test plays the controller: it starts the processes once and then only tells them what to do.
+The test acts as the controller: it starts the processes once and then only sends orders.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ TENSOR = {"tensor_parallel_size": 2}
 PIPELINE = {"pipeline_parallel_size": 2}
 
 
-# What runs in the processes
+# Runs in the processes
 
 
 class _Held:
-    """What a process has at the moment."""
+    """The state of a process."""
 
     pipe: Connection
     engine: Any = None
@@ -69,7 +69,7 @@ def live(pipe: Connection) -> None:
     from worker.engines.vllm.warm_base import freeze
     from worker.executor import follower_link, leader_link
 
-    current_platform.is_cpu()  # registers vLLM's kernels, as the warm-up of a worker does
+    current_platform.is_cpu()  # registers vLLM's kernels, as a worker's warm-up does
     leader_link.STUCK_S = follower_link.STUCK_S = STUCK_S
     for module in MODULES:
         importlib.import_module(module)
@@ -160,7 +160,7 @@ def add_requests(prompts: list[str], max_tokens: int) -> None:
 
 
 def generate(prompts: list[str]) -> list[list[int]]:
-    """Greedy tokens of each."""
+    """Greedy tokens for each prompt."""
     add_requests(prompts, max_tokens=8)
     tokens = {}
     while _Held.engine.has_unfinished_requests():
@@ -170,14 +170,14 @@ def generate(prompts: list[str]) -> list[list[int]]:
 
 
 def generate_for_ever() -> None:
-    """Says so when it has begun."""
+    """Generate without end; report the start."""
     _Held.pipe.send("running")
     while True:
         generate(PROMPTS)
 
 
 def call(function: Callable[..., Any] | str, *arguments: Any, timeout: float | None = None) -> Any:
-    """Run something on each rank."""
+    """Call a function on each rank."""
     return _Held.engine.collective_rpc(function, timeout, arguments)
 
 
@@ -190,14 +190,14 @@ def check_health() -> None:
 
 
 def call_both_ways_round() -> list[Any]:
-    """Two calls, whose answers are fetched in the other order."""
+    """Make two calls and fetch their answers in reverse order."""
     first = executor().collective_rpc(rank_of, non_block=True)
     second = executor().collective_rpc(twice_the_rank_of, non_block=True, unique_reply_rank=1)
     return [second.result(), first.result()]
 
 
 def call_until_broken(rank: int) -> None:
-    """One call whose failure nobody waits for, and then others."""
+    """Make one call that fails without a waiter, and then more calls."""
     executor().collective_rpc(fail_on, args=(rank,), unique_reply_rank=0)
     while True:
         call(rank_of)
@@ -222,7 +222,7 @@ def name_of_tensor_group(_: Any) -> str:
 
 
 def rank_later(worker: Any) -> Any:
-    """As a step on a GPU, whose output is there when somebody asks for it."""
+    """Like a step on a GPU: its output is computed when it is fetched."""
     from vllm.v1.outputs import AsyncModelRunnerOutput
 
     class Later(AsyncModelRunnerOutput):
@@ -244,7 +244,7 @@ def fail_on(worker: Any, rank: int, *_: object) -> None:
 
 
 def wait_for_word(worker: Any, fifo: str) -> None:
-    """On rank 1, until somebody writes."""
+    """On rank 1, wait for a message."""
     if worker.rank == 1:
         Path(fifo).read_text()
 
@@ -259,7 +259,7 @@ def die_on(worker: Any, rank: int) -> None:
 
 
 def reduce_without(worker: Any, dying: int) -> None:
-    """One rank dies where the others wait for it."""
+    """One rank dies while the others wait for it in a reduction."""
     import torch
     from vllm.distributed import tensor_model_parallel_all_reduce
 
@@ -286,20 +286,20 @@ def rank_class() -> Any:
 
 
 def named_shared_memory() -> list[str]:
-    """What would stay in /dev/shm if this process were killed now."""
+    """Entries that would stay in /dev/shm if this process were killed now."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     files = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
     return [file for file in files if not file.endswith("(deleted)") and "/sem." not in file]
 
 
 def footprint() -> tuple[int, int, int]:
-    """Threads of Python, open files, and MiB of shared memory."""
+    """Python threads, open files, and MiB of shared memory."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     shared = int(status["RssShmem"].split()[0]) // 1024
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), shared
 
 
-# What the test holds of them
+# The test's view of them
 
 
 _server = multiprocessing.get_context("forkserver")
@@ -331,7 +331,7 @@ class Warm:
         return value
 
     def fault(self) -> str:
-        """What the function raised; "" where the process has ended instead."""
+        """The error that the function raised; "" if the process ended instead."""
         try:
             is_well, value = self.hear()
         except (EOFError, ConnectionResetError):
@@ -344,7 +344,7 @@ class Warm:
         return self.answer()
 
     def status(self) -> int | None:
-        """Its exit status once it has ended."""
+        """The exit status, once it has ended."""
         self.process.join(ANSWER_S)
         return self.process.exitcode
 
@@ -356,7 +356,7 @@ class Warm:
 
 
 class Pool:
-    """Warm processes, spawned when there are too few."""
+    """Warm processes; the pool starts more if there are too few."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -372,14 +372,14 @@ class Pool:
         return (living + missing)[:count]
 
     def group(self) -> tuple[RankGroup, RankGroup]:
-        """As the leader and as the follower of a new group are told of it."""
+        """The arguments of a new group for its leader and for its follower."""
         self._groups += 1
         address = str(self.folder / f"group-{self._groups}")
         return RankGroup(address, 0, (0, 1)), RankGroup(address, 1, (0, 1))
 
     @contextmanager
     def formed(self, leader: Warm, follower: Warm, **arguments: Any) -> Iterator[None]:
-        """A group for as long as this lasts; not released where the test kills a rank."""
+        """A group for the duration of the block; not released if the test kills a rank."""
         leading, following = self.group()
         follower.ask(attend, following)
         leader.do(load, leading, **arguments)
@@ -391,7 +391,7 @@ class Pool:
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     set_environment(engine_environment(cpu=True))
-    _server.set_forkserver_preload(MODULES)  # all processes come from one that has imported vLLM
+    _server.set_forkserver_preload(MODULES)  # all are forked from one that has imported vLLM
     made = Pool(tmp_path_factory.mktemp("groups"))
     yield made
     for warm in made.processes:
@@ -400,7 +400,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def alone(pool: Pool) -> list[list[int]]:
-    """The tokens of one rank."""
+    """The tokens of a single rank."""
     warm, *_ = pool.take()
     warm.do(load)
     tokens: list[list[int]] = warm.do(generate, PROMPTS)
@@ -420,7 +420,7 @@ def test_two_ranks_give_the_tokens_of_one_without_a_new_process(
     with pool.formed(second, first, **parallel):  # with roles swapped
         assert second.do(generate, PROMPTS) == alone
         assert psutil.Process().children(recursive=True) == before
-    for warm in (first, second):  # and each by itself
+    for warm in (first, second):  # and each alone
         warm.do(load)
         assert warm.do(generate, PROMPTS[:10]) == alone[:10]
         warm.do(close)
@@ -428,20 +428,20 @@ def test_two_ranks_give_the_tokens_of_one_without_a_new_process(
 
 def test_a_released_group_leaves_nothing_behind(pool: Pool) -> None:
     first, second = pool.take()
-    with pool.formed(first, second, **TENSOR):  # what is there once and for all
+    with pool.formed(first, second, **TENSOR):  # creates the parts that stay for good
         first.do(generate, PROMPTS[:10])
     before = first.do(footprint), second.do(footprint)
 
     with pool.formed(first, second, **TENSOR):
         first.do(generate, PROMPTS[:10])
-        # Also nothing that outlives a process that is killed.
+        # Nor anything that would outlive a killed process.
         assert first.do(named_shared_memory) == []
 
     assert (first.do(footprint), second.do(footprint)) == before
     assert list(pool.folder.iterdir()) == []
 
 
-def test_each_rank_answers_and_a_failing_one_is_named(pool: Pool, alone: list[list[int]]) -> None:
+def test_each_rank_answers_and_a_failing_rank_is_named(pool: Pool, alone: list[list[int]]) -> None:
     first, second = pool.take()
     with pool.formed(first, second, **TENSOR):
         assert first.do(call, rank_of) == [0, 1]
@@ -451,13 +451,13 @@ def test_each_rank_answers_and_a_failing_one_is_named(pool: Pool, alone: list[li
         first.ask(call, fail_on, 0)
         assert first.fault() == "OSError: the disk is full"
 
-        # Answers that nobody has fetched are not taken for later ones.
+        # Unfetched answers are not taken for later ones.
         assert first.do(call, rank_of) == [0, 1]
         assert first.do(generate, PROMPTS) == alone
         first.do(check_health)
 
 
-def test_answers_are_fetched_in_any_order_and_when_they_are_asked_for(pool: Pool) -> None:
+def test_answers_are_fetched_on_demand_and_in_any_order(pool: Pool) -> None:
     first, second = pool.take()
     with pool.formed(first, second, **TENSOR):
         assert first.do(call_both_ways_round) == [2, [0, 1]]
@@ -467,7 +467,7 @@ def test_answers_are_fetched_in_any_order_and_when_they_are_asked_for(pool: Pool
 def test_ranks_share_environment_and_names_whatever_they_did_before(pool: Pool) -> None:
     first, second = pool.take()
     first.do(load)
-    first.do(close)  # so that it has been in more of vLLM's groups than the other
+    first.do(close)  # it has now been in more of vLLM's groups than the other
     first.do(set_environment, {"VLLM_LOGGING_PREFIX": "~"})
 
     with pool.formed(first, second, **TENSOR):
@@ -475,14 +475,14 @@ def test_ranks_share_environment_and_names_whatever_they_did_before(pool: Pool) 
         assert first.do(call, read_environment, "VLLM_LOGGING_PREFIX") == ["~", "~"]
 
 
-def test_a_failure_that_nobody_waits_for_breaks_the_group(pool: Pool) -> None:
+def test_a_failure_without_a_waiter_breaks_the_group(pool: Pool) -> None:
     first, second = pool.take()
     with pool.formed(first, second, **TENSOR):
         first.ask(call_until_broken, 1)
         assert first.fault() == "GroupError: rank 1 of the group failed: OSError: the disk is full"
 
 
-def test_a_failed_step_is_the_last(pool: Pool) -> None:
+def test_every_step_after_a_failed_one_fails(pool: Pool) -> None:
     first, second = pool.take()
     with pool.formed(first, second, **PIPELINE):
         first.do(call, break_steps, 1)
@@ -492,7 +492,7 @@ def test_a_failed_step_is_the_last(pool: Pool) -> None:
             assert "rank 1 of the group failed: OSError: the disk is full" in first.fault()
 
 
-def test_what_a_group_cannot_do_is_refused(pool: Pool) -> None:
+def test_unsupported_settings_of_a_group_are_refused(pool: Pool) -> None:
     first, second = pool.take()
     leading, following = pool.group()
     second.ask(attend, following)
@@ -503,7 +503,7 @@ def test_what_a_group_cannot_do_is_refused(pool: Pool) -> None:
     second.answer()
 
 
-def test_a_late_answer_is_a_timeout(pool: Pool, tmp_path: Path) -> None:
+def test_a_late_answer_raises_a_timeout(pool: Pool, tmp_path: Path) -> None:
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     first, second = pool.take()
@@ -527,7 +527,7 @@ def test_a_group_of_the_wrong_size_is_refused(pool: Pool) -> None:
     second.answer()  # warm again
 
 
-def test_a_model_that_does_not_exist_sends_the_follower_home(pool: Pool) -> None:
+def test_a_missing_model_sends_the_follower_home(pool: Pool) -> None:
     first, second = pool.take()
     leading, following = pool.group()
     second.ask(attend, following)
@@ -573,7 +573,7 @@ def test_a_follower_that_cannot_load_is_named_and_stays_warm(
 
 
 @pytest.mark.crash
-def test_a_follower_that_dies_while_it_is_waited_for(pool: Pool) -> None:
+def test_a_follower_that_dies_during_a_wait_for_it_breaks_the_group(pool: Pool) -> None:
     leader, follower = pool.take()
     leading, following = pool.group()
     follower.ask(attend, following)
@@ -589,8 +589,8 @@ def test_a_follower_that_dies_while_it_is_waited_for(pool: Pool) -> None:
 
 
 @pytest.mark.crash
-def test_a_follower_killed_while_the_group_generates(pool: Pool) -> None:
-    """vLLM's CPU backend waits for a dead rank for ever; then the leader's process must end."""
+def test_a_follower_killed_during_generation_breaks_the_group(pool: Pool) -> None:
+    """vLLM's CPU backend waits for a dead rank forever; then the leader's process must end."""
     leader, follower = pool.take()
     leading, following = pool.group()
     follower.ask(attend, following)
@@ -607,7 +607,7 @@ def test_a_follower_killed_while_the_group_generates(pool: Pool) -> None:
 
 
 @pytest.mark.crash
-def test_a_leader_that_dies_while_its_follower_waits_for_calls(pool: Pool) -> None:
+def test_a_leader_that_dies_frees_a_follower_that_waits_for_calls(pool: Pool) -> None:
     leader, follower = pool.take()
     leading, following = pool.group()
     follower.ask(attend, following)
@@ -619,7 +619,7 @@ def test_a_leader_that_dies_while_its_follower_waits_for_calls(pool: Pool) -> No
 
 
 @pytest.mark.crash
-def test_a_leader_that_dies_while_its_follower_waits_inside_vllm(pool: Pool) -> None:
+def test_a_leader_that_dies_ends_a_follower_that_waits_inside_vllm(pool: Pool) -> None:
     leader, follower = pool.take()
     leading, following = pool.group()
     follower.ask(attend, following)

@@ -1,4 +1,4 @@
-"""A process gets what it needs of its CPU before its first model, on whatever CPU it runs."""
+"""A process gets its CPU permissions before its first model, on any CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_amx_is_requested_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) 
         assert len(requests) == total
 
 
-def test_a_kernel_that_refuses_amx_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_refuses_amx_is_reported_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
 
@@ -60,7 +62,7 @@ def test_a_process_requests_amx_before_its_first_model(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="not an x86 CPU")
 def test_a_warm_process_may_use_amx_where_the_cpu_has_it(warm: Backend) -> None:
-    del warm  # this process
+    del warm  # this process is warm
     permitted = ctypes.c_uint64()
     status = ctypes.CDLL(None, use_errno=True).syscall(
         SYS_ARCH_PRCTL, ARCH_GET_XCOMP_PERM, ctypes.byref(permitted)
@@ -68,7 +70,7 @@ def test_a_warm_process_may_use_amx_where_the_cpu_has_it(warm: Backend) -> None:
     has_amx = "amx_tile" in features_here()
 
     if not has_amx and status != 0:
-        return  # a kernel from before AMX
+        return  # the kernel is older than AMX support
     assert bool(permitted.value >> AMX_TILE_DATA & 1) == has_amx
 
 
@@ -98,7 +100,7 @@ def test_a_warm_process_may_use_amx_where_the_cpu_has_it(warm: Backend) -> None:
     ids=["avx2 only", "no bfloat16", "libraries held to avx2"],
 )
 @pytest.mark.long
-def test_it_comes_up_with_fewer_instruction_sets(
+def test_a_process_warms_up_with_fewer_instruction_sets(
     monkeypatch: pytest.MonkeyPatch,
     environment: Mapping[str, str],
     features: Mapping[str, bool],

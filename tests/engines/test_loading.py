@@ -1,4 +1,4 @@
-"""The environment that all processes of a host share, and the backend that each one gets."""
+"""The environment that all processes of a host share, and the backend of each process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from worker.engines.simulated.backend import SimulatedBackend
 
 
 def settings(**fields: Any) -> WorkerSettings:
-    """Of a host that serves some model."""
+    """Settings of a host that serves a model."""
     return WorkerSettings(redis_url="redis://nowhere", model="any", **fields)
 
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[dict[str, str]]:
-    """An environment that nobody has touched, and that is gone after the test."""
+    """An untouched environment, restored after the test."""
     with mock.patch.dict(os.environ, clear=True):
         yield os.environ
 
@@ -35,10 +35,10 @@ def test_every_process_sees_all_devices_of_its_host(environment: dict[str, str])
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_a_backend_is_told_which_device_is_its_own(device: int) -> None:
+def test_a_backend_knows_its_own_device(device: int) -> None:
     backend = make_backend(settings(slots=2, device="cuda", devices=("2", "5")), device)
 
-    # As vLLM counts those that are visible.
+    # vLLM counts the visible devices.
     assert (backend._device, backend._cores) == (device, ())
 
 

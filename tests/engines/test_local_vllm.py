@@ -1,4 +1,4 @@
-"""A program's own engines with real vLLM; the program is one of its own, as its pool must be."""
+"""A program's own engines with real vLLM; each program is a new process, as its pool requires."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.vllm]
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "arithmetic" / "models.toml"
 
-#: Writes what it saw to the file that it is given: vLLM talks on stdout.
+#: Writes its results to the given file: vLLM prints on stdout.
 PROGRAM = """
 import json, os, signal, sys
 from dataclasses import replace
@@ -76,7 +76,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program saw."""
+    """The results of the program."""
     folder = tmp_path_factory.mktemp("local")
     program, report = folder / "program.py", folder / "report.json"
     program.write_text(PROGRAM)
@@ -102,29 +102,29 @@ def test_an_adapter_answers_for_its_model(seen: dict[str, Any]) -> None:
     assert seen["adapter"] == ["27", "-21"]
 
 
-def test_pieces_are_the_whole(seen: dict[str, Any]) -> None:
+def test_pieces_of_a_stream_make_the_whole_answer(seen: dict[str, Any]) -> None:
     pieces, whole = seen["stream"]
     assert "".join(pieces) == whole == "75"
     assert len(pieces) > 1
     assert all(seen["logprobs"])
 
 
-def test_a_prompt_that_is_too_long_fails_alone(seen: dict[str, Any]) -> None:
+def test_an_over_long_prompt_fails_alone(seen: dict[str, Any]) -> None:
     assert seen["too long"] == ["failed", "INVALID_REQUEST"]
 
 
-def test_it_sleeps_and_wakes(seen: dict[str, Any]) -> None:
+def test_a_model_sleeps_and_wakes(seen: dict[str, Any]) -> None:
     assert seen["asleep"] == ["asleep"]
     assert (seen["awake"], seen["phases"]) == (["46"], ["wake"])
 
 
-def test_the_process_outlives_the_models(seen: dict[str, Any]) -> None:
+def test_the_process_outlives_its_models(seen: dict[str, Any]) -> None:
     (warm,) = seen["warm"]
     assert seen["unloaded"] == seen["unbroken"] == [["warm", warm]]
     assert seen["swapped"] == [["27"], "vllm"]
 
 
-def test_what_cannot_be_loaded_is_told_with_the_reason(seen: dict[str, Any]) -> None:
+def test_a_model_that_cannot_be_loaded_fails_with_the_reason(seen: dict[str, Any]) -> None:
     assert "config.json" in seen["broken"]
 
 

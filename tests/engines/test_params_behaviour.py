@@ -1,4 +1,4 @@
-"""The same parameters give what vLLM itself gives for them: tokens, text, reasons and logprobs."""
+"""Same parameters, same results as vLLM itself: tokens, text, reasons and logprobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.vllm
 
 LONG = {"max_tokens": 12, "ignore_eos": True}
 GREEDY = {"temperature": 0.0, **LONG}
-#: Tells how a repeated pattern ends an answer: the adder repeats itself behind its end.
+#: How a repeated pattern ends an answer: the adder repeats itself after its end.
 REPEATS = RepetitionDetection(max_pattern_size=2, min_pattern_size=1, min_count=2)
 BIAS = {"logit_bias": {9: 100.0}}
 
@@ -44,7 +44,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def direct(engine: Engine, number: int, params: dict[str, Any]) -> Any:
-    """What vLLM gives for its own parameters, as `LLM.generate` does."""
+    """vLLM's results for its own parameters, as from `LLM.generate`."""
     import msgspec
     import vllm
     from vllm.sampling_params import (
@@ -74,7 +74,7 @@ def direct(engine: Engine, number: int, params: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
-def test_the_answer_is_vllms(vllm_engine: Engine, number: int, stream: bool) -> None:
+def test_the_answer_equals_that_of_vllm(vllm_engine: Engine, number: int, stream: bool) -> None:
     params = CASES[number]
     theirs = direct(vllm_engine, number, params)
     part = theirs.outputs[0]
@@ -97,7 +97,7 @@ def _same_logprobs(ours: Outcome, part: Any) -> None:
 
 
 def test_repetition_ends_an_answer(vllm_engine: Engine) -> None:
-    """Given a model that can say one token only, I expect the detection to have ended it."""
+    """Given a model that can generate only one token, I expect the detection to end the answer."""
     [with_it, without] = run(
         vllm_engine,
         ask("1-0", prompt="1+1=", **GREEDY, **BIAS, repetition_detection=REPEATS),
@@ -108,7 +108,7 @@ def test_repetition_ends_an_answer(vllm_engine: Engine) -> None:
     assert len(with_it.tokens) < len(without.tokens) == 12
 
 
-def test_deltas_come_so_many_tokens_at_a_time(vllm_engine: Engine) -> None:
+def test_deltas_have_the_requested_number_of_tokens(vllm_engine: Engine) -> None:
     [outcome] = run(vllm_engine, ask(stream=True, stream_interval=4, **GREEDY))
 
     sizes = [len(delta.tokens) for delta in outcome.deltas]
@@ -128,10 +128,10 @@ def test_deltas_come_so_many_tokens_at_a_time(vllm_engine: Engine) -> None:
     ],
     ids=str,
 )
-def test_a_stream_goes_on_behind_a_crash(
+def test_a_stream_continues_after_a_crash(
     vllm_engine: Engine, params: dict[str, Any], published: int
 ) -> None:
-    """Given some tokens that a dead worker published, I expect the rest, none twice, none less."""
+    """Given tokens that a dead worker published, I expect the rest: none twice, none missing."""
     [whole] = run(vllm_engine, ask(stream=True, **params))
     seen = whole.tokens[:published]
 
@@ -142,7 +142,7 @@ def test_a_stream_goes_on_behind_a_crash(
     assert whole.tokens[len(seen) : len(seen) + len(streamed)] == streamed
 
 
-def test_no_seed_is_no_seed(vllm_engine: Engine) -> None:
+def test_a_seed_of_minus_one_is_no_seed(vllm_engine: Engine) -> None:
     """Given a seed of -1, which vLLM reads as none, I expect even a constraint to be served."""
     constrained = {"structured_outputs": StructuredOutputs(regex="[0-9]{3}"), "max_tokens": 8}
     outcomes = run(
@@ -170,7 +170,7 @@ def test_no_seed_is_no_seed(vllm_engine: Engine) -> None:
     ],
     ids=str,
 )
-def test_what_this_engine_cannot_is_refused_by_name(
+def test_parameters_that_this_engine_does_not_support_are_refused_by_name(
     vllm_engine: Engine, params: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -181,7 +181,7 @@ def test_what_this_engine_cannot_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
-def test_more_logprobs_than_the_model_may_give_are_refused(vllm_engine: Engine, name: str) -> None:
+def test_more_logprobs_than_the_model_allows_are_refused(vllm_engine: Engine, name: str) -> None:
     assert isinstance(vllm_engine, VllmEngine)
     model = vllm_engine._open().vllm_config.model_config
     before, model.max_logprobs = model.max_logprobs, 5
@@ -198,8 +198,8 @@ def _vocabulary(engine: Engine) -> int:
     return engine.info.vocab_size
 
 
-def test_all_logprobs_are_ranked_by_their_size(vllm_engine: Engine) -> None:
-    """Given an engine that gives the whole vocabulary, I expect the likeliest first."""
+def test_all_logprobs_are_ranked_by_size(vllm_engine: Engine) -> None:
+    """Given an engine that returns the whole vocabulary, I expect the likeliest first."""
     assert isinstance(vllm_engine, VllmEngine)
     model = vllm_engine._open().vllm_config.model_config
     before, model.max_logprobs = model.max_logprobs, -1

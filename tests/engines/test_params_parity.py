@@ -1,4 +1,4 @@
-"""The wire's sampling parameters are vLLM's: same names, same defaults, no wider bounds."""
+"""The wire's sampling parameters equal vLLM's: same names, same defaults, no wider bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _environment() -> None:
     set_environment(engine_environment(cpu=True))
 
 
-def test_every_parameter_is_one_of_vllms_with_its_default() -> None:
+def test_every_parameter_exists_in_vllm_with_the_same_default() -> None:
     import vllm
 
     from worker.engines.vllm import params as vllm_params
@@ -44,8 +44,8 @@ def test_every_parameter_is_one_of_vllms_with_its_default() -> None:
 
 
 @lists_of_0_32
-def test_each_parameter_of_vllm_is_decided_on() -> None:
-    """A new one of theirs fails here until it stands in `tokenyard.protocol.sampling`."""
+def test_each_parameter_of_vllm_is_served_or_refused_on_purpose() -> None:
+    """A new parameter of vLLM fails here until `tokenyard.protocol.sampling` has it."""
     import vllm
 
     theirs = {name for name in vllm.SamplingParams.__struct_fields__ if not name.startswith("_")}
@@ -56,7 +56,7 @@ def test_each_parameter_of_vllm_is_decided_on() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
+def test_a_refused_parameter_is_refused_with_its_reason(name: str) -> None:
     fields = {b"id": b"a", b"prompt": b"b", b"params": msgspec.json.encode({name: 1})}
     parsed = parse_request(fields)
 
@@ -66,10 +66,10 @@ def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
         RequestBuilder("me", None).prepare("text", {name: 1})
 
 
-def test_what_the_installed_version_has_not_is_refused_by_its_name(
+def test_a_parameter_missing_in_the_installed_version_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Given a vLLM without two of the parameters / Only who asks for them is refused."""
+    """Given a vLLM without two of the parameters, only requests that use them are refused."""
     import vllm
 
     from worker.engines.vllm import params as vllm_params
@@ -88,7 +88,7 @@ def test_what_the_installed_version_has_not_is_refused_by_its_name(
     assert f"vLLM {vllm.__version__}" in refused.value.message
 
 
-def test_every_detection_is_vllms_with_its_default() -> None:
+def test_every_repetition_detection_field_exists_in_vllm_with_the_same_default() -> None:
     from vllm.sampling_params import RepetitionDetectionParams
 
     theirs = {field.name: field.default for field in dataclasses.fields(RepetitionDetectionParams)}
@@ -97,8 +97,8 @@ def test_every_detection_is_vllms_with_its_default() -> None:
 
 
 @lists_of_0_32
-def test_docs_have_the_table(request: pytest.FixtureRequest) -> None:
-    """docs/parity.md is written by this test where TOKENYARD_WRITE_DOCS=1 says so."""
+def test_the_table_of_the_docs_is_current(request: pytest.FixtureRequest) -> None:
+    """With TOKENYARD_WRITE_DOCS=1 this test writes docs/parity.md."""
     import vllm
 
     page = request.config.rootpath / "docs" / "parity.md"
@@ -121,7 +121,7 @@ def test_docs_have_the_table(request: pytest.FixtureRequest) -> None:
     assert table == wanted, "rewrite it as the page says"
 
 
-def test_every_constraint_is_one_of_vllms_with_its_default() -> None:
+def test_every_constraint_exists_in_vllm_with_the_same_default() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
     theirs = {field.name: field.default for field in dataclasses.fields(StructuredOutputsParams)}
@@ -156,7 +156,7 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("params", OUT_OF_RANGE, ids=str)
-def test_what_vllm_finds_out_of_range_is_refused_by_name(params: dict[str, Any]) -> None:
+def test_values_out_of_vllms_range_are_refused_by_name(params: dict[str, Any]) -> None:
     import vllm
 
     name = next(iter(params))
@@ -192,7 +192,7 @@ def test_what_vllm_finds_out_of_range_is_refused_by_name(params: dict[str, Any])
     ],
     ids=str,
 )
-def test_the_edges_of_the_range_are_let_in_by_both(params: dict[str, Any]) -> None:
+def test_both_accept_the_edges_of_the_range(params: dict[str, Any]) -> None:
     from worker.engines.vllm.params import build_params
 
     assert _refused_field(params) is None
@@ -200,9 +200,9 @@ def test_the_edges_of_the_range_are_let_in_by_both(params: dict[str, Any]) -> No
 
 
 def _refused_field(params: dict[str, Any]) -> str | None:
-    """The field that is named where a request with these parameters is refused.
+    """The field named in the refusal of a request with these parameters.
 
-    By the parser, which is what the coordinator has; else by the door of vLLM, as the worker has.
+    Refused by the parser, as in the coordinator; otherwise by vLLM's checks, as in the worker.
     """
     from worker.engines.vllm.params import build_params
 

@@ -1,4 +1,4 @@
-"""What vLLM's own prefix cache had of a prompt, as an engine tells it."""
+"""How many tokens of a prompt vLLM's prefix cache had, as an engine reports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.vllm
 BLOCK = 32  # tokens
 
 
-def test_a_prompt_that_came_before_is_cached_but_for_its_last_block(
+def test_a_repeated_prompt_is_cached_except_for_its_last_block(
     backend: Backend, tmp_path: Path
 ) -> None:
     # Given a model with blocks of 32 tokens

@@ -1,4 +1,4 @@
-"""The short way from text to token ids leads to the same ones as transformers' own."""
+"""The short way from text to token ids gives the same ids as transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def transformers() -> Any:
 
 
 def write_tokenizer(folder: Path, **fields: Any) -> None:
-    """One that begins each text with <s>, and knows <s> and </s> when it sees them."""
+    """A tokenizer that starts each text with <s>, and recognizes <s> and </s>."""
     special = [
         {"id": at, "content": word, "special": True}
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -59,7 +59,7 @@ def write_tokenizer(folder: Path, **fields: Any) -> None:
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
-    """Let the long way fail."""
+    """Make the long way fail."""
 
     def encode(*_: object, **__: object) -> list[int]:
         raise AssertionError("the long way was taken")
@@ -68,7 +68,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("model", ["adder", "subtractor"])
-def test_the_models_of_the_examples_read_texts_as_before(
+def test_the_example_models_tokenize_texts_as_before(
     transformers: Any, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / model)
@@ -79,8 +79,8 @@ def test_the_models_of_the_examples_read_texts_as_before(
     assert [encode(text) for text in SUMS] == expected
 
 
-def test_vllms_own_tokenizer_is_read_on_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM puts classes of its own around it."""
+def test_vllms_own_tokenizer_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM wraps it in classes of its own."""
     hf = imported("vllm.tokenizers.hf", "vLLM is not installed")
     tokenizer = hf.CachedHfTokenizer.from_pretrained(str(MODELS / "adder"))
     pooled = getattr(hf, "maybe_make_thread_pool", lambda kept: kept)(tokenizer)
@@ -91,8 +91,8 @@ def test_vllms_own_tokenizer_is_read_on_the_short_way(monkeypatch: pytest.Monkey
     assert [encode(text) for text in SUMS] == expected
 
 
-def test_the_end_token_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a tokenizer as vLLM has it, which works out its end token whenever it is asked
+def test_the_end_token_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a vLLM tokenizer, which computes its end token at each access
     hf = imported("vllm.tokenizers.hf", "vLLM is not installed")
     tokenizer = hf.CachedHfTokenizer.from_pretrained(str(MODELS / "adder"))
     pooled = getattr(hf, "maybe_make_thread_pool", lambda kept: kept)(tokenizer)
@@ -105,7 +105,7 @@ def test_the_end_token_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert (pooled.eos_token_id, pooled.eos_token) == (expected, tokenizer.eos_token)
 
 
-def test_an_end_token_that_is_a_matter_of_the_class_stays_one() -> None:
+def test_an_end_token_that_its_class_computes_stays_a_property() -> None:
     class Own:
         eos_token_id = 7
 
@@ -125,7 +125,7 @@ def test_a_tokenizer_without_an_end_token_has_none(transformers: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_special_tokens_are_put_and_found_as_before(
+def test_special_tokens_are_added_and_recognized_as_before(
     transformers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, splits: bool
 ) -> None:
     write_tokenizer(tmp_path)
@@ -163,7 +163,7 @@ def test_special_tokens_are_put_and_found_as_before(
     ],
     ids=["truncation", "padding"],
 )
-def test_a_tokenizer_that_cuts_or_pads_by_itself_does_not_here(
+def test_truncation_and_padding_of_a_tokenizer_do_not_apply(
     transformers: Any, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     write_tokenizer(tmp_path, **fields)
@@ -172,7 +172,7 @@ def test_a_tokenizer_that_cuts_or_pads_by_itself_does_not_here(
     assert text_encoder(tokenizer)("a b a b") == [0, 3, 4, 3, 4]
 
 
-def test_a_class_with_a_way_of_its_own_keeps_it(transformers: Any, tmp_path: Path) -> None:
+def test_a_class_with_its_own_encoding_keeps_it(transformers: Any, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     known = type(transformers.AutoTokenizer.from_pretrained(tmp_path))
 
@@ -183,7 +183,7 @@ def test_a_class_with_a_way_of_its_own_keeps_it(transformers: Any, tmp_path: Pat
     assert text_encoder(Own.from_pretrained(tmp_path))("a") == [0, 3, 4]
 
 
-def test_a_tokenizer_without_a_fast_one_is_asked_itself() -> None:
+def test_a_tokenizer_without_a_fast_version_encodes_by_itself() -> None:
     class Slow:
         def encode(self, text: str) -> list[int]:
             return [len(text)]

@@ -1,4 +1,4 @@
-"""Other weights in place of a model's own: the engine says what they say, and forgets the rest."""
+"""Other weights in place of a model's own: the engine answers with them, and forgets the old."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SUMS = [(75, 48), (27, 48), (99, 1), (10, 10)]
 
 
 def answers(engine: Engine) -> list[list[int]]:
-    """Greedy tokens for a few prompts, which begin alike."""
+    """Greedy tokens for a few prompts with a common beginning."""
     prompts = [[4, 5, 14, 4 + at] for at in range(12)]
     asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
     return [outcome.tokens for outcome in run(engine, *asked)]
 
 
 def texts(engine: Engine, sign: str, **fields: Any) -> list[str]:
-    """What it says to some sums."""
+    """Its answers to some sums."""
     asked = [
         ask(f"{at}-0", prompt=f"{left}{sign}{right}=", temperature=0.0, **fields)
         for at, (left, right) in enumerate(SUMS)
@@ -52,10 +52,10 @@ def subtracts(engine: Engine, **fields: Any) -> bool:
     return texts(engine, "-", **fields) == [str(left - right) for left, right in SUMS]
 
 
-# ------------------------------------------------------------------------------- of every engine
+# ---------------------------------------------------------------------------------- every engine
 
 
-def test_other_weights_say_something_else_until_the_models_own_are_back(engine: Engine) -> None:
+def test_other_weights_change_the_answers_until_the_own_ones_are_back(engine: Engine) -> None:
     before = answers(engine)
 
     engine.reload(SUBTRACTOR)
@@ -68,8 +68,10 @@ def test_other_weights_say_something_else_until_the_models_own_are_back(engine: 
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_a_stream_goes_on_behind_its_tokens(engine: Engine, seed: int | None) -> None:
-    # Given a stream that has shown a few tokens
+def test_a_stream_continues_after_its_tokens_with_other_weights(
+    engine: Engine, seed: int | None
+) -> None:
+    # Given a stream that has published a few tokens
     engine.add(greedy("1-0", stream=True, seed=seed))
     shown = [
         token
@@ -79,14 +81,14 @@ def test_a_stream_goes_on_behind_its_tokens(engine: Engine, seed: int | None) ->
         for token in event.tokens
     ]
 
-    # If the weights change under it
+    # If its weights change
     outcome = Outcome()
     engine.reload(SUBTRACTOR)
     drain(engine, {"1-0": outcome})
     (behind,) = run(engine, greedy("2-0", published=shown, stream=True, seed=seed))
     engine.reload("")
 
-    # I expect no token twice or missing, and the rest to be what the new ones make of it.
+    # I expect no token twice or missing, and the rest to come from the new weights.
     assert 0 < len(shown) < 12
     assert outcome.tokens == behind.tokens
     assert outcome.tokens[: len(shown)] == shown
@@ -95,7 +97,7 @@ def test_a_stream_goes_on_behind_its_tokens(engine: Engine, seed: int | None) ->
     assert len(outcome.tokens) == 12
 
 
-def test_one_that_sleeps_must_be_woken_first(engine: Engine) -> None:
+def test_a_sleeping_engine_must_wake_before_a_reload(engine: Engine) -> None:
     engine.sleep(1)
 
     with pytest.raises(Unsupported, match="wake it first"):
@@ -105,7 +107,7 @@ def test_one_that_sleeps_must_be_woken_first(engine: Engine) -> None:
     assert engine.info.weights == ""
 
 
-# ---------------------------------------------------------------------------------- of a real one
+# ------------------------------------------------------------------------------------------- vLLM
 
 
 @pytest.mark.vllm
@@ -123,8 +125,8 @@ def test_the_adder_subtracts_and_adds_again(vllm_engine: Engine) -> None:
 
 
 @pytest.mark.vllm
-def test_other_weights_from_the_start(backend: Backend, tmp_path: Path) -> None:
-    # Given a checkpoint that holds weights and nothing else
+def test_an_engine_starts_with_other_weights(backend: Backend, tmp_path: Path) -> None:
+    # Given a checkpoint with weights and nothing else
     shutil.copy(MODELS / "subtractor" / "model.safetensors", tmp_path)
 
     engine = backend.load(spec_of("adder"), weights=str(tmp_path))
@@ -137,7 +139,7 @@ def test_other_weights_from_the_start(backend: Backend, tmp_path: Path) -> None:
 
 
 def truncated(folder: Path) -> Path:
-    """A checkpoint whose header promises more than the file holds."""
+    """A checkpoint whose header promises more bytes than the file has."""
     whole = (MODELS / "subtractor" / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     return folder
@@ -160,7 +162,7 @@ def larger(folder: Path) -> Path:
         (larger, "does not fit"),
     ],
 )
-def test_weights_that_cannot_be_taken_leave_those_before(
+def test_unreadable_weights_leave_the_previous_ones(
     vllm_engine: Engine, tmp_path: Path, make: Callable[[Path], Path], said: str
 ) -> None:
     vllm_engine.reload(SUBTRACTOR)
@@ -185,7 +187,7 @@ def test_weights_that_do_not_fit_are_refused_at_the_load(backend: Backend, tmp_p
 
 
 @pytest.mark.vllm
-def test_adapters_stay_beside_the_new_weights(backend: Backend) -> None:
+def test_adapters_stay_with_the_new_weights(backend: Backend) -> None:
     adapter = AdapterSpec("adder-subtracts", str(MODELS / "adder-subtracts"))
     engine = backend.load(spec_of("adder", adapters=(adapter,)))
     asked = greedy(prompt="75-48=", tokens=None, model="adder-subtracts")
@@ -193,7 +195,7 @@ def test_adapters_stay_beside_the_new_weights(backend: Backend) -> None:
 
     engine.reload(SUBTRACTOR)
     assert subtracts(engine)
-    with_adapter = run(engine, asked)[0].tokens  # it was made for other weights: nonsense
+    with_adapter = run(engine, asked)[0].tokens  # the adapter was made for other weights: nonsense
     engine.reload("")
 
     assert adds(engine)
@@ -203,10 +205,10 @@ def test_adapters_stay_beside_the_new_weights(backend: Backend) -> None:
 
 
 @pytest.mark.vllm
-def test_what_the_old_weights_made_of_a_prompt_is_forgotten(
+def test_a_reload_clears_the_prefix_cache(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given an engine that has seen a prompt of more than a block, and reuses what it has
+    # Given an engine that reuses the cached blocks of a longer prompt
     engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
     assert isinstance(engine, VllmEngine)
     reused = counter_of_reuse(engine, monkeypatch)

@@ -1,4 +1,4 @@
-"""An engine of real vLLM that is handed free processes and gives them back, on a CPU."""
+"""An engine of real vLLM that gets free processes and returns them, on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "arithmetic"
 LIMIT_S = 170.0
 
-#: Writes what it saw to the file that it is given: vLLM talks on stdout.
+#: Writes its results to the given file: vLLM prints on stdout.
 PROGRAM = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 
 def run(program: Path, *arguments: str) -> str:
-    """What a program prints, in the folder of the models."""
+    """The output of a program that runs in the folder of the models."""
     ended = subprocess.run(
         [sys.executable, str(program), *arguments],
         cwd=FOLDER,
@@ -78,25 +78,25 @@ def run(program: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-def test_it_grows_and_shrinks_and_stays_right(tmp_path: Path) -> None:
+def test_an_engine_grows_and_shrinks_and_stays_right(tmp_path: Path) -> None:
     program, report = tmp_path / "program.py", tmp_path / "report.json"
     program.write_text(PROGRAM)
     run(program, str(report))
     seen = json.loads(report.read_text())
 
-    # I expect right answers at every size and meanwhile,
+    # I expect right answers at every size and in between,
     assert seen["meanwhile"] == [0] * 8
     for name, devices in (("one", [0]), ("two", [0, 1]), ("back", [0, 1]), ("one again", [0])):
         assert seen[name][:2] == [devices, 0], name
-    # vLLM's own reason where it cannot be split so,
+    # vLLM's own reason for an impossible split,
     assert "divisible" in seen["fault"]
-    # and the same process to lead it all the time; others are free again.
+    # and one leader throughout; the other processes are free again.
     assert len({seen[name][2][0] for name in ("one", "two", "back", "one again")}) == 1
     assert seen["states"][0] == "ready"
     assert "attached" not in seen["states"]
 
 
-def test_the_example_of_the_page(tmp_path: Path) -> None:
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     [example] = code(section(page("docs/warm-workers.md"), "### Another size"), "python")
     program = tmp_path / "example.py"
     program.write_text(example)

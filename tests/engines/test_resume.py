@@ -1,4 +1,4 @@
-"""How a request goes on after a crash: the decision, and text that spans the seam."""
+"""How a request continues after a crash: the decision, and text across the cut."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from worker.engines.resume import TextStream, Way, choose_way, derive_seed
     ],
     ids=str,
 )
-def test_a_request_repeats_itself_only_where_a_prompt_cannot_carry_its_history(
+def test_only_a_request_whose_history_does_not_fit_a_prompt_is_repeated(
     params: dict[str, Any], way: Way
 ) -> None:
     given = SamplingParams(**params)
@@ -50,7 +50,7 @@ def test_a_derived_seed_is_the_same_everywhere_and_leaves_room_for_children() ->
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """One token for each byte, so that most characters span several."""
+    """One token for each byte, so most characters span several tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({char: at for at, char in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -61,7 +61,7 @@ def tokenizer() -> Tokenizer:
 def shown_after_each(
     tokenizer: Tokenizer, text: str, **params: Any
 ) -> tuple[list[str], TextStream, str | None]:
-    """What is shown with each token, up to a stop string."""
+    """The text shown with each token, up to a stop string."""
     stream = TextStream(tokenizer, tokenizer.encode("q").ids, SamplingParams(**params))
     shown = []
     for token in tokenizer.encode(text).ids:
@@ -81,7 +81,7 @@ def test_characters_of_several_tokens_come_whole(tokenizer: Tokenizer) -> None:
     assert {len(piece) for piece in shown} == {0, 1}
 
 
-def test_what_may_begin_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
+def test_a_possible_start_of_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
     shown, stream, stop = shown_after_each(tokenizer, "abcSTxSTOPz", stop=["STOP"])
 
     assert stop == "STOP"
@@ -103,7 +103,7 @@ def test_a_stop_string_can_stay_in_the_text(tokenizer: Tokenizer) -> None:
     assert (stop, stream.text) == ("cd", "abcd")
 
 
-def test_stop_strings_wait_for_the_least_number_of_tokens(tokenizer: Tokenizer) -> None:
+def test_stop_strings_wait_for_the_minimum_number_of_tokens(tokenizer: Tokenizer) -> None:
     _, stream, stop = shown_after_each(tokenizer, "a.b.c.", stop=".", min_tokens=3)
 
     assert (stop, stream.text) == (".", "a.b")

@@ -1,4 +1,4 @@
-"""A process that only pretends to hold models: its life, its groups, and where it dies."""
+"""A process that simulates models: its life, its groups, and its crash points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = ModelSpec("pretended", "anything", max_num_seqs=3, max_model_len=64, revi
 WAIT_S = 120
 
 
-def test_it_serves_what_the_model_says() -> None:
+def test_a_backend_serves_what_the_model_specifies() -> None:
     backend = SimulatedBackend()
     assert sum(backend.warm_up().values()) == 0
 
@@ -36,7 +36,7 @@ def test_it_serves_what_the_model_says() -> None:
     assert len(run(engine, greedy())[0].tokens) == 12
 
 
-def test_one_model_follows_another_and_memory_is_as_it_was() -> None:
+def test_one_model_follows_another_and_memory_returns() -> None:
     backend = SimulatedBackend()
     before = backend.memory()
 
@@ -48,7 +48,7 @@ def test_one_model_follows_another_and_memory_is_as_it_was() -> None:
     assert backend.memory() == before
 
 
-def test_adapters_are_names() -> None:
+def test_adapters_are_only_names() -> None:
     adapters = (AdapterSpec("left", "a"), AdapterSpec("right", "b"))
     engine = SimulatedBackend().load(ModelSpec("base", "anything", adapters=adapters))
 
@@ -58,7 +58,7 @@ def test_adapters_are_names() -> None:
     assert len(outcome.tokens) == 2
 
 
-def test_a_broken_model_is_refused_and_the_next_one_is_not() -> None:
+def test_a_broken_model_is_refused_and_the_next_one_loads() -> None:
     backend = SimulatedBackend()
 
     with pytest.raises(RuntimeError, match="broken model"):
@@ -67,7 +67,7 @@ def test_a_broken_model_is_refused_and_the_next_one_is_not() -> None:
     assert backend.load(SPEC).info.model == "pretended"
 
 
-def test_weights_stand_in_for_the_models_own_from_the_start_and_later() -> None:
+def test_other_weights_replace_the_own_ones_at_the_start_and_later() -> None:
     backend = SimulatedBackend()
     own = run(backend.load(SPEC), greedy())[0].tokens
 
@@ -82,7 +82,7 @@ def test_weights_stand_in_for_the_models_own_from_the_start_and_later() -> None:
     assert engine.info.weights == "/checkpoints/7"
 
 
-def test_broken_weights_are_refused_and_those_before_stay() -> None:
+def test_broken_weights_are_refused_and_the_previous_ones_stay() -> None:
     backend = SimulatedBackend()
     engine = backend.load(SPEC, weights="/checkpoints/7")
     before = run(engine, greedy())[0].tokens
@@ -96,7 +96,7 @@ def test_broken_weights_are_refused_and_those_before_stay() -> None:
     assert run(engine, greedy())[0].tokens == before
 
 
-def test_loading_takes_the_time_of_the_settings() -> None:
+def test_loading_takes_the_configured_time() -> None:
     settings = WorkerSettings(
         redis_url="redis://nowhere", engine="simulated", simulated_load_s=0.05
     )
@@ -119,13 +119,13 @@ def group(tmp_path: Path) -> RankGroup:
 
 @pytest.fixture
 def followers() -> Iterator[ThreadPoolExecutor]:
-    """Threads that stand for other processes."""
+    """Threads in place of other processes."""
     with ThreadPoolExecutor(2) as pool:
         yield pool
 
 
 @pytest.mark.parametrize("leader_first", [True, False])
-def test_a_follower_stays_until_its_leader_lets_go(
+def test_a_follower_stays_until_its_leader_releases_it(
     group: RankGroup, followers: ThreadPoolExecutor, leader_first: bool
 ) -> None:
     def attend() -> None:
@@ -153,7 +153,7 @@ def _lead_and_die(group: RankGroup) -> None:
 
 
 @pytest.mark.crash
-def test_a_follower_is_told_of_the_death_of_its_leader(
+def test_a_follower_notices_the_death_of_its_leader(
     group: RankGroup, followers: ThreadPoolExecutor
 ) -> None:
     follower = RankGroup(group.address, 1, group.devices)
@@ -172,7 +172,7 @@ def test_a_follower_is_told_of_the_death_of_its_leader(
 
 
 def _live(crash_point: str, address: str) -> None:
-    """A whole life: twice a model, a sleep, and a group."""
+    """A whole life: a model twice, a sleep, and a group."""
     backend = SimulatedBackend(crash_point=crash_point)
     backend.warm_up()
     for _ in range(2):
@@ -201,7 +201,7 @@ def _live(crash_point: str, address: str) -> None:
         ("", 0),
     ],
 )
-def test_it_dies_in_each_state_that_it_is_told_to(
+def test_a_process_dies_in_each_configured_state(
     crash_point: str, status: int, tmp_path: Path
 ) -> None:
     process = multiprocessing.get_context("spawn").Process(

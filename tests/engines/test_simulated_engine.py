@@ -1,4 +1,4 @@
-"""What the simulated engine promises beyond the suite: speed, crashes, honesty."""
+"""The simulated engine beyond the suite: speed, crashes, honesty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.speed import SpeedModel
 
 
-def test_it_says_that_it_is_simulated() -> None:
+def test_the_engine_reports_that_it_is_simulated() -> None:
     assert SimulatedEngine().info.engine == "simulated"
 
 
@@ -34,7 +34,7 @@ def test_two_engines_give_the_same_tokens_for_the_same_request() -> None:
     assert len(set(first.tokens)) > 30
 
 
-def test_tokens_follow_from_prompt_and_seed() -> None:
+def test_tokens_depend_on_prompt_and_seed() -> None:
     engine = SimulatedEngine()
     given: list[dict[str, Any]] = [
         {"tokens": [1, 2]},
@@ -50,7 +50,7 @@ def test_tokens_follow_from_prompt_and_seed() -> None:
 
 
 def test_the_recorded_answer_has_not_changed() -> None:
-    # Benchmarks and recorded schedules compare across versions.
+    # Benchmarks and recorded schedules compare versions.
     (outcome,) = run(SimulatedEngine(), ask(tokens=[1, 2, 3], max_tokens=4))
 
     assert outcome.tokens == [24148, 10890, 6908, 29047]
@@ -97,7 +97,7 @@ def test_steps_take_the_time_of_the_speed_model() -> None:
     drain(engine, {})
     took_s = time.monotonic() - started
 
-    # Six tokens of prompt and five steps, however many requests share them.
+    # Six prompt tokens and five steps, however many requests share them.
     assert took_s >= 0.11 - 0.001
     assert took_s < 1.0
 
@@ -112,7 +112,7 @@ def test_steps_take_the_time_of_the_speed_model() -> None:
     ],
     ids=str,
 )
-def test_it_refuses_what_it_could_only_make_up(params: dict[str, Any]) -> None:
+def test_requests_that_need_invented_output_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         SimulatedEngine().add(ask(**params))
 
@@ -130,7 +130,7 @@ def test_closing_twice_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("text", ["nowhere", "mid_stream:0", "mid_stream:-1", "mid_stream:soon"])
-def test_a_crash_point_that_cannot_be_is_refused(text: str) -> None:
+def test_an_unknown_crash_point_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         CrashPoint(text)
 
@@ -148,7 +148,7 @@ def _stream_ten_tokens(crash_point: str, steps: Any) -> None:
     ("crash_point", "whole_steps"),
     [("before_step:4", 3), ("mid_stream", 0), ("mid_stream:6", 5), ("before_finish", 9)],
 )
-def test_it_dies_where_it_is_told_to(crash_point: str, whole_steps: int) -> None:
+def test_the_engine_dies_at_its_crash_point(crash_point: str, whole_steps: int) -> None:
     context = multiprocessing.get_context("spawn")
     steps = context.Value("i", 0)
     process = context.Process(target=_stream_ten_tokens, args=(crash_point, steps))
@@ -174,9 +174,7 @@ def _serve(crash_point: str, tokens: list[int]) -> None:
         ("fault", [*POISON, 1], 0),
     ],
 )
-def test_poison_kills_where_it_is_asked_to(
-    crash_point: str, tokens: list[int], status: int
-) -> None:
+def test_poison_kills_at_its_crash_point(crash_point: str, tokens: list[int], status: int) -> None:
     process = multiprocessing.get_context("spawn").Process(
         target=_serve, args=(crash_point, tokens)
     )
@@ -187,7 +185,7 @@ def test_poison_kills_where_it_is_asked_to(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_request_fails_as_often_as_it_is_told_to(stream: bool) -> None:
+def test_a_request_fails_as_often_as_configured(stream: bool) -> None:
     # Given an engine that fails twice
     engine = SimulatedEngine(crash_point="fault:2")
     asked = ask(tokens=[*FAULTY, 1], stream=stream, max_tokens=4)
@@ -202,8 +200,8 @@ def test_a_request_fails_as_often_as_it_is_told_to(stream: bool) -> None:
     assert len(sound.tokens) == len(third.tokens) == 4
 
 
-def test_what_has_been_made_is_taken_out() -> None:
-    # Given a batch of one with a stream, and another request behind it
+def test_taking_a_request_out_returns_its_tokens_and_removes_it() -> None:
+    # Given a batch of one with a stream, and another request that waits
     engine = SimulatedEngine(speed=SpeedModel(max_num_seqs=1))
     engine.add(ask("1-0", stream=True, max_tokens=9, published=[7]))
     engine.add(ask("2-0", max_tokens=3))
@@ -211,7 +209,7 @@ def test_what_has_been_made_is_taken_out() -> None:
 
     running, waiting, unknown = (engine.take_out(key) for key in ("1-0", "2-0", "3-0"))
 
-    # I expect the tokens of all attempts of the first, none of the second, and both gone.
+    # I expect the tokens of all attempts of the first, none of the second, and both removed.
     assert running is not None
     assert waiting is not None
     assert running.choices[0].tokens[0] == 7
@@ -221,7 +219,7 @@ def test_what_has_been_made_is_taken_out() -> None:
     assert not engine.has_unfinished
 
 
-def test_it_needs_neither_torch_nor_vllm() -> None:
+def test_the_engine_needs_neither_torch_nor_vllm() -> None:
     import subprocess
 
     code = (
@@ -236,7 +234,7 @@ def test_it_needs_neither_torch_nor_vllm() -> None:
 
 
 class TestPrefixCache:
-    """Prompts that begin alike, on an engine whose cache has ten blocks of sixteen tokens."""
+    """Prompts with a common beginning; the cache of the engine has ten blocks of sixteen tokens."""
 
     @staticmethod
     def ask(engine: SimulatedEngine, prompt: list[int], **fields: Any) -> Finished:
@@ -250,7 +248,7 @@ class TestPrefixCache:
     def engine(tokens: int = 160) -> SimulatedEngine:
         return SimulatedEngine(speed=SpeedModel(cache_tokens=tokens))
 
-    def test_whole_blocks_that_were_there_before_are_told(self) -> None:
+    def test_whole_blocks_that_were_cached_are_reported(self) -> None:
         engine, prompt = self.engine(), list(range(40))
 
         assert self.ask(engine, prompt).cached_tokens == 0
@@ -263,13 +261,13 @@ class TestPrefixCache:
 
         assert self.ask(engine, prompt).cached_tokens == 16
 
-    def test_a_prompt_goes_on_behind_an_answer(self) -> None:
+    def test_a_prompt_reuses_the_blocks_of_an_answer(self) -> None:
         engine, prompt = self.engine(), list(range(32))
         answer = self.ask(engine, prompt).choices[0].tokens
 
         assert self.ask(engine, [*prompt, *answer, 1, 2]).cached_tokens == 48
 
-    def test_it_is_bounded_and_forgets_the_oldest(self) -> None:
+    def test_the_cache_is_bounded_and_forgets_the_oldest(self) -> None:
         engine = self.engine()
         old, new = [1] * 80, [2] * 96
         self.ask(engine, old)
@@ -278,14 +276,14 @@ class TestPrefixCache:
         assert self.ask(engine, new).cached_tokens == 80
         assert self.ask(engine, old).cached_tokens == 48, "its end is gone"
 
-    def test_adapters_do_not_share(self) -> None:
+    def test_adapters_do_not_share_blocks(self) -> None:
         engine, prompt = self.engine(), list(range(40))
         self.ask(engine, prompt)
 
         assert self.ask(engine, prompt, model="adapter").cached_tokens == 0
 
     @pytest.mark.parametrize("forget", ["reset", "reload", "sleep"])
-    def test_forgetting(self, forget: str) -> None:
+    def test_a_reset_forgets_all_blocks(self, forget: str) -> None:
         engine, prompt = self.engine(), list(range(40))
         self.ask(engine, prompt)
         if forget == "reload":
@@ -298,7 +296,7 @@ class TestPrefixCache:
 
         assert self.ask(engine, prompt).cached_tokens == 0
 
-    def test_what_is_cached_takes_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cached_blocks_take_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a prefill of ten seconds for a prompt
         slept: list[float] = []
         monkeypatch.setattr("worker.engines.simulated.speed.time.monotonic", lambda: sum(slept))
@@ -309,9 +307,9 @@ class TestPrefixCache:
         self.ask(engine, prompt)
         self.ask(engine, prompt)
 
-        # I expect it to cost that once, and then its last block alone.
+        # I expect that time once, and afterwards only that of the last block.
         assert slept == pytest.approx([10.0, 0.08])
 
-    def test_without_a_cache_nothing_is_told(self) -> None:
+    def test_without_a_cache_nothing_is_reported(self) -> None:
         assert self.engine(0).info.cache_tokens == 0
         assert self.ask(self.engine(0), list(range(40))).cached_tokens is None

@@ -1,4 +1,4 @@
-"""Sleep, wake, reset and profile: what is done to an engine beside giving it requests."""
+"""Sleep, wake, reset and profile: operations on an engine besides requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from worker.engines.vllm.engine import VllmEngine
 
 MIB = 1024**2
 CACHE_MIB = 64
-#: Of a model of four layers; what is packed, and the two tables of its vocabulary.
+#: For a model of four layers: its packed weights, and the two tables of its vocabulary.
 WEIGHTS_MIB = 42
 
 
 def answers(engine: Engine) -> list[list[int]]:
-    """Greedy tokens for a few prompts, which begin alike."""
+    """Greedy tokens for a few prompts with a common beginning."""
     prompts = [[4, 5, 14, 4 + at] for at in range(12)]
     asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
     return [outcome.tokens for outcome in run(engine, *asked)]
@@ -28,15 +28,15 @@ def answers(engine: Engine) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is large enough to be seen in the memory of a process."""
+    """A model large enough to show in the memory of a process."""
     return write_llama(tmp_path_factory.mktemp("models") / "large")
 
 
-# ------------------------------------------------------------------------------- of every engine
+# ---------------------------------------------------------------------------------- every engine
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_after_a_sleep_it_says_the_same(engine: Engine, level: int) -> None:
+def test_answers_are_the_same_after_a_sleep(engine: Engine, level: int) -> None:
     before = answers(engine)
 
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_after_a_sleep_it_says_the_same(engine: Engine, level: int) -> None:
         assert answers(engine) == before
 
 
-def test_it_takes_no_request_in_its_sleep(engine: Engine) -> None:
+def test_a_sleeping_engine_takes_no_request(engine: Engine) -> None:
     engine.sleep(1)
 
     with pytest.raises(RuntimeError, match="wake it"):
@@ -56,7 +56,7 @@ def test_it_takes_no_request_in_its_sleep(engine: Engine) -> None:
     assert answers(engine)
 
 
-def test_it_does_not_fall_asleep_over_a_request(engine: Engine) -> None:
+def test_a_busy_engine_does_not_sleep(engine: Engine) -> None:
     engine.add(greedy(stream=True))
 
     with pytest.raises(RuntimeError, match="unfinished"):
@@ -64,12 +64,12 @@ def test_it_does_not_fall_asleep_over_a_request(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 3])
-def test_other_levels_are_unknown(engine: Engine, level: int) -> None:
+def test_other_sleep_levels_are_refused(engine: Engine, level: int) -> None:
     with pytest.raises(Unsupported, match="level"):
         engine.sleep(level)
 
 
-def test_it_falls_asleep_once(engine: Engine) -> None:
+def test_a_sleeping_engine_does_not_sleep_again(engine: Engine) -> None:
     engine.sleep(1)
     with pytest.raises(Unsupported, match="already"):
         engine.sleep(2)
@@ -87,18 +87,18 @@ def test_a_reset_changes_no_answer(engine: Engine) -> None:
     assert answers(engine) == before
 
 
-def test_without_a_profiler_it_says_so(engine: Engine) -> None:
+def test_a_profile_without_a_profiler_is_refused(engine: Engine) -> None:
     with pytest.raises(Unsupported, match="profiler"):
         engine.profile(start=True)
 
 
-# ---------------------------------------------------------------------------------- of a real one
+# ------------------------------------------------------------------------------------------- vLLM
 
 
 @pytest.mark.vllm
 @needs_cpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_host_gets_its_memory_back(backend: Backend, large: Path, dtype: str) -> None:
+def test_a_sleep_returns_memory_to_the_host(backend: Backend, large: Path, dtype: str) -> None:
     engine = backend.load(spec_of("large", large, kv_cache_gib=CACHE_MIB / 1024, dtype=dtype))
     said = answers(engine)
     size = WEIGHTS_MIB if dtype == "float32" else WEIGHTS_MIB / 2
@@ -116,14 +116,14 @@ def test_the_host_gets_its_memory_back(backend: Backend, large: Path, dtype: str
     deep = freed_mib(2)
     engine.close()
 
-    # I expect the cache to go at the first level, nearly all weights at the second.
+    # I expect the first level to free the cache, and the second nearly all weights.
     assert light > 0.9 * CACHE_MIB
     assert deep > 0.9 * size
     assert refilled == said
 
 
 @pytest.mark.vllm
-def test_a_model_that_slept_is_forgotten_with_its_engine(backend: Backend, large: Path) -> None:
+def test_a_model_that_slept_is_collected_with_its_engine(backend: Backend, large: Path) -> None:
     def one_life() -> int:
         engine = backend.load(spec_of("large", large))
         answers(engine)
@@ -140,7 +140,7 @@ def test_a_model_that_slept_is_forgotten_with_its_engine(backend: Backend, large
 
 @pytest.mark.vllm
 @needs_cpu
-def test_weights_that_no_reload_brings_back_are_missed(
+def test_weights_that_no_reload_restores_are_reported(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = backend.load(spec_of("adder"))
@@ -162,7 +162,7 @@ def test_weights_that_no_reload_brings_back_are_missed(
 
 @pytest.mark.vllm
 @needs_cpu
-def test_where_pages_cannot_be_given_back_it_stays_awake(
+def test_an_engine_stays_awake_if_its_pages_cannot_be_returned(
     vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -175,10 +175,8 @@ def test_where_pages_cannot_be_given_back_it_stays_awake(
 
 
 @pytest.mark.vllm
-def test_a_reset_forgets_the_prefix_cache(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given an engine that has seen a prompt of more than a block
+def test_a_reset_clears_the_prefix_cache(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an engine that has run a prompt longer than a block
     engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
     assert isinstance(engine, VllmEngine)
     reused = counter_of_reuse(engine, monkeypatch)
@@ -192,7 +190,7 @@ def test_a_reset_forgets_the_prefix_cache(
 
 
 @pytest.mark.vllm
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 says so each time
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 warns each time
 def test_a_profile_is_written_where_the_model_has_a_profiler(
     backend: Backend, tmp_path: Path
 ) -> None:

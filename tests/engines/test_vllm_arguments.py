@@ -38,7 +38,7 @@ def test_a_step_takes_as_many_tokens_as_in_vllms_server(monkeypatch: pytest.Monk
     assert asked == [UsageContext.OPENAI_API_SERVER]
 
 
-def test_what_the_operator_says_of_a_step_counts() -> None:
+def test_the_operators_step_size_counts() -> None:
     from worker.engines.vllm.arguments import engine_config
 
     config = engine_config(spec_of("adder", engine_args={"max_num_batched_tokens": 640}), 0)
@@ -52,20 +52,22 @@ GIB = 1024**3
 @pytest.mark.parametrize(
     ("free_gib", "asked"),
     [
-        (79.0, 0.92),  # nobody else is there: vLLM's own share
-        (70.0, 0.835),  # others wait or sleep there
+        (79.0, 0.92),  # no other process is there: vLLM's own share
+        (70.0, 0.835),  # other processes wait or sleep there
         (4.0, 0.01),
-        (1.0, 0.001),  # vLLM says that it does not suffice
+        (1.0, 0.001),  # vLLM reports that it does not suffice
         (0.0, 0.001),
     ],
 )
-def test_an_engine_asks_for_no_more_than_is_free(free_gib: float, asked: float) -> None:
+def test_an_engine_asks_for_no_more_memory_than_is_free(free_gib: float, asked: float) -> None:
     from worker.engines.vllm.arguments import utilization
 
     assert utilization(int(free_gib * GIB), 80 * GIB, 0.92) == asked
 
 
-def test_on_a_gpu_it_takes_what_is_free_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_takes_the_free_memory_of_a_gpu_by_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch
     from vllm.platforms import current_platform
 

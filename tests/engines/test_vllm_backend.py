@@ -1,4 +1,4 @@
-"""A warm process: models come and go in it, and it stays what it was."""
+"""A warm process: models come and go, and it stays as it was."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ QUESTION = {"adder": ("12+34=", "46"), "subtractor": ("46-12=", "34")}
 
 
 def check(engine: Engine, model: str = "adder") -> None:
-    """It calculates."""
+    """Check that the engine calculates."""
     prompt, answer = QUESTION[model]
     (outcome,) = run(engine, ask(prompt=prompt, temperature=0.0))
     assert outcome.choice.text == answer
 
 
-def test_the_warm_up_says_how_long_each_phase_took(
+def test_the_warm_up_reports_the_time_of_each_phase(
     warm: Backend, warm_phases_s: dict[str, float]
 ) -> None:
     assert list(warm_phases_s) == ["import", "device", "heap", "first model"]
@@ -60,7 +60,7 @@ def test_nothing_heavy_is_imported_before_the_warm_up() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_warm_up_whose_model_does_not_run_is_a_warm_up(
+def test_a_warm_up_succeeds_even_if_its_model_does_not_run(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(backend, VllmBackend)
@@ -78,13 +78,13 @@ def test_a_warm_up_whose_model_does_not_run_is_a_warm_up(
 # ------------------------------------------------------------------------------- load and unload
 
 
-def test_models_take_turns_and_the_memory_comes_back(backend: Backend, tmp_path: Path) -> None:
-    # Given a process that has held a model of 20 MiB, beside its KV cache
+def test_models_take_turns_and_the_memory_returns(backend: Backend, tmp_path: Path) -> None:
+    # Given a process that has held a model of 20 MiB and its KV cache
     large = write_llama(tmp_path / "large", layers=2)
     backend.load(spec_of("large", large)).close()
     before = backend.memory()
 
-    # If others take turns, and it as well
+    # If other models and this one take turns
     for turn in range(4):
         for model in QUESTION:
             engine = backend.load(spec_of(model))
@@ -93,13 +93,13 @@ def test_models_take_turns_and_the_memory_comes_back(backend: Backend, tmp_path:
             engine.close()
         backend.load(spec_of(f"large-{turn}", large)).close()
 
-    # I expect less to stay than one model takes, or one KV cache.
+    # I expect less to stay than one model or one KV cache takes.
     after = backend.memory()
     assert after.host - before.host < 5 * MIB
     assert (after.device or 0) - (before.device or 0) < 5 * MIB
 
 
-def test_what_an_engine_was_made_of_is_collected(backend: Backend) -> None:
+def test_the_objects_of_an_engine_are_collected(backend: Backend) -> None:
     frozen = gc.get_freeze_count()
     engine = backend.load(spec_of("adder"))
     assert isinstance(engine, VllmEngine)
@@ -107,14 +107,14 @@ def test_what_an_engine_was_made_of_is_collected(backend: Backend) -> None:
 
     engine.close()
 
-    # I expect the base to be frozen as before, and nothing of the engine to be with it.
+    # I expect the base to be frozen as before, without any object of the engine.
     assert inner() is None
     assert 0 < gc.get_freeze_count() <= frozen
     assert gc.freeze.__name__ == "freeze"
     assert gc.unfreeze.__name__ == "unfreeze"
 
 
-def test_torch_leaves_no_mark_on_what_python_says_of_faults(backend: Backend) -> None:
+def test_torch_does_not_change_how_python_reports_faults(backend: Backend) -> None:
     before = sys.excepthook
 
     backend.load(spec_of("adder")).close()
@@ -122,10 +122,10 @@ def test_torch_leaves_no_mark_on_what_python_says_of_faults(backend: Backend) ->
     assert sys.excepthook is before
 
 
-def test_a_compiled_model_is_forgotten_with_its_engine(
+def test_a_compiled_model_is_collected_with_its_engine(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")  # traced as ever, but not compiled for a minute
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")  # traced as usual, but not compiled for a minute
     engine = backend.load(spec_of("adder", enforce_eager=False))
     assert isinstance(engine, VllmEngine)
     (model,) = engine._open().apply_model(lambda model: weakref.ref(model.model))
@@ -149,7 +149,7 @@ def test_the_kv_cache_is_no_larger_than_all_sequences_can_fill(backend: Backend)
     few, many = (cache_bytes(spec_of("adder", max_num_seqs=count)) for count in (4, 64))
     told = cache_bytes(spec_of("adder", kv_cache_gib=0.125))
 
-    # One sequence takes a block of 128 tokens, at 2 KiB each.
+    # One sequence takes a block of 128 tokens, 2 KiB each.
     assert few == 5 * 128 * 2048
     assert many == 65 * 128 * 2048
     assert told == 128 * MIB
@@ -246,7 +246,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_process_warm(
 
 
 def test_a_failed_load_keeps_none_of_the_weights(backend: Backend, tmp_path: Path) -> None:
-    # Given a model of 40 MiB with a layer missing, and a process that has tried it once
+    # Given a model of 40 MiB without one layer, and a process that has tried it once
     folder = write_llama(tmp_path / "cut", layers=4)
     _configured(num_hidden_layers=5)(folder)
 

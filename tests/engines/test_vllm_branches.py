@@ -1,4 +1,4 @@
-"""Several choices that go on after a crash, as vLLM's outputs make them: fed by hand."""
+"""Several choices that continue after a crash, from vLLM outputs made by hand."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_choice_knows_its_own_published_tokens() -> None:
     assert asked.has_published
 
 
-def test_they_come_under_their_own_index_and_end_together() -> None:
+def test_choices_have_their_own_index_and_end_together() -> None:
     branches, (one, two, three) = several(cut())
     assert [each.request_id for each in (one, two, three)] == ["7-0#0", "7-0#1", "7-0#2"]
 
@@ -75,7 +75,7 @@ def test_they_come_under_their_own_index_and_end_together() -> None:
     assert branches.is_over
 
 
-def test_one_that_cannot_go_on_ends_all() -> None:
+def test_a_choice_that_cannot_continue_ends_all() -> None:
     branches, (one, _, _) = several(cut())
 
     (fault,) = take(one, output(3, finish_reason="error"))
@@ -85,7 +85,7 @@ def test_one_that_cannot_go_on_ends_all() -> None:
     assert branches.is_over
 
 
-def test_what_has_been_made_so_far_is_of_all() -> None:
+def test_the_output_so_far_has_the_tokens_of_all_choices() -> None:
     _, (one, two, _) = several(cut())
     take(two, output(6))
 
@@ -95,7 +95,7 @@ def test_what_has_been_made_so_far_is_of_all() -> None:
     assert {choice.finish_reason for choice in made.choices} == {"abort"}
 
 
-def test_text_that_ends_early_comes_to_its_end() -> None:
+def test_text_that_ends_early_is_completed() -> None:
     _, (one, two, three) = several(cut(detokenize=True))
     shown = [delta.text for delta in take(two, output(6), output(7, finish_reason="length"))]  # type: ignore[union-attr]
     take(three, output(9, finish_reason="length"))
@@ -106,7 +106,7 @@ def test_text_that_ends_early_comes_to_its_end() -> None:
     assert [choice.text for choice in end.choices] == ["bcd", "fgh", "j"]
 
 
-def test_a_choice_that_a_stop_string_had_ended_is_known_by_its_text() -> None:
+def test_a_choice_that_a_stop_string_ended_is_recognized_by_its_text() -> None:
     assignment = ask(
         "7-0", published=[1, 5, 2], choices=b"\0\1\0", n=2, stop=["c"], detokenize=True, stream=True
     )
@@ -137,7 +137,7 @@ def repeated() -> Repeated:
     return Repeated(asked)
 
 
-def test_a_repeated_run_shows_of_each_choice_what_was_not_seen() -> None:
+def test_a_repeated_run_shows_only_the_unseen_tokens_of_each_choice() -> None:
     answer, events = repeated(), list[EngineEvent]()
 
     for made in (
@@ -150,7 +150,7 @@ def test_a_repeated_run_shows_of_each_choice_what_was_not_seen() -> None:
     assert deltas(events) == [(2, [9]), (1, [6]), (2, [8]), (0, [3]), (1, [7]), (2, [7])]
 
 
-def test_where_one_differs_nothing_of_that_step_is_shown_and_all_is_known() -> None:
+def test_a_choice_that_differs_hides_its_step_and_keeps_all_tokens() -> None:
     answer, events = repeated(), list[EngineEvent]()
     answer.take(step((0, [1], None), (1, [5], None), (2, [9], None)), events)
 

@@ -1,4 +1,4 @@
-"""What outputs mean that a small model does not make: faults, and steps of several tokens."""
+"""Outputs that a small model does not produce: faults, and steps of several tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def output(
     index: int = 0,
     cached: int | None = None,
 ) -> SimpleNamespace:
-    """What vLLM says of one request after one step."""
+    """vLLM's output for one request after one step."""
     part = SimpleNamespace(
         index=index,
         token_ids=list(tokens),
@@ -63,10 +63,10 @@ def take(answer: OutputCollector, *outputs: Any) -> list[EngineEvent]:
 
 @pytest.mark.parametrize("make", [Whole, Streamed])
 @pytest.mark.parametrize(("found", "told"), [(None, None), (0, 0), (1, 1), (9, 2)])
-def test_what_the_prefix_cache_had_of_the_prompt_is_told(
+def test_the_prefix_cache_counts_only_prompt_tokens(
     make: Any, found: int | None, told: int | None
 ) -> None:
-    # Given two tokens of prompt; published ones, which vLLM counts with them, are none of it
+    # Given two prompt tokens; vLLM counts published tokens as prompt, and the engine does not
     *_, end = take(make(asked(ask("7-0"))), output(5, finish_reason="stop", cached=found))
 
     assert isinstance(end, Finished)
@@ -75,7 +75,7 @@ def test_what_the_prefix_cache_had_of_the_prompt_is_told(
 
 @pytest.mark.parametrize("make", [Whole, Streamed])
 @pytest.mark.parametrize("reason", ["error", "abort"])
-def test_a_request_that_vllm_gives_up_is_a_fault_of_its_own(make: Any, reason: str) -> None:
+def test_a_request_that_vllm_gives_up_is_a_fault_of_that_request(make: Any, reason: str) -> None:
     answer = make(asked(ask("7-0")))
 
     (event,) = take(answer, output(finish_reason=reason))
@@ -85,7 +85,7 @@ def test_a_request_that_vllm_gives_up_is_a_fault_of_its_own(make: Any, reason: s
     assert answer.is_finished
 
 
-def test_a_step_across_the_seam_shows_only_what_is_new() -> None:
+def test_a_step_across_the_cut_shows_only_new_tokens() -> None:
     answer = Repeated(asked(ask(stream=True, published=[4, 5, 6])))
 
     events = take(answer, output(4, 5), output(6, 7, 8), output(9, finish_reason="length"))
@@ -106,14 +106,14 @@ def test_a_step_across_the_seam_shows_only_what_is_new() -> None:
     ],
     ids=["another token", "later in the step", "an earlier end"],
 )
-def test_what_does_not_repeat_is_noticed_at_its_first_token(outputs: list[Any], at: int) -> None:
+def test_a_difference_is_noticed_at_its_first_token(outputs: list[Any], at: int) -> None:
     with pytest.raises(Diverged) as diverged:
         take(Repeated(asked(ask(published=[4, 5, 6]))), *outputs)
 
     assert diverged.value.at == at
 
 
-def test_tokens_behind_a_stop_string_are_dropped() -> None:
+def test_tokens_after_a_stop_string_are_dropped() -> None:
     question = asked(ask(published=[0, 1], stop="bcd", detokenize=True))
     answer = Continued(question, TextStream(LETTERS, question.prompt, question.params))
 
@@ -126,7 +126,7 @@ def test_tokens_behind_a_stop_string_are_dropped() -> None:
     assert (choice.finish_reason, choice.stop_reason) == ("stop", "bcd")
 
 
-def test_the_token_that_stops_an_answer_is_not_part_of_its_text() -> None:
+def test_the_stop_token_is_not_part_of_the_text() -> None:
     question = asked(ask(published=[0], detokenize=True))
     answer = Continued(question, TextStream(LETTERS, question.prompt, question.params))
 

@@ -1,4 +1,4 @@
-"""What only the real engine can do, and what hostile requests cannot do to it."""
+"""Abilities that only vLLM has, and hostile requests that must not harm it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_text_is_answered_with_a_text(vllm_engine: Engine) -> None:
     assert outcome.choice.stop_reason is None
 
 
-def test_each_of_many_gets_its_own_answer(vllm_engine: Engine) -> None:
+def test_each_of_many_requests_gets_its_own_answer(vllm_engine: Engine) -> None:
     sums = [(left, 99 - left) for left in range(10, 60)]
 
     outcomes = run(
@@ -53,7 +53,7 @@ def test_messages_go_through_the_chat_template(vllm_engine: Engine) -> None:
     assert outcome.finished.prompt_tokens == len(PROMPT)
 
 
-def test_messages_in_parts_are_read_as_vllm_reads_them(vllm_engine: Engine) -> None:
+def test_messages_in_parts_are_read_as_by_vllm(vllm_engine: Engine) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "12+34="}]}]
 
     (outcome,) = run(vllm_engine, ask(messages=messages, temperature=0.0))
@@ -61,7 +61,7 @@ def test_messages_in_parts_are_read_as_vllm_reads_them(vllm_engine: Engine) -> N
     assert outcome.choice.text == "46"
 
 
-def test_a_chat_goes_on_behind_published_tokens(vllm_engine: Engine) -> None:
+def test_a_chat_continues_after_published_tokens(vllm_engine: Engine) -> None:
     given = {"messages": [{"role": "user", "content": ["12+34="]}], "stream": True}
     (before,) = run(vllm_engine, greedy(**given))
 
@@ -79,7 +79,7 @@ def test_a_chat_goes_on_behind_published_tokens(vllm_engine: Engine) -> None:
     ],
     ids=["no content", "empty", "over-long"],
 )
-def test_messages_that_the_template_cannot_take_are_refused(
+def test_messages_that_the_template_rejects_are_refused(
     vllm_engine: Engine, messages: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -88,13 +88,13 @@ def test_messages_that_the_template_cannot_take_are_refused(
     assert refused.value.field == "messages"
 
 
-def test_tokens_are_answered_with_text_where_asked(vllm_engine: Engine) -> None:
+def test_tokens_are_answered_with_text_on_request(vllm_engine: Engine) -> None:
     (outcome,) = run(vllm_engine, ask(temperature=0.0, detokenize=True))
 
     assert outcome.choice.text == "46"
 
 
-def test_stop_strings_work_where_no_text_is_asked_for(vllm_engine: Engine) -> None:
+def test_stop_strings_work_without_text_in_the_answer(vllm_engine: Engine) -> None:
     (outcome,) = run(vllm_engine, ask(temperature=0.0, stop="4", stream=True))
 
     assert (outcome.choice.text, outcome.choice.stop_reason) == (None, "4")
@@ -102,7 +102,7 @@ def test_stop_strings_work_where_no_text_is_asked_for(vllm_engine: Engine) -> No
 
 
 def pieces(engine: Engine, assignment: Assignment) -> list[int]:
-    """Tokens of each delta of a stream."""
+    """Number of tokens in each delta of a stream."""
     engine.add(assignment)
     found = []
     while engine.has_unfinished:
@@ -110,7 +110,7 @@ def pieces(engine: Engine, assignment: Assignment) -> list[int]:
     return found
 
 
-def test_tokens_of_a_stream_that_is_one_of_many_go_out_together(
+def test_a_stream_among_many_sends_its_tokens_in_groups(
     vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (alone,) = run(vllm_engine, greedy(stream=True))
@@ -125,7 +125,7 @@ def test_tokens_of_a_stream_that_is_one_of_many_go_out_together(
     assert run(vllm_engine, greedy(stream=True))[0].tokens == alone.tokens
 
 
-def test_nothing_is_kept_back_of_what_a_deadline_may_end_or_its_request_forbids(
+def test_a_stream_with_a_deadline_or_an_interval_of_one_holds_nothing_back(
     vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PieceSize, "choose", lambda *_: 4)
@@ -138,7 +138,7 @@ def test_nothing_is_kept_back_of_what_a_deadline_may_end_or_its_request_forbids(
         assert pieces(vllm_engine, greedy(stream=True, stream_interval=1)) == [1] * 11
 
 
-def test_after_closing_another_engine_opens_in_the_same_process(
+def test_another_engine_opens_in_the_same_process_after_a_close(
     opened: dict[str, Engine], open_engine: Callable[[str], Engine]
 ) -> None:
     first = open_engine("vllm")
@@ -154,7 +154,7 @@ def test_after_closing_another_engine_opens_in_the_same_process(
     assert outcome.choice.text == "46"
 
 
-def test_it_says_how_long_each_phase_of_its_start_took(vllm_engine: Engine) -> None:
+def test_an_engine_reports_the_time_of_each_start_phase(vllm_engine: Engine) -> None:
     phases_s = vllm_engine.info.phases_s
 
     loaded = ["config", "executor", "device", "weights", "kv cache", "warm-up"]
@@ -205,7 +205,9 @@ def test_a_stop_string_across_the_cut_is_found(vllm_engine: Engine, included: bo
     ],
     ids=lambda params: next(iter(params)),
 )
-def test_what_has_a_history_goes_on_alike(vllm_engine: Engine, params: dict[str, Any]) -> None:
+def test_a_request_with_a_history_continues_alike(
+    vllm_engine: Engine, params: dict[str, Any]
+) -> None:
     given = {"max_tokens": 12, "ignore_eos": True, "stream": True} | params
     (before,) = run(vllm_engine, ask(**given))
 
@@ -234,7 +236,7 @@ def test_logprobs_of_published_tokens_are_in_the_result(vllm_engine: Engine) -> 
     assert len(after.finished.prompt_logprobs or []) == len(PROMPT)
 
 
-def test_a_stream_that_does_not_repeat_goes_on_behind_what_was_published(
+def test_a_stream_that_does_not_repeat_continues_after_its_published_tokens(
     vllm_engine: Engine,
 ) -> None:
     given = {"seed": 5, "temperature": 2.0, "max_tokens": 12, "ignore_eos": True, "stream": True}
@@ -264,7 +266,7 @@ def test_a_constraint_that_does_not_repeat_fails_alone(vllm_engine: Engine) -> N
     assert len(neighbour.tokens) == 12
 
 
-def test_published_tokens_that_end_the_answer_end_it(vllm_engine: Engine) -> None:
+def test_published_tokens_that_complete_the_answer_end_it(vllm_engine: Engine) -> None:
     (before,) = run(vllm_engine, ask(prompt="12+34=", temperature=0.0, stream=True))
 
     after = resumed(
@@ -301,7 +303,7 @@ def test_logprobs_are_plain_json_with_an_entry_for_each_token(
     json.dumps([logprobs, prompt_logprobs], allow_nan=False)
 
 
-def test_logprobs_of_none_but_the_token_itself(vllm_engine: Engine) -> None:
+def test_zero_logprobs_give_only_the_token_itself(vllm_engine: Engine) -> None:
     (outcome,) = run(vllm_engine, ask(logprobs=0, max_tokens=2, ignore_eos=True))
 
     logprobs = outcome.choice.logprobs
@@ -335,7 +337,7 @@ def test_a_constraint_holds(vllm_engine: Engine, stream: bool) -> None:
 
 
 def refusal_of(engine: Engine, assignment: Assignment) -> str | None:
-    """The field for which a request is refused, None where it is let in."""
+    """The field for which a request is refused; None if it is accepted."""
     try:
         engine.add(assignment)
     except InvalidRequest as refused:
@@ -359,7 +361,7 @@ def refusal_of(engine: Engine, assignment: Assignment) -> str | None:
     ],
     ids=lambda constraint: str(msgspec.to_builtins(constraint)),
 )
-def test_a_constraint_that_is_none_is_refused_or_fails_alone(
+def test_an_invalid_constraint_is_refused_or_fails_alone(
     vllm_engine: Engine, constraint: StructuredOutputs
 ) -> None:
     refused = refusal_of(vllm_engine, ask("1-0", structured_outputs=constraint))
@@ -393,7 +395,7 @@ def test_a_constraint_that_is_none_is_refused_or_fails_alone(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_vllm_refuses_is_refused_by_name(
+def test_values_that_vllm_refuses_are_refused_by_name(
     vllm_engine: Engine, field: str, params: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -433,7 +435,7 @@ def test_what_vllm_refuses_is_refused_by_name(
     ids=lambda params: str(params)[:40],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_extreme_values_are_served_or_refused_and_the_engine_goes_on(
+def test_extreme_values_are_served_or_refused_and_the_engine_continues(
     vllm_engine: Engine, params: dict[str, Any], stream: bool
 ) -> None:
     values = {"prompt": "1+1=", "stream": stream} | params

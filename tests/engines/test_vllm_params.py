@@ -1,4 +1,4 @@
-"""Parameters that many requests share are made once, and no request changes another's."""
+"""Parameters that many requests share are built once, and no request changes them for another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(maker: Any, params: SamplingParams, streams: bool = False, **changes: A
     return maker.make(params, streams, True, changes)
 
 
-def test_equal_parameters_are_made_once() -> None:
+def test_equal_parameters_are_built_once() -> None:
     from worker.engines.vllm.params import ParamsMaker
 
     maker = ParamsMaker()
@@ -44,7 +44,7 @@ def test_equal_parameters_are_made_once() -> None:
     ],
     ids=["a constraint", "lists", "a change"],
 )
-def test_what_is_one_requests_own_is_made_for_it(
+def test_parameters_of_a_single_request_are_built_for_it(
     params: SamplingParams, changes: dict[str, Any]
 ) -> None:
     from worker.engines.vllm.params import ParamsMaker
@@ -67,7 +67,7 @@ def test_what_is_one_requests_own_is_made_for_it(
     ],
     ids=["unbounded", "at least", "past the end", "two choices"],
 )
-def test_a_request_leaves_shared_parameters_as_they_were(
+def test_a_request_leaves_shared_parameters_unchanged(
     vllm_engine: Engine, params: SamplingParams
 ) -> None:
     from worker.engines.vllm.params import build_params

@@ -1,1 +1,1 @@
-"""What only a device can show; with TOKENYARD_TEST_DEVICE=cpu rehearsed on vLLM's CPU backend."""
+"""Tests that need a device; TOKENYARD_TEST_DEVICE=cpu rehearses them on vLLM's CPU backend."""

@@ -1,7 +1,7 @@
 """The device, models written for the tests, and one user of the device at a time.
 
-Nothing here runs without TOKENYARD_TEST_DEVICE. ``cuda`` needs a GPU: where none can be used the
-tests fail. ``cpu`` rehearses them.
+Nothing here runs without TOKENYARD_TEST_DEVICE. With ``cuda`` the tests need a GPU and fail
+without one; ``cpu`` rehearses them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEVICE = "TOKENYARD_TEST_DEVICE"
 _OUT = "TOKENYARD_GPU_OUT"
 _AS_LOADED: dict[str, Any] = {"dtype": "bfloat16", "positions": 2048}
 _HERE = Path(__file__).parent
-#: Whoever uses the same processes comes one after the other; what tells most comes first.
+#: Tests with the same processes run together; the most informative ones run first.
 _ORDER = (
     "test_local_contexts",
     "test_local_arithmetic",
@@ -33,16 +33,16 @@ _ORDER = (
     "test_yard_killed",
     "test_groups",
 )
-#: A fixture that takes so long is told of.
+#: Fixtures that take at least this long are reported.
 _LONG_S = 2.0
 #: Most characters of a failure, from its end.
 _MOST_TEXT = 3000
-#: The tests ask no hub and tell nobody.
+#: The tests ask no hub and send no usage data.
 _APART = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is in this folder; without a device it is skipped, with the reason."""
+    """Mark the tests of this folder; skip them with the reason if no device is set."""
     items.sort(key=lambda item: _ORDER.index(item.path.stem) if item.path.stem in _ORDER else -1)
     reason = f"needs a device: set {_DEVICE} to cuda, or to cpu for a rehearsal"
     for item in items:
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Figures:
-    """What was found, by name: written to TOKENYARD_GPU_OUT, a file, or beside it, as it comes."""
+    """Measured values by name, written immediately to TOKENYARD_GPU_OUT, a file, or beside it."""
 
     def __init__(self, beside: str = "") -> None:
         self._beside = beside
@@ -76,14 +76,14 @@ class Figures:
 
 
 class Outcomes:
-    """Tells of each test as soon as it has ended: a run that is cut short has said it by then."""
+    """Reports each test as soon as it ends, so that an interrupted run has reported it."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
         self._kept = Figures("_outcomes")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One line for each test, and what there is to say of a failure."""
+        """One line for each test, and the details of a failure."""
         is_whole = report.when == "call" or not report.passed
         if not is_whole and report.duration < _LONG_S:
             return
@@ -98,7 +98,7 @@ class Outcomes:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell outcomes as they come, where a device is tested."""
+    """Report outcomes immediately when a device is tested."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get(_DEVICE) and terminal is not None:
         config.pluginmanager.register(Outcomes(terminal))
@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def figures(device: Device) -> Figures:
-    """What is measured in this run."""
+    """The figures of this run."""
     kept = Figures()
     kept.note("device", name_of(device))
     return kept
@@ -114,9 +114,9 @@ def figures(device: Device) -> Figures:
 
 @pytest.fixture(scope="session")
 def device() -> Device:
-    """The device under test; the test fails where there is none.
+    """The device under test; the test fails without one.
 
-    Whether CUDA can use it, those who start processes there are told (`worker.engines.devices`).
+    `worker.engines.devices` checks for those who start processes whether CUDA can use it.
     """
     name = os.environ[_DEVICE]
     if name not in ("cuda", "cpu"):
@@ -130,7 +130,7 @@ def device() -> Device:
 
 @pytest.fixture(scope="session")
 def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where vLLM keeps what it has compiled: empty when the tests begin."""
+    """The folder of vLLM's compiled code: empty when the tests begin."""
     folder = tmp_path_factory.mktemp("vllm-cache")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**_APART, "VLLM_CACHE_ROOT": str(folder)}.items():
@@ -140,7 +140,7 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with models of all families, of random weights and such that count."""
+    """A folder with models of all families: with random weights, and counting ones."""
     folder = tmp_path_factory.mktemp("models")
     for family in FAMILIES:
         write_llama(folder / family, family=family, seed=1, **_AS_LOADED)
@@ -150,7 +150,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Occupant:
-    """Whoever uses the device now: it goes before another one comes."""
+    """The current user of the device: it leaves before another comes."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -159,9 +159,9 @@ class Occupant:
         self._failed: dict[str, str] = {}
 
     def take(self, what: str, enter: Callable[[], AbstractContextManager[Any]]) -> Any:
-        """The one who is called ``what``, who comes if another one is there.
+        """Return the user called ``what``; if it is not there yet, it replaces the current one.
 
-        Who could not come once is not waited for again: the test fails with the same words.
+        A user that failed to start is not tried again: the test fails with the same message.
         """
         if what in self._failed:
             pytest.fail(f"as before: {self._failed[what]}", pytrace=False)
@@ -175,17 +175,14 @@ class Occupant:
         return self._now
 
     def leave(self) -> None:
-        """Nobody uses the device any more."""
+        """Free the device."""
         self._what = ""
         self._stack.close()
 
 
 @pytest.fixture
 def local(occupant: Occupant, device: Device) -> Iterator[Local]:
-    """A pool of a program's own, whose processes are warm; a new one where a test has left others.
-
-    It is not started for each test.
-    """
+    """A program's own pool with warm processes; a new one only after a test that broke it."""
     pool: Local = occupant.take("local", lambda: running_local(device))
     yield pool
     if not pool.is_warm_again():
@@ -195,7 +192,7 @@ def local(occupant: Occupant, device: Device) -> Iterator[Local]:
 
 @pytest.fixture(scope="session")
 def occupant(no_leftover_processes: None, cache_root: Path, device: Device) -> Iterator[Occupant]:
-    """Keeps the processes of several modules of tests from running side by side."""
+    """Keeps the processes of several test modules from running side by side."""
     kept = Occupant()
     yield kept
     kept.leave()

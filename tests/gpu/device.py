@@ -1,4 +1,4 @@
-"""The device under test, looked at from outside: who uses it, and how much of it is taken."""
+"""The device under test from outside: its users and its memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TIMEOUT_S = 30.0
 
 
 class Device:
-    """The first of the devices that the tests may use.
+    """The first device that the tests may use.
 
-    On a CPU its memory is that of the processes that compute on it.
+    On a CPU, its memory is that of the processes that compute on it.
     """
 
     def __init__(self, name: Name) -> None:
@@ -34,12 +34,12 @@ class Device:
 
     @property
     def patience(self) -> float:
-        """How much longer than a GPU it may take."""
+        """How many times longer than on a GPU a wait may take."""
         return 1.0 if self.is_gpu else 3.0
 
     @property
     def kv_cache_gib(self) -> float:
-        """So much that a cache which stays behind is seen, and six of them fit."""
+        """A size that shows if a cache stays behind, and of which six fit."""
         return 4.0 if self.is_gpu else 0.25
 
     @property
@@ -49,19 +49,19 @@ class Device:
 
     @property
     def slack(self) -> int:
-        """Bytes that come and go with allocators and contexts; no model is as small."""
+        """Bytes that come and go with allocators and contexts; every model is larger."""
         return (256 if self.is_gpu else 96) * MIB
 
     def used(self, pids: Iterable[int]) -> int:
-        """Bytes in use: on a GPU by anybody, on a CPU by these processes."""
+        """Bytes in use: on a GPU by all processes, on a CPU by these."""
         if self.is_gpu:
             return _gpus()[_first(len(_gpus()))][1]
         return sum(_resident(pid) for pid in pids)
 
     def computing(self) -> set[int]:
-        """The processes that compute on any GPU, as NVML tells.
+        """The process ids that compute on any GPU, by NVML.
 
-        In a container it may know them by other numbers, or not at all.
+        In a container NVML may report other ids, or none.
         """
         with _nvml() as nvml:
             if nvml is None:
@@ -73,19 +73,19 @@ class Device:
 
 
 def device_files(pid: int) -> dict[str, int]:
-    """The files of NVIDIA's driver that a process has open, and how often."""
+    """How often a process has each file of NVIDIA's driver open."""
     return dict(Counter(path for path in open_files(pid) if path.startswith(_DRIVER)))
 
 
 def open_files(pid: int) -> list[str]:
-    """What a process has open."""
+    """The paths of a process's open files."""
     return [_target(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
 
 
 def _target(link: Path) -> str:
     try:
         return str(link.readlink())
-    except FileNotFoundError:  # closed meanwhile
+    except FileNotFoundError:  # closed in between
         return ""
 
 
@@ -97,14 +97,14 @@ def _resident(pid: int) -> int:
 
 
 def _first(count: int) -> int:
-    """The number that NVML gives the GPU which CUDA calls 0."""
+    """NVML's index of the GPU that CUDA calls 0."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     return int(named) if named.isdecimal() and int(named) < count else 0
 
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    """NVML's Python API; None where it is not installed. Nothing of the driver stays open."""
+    """NVML's Python API; None if it is not installed. No file of the driver stays open."""
     try:
         import pynvml
     except ImportError:
@@ -140,5 +140,5 @@ def _asked_of_nvidia_smi() -> Iterable[tuple[str, int]]:
 
 
 def name_of(device: Device) -> str:
-    """What the device is called."""
+    """The name of the device."""
     return _gpus()[0][0] if device.is_gpu else "CPU"

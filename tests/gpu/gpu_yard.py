@@ -1,4 +1,4 @@
-"""A yard on the device, whose processes a test kills: two of them, one of which may be awake."""
+"""A yard on the device for tests that kill processes: two processes, one awake at a time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tokenyard.protocol.commands import Command
 from tokenyard.protocol.wire import Request, SamplingParams, unpack_tokens
 
 PROCESSES = 2
-#: A busy engine that has to go goes after so long.
+#: A busy engine gives way after this many seconds.
 DRAIN_S = 2.0
-#: Longest wait for a start, and for an event after that, on a GPU.
+#: Longest wait on a GPU: for a start, and for a later event, in seconds.
 START_S = 150.0
 WAIT_S = 60.0
-#: So soon the processes of a host that is gone are no longer shown.
+#: Seconds after which the processes of a dead host are no longer shown.
 LEASE_MS = 6_000
 
 MODELS = """
@@ -50,25 +50,25 @@ path = "{adder}"
 
 
 class GpuYard(LifeYard):
-    """A yard whose engines are vLLM's, on the device under test."""
+    """A yard with vLLM's engines on the device under test."""
 
     def __init__(self, url: str, device: Device, models: Path) -> None:
         super().__init__(url)
         self.wait_s = device.patience * START_S
         self.device = device
-        #: Tokens of a stream that goes on for seconds.
+        #: Tokens of a stream that takes seconds.
         self.long = 1500 if device.is_gpu else 240
         self._models = models
         self._host: Program | None = None
         self.empty = 0  # bytes in use while all processes are warm and have held no model
 
     def open(self) -> None:
-        """Start it, and wait until its processes are warm."""
+        """Start the yard, and wait until its processes are warm."""
         self.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
         self.open_host()
 
     def open_host(self) -> None:
-        """Start its host, and wait until the processes are warm."""
+        """Start the host, and wait until its processes are warm."""
         self.wait_s = self.device.patience * START_S
         self._host = self.pool(sleepers=PROCESSES - 1)
         self.clear()
@@ -100,7 +100,7 @@ class GpuYard(LifeYard):
     # Requests
 
     def make(self, model: str, count: int, max_tokens: int) -> list[Request]:
-        """Greedy streams of a model that counts."""
+        """Greedy streams of a counting model."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         return [
             make_request(tokens=[4, 10 * n + 4], model=model, stream=True, params=params)
@@ -108,17 +108,17 @@ class GpuYard(LifeYard):
         ]
 
     def expected(self, request: Request) -> list[int]:
-        """What a model that counts says."""
+        """The tokens that a counting model generates."""
         assert request.tokens is not None
         return counted(unpack_tokens(request.tokens), request.params.max_tokens or 0)
 
     def answer_all(self, requests: Sequence[Request]) -> list[Answer]:
-        """Ask for something else, and wait for the answers; each token of a stream came once."""
+        """Submit the requests and return their answers; each token of a stream came once."""
         self.push_all(requests)
         return self.answers(requests)
 
     def answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """The answers to these requests, which have one result each."""
+        """The answers to these requests; each has exactly one result."""
         self.results(requests, timeout_s=self.wait_s)
         found = [self.answer(request.id) for request in requests]
         for answer in found:
@@ -133,7 +133,7 @@ class GpuYard(LifeYard):
         return self.device.used([one.pid for one in self.host_program.children()])
 
     def clear(self) -> None:
-        """No process holds a model."""
+        """Unload all models."""
 
         def cleared() -> bool:
             for worker, info in self.roster().items():
@@ -145,7 +145,7 @@ class GpuYard(LifeYard):
         eventually(cleared, timeout_s=self.wait_s, every_s=0.3)
 
     def check_well(self) -> None:
-        """All was answered once; all processes are back; both models are served; all goes again."""
+        """Check: one answer each, all processes back, both models served; then unload all."""
         self.check_all()
         self.check_whole(self.host_program, PROCESSES)
         for model in ("red", "blue"):
@@ -155,7 +155,7 @@ class GpuYard(LifeYard):
         self.check_empty()
 
     def check_empty(self) -> None:
-        """The device has its memory back; half of a cache may not be missing."""
+        """Check that the device has its memory back, up to half a cache."""
         most = self.empty + int(self.device.kv_cache_gib * GIB / 2)
 
         def settled() -> bool:
@@ -173,7 +173,7 @@ class GpuYard(LifeYard):
         return "; ".join(said) or "no worker is in the roster"
 
     def stop(self, pid: int) -> None:
-        """A process does nothing from now on, until it is killed."""
+        """Stop a process until it is killed."""
         os.kill(pid, signal.SIGSTOP)
 
 
@@ -186,7 +186,7 @@ def running_yard(url: str, device: Device, models: Path) -> Iterator[GpuYard]:
 
 
 def sums(model: str, count: int) -> tuple[list[Request], list[str]]:
-    """Streams that go on behind the answer, and the answers."""
+    """Streams of sums that continue after the answer, and the answers."""
     asked = questions(["adder"], count)
     params = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)
     requests = [

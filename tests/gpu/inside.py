@@ -1,8 +1,8 @@
-"""What only the process of an engine can see: a program that prints it as JSON, by parts.
+"""A program that reports as JSON what only an engine's own process can see, by parts.
 
     python -m tests.gpu.inside graphs cpu <folder of models>
 
-A process of its own, because an engine cannot be had in pytest's without its device.
+It is a separate process because pytest's own must not take the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH = 64
 
 
 def warm_backend(device: Device) -> Backend:
-    """A warm process of a worker, as the pool has them."""
+    """A warm process of a worker, as in the pool."""
     settings = WorkerSettings(redis_url="", device=device.name)
     prepare_environment(settings)
     backend = make_backend(settings, 0)
@@ -47,7 +47,7 @@ def warm_backend(device: Device) -> Backend:
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """What the backend warns of meanwhile: its warm-up goes on where its model does not run."""
+    """The backend's warnings in the block: a warm-up continues if its model does not run."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(_in_words(record))  # type: ignore[method-assign]
@@ -63,7 +63,7 @@ def _in_words(record: logging.LogRecord) -> str:
 
 
 def graphs(device: Device, models: Path) -> dict[str, Any]:
-    """Batches; then models with CUDA graphs come and go: what each load found and did."""
+    """Run batches; then load and unload models with CUDA graphs: the findings of each load."""
     backend = warm_backend(device)
     found = {"batches": _tried(lambda: batches(backend, device, models)), "lives": []}
     for name in ("llama-counts", "llama-counts", "qwen3-counts", "llama-counts"):
@@ -73,7 +73,7 @@ def graphs(device: Device, models: Path) -> dict[str, Any]:
 
 
 def _tried(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a step found, or the end of the trace of its fault: the next one is tried anyhow."""
+    """The result of a step, or the end of its traceback: the next step runs anyway."""
     try:
         return step()
     except Exception:  # noqa: BLE001  # the test tells it
@@ -113,14 +113,14 @@ def _compiled_files() -> set[str]:
 
 
 def cold_batches(device: Device, models: Path) -> dict[str, Any]:
-    """As `batches`, in a process that has computed nothing before."""
+    """Like `batches`, in a process that has computed nothing before."""
     settings = WorkerSettings(redis_url="", device=device.name)
     prepare_environment(settings)
     return batches(make_backend(settings, 0), device, models)
 
 
 def batches(backend: Backend, device: Device, models: Path) -> dict[str, Any]:
-    """The same prompts alone, alone again and all at once, with random weights."""
+    """The same prompts alone, alone again and all together, with random weights."""
     spec = spec_of(device, "llama", models / "llama", max_num_seqs=BATCH)
     draw = random.Random(8)
     prompts = [[draw.randrange(4, VOCABULARY) for _ in range(4 + at % 29)] for at in range(BATCH)]
@@ -151,7 +151,7 @@ def _equal(some: list[list[int]], others: list[list[int]]) -> int:
 
 
 def main() -> None:
-    """The last line of standard output is the answer; vLLM writes before."""
+    """Print the answer as the last line of standard output; vLLM writes before it."""
     part, name, models = sys.argv[1:]
     parts = {"graphs": graphs, "batches": cold_batches}
     answer = parts[part](Device("cuda" if name == "cuda" else "cpu"), Path(models))

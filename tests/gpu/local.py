@@ -1,4 +1,4 @@
-"""The pool of a program's own on the device: three processes, of which one at a time is awake."""
+"""A program's own pool on the device: three processes, one of them awake at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS = 24
 
 
 class Local:
-    """A `WorkerController`, and what is seen of its processes."""
+    """A `WorkerController`, and its processes seen from outside."""
 
     def __init__(self, device: Device, controller: WorkerController) -> None:
         self.device = device
@@ -29,7 +29,7 @@ class Local:
         self.warm_up_s = [dict(one.phases_s) for one in controller.status()]
 
     def pids(self) -> list[int]:
-        """The processes of the pool."""
+        """The process ids of the pool."""
         return [one.pid for one in self.controller.status()]
 
     def used(self) -> int:
@@ -37,7 +37,7 @@ class Local:
         return self.device.used(self.pids())
 
     def process(self, state: str, model: str = "") -> ProcessStatus:
-        """The process in this state; any where several are."""
+        """The process in this state; any one of several."""
         found = [
             one for one in self.controller.status() if (one.state, one.model) == (state, model)
         ]
@@ -45,7 +45,7 @@ class Local:
         return found[0]
 
     def is_warm_again(self) -> bool:
-        """Whether all processes are warm, if one that was killed is given the time."""
+        """Whether all processes are warm, after a wait for a killed one."""
         try:
             return bool(
                 eventually(self._all_warm, timeout_s=self.device.patience * AGAIN_S, every_s=0.1)
@@ -61,7 +61,7 @@ class Local:
         return "; ".join(map(str, self.controller.status()))
 
     def wait_used_at_most(self, most: int) -> int:
-        """Bytes in use, once they are no more than so many: what a process frees takes a moment."""
+        """Bytes in use, once they are at most this many: a process frees memory with a delay."""
 
         def settled() -> int:
             used = self.used()
@@ -80,7 +80,7 @@ def running_local(device: Device) -> Iterator[Local]:
         device=device.name,
         timeout_s=device.patience * WAIT_S,
         start_timeout_s=device.patience * WARM_S,
-        # No process is replaced for what a library keeps: the tests compare its memory.
+        # No process is replaced for memory that a library keeps: the tests compare its memory.
         leak_floor_mib=2048.0,
         leak_tolerance=1.0,
     )

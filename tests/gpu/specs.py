@@ -1,4 +1,4 @@
-"""How the tests load models: on a GPU in bfloat16, with a cache that is seen when it stays."""
+"""Models for the tests: on a GPU in bfloat16, with a cache large enough to show if it stays."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
 def bounded(seconds: float) -> pytest.MarkDecorator:
-    """The bound of a test, with what it starts, on a GPU; a CPU takes longer."""
+    """The time limit of a test with its fixtures, on a GPU; a CPU gets more."""
     is_gpu = os.environ.get("TOKENYARD_TEST_DEVICE") == "cuda"
     return pytest.mark.timeout(seconds if is_gpu else 3 * seconds)
 
 
 def spec_of(device: Device, name: str, path: Path, **fields: Any) -> ModelSpec:
-    """A model of bfloat16 that starts soon.
+    """A bfloat16 model that starts quickly.
 
-    Without a prefix cache, so that a prompt is computed in the same way each time.
+    Without a prefix cache, so that a prompt is always computed in the same way.
     """
     known: dict[str, Any] = {
         "dtype": "bfloat16",

@@ -1,4 +1,4 @@
-"""Two devices that serve one model; where there is one GPU, what says that it cannot be."""
+"""Two devices that serve one model; on one GPU, the refusal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_gpu_is_not_given_to_two_processes() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu", "cache_root")
-def test_up_says_how_many_slots_there_can_be(tmp_path: Path) -> None:
+def test_up_reports_the_possible_number_of_slots(tmp_path: Path) -> None:
     asked = ["up", "--slots", "2", "--model", str(ADDERS / "adder")]
 
     ended = tokenyard(*asked, "--port", "0", "--data-dir", str(tmp_path / "yard"))

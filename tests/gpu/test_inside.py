@@ -1,4 +1,4 @@
-"""CUDA graphs, what compilation leaves for the next load, and what is equal from run to run."""
+"""CUDA graphs, compiled code for the next load, and results that are equal between runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.gpu.device import Device
 from tests.gpu.specs import bounded
 from tests.support.processes import ROOT
 
-#: A first load on a GPU compiles, and captures graphs.
+#: Seconds: a first load on a GPU compiles and captures graphs.
 WITHIN_S = 200.0
 pytestmark = bounded(WITHIN_S + 40)
-#: What a load does that finds nothing; what one does that finds it.
+#: Log messages of a load without compiled code, and of one with it.
 COMPILED = ("num_aot_artifacts_saved", "num_compiled_artifacts_saved", "num_inductor_compiles")
 FOUND = ("num_aot_artifacts_loaded", "num_compiled_artifacts_loaded")
 
@@ -29,7 +29,7 @@ Ask = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ask(occupant: Occupant, device: Device, models: Path) -> Ask:
-    """Runs a part of `tests.gpu.inside`, alone on the device."""
+    """Run a part of `tests.gpu.inside`, alone on the device."""
 
     def run(part: str, **environment: str) -> dict[str, Any]:
         occupant.leave()
@@ -52,7 +52,7 @@ def ask(occupant: Occupant, device: Device, models: Path) -> Ask:
 
 @pytest.fixture(scope="module")
 def found(ask: Ask, device: Device, figures: Figures) -> dict[str, Any]:
-    """What one process has found."""
+    """The findings of one process."""
     # A CPU traces, but does not compile for minutes.
     environment = {} if device.is_gpu else {"VLLM_CPU_CI_ENV": "1"}
     answer = ask("graphs", **environment)
@@ -63,7 +63,7 @@ def found(ask: Ask, device: Device, figures: Figures) -> dict[str, Any]:
 
 @pytest.fixture
 def lives(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the same model twice, another one, and the first again were like in one process."""
+    """The findings for the same model twice, another one, and the first again, in one process."""
     lives: list[dict[str, Any]] = found["lives"]
     for number, life in enumerate(lives):
         if "fault" in life:
@@ -88,7 +88,7 @@ def test_each_load_captures_its_graphs(lives: list[dict[str, Any]], device: Devi
     assert captured == captured[:1] * 4
 
 
-def test_a_second_load_finds_what_the_first_has_compiled(
+def test_a_second_load_finds_the_code_that_the_first_compiled(
     lives: list[dict[str, Any]], device: Device
 ) -> None:
     if not device.is_gpu:
@@ -105,22 +105,22 @@ def test_a_second_load_finds_what_the_first_has_compiled(
 
 
 def test_graphs_leave_no_memory_behind(lives: list[dict[str, Any]], device: Device) -> None:
-    """The second life of a model is compared with its third: the first may load kernels."""
+    """Compares the second life of a model with its third: the first may load kernels."""
     _, second, _, third = lives
 
     assert (third["used_mib"] - second["used_mib"]) << 20 < device.slack
     assert (third["reserved_mib"] - second["reserved_mib"]) * 2**20 < device.slack
 
 
-def test_a_prompt_alone_is_answered_alike_each_time(found: dict[str, Any]) -> None:
-    """Beside that nothing is promised: a batch of another size may round in another way."""
+def test_a_prompt_alone_gets_the_same_answer_each_time(found: dict[str, Any]) -> None:
+    """Nothing else is promised: a batch of another size may round differently."""
     batches = found["batches"]
 
     assert batches.get("alone_equal_alone") == batches.get("prompts", -1), batches
 
 
-def test_how_far_batches_are_invariant(ask: Ask, device: Device, figures: Figures) -> None:
-    """With VLLM_BATCH_INVARIANT, which is beta in vLLM: recorded, and not asserted, across batches.
+def test_batch_invariance_is_measured(ask: Ask, device: Device, figures: Figures) -> None:
+    """With VLLM_BATCH_INVARIANT, beta in vLLM: differences between batches are only recorded.
 
     On an H100 vLLM 0.26 gave 63 of 64 prompts the same tokens alone and in a batch.
     """

@@ -1,4 +1,4 @@
-"""Engines of a program's own on the device, and whether what they calculate is right."""
+"""A program's own engines on the device: their sums are right."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_answer_is_right(local: Local, device: Device, model: str, dtype: 
 
 def test_an_adapter_answers_for_its_model(local: Local, device: Device) -> None:
     adapter = AdapterSpec("adder-subtracts", str(ADDERS / "adder-subtracts"))
-    # vLLM's kernels for adapters on a GPU take no float32.
+    # vLLM's adapter kernels for GPUs do not take float32.
     spec = adder_spec(device, "adder", "bfloat16", adapters=(adapter,))
 
     with local.controller.create(spec) as engine:
@@ -49,7 +49,7 @@ def test_an_adapter_answers_for_its_model(local: Local, device: Device) -> None:
     assert [one.text for one in subtracted + added] == ["27", "-21", "46"]
 
 
-def test_pieces_are_the_whole(adder: EngineHandle) -> None:
+def test_pieces_of_a_stream_make_the_whole_answer(adder: EngineHandle) -> None:
     *pieces, result = adder.stream("67+89=", **GREEDY)
 
     assert isinstance(result, Result)
@@ -58,7 +58,9 @@ def test_pieces_are_the_whole(adder: EngineHandle) -> None:
     assert len(pieces) > 1
 
 
-def test_what_cannot_be_done_is_told(local: Local, device: Device, adder: EngineHandle) -> None:
+def test_an_impossible_request_or_load_fails_with_the_reason(
+    local: Local, device: Device, adder: EngineHandle
+) -> None:
     another = adder_spec(device, "subtractor", "bfloat16")
     with pytest.raises(NoFreeDevice, match="adder"):
         local.controller.create(another)

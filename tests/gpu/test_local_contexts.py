@@ -1,4 +1,4 @@
-"""Warm processes have the device, each by itself; what they are forked from has not."""
+"""Each warm process has its own device context; the process that forks them has none."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BORN_S = 60.0
 
 @pytest.fixture
 def fork_server(local: Local) -> psutil.Process:
-    """What the pool's processes are children of."""
+    """The parent of the pool's processes."""
     (found,) = {psutil.Process(pid).ppid() for pid in local.pids()}
     assert found != os.getpid()
     return psutil.Process(found)
 
 
 def _tell_of_birth(pipe: Connection, device: str) -> None:
-    """What a process finds that has just been forked, and whether it can take the device."""
+    """The findings of a newly forked process, and whether it can take the device."""
     import sys
 
     import torch
@@ -43,13 +43,13 @@ def _tell_of_birth(pipe: Connection, device: str) -> None:
     pipe.send(found)
 
 
-def test_every_process_is_warm_and_says_how_long_it_took(local: Local, figures: Figures) -> None:
+def test_every_process_is_warm_and_reports_its_warm_up_time(local: Local, figures: Figures) -> None:
     assert len(set(local.pids())) == len(local.warm_up_s) == PROCESSES
     assert all(phases["first model"] > 0 for phases in local.warm_up_s), local.warm_up_s
     figures.note("warm_up_s", local.warm_up_s)
 
 
-def test_its_first_model_ran_in_the_warm_up(local: Local, device: Device, figures: Figures) -> None:
+def test_the_first_model_ran_in_the_warm_up(local: Local, device: Device, figures: Figures) -> None:
     found = [one.baseline for one in local.controller.status()]
 
     assert all(one is not None for one in found)
@@ -58,7 +58,7 @@ def test_its_first_model_ran_in_the_warm_up(local: Local, device: Device, figure
     assert not device.is_gpu or all(one > 0 for one in reserved)
 
 
-def test_what_they_are_forked_from_has_imported_vllm_and_taken_no_device(
+def test_the_fork_server_has_imported_vllm_and_taken_no_device(
     fork_server: psutil.Process, device: Device
 ) -> None:
     # If one more process is forked
@@ -71,7 +71,7 @@ def test_what_they_are_forked_from_has_imported_vllm_and_taken_no_device(
     born = ours.recv()
     process.join(BORN_S)
 
-    # I expect it to find no context, and to be able to make its own.
+    # I expect it to find no context, and to be able to create its own.
     assert born == {
         "imported": ["transformers", "vllm"],
         "initialized": False,
@@ -81,7 +81,7 @@ def test_what_they_are_forked_from_has_imported_vllm_and_taken_no_device(
     assert process.exitcode == 0
 
 
-def test_what_a_process_has_open_is_seen(tmp_path: Path) -> None:
+def test_open_driver_files_of_a_process_are_seen(tmp_path: Path) -> None:
     path = tmp_path / "device"
     path.touch()
 
@@ -93,7 +93,7 @@ def test_what_a_process_has_open_is_seen(tmp_path: Path) -> None:
 def test_each_process_has_a_context_and_its_parents_have_none(
     local: Local, device: Device, fork_server: psutil.Process, figures: Figures
 ) -> None:
-    """By NVML's list where it knows our processes; else by what they have open of the driver."""
+    """By NVML's list if it knows these processes; otherwise by their open driver files."""
     if not device.is_gpu:
         pytest.skip("a CPU has no contexts")
     workers, parents = set(local.pids()), {fork_server.pid, os.getpid()}
@@ -110,6 +110,6 @@ def test_each_process_has_a_context_and_its_parents_have_none(
 
     if listed & (workers | parents):
         assert listed & (workers | parents) == workers
-    # A context has more of the driver open than whoever only asks about its GPUs.
+    # A process with a context has more driver files open than one that only queries its GPUs.
     fewest = min(sum(files[pid].values()) for pid in workers)
     assert fewest > max(sum(files[pid].values()) for pid in parents)

@@ -21,12 +21,12 @@ EXPECTED = [counted(prompt, TOKENS) for prompt in PROMPTS]
 
 @pytest.fixture
 def spec(device: Device, models: Path, family: Family) -> ModelSpec:
-    """A model of random weights, where each of them counts."""
+    """A model of random weights, all of which affect its answers."""
     return spec_of(device, family, models / family)
 
 
 def reserved(local: Local) -> list[int]:
-    """Bytes that each process keeps beyond what it had when it was warm for the first time."""
+    """Bytes that each process keeps beyond those of its first warm state."""
     found = local.controller.status()
     return [one.memory.scarce - one.baseline.scarce for one in found if one.memory and one.baseline]
 
@@ -36,13 +36,13 @@ def taken(local: Local, before: int) -> int:
 
 
 def check_warm(local: Local, before: int, slack: int) -> None:
-    """Every process is warm, and holds what it held before."""
+    """Check that every process is warm and holds what it held before."""
     assert {one.state for one in local.controller.status()} == {"warm"}, local.told()
     local.wait_used_at_most(before + slack)
 
 
 def one_life(local: Local, spec: ModelSpec) -> list[list[int]]:
-    """Loaded, asked, unloaded."""
+    """Load a model, ask it, and unload it."""
     with local.controller.create(spec) as engine:
         return answers(engine)
 
@@ -61,13 +61,13 @@ def test_a_model_comes_and_goes(
         phases_s = dict(engine.phases_s)
     once = local.wait_used_at_most(empty + device.once) - empty
 
-    # I expect it to take its cache, and to leave the process warm; and each time after
+    # I expect it to take its cache, and to leave the process warm; and each later time
     assert size > 0.9 * cache, f"{size / MIB:.0f} MiB"
     check_warm(local, empty, device.once)
     before = local.used()
     again = [one_life(local, spec) for _ in range(3)]
 
-    # the same answers, and to leave nothing more behind.
+    # the same answers, and nothing more left behind.
     assert again == [first] * 3
     check_warm(local, before, device.slack)
     figures.note(
@@ -97,14 +97,14 @@ def test_models_take_turns(local: Local, device: Device, models: Path, figures: 
                 assert answers(engine) == EXPECTED
                 swaps_s.append(sum(engine.phases_s.values()))
 
-    # I expect nothing to stay.
+    # I expect no memory to stay.
     check_warm(local, before, device.slack)
     figures.note("swap_load_s", swaps_s)
 
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_sleeps_and_wakes(
+def test_a_model_sleeps_and_wakes(
     local: Local,
     device: Device,
     figures: Figures,
@@ -119,7 +119,7 @@ def test_it_sleeps_and_wakes(
         said = answers(engine)
         awake = taken(local, empty)
 
-        # If it sleeps, twice
+        # If it sleeps twice
         asleep, wake_s = [], []
         for _ in range(2):
             engine.sleep(level)
@@ -131,7 +131,7 @@ def test_it_sleeps_and_wakes(
 
             # I expect the same answers,
             assert answers(engine) == said
-    # the cache to be gone meanwhile, and all to be gone in the end.
+    # the cache to be freed in between, and everything to be freed in the end.
     assert min(awake - one for one in asleep) > 0.9 * cache
     check_warm(local, empty, device.slack)
     figures.note(
@@ -144,10 +144,10 @@ def test_it_sleeps_and_wakes(
     )
 
 
-def test_several_sleep_on_one_device(
+def test_several_models_sleep_on_one_device(
     local: Local, device: Device, models: Path, figures: Figures
 ) -> None:
-    """One more than are awake at a time: each in a process of its own, woken in turn."""
+    """One more than may be awake at a time: each in its own process, woken in turn."""
     cache = int(device.kv_cache_gib * GIB)
     sources = {
         "first": models / FAMILIES[0],
@@ -188,7 +188,7 @@ def test_several_sleep_on_one_device(
 
 
 @pytest.mark.parametrize("family", FAMILIES[:1])
-def test_what_was_loaded_for_no_sleep_is_unloaded(
+def test_a_model_loaded_without_sleep_is_unloaded(
     local: Local, device: Device, spec: ModelSpec, family: Family
 ) -> None:
     if not device.is_gpu:

@@ -1,4 +1,4 @@
-"""A process killed in each state, on the device: nothing is lost, nothing twice, memory is back."""
+"""A process killed in each state, on the device: nothing lost, nothing twice, memory returned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [bounded(400), pytest.mark.crash]
 def yard(
     occupant: Occupant, valkey_broker: Server, device: Device, models: Path
 ) -> Iterator[GpuYard]:
-    """The yard, in which no process holds a model and nothing is asked; not started for each."""
+    """The shared yard, without models in its processes and without requests."""
     found: GpuYard = occupant.take("yard", lambda: running_yard(valkey_broker.url, device, models))
     found.asked = []
     yield found
@@ -55,12 +55,12 @@ def test_streams_are_whole_and_in_pieces(yard: GpuYard, figures: Figures) -> Non
     yard.check_well()
 
 
-def test_warm_and_then_warming(yard: GpuYard) -> None:
-    # Given a busy process, and one that is warm
+def test_a_death_while_warm_and_while_warming(yard: GpuYard) -> None:
+    # Given a busy process and a warm one
     yard.flow("red", max_tokens=yard.long)
     warm = yard.pid_of("warm")
 
-    # If that one is killed, and its successor while it warms up
+    # If the warm one is killed, and then its successor during its warm-up
     yard.kill(warm)
     successor = yard.seen("warming").pid
     yard.kill(successor)
@@ -70,20 +70,20 @@ def test_warm_and_then_warming(yard: GpuYard) -> None:
     yard.check_well()
 
 
-def test_loading(yard: GpuYard) -> None:
+def test_a_death_while_loading(yard: GpuYard) -> None:
     yard.ask("red")
     loading = yard.seen("loading", "red").pid
 
     yard.kill(loading)
     yard.ask("red")
 
-    # I expect the other process to load it, and nothing to have been given to the dead one.
+    # I expect the other process to load the model, and no request to go to the dead one.
     assert yard.seen("ready", "red", but={loading})
     assert attempts_of(yard, yard.asked) == {1}
     yard.check_well()
 
 
-def test_ready_and_idle(yard: GpuYard) -> None:
+def test_a_death_while_ready_and_idle(yard: GpuYard) -> None:
     before = yard.ask("red")
     yard.check_all()
     ready = yard.pid_of("ready", "red")
@@ -96,28 +96,28 @@ def test_ready_and_idle(yard: GpuYard) -> None:
     yard.check_well()
 
 
-def test_ready_and_streaming(yard: GpuYard) -> None:
+def test_a_death_while_streaming(yard: GpuYard) -> None:
     before = yard.flow("red", 16, max_tokens=yard.long)
     ready = yard.pid_of("ready", "red")
 
     yard.kill(ready)
     yard.ask("red")
 
-    # I expect another process to go on behind the tokens that are out.
+    # I expect another process to continue after the published tokens.
     assert yard.seen("ready", "red", but={ready})
     assert attempts_of(yard, before) == {2}
     yard.check_well()
 
 
-def test_asleep(yard: GpuYard) -> None:
-    # Given a model that sleeps beside one that is busy
+def test_a_death_while_asleep(yard: GpuYard) -> None:
+    # Given a sleeping model beside a busy one
     yard.ask("red")
     yard.check_all()
     yard.ask("blue")
     asleep = yard.seen("asleep", "red").pid
     yard.check_all()
 
-    # If its process is killed, and it is asked for
+    # If its process is killed, and the model is requested
     yard.kill(asleep)
     yard.ask("red")
 
@@ -126,8 +126,8 @@ def test_asleep(yard: GpuYard) -> None:
     yard.check_well()
 
 
-def test_unloading(yard: GpuYard) -> None:
-    # Given a process that does not come to the end of its unloading
+def test_a_death_while_unloading(yard: GpuYard) -> None:
+    # Given a process that hangs in its unload
     before = yard.flow("red", max_tokens=yard.long)
     victim = yard.pid_of("ready", "red")
     yard.stop(victim)
@@ -145,17 +145,17 @@ def test_unloading(yard: GpuYard) -> None:
 
 
 def _streams(yard: GpuYard, model: str) -> tuple[list[Request], list[str]]:
-    """Streams that run for a second or more, and the answers with which they begin, if known."""
+    """Streams of a second or more, and the answers with which they begin, if known."""
     if model == "adder":
         return sums(model, 160)
     return yard.make(model, 16, yard.long // 2), []
 
 
 @pytest.mark.parametrize("model", ["adder", "random"])
-def test_a_stream_goes_on_as_if_nothing_had_been(
+def test_a_stream_continues_as_if_nothing_had_happened(
     yard: GpuYard, figures: Figures, model: str
 ) -> None:
-    # Given streams, and what they are when nothing disturbs them
+    # Given streams, and their tokens without a disturbance
     asked, right = _streams(yard, model)
     again, _ = _streams(yard, model)
     calm = yard.answer_all(asked)
@@ -166,7 +166,7 @@ def test_a_stream_goes_on_as_if_nothing_had_been(
     yard.kill(yard.pid_of("ready", model))
     disturbed = yard.answers(again)
 
-    # I expect all sums to be right, and the same tokens where they are;
+    # I expect all sums to be right, and the same tokens where a model is sure of them;
     tries = attempts(disturbed)
     assert 2 in tries
     pairs = list(zip(calm, disturbed, strict=True))
@@ -174,7 +174,7 @@ def test_a_stream_goes_on_as_if_nothing_had_been(
         assert (one.result.text or "").startswith(answer)
         length = len(answer)
         assert other.result.tokens[:length] == one.result.tokens[:length]
-    # a model that is never sure may say something else in another batch.
+    # a model that is never sure may choose others in another batch.
     figures.note(
         f"resumed_{model}",
         {
@@ -194,14 +194,14 @@ def test_a_stream_goes_on_as_if_nothing_had_been(
 
 
 def test_every_warm_up_ran_its_model(yard: GpuYard) -> None:
-    """All those above, too: they warm up while others load, serve and die on the same device."""
+    """Also those of the tests above, next to loads, requests and deaths on the same device."""
     said = "".join(program.log for program in yard.programs)
 
     assert "no model runs in the warm-up" not in said
 
 
-def test_the_whole_host(yard: GpuYard, occupant: Occupant) -> None:
-    """Its processes end with the controller, and the device has its memory back."""
+def test_a_death_of_the_whole_host(yard: GpuYard, occupant: Occupant) -> None:
+    """The processes end with the controller, and the device gets its memory back."""
     yard.ask("red")
     yard.check_all()
     pids = [one.pid for one in yard.host_program.children()]

@@ -43,14 +43,14 @@ def reader(
 
 
 def command(scripts: Scripts, model: str) -> tuple[str, Command]:
-    """Give a command; its entry and itself."""
+    """Give a command; return its entry and the command."""
     given = Command(verb="load", worker="w.1", model=model)
     entry = scripts.command(given)
     assert entry
     return entry, given
 
 
-def test_each_command_once_and_in_order(
+def test_each_command_comes_once_and_in_order(
     scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     reader.start()
@@ -62,10 +62,10 @@ def test_each_command_once_and_in_order(
     eventually(lambda: taken == given)
 
 
-def test_what_is_said_before_the_first_read_is_not_missed(
+def test_commands_before_the_first_read_are_not_missed(
     scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
-    # Its worker may have joined already, while the server did not answer the reader.
+    # The worker may have joined before the reader could reach the server.
     given = command(scripts, "model")
 
     reader.run_once()
@@ -73,7 +73,7 @@ def test_what_is_said_before_the_first_read_is_not_missed(
     assert taken == [given]
 
 
-def test_more_than_one_read_takes(
+def test_more_commands_than_one_read_returns_all_arrive(
     scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     given = [command(scripts, f"model-{number}") for number in range(COUNT + 1)]
@@ -84,7 +84,7 @@ def test_more_than_one_read_takes(
     assert taken == given
 
 
-def test_signals_come_between_commands(
+def test_signals_arrive_between_commands(
     scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     order = Order(signal="PAUSE", mode="keep")
@@ -98,7 +98,7 @@ def test_signals_come_between_commands(
     assert taken == given
 
 
-def test_what_is_no_command_is_passed_over(
+def test_an_invalid_command_is_skipped(
     connection: redis.Redis,
     keys: Keys,
     scripts: Scripts,
@@ -118,7 +118,7 @@ def test_what_is_no_command_is_passed_over(
     eventually(lambda: taken == [given])
 
 
-def test_it_goes_on_after_its_connection_was_killed(
+def test_the_reader_continues_after_its_connection_was_killed(
     connection: redis.Redis,
     scripts: Scripts,
     reader: CommandReader,
@@ -136,7 +136,7 @@ def test_it_goes_on_after_its_connection_was_killed(
     eventually(lambda: returns == ["now"])
 
 
-def test_stop_is_the_end(
+def test_stop_ends_the_reader(
     scripts: Scripts, reader: CommandReader, taken: list[tuple[str, Command | Order]]
 ) -> None:
     reader.start()

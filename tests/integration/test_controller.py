@@ -1,4 +1,4 @@
-"""A controller and its processes: joining, draining, handing back, starting again."""
+"""A controller and its processes: joining, draining, handing back, restarting."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def streams(count: int, max_tokens: int) -> list[Request]:
 
 
 def started(plant: Plant, requests: list[Request]) -> None:
-    """Push them, and wait until all of them run."""
+    """Push requests, and wait until all of them run."""
     plant.push_all(requests)
     eventually(lambda: all(plant.published(request.id) >= 2 for request in requests))
 
 
 class TestJoining:
-    def test_roster_entry(self, plant: Plant) -> None:
+    def test_a_worker_joins_with_its_roster_entry(self, plant: Plant) -> None:
         controller = plant.worker(name="host", slots=2, max_num_seqs=8)
         roster = plant.wait_for_workers(2)
 
@@ -52,13 +52,13 @@ class TestJoining:
             assert (info.slots, info.lane_limit) == (8, 10)
             assert abs(info.started_ms / 1000 - time.time()) < 60
 
-    def test_one_slot_has_the_plain_name(self, plant: Plant) -> None:
+    def test_a_single_slot_has_the_plain_name(self, plant: Plant) -> None:
         plant.worker(name="host")
 
         (info,) = plant.wait_for_workers(1).values()
         assert info.name == "host"
 
-    def test_leases_outlive_their_length(self, plant: Plant) -> None:
+    def test_leases_are_renewed_beyond_their_length(self, plant: Plant) -> None:
         plant.coordinator()
         plant.worker(lease_ms=1000)
         roster = plant.wait_for_workers(1)
@@ -69,7 +69,7 @@ class TestJoining:
 
         assert plant.roster().keys() == roster.keys()
 
-    def test_it_waits_for_a_server_that_comes_later(self, own_broker: Server) -> None:
+    def test_a_controller_waits_for_a_server_that_starts_later(self, own_broker: Server) -> None:
         own_broker.stop()
         with Plant(own_broker.url) as plant:
             controller = plant.worker()
@@ -79,8 +79,8 @@ class TestJoining:
 
             plant.wait_for_workers(1)
 
-    def test_engine_that_cannot_start_is_tried_again(self, plant: Plant) -> None:
-        # Given an engine that fails, each time
+    def test_an_engine_that_cannot_start_is_tried_again(self, plant: Plant) -> None:
+        # Given an engine that fails each time
         controller = plant.worker(crash_point="nowhere", backoff_s=0.01)
 
         eventually(lambda: controller.log.count("process died (exit status 1") >= 2)
@@ -106,7 +106,7 @@ class TestDraining:
         leaving.signal(signal.SIGTERM)
         eventually(lambda: _state(plant, worker) == "draining")
 
-        # I expect new ones to go elsewhere while its own go on,
+        # I expect new streams to go to the other while its own continue,
         eventually(lambda: _served(plant, streams(4, 1)) == {"stays"})
         assert leaving.is_running
 
@@ -120,7 +120,7 @@ class TestDraining:
         assert not plant.connection.exists(plant.keys.lane(worker))
         assert not leaving.children()
 
-    def test_idle_workers_leave_at_once(self, plant: Plant) -> None:
+    def test_idle_workers_leave_immediately(self, plant: Plant) -> None:
         controller = plant.worker(slots=2)
         plant.wait_for_workers(2)
         asked = time.monotonic()
@@ -131,25 +131,25 @@ class TestDraining:
         assert not plant.connection.exists(plant.keys.leases)
 
     def test_without_grace_requests_are_handed_back(self, plant: Plant) -> None:
-        # Given a host with streams that would take long
+        # Given a host with long streams
         plant.coordinator()
         leaving = plant.worker(name="leaves", simulated_step_s=0.05, grace_s=0)
         plant.wait_for_workers(1)
         requests = streams(4, 40)
         started(plant, requests)
 
-        # If it is told to stop without grace, and another comes
+        # If it is told to stop without grace, and another host comes
         assert leaving.stop() == 0
         plant.worker(name="comes", simulated_step_s=0.001)
 
-        # I expect them to be continued there, and nobody to be counted as dead.
+        # I expect the streams to continue there, and no worker to be counted as dead.
         results = plant.results(requests)
         for request, result in zip(requests, results, strict=True):
             assert (result.provenance.attempt, result.seq > 0) == (2, True)
             assert plant.ledger(request.id).get("crashes", "0") == "0"
             plant.answer(request.id).check_stream()
 
-    def test_second_signal_stops_at_once(self, plant: Plant) -> None:
+    def test_a_second_signal_stops_immediately(self, plant: Plant) -> None:
         # Given a host that drains, which may take minutes
         plant.coordinator()
         leaving = plant.worker(simulated_step_s=0.2, grace_s=600, max_num_seqs=4)
@@ -160,15 +160,15 @@ class TestDraining:
         eventually(lambda: _state(plant, worker) == "draining")
         asked = time.monotonic()
 
-        # If it is told again
+        # If it is signalled again
         assert leaving.stop() == 0
 
-        # I expect it to stop at once and to hand back what it has.
+        # I expect it to stop immediately and to hand back its requests.
         assert time.monotonic() - asked < 5.0
         eventually(lambda: plant.connection.xlen(plant.keys.intake("retry")) == 3)
         assert {plant.ledger(one.id).get("crashes", "0") for one in requests} == {"0"}
 
-    def test_grace_is_an_end(self, plant: Plant) -> None:
+    def test_a_drain_ends_with_its_grace(self, plant: Plant) -> None:
         plant.coordinator()
         leaving = plant.worker(simulated_step_s=0.2, grace_s=1.0)
         plant.wait_for_workers(1)
@@ -186,7 +186,7 @@ class TestDraining:
         requests = streams(2, 30)
         started(plant, requests)
 
-        # Ctrl-C in a terminal reaches the processes, too
+        # Ctrl-C in a terminal reaches the processes too
         for pid in (leaving.pid, *(child.pid for child in leaving.children())):
             psutil.Process(pid).send_signal(signal.SIGINT)
 
@@ -195,7 +195,7 @@ class TestDraining:
 
 
 class TestRestarting:
-    def test_idle_process_that_dies_is_started_again(self, plant: Plant) -> None:
+    def test_an_idle_process_that_dies_is_started_again(self, plant: Plant) -> None:
         plant.coordinator()
         controller = plant.worker()
         first = plant.wait_for_workers(1)
@@ -210,8 +210,8 @@ class TestRestarting:
         plant.push(request)
         assert plant.result(request.id).ok
 
-    def test_pauses_grow(self, plant: Plant) -> None:
-        # Given a process that dies of its first step, again and again
+    def test_pauses_between_starts_grow(self, plant: Plant) -> None:
+        # Given a process that dies in its first step, again and again
         plant.coordinator(max_crashes=100)
         controller = plant.worker(crash_point="before_step", backoff_s=0.2, max_backoff_s=60.0)
         plant.wait_for_workers(1)
@@ -223,7 +223,7 @@ class TestRestarting:
 
         assert _restarts(controller) <= 4
 
-    def test_stop_while_a_process_starts(self, plant: Plant) -> None:
+    def test_a_controller_stops_while_a_process_starts(self, plant: Plant) -> None:
         controller = plant.worker(slots=2)
         eventually(lambda: len(controller.children()) == 2)
 
@@ -237,14 +237,14 @@ class TestStopping:
         url = f"redis://127.0.0.1:{free_port()}"
         return Controller(WorkerSettings(redis_url=url, engine="simulated"))
 
-    def test_stop_before_run(self) -> None:
+    def test_a_stop_before_the_run_ends_it(self) -> None:
         controller = self._controller()
         controller.stop()
         controller.stop()
 
         assert controller.run() == 0
 
-    def test_stop_without_a_server(self) -> None:
+    def test_a_controller_stops_without_a_server(self) -> None:
         controller = self._controller()
         thread = threading.Thread(target=controller.run)
         thread.start()
@@ -255,7 +255,7 @@ class TestStopping:
         assert not thread.is_alive()
 
 
-#: A worker process with a thread that ends by a fault, as its reader or publisher might.
+#: A worker process in which a thread fails, as its reader or publisher might.
 FAULTY = """
 import logging, os, threading, time
 from multiprocessing.connection import Connection
@@ -272,8 +272,8 @@ process.main(process.ProcessArguments(settings, 0, logging.INFO), None, Connecti
 """
 
 
-def test_a_thread_that_fails_takes_its_process_with_it() -> None:
-    # It would hold its lease for ever and read nothing.
+def test_a_thread_that_fails_ends_its_process() -> None:
+    # Otherwise it would hold its lease forever and read nothing.
     ended = subprocess.run(
         [sys.executable, "-c", FAULTY], cwd=ROOT, capture_output=True, check=False, timeout=30.0
     )
@@ -289,7 +289,7 @@ def _state(plant: Plant, worker: str) -> str:
 
 
 def _served(plant: Plant, requests: list[Request], *, push: bool = True) -> set[str]:
-    """Names of the workers that answer the requests."""
+    """The names of the workers that answer the requests."""
     if push:
         plant.push_all(requests)
     results = plant.results(requests)

@@ -45,7 +45,7 @@ def reader(
         reader._thread.join(5.0)
 
 
-def test_each_assignment_once_and_in_order(
+def test_each_assignment_comes_once_and_in_order(
     yard: Yard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
     worker = reader._stream.rpartition(":")[2]
@@ -86,26 +86,26 @@ def test_cancels_are_passed_on_and_taken_off_the_lane(
     assert cancelled == ["7-0", "8-0"]
 
 
-def test_after_an_outage_it_reads_what_is_on_the_lane_once_more(
+def test_the_lane_is_read_again_after_an_outage(
     yard: Yard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
-    # Given an entry that was read, and is behind where the reader has come to
+    # Given an entry that was read, and is before the reader's position
     worker = reader._stream.rpartition(":")[2]
     reader.start()
     first, second = yard.assign(worker), yard.assign(worker)
     eventually(lambda: delivered == [first, second])
     yard.connection.xdel(reader._stream, second.entry)
 
-    # If its connection is killed
+    # If the reader's connection is killed
     yard.connection.client_kill_filter(_type="normal", skipme=True)
 
-    # I expect the entry to come again, and then what is new.
+    # I expect the entry to come again, and then the new ones.
     eventually(lambda: delivered == [first, second, first])
     third = yard.assign(worker)
     eventually(lambda: delivered == [first, second, first, third])
 
 
-def test_nothing_is_delivered_after_stop(
+def test_nothing_is_delivered_after_a_stop(
     yard: Yard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
     worker = reader._stream.rpartition(":")[2]
@@ -118,8 +118,8 @@ def test_nothing_is_delivered_after_stop(
     assert delivered == []
 
 
-def test_a_cancel_comes_behind_what_it_cancels(yard: Yard, broker: Server) -> None:
-    """Given a request and its cancel on a lane / If both are read at once / I expect that order."""
+def test_a_cancel_comes_after_its_request(yard: Yard, broker: Server) -> None:
+    """Given a request and its cancel, if one read returns both, I expect that order."""
     heard: list[str] = []
     worker = yard.worker()
     assigned = yard.assign(worker)
@@ -139,7 +139,9 @@ def test_a_cancel_comes_behind_what_it_cancels(yard: Yard, broker: Server) -> No
     assert heard == [assigned.entry, f"cancel {assigned.entry}", later.entry]
 
 
-def test_the_first_of_a_long_read_need_not_wait_for_the_last(yard: Yard, broker: Server) -> None:
+def test_the_first_entry_of_a_long_read_does_not_wait_for_the_last(
+    yard: Yard, broker: Server
+) -> None:
     parts: list[Sequence[Assignment]] = []
     worker = yard.worker()
     placed = [yard.assign(worker) for _ in range(100)]
@@ -150,8 +152,8 @@ def test_the_first_of_a_long_read_need_not_wait_for_the_last(yard: Yard, broker:
     assert 2 <= len(parts) <= 10
 
 
-def test_what_was_read_before_a_fault_is_delivered_once(yard: Yard, broker: Server) -> None:
-    """Given a forged entry behind a request / If it cannot be removed / I expect the request."""
+def test_entries_before_a_fault_are_delivered_once(yard: Yard, broker: Server) -> None:
+    """Given a forged entry after a request, if it cannot be removed, I expect the request."""
     delivered: list[Assignment] = []
     worker = yard.worker()
     assigned = yard.assign(worker)

@@ -1,4 +1,4 @@
-"""Engines of a program's own, without Redis: the pool, its engines, and what befalls them."""
+"""A program's own engines, without Redis: the pool, its engines, and their failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 SIM = ModelSpec("sim", "nowhere")
 CHAT = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
 PAIR = ModelSpec("pair", "nowhere", tensor_parallel_size=2)
-LONG = 8_000  # tokens: with a step of some milliseconds it is never done
+LONG = 8_000  # tokens: never finished, with steps of some milliseconds
 START_S = 30.0
 
 Start = Callable[..., WorkerController]
@@ -44,7 +44,7 @@ Start = Callable[..., WorkerController]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts controllers with simulated engines, and stops them."""
+    """Start controllers with simulated engines, and stop them after the test."""
     started: list[WorkerController] = []
 
     def make(models: Any = None, **options: Any) -> WorkerController:
@@ -98,7 +98,7 @@ class TestLife:
 
         assert controller.create(SIM).generate("a", max_tokens=1)[0].ok
 
-    def test_nothing_connects_anywhere(self, start: Start) -> None:
+    def test_a_controller_connects_nowhere(self, start: Start) -> None:
         controller = start(slots=2)
         controller.create(SIM).generate("a")
 
@@ -123,16 +123,16 @@ class TestLife:
         assert start({"a": replace(SIM, name="a")}).create("a").model == "a"
 
     def test_delete_lets_running_requests_finish(self, start: Start) -> None:
-        # Given a request that runs
+        # Given a running request
         controller = start(simulated_step_s=0.01)
         engine = controller.create(SIM)
         pieces = engine.stream("a", max_tokens=30)
         next(pieces)
 
-        # If the engine is deleted
+        # If its engine is deleted
         controller.delete(engine)
 
-        # I expect the whole answer, and nothing more.
+        # I expect the complete answer, and no more.
         *_, result = pieces
         assert isinstance(result, Result)
         assert len(result.tokens) == 30
@@ -141,7 +141,7 @@ class TestLife:
         controller.delete(engine)
         assert states(controller) == [("warm", "")]
 
-    def test_delete_does_not_wait_for_ever(self, start: Start) -> None:
+    def test_the_wait_of_a_delete_is_bounded(self, start: Start) -> None:
         controller = start(simulated_step_s=0.05, drain_timeout_s=0.1)
         engine = controller.create(SIM)
         pieces = engine.stream("a", max_tokens=LONG)
@@ -164,7 +164,7 @@ class TestGenerating:
         assert [result.text for result in results] == alone
         assert len(set(alone)) == 20
 
-    def test_prompts_of_all_kinds(self, start: Start) -> None:
+    def test_prompts_of_all_kinds_are_answered(self, start: Start) -> None:
         engine = start().create(SIM)
         chat = [{"role": "user", "content": "a"}]
 
@@ -178,7 +178,7 @@ class TestGenerating:
         assert [one.tokens for one in several] == [text.tokens, tokens.tokens, talk.tokens]
         assert engine.generate([]) == []
 
-    def test_the_model_says_what_is_left_out(self, start: Start) -> None:
+    def test_parameters_left_out_come_from_the_model(self, start: Start) -> None:
         engine = start().create(replace(SIM, sampling={"max_tokens": 3, "seed": 1}))
 
         (silent,), (own,) = engine.generate("a"), engine.generate("a", max_tokens=5)
@@ -186,14 +186,14 @@ class TestGenerating:
         assert (len(silent.tokens), len(own.tokens)) == (3, 5)
         assert own.tokens[:3] == silent.tokens
 
-    def test_an_adapter_is_asked_for_by_its_name(self, start: Start) -> None:
+    def test_an_adapter_is_requested_by_its_name(self, start: Start) -> None:
         engine = start().create(replace(SIM, adapters=(AdapterSpec("french", "nowhere"),)))
 
         assert engine.generate("a", model="french")[0].ok
         with pytest.raises(InvalidRequest, match="'german' is not served here; use sim, french"):
             engine.generate("a", model="german")
 
-    def test_what_cannot_be_run_is_a_failed_result_and_its_neighbours_complete(
+    def test_a_request_that_cannot_run_fails_and_its_neighbours_complete(
         self, start: Start
     ) -> None:
         engine = start().create(replace(SIM, max_model_len=8))
@@ -221,7 +221,7 @@ class TestGenerating:
             ([CHAT], {"chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs.tokenize"),
         ],
     )
-    def test_bad_input_is_said_before_anything_runs(
+    def test_bad_input_is_refused_before_anything_runs(
         self, start: Start, prompts: Any, sampling: Any, message: str
     ) -> None:
         engine = start().create(SIM)
@@ -230,7 +230,7 @@ class TestGenerating:
             engine.generate(prompts, **sampling)
         assert engine.generate("a")[0].ok
 
-    def test_a_chat_is_asked_with_what_its_template_is_given(self, start: Start) -> None:
+    def test_a_chat_depends_on_the_arguments_of_its_template(self, start: Start) -> None:
         engine = start().create(SIM)
         tools = [{"type": "function", "function": {"name": "f"}}]
 
@@ -252,7 +252,7 @@ class TestGenerating:
         for some, results in zip(prompts, together, strict=True):
             assert results_text(results) == results_text(engine.generate(some, max_tokens=20))
 
-    def test_a_timeout_ends_what_it_was_waited_for(self, start: Start) -> None:
+    def test_a_timeout_ends_its_request(self, start: Start) -> None:
         # Given an engine with one place
         engine = start(simulated_step_s=0.01).create(replace(SIM, max_num_seqs=1))
 
@@ -268,7 +268,7 @@ def results_text(results: list[Result]) -> list[str | None]:
 
 
 class TestStreaming:
-    def test_the_pieces_are_the_whole_answer(self, start: Start) -> None:
+    def test_pieces_of_a_stream_make_the_whole_answer(self, start: Start) -> None:
         engine = start(simulated_step_s=0.001).create(SIM)
 
         *pieces, result = engine.stream("abc", max_tokens=10)
@@ -291,7 +291,7 @@ class TestStreaming:
             own = [piece.text or "" for piece in pieces if piece.index == choice.index]
             assert "".join(own) == choice.text
 
-    def test_who_closes_it_early_ends_the_request(self, start: Start) -> None:
+    def test_closing_a_stream_early_ends_its_request(self, start: Start) -> None:
         engine = start(simulated_step_s=0.01).create(replace(SIM, max_num_seqs=1))
         pieces = engine.stream("a", max_tokens=LONG)
         next(pieces)
@@ -302,7 +302,7 @@ class TestStreaming:
 
 
 class TestDying:
-    def test_who_waits_is_told_and_the_engine_comes_back(self, start: Start) -> None:
+    def test_callers_get_an_error_and_the_engine_returns(self, start: Start) -> None:
         # Given an engine with a spare, and another engine
         controller = start(slots=2, spares=2, simulated_step_s=0.005)
         other, engine = controller.create(SIM), controller.create(SIM)
@@ -312,23 +312,23 @@ class TestDying:
         next(pieces)
         died = pid_of(controller, engine)
 
-        # If the process dies in the middle
+        # If its process dies in the middle of a request
         kill(died)
 
-        # I expect the one that waits to be told,
+        # I expect the caller to get an error,
         with pytest.raises(EngineLost, match=r"sim: its process died .*SIGKILL.*loaded again"):
             list(pieces)
         # later requests to be served by another process,
         assert engine.generate("a", max_tokens=3)[0].ok
-        # the other engine not to notice,
+        # the other engine not to be affected,
         assert len(list(quiet)) > 1
-        # and the pool to be whole again.
+        # and the pool to be complete again.
         controller.wait_warm()
         assert sorted(states(controller)) == [("ready", "sim")] * 2 + [("warm", "")] * 2
         assert died not in {one.pid for one in controller.status()}
 
-    def test_what_was_answered_is_not_lost(self, start: Start) -> None:
-        # Given an engine with one place, which the second of three requests kills
+    def test_finished_answers_are_not_lost(self, start: Start) -> None:
+        # Given an engine with one place, and three requests of which the second kills it
         engine = start(crash_point="poison").create(replace(SIM, max_num_seqs=1))
         (alone,) = engine.generate("a")
 
@@ -338,7 +338,7 @@ class TestDying:
         first, *others = lost.value.results
         assert (first and first.tokens, others) == (alone.tokens, [None, None])
 
-    def test_a_process_that_dies_again_and_again_is_an_error_of_create(self, start: Start) -> None:
+    def test_create_fails_if_its_process_dies_again_and_again(self, start: Start) -> None:
         controller = start(crash_point="nowhere", max_backoff_s=0.01)
 
         with pytest.raises(LoadFailed, match=r"again and again: local: .*crash point 'nowhere'"):
@@ -346,7 +346,7 @@ class TestDying:
         (status,) = controller.status()
         assert "nowhere" in status.fault
 
-    def test_wait_warm_says_what_is_not(self, start: Start) -> None:
+    def test_wait_warm_names_processes_that_are_not_warm(self, start: Start) -> None:
         controller = start(crash_point="nowhere")
 
         with pytest.raises(WaitTimeout, match=r"not warm within 0.1 s: local  "):
@@ -365,7 +365,7 @@ class TestLoading:
         assert [(one.state, one.pid) for one in controller.status()] == [("warm", before[0].pid)]
         assert controller.create(SIM).generate("a")[0].ok
 
-    def test_a_full_pool_says_who_holds_it(self, start: Start) -> None:
+    def test_a_full_pool_names_its_engines(self, start: Start) -> None:
         controller = start(slots=2)
         engine = controller.create(SIM)
 
@@ -374,7 +374,7 @@ class TestLoading:
         engine.close()
         assert controller.create(PAIR).devices == (0, 1)
 
-    def test_a_device_that_is_warm_is_taken_first(self, start: Start) -> None:
+    def test_a_warm_device_is_taken_first(self, start: Start) -> None:
         controller = start(slots=2, backoff_s=60.0, max_backoff_s=60.0)
         controller.wait_warm()
         kill(controller.status()[0].pid)
@@ -401,23 +401,23 @@ class TestLoading:
             (replace(SIM, engine_args={"a": object()}), "model: "),
         ],
     )
-    def test_a_spec_that_makes_no_sense(self, start: Start, spec: ModelSpec, message: str) -> None:
+    def test_an_invalid_spec_is_refused(self, start: Start, spec: ModelSpec, message: str) -> None:
         with pytest.raises(InvalidRequest, match=message):
             start().create(spec)
 
-    def test_relative_paths_hold_in_the_process(
+    def test_relative_paths_are_valid_in_the_process(
         self, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Given a program in another folder, where there is a folder by the name of no model
+        # Given a program in another folder, with a folder that is named like the broken model
         (tmp_path / BROKEN).mkdir()
         monkeypatch.chdir(tmp_path)
 
-        # I expect the model in that folder, which the process is told by its whole path.
+        # I expect the model in that folder, and the process to get its absolute path.
         assert start().create(ModelSpec("sim", BROKEN)).generate("a")[0].ok
 
 
 class TestGroups:
-    def test_a_group_takes_several_devices_and_gives_them_back(self, start: Start) -> None:
+    def test_a_group_takes_several_devices_and_returns_them(self, start: Start) -> None:
         controller = start(slots=3)
         controller.wait_warm()
         pids = [one.pid for one in controller.status()]
@@ -433,7 +433,7 @@ class TestGroups:
             ("warm", pid) for pid in pids
         ]
 
-    def test_any_of_its_processes_takes_it_down_and_it_comes_back(self, start: Start) -> None:
+    def test_a_group_ends_with_any_of_its_processes_and_returns(self, start: Start) -> None:
         controller = start(slots=2, simulated_step_s=0.005)
         engine = controller.create(PAIR)
         pieces = engine.stream("a", max_tokens=LONG)
@@ -449,9 +449,9 @@ class TestGroups:
 
 
 class TestResizing:
-    """An engine is handed free processes, and gives them back."""
+    """An engine gets free processes, and returns them."""
 
-    def test_it_grows_and_shrinks_and_grows_again(self, start: Start) -> None:
+    def test_an_engine_grows_and_shrinks_and_grows_again(self, start: Start) -> None:
         # Given an engine on one of three devices
         controller = start(slots=3)
         controller.wait_warm()
@@ -459,11 +459,11 @@ class TestResizing:
         engine = controller.create(SIM)
         before = engine.generate("abc", max_tokens=20)[0].tokens
 
-        # If it is given another device, gives it back, and is given it again
+        # If it gets another device, returns it, and gets it again
         for size, others in ((2, ["attached"]), (1, ["warm"]), (2, ["attached"])):
             engine.resize(tensor_parallel_size=size)
 
-            # I expect it to be there in the same processes, and to answer the same.
+            # I expect it in the same processes, with the same answers.
             assert engine.devices == tuple(range(size))
             found = [one.state for one in controller.status()]
             eventually(lambda: [one.state for one in controller.status()][1:2] == others)  # noqa: B023
@@ -474,8 +474,8 @@ class TestResizing:
         engine.close()
         eventually(lambda: states(controller) == [("warm", "")] * 3)
 
-    def test_what_runs_is_finished_and_what_comes_waits(self, start: Start) -> None:
-        # Given a stream that runs, many requests that wait for a place, and a long load
+    def test_running_requests_finish_and_new_ones_wait(self, start: Start) -> None:
+        # Given a running stream, many requests that wait for a place, and a long load
         controller = start(slots=2, simulated_step_s=0.005, simulated_load_s=2.0)
         engine = controller.create(replace(SIM, max_num_seqs=2))
         alone = [engine.generate(f"p{n}", max_tokens=9)[0].tokens for n in range(8)]
@@ -492,7 +492,7 @@ class TestResizing:
             resized.result(START_S)
             together = [future.result(START_S)[0].tokens for future in [*waiting, *late]]
 
-        # I expect each to have its whole answer, once, and the late ones from the new size.
+        # I expect each to get its complete answer once, the late ones from the new size.
         assert together == alone
         assert not any(early)
         assert isinstance(result, Result)
@@ -501,7 +501,7 @@ class TestResizing:
         assert len(tokens) == 300
         assert engine.devices == (0, 1)
 
-    def test_what_is_not_finished_in_time_is_told(self, start: Start) -> None:
+    def test_requests_that_do_not_finish_in_time_fail(self, start: Start) -> None:
         controller = start(slots=2, simulated_step_s=0.01, drain_timeout_s=0.2)
         engine = controller.create(SIM)
         pieces = engine.stream("a", max_tokens=LONG)
@@ -513,7 +513,7 @@ class TestResizing:
             list(pieces)
         assert engine.generate("a", max_tokens=3)[0].ok
 
-    def test_a_process_that_dies_meanwhile(self, start: Start) -> None:
+    def test_a_process_that_dies_during_a_resize_is_replaced(self, start: Start) -> None:
         # Given an engine that finishes a long stream before it is resized
         controller = start(slots=2, simulated_step_s=0.01)
         engine = controller.create(SIM)
@@ -525,14 +525,14 @@ class TestResizing:
             eventually(lambda: controller.status()[0].state == "draining")
             kill(pid)
 
-            # I expect its reader to be told, and the engine to come in the new size.
+            # I expect its reader to get an error, and the engine to return in the new size.
             with pytest.raises(EngineLost, match="its process died"):
                 list(pieces)
             resized.result(START_S)
         assert engine.devices == (0, 1)
         assert engine.generate("a", max_tokens=3)[0].ok
 
-    def test_a_full_pool_says_who_holds_it(self, start: Start) -> None:
+    def test_a_full_pool_names_its_engines(self, start: Start) -> None:
         controller = start(slots=2)
         engine, other = controller.create(SIM), controller.create(replace(SIM, name="other"))
 
@@ -544,7 +544,7 @@ class TestResizing:
         engine.resize(tensor_parallel_size=2)
         assert engine.devices == (0, 1)
 
-    def test_devices_that_were_given_up_are_others(self, start: Start) -> None:
+    def test_returned_devices_serve_other_engines(self, start: Start) -> None:
         controller = start(slots=2)
         engine = controller.create(PAIR)
 
@@ -553,7 +553,7 @@ class TestResizing:
         assert controller.create(replace(SIM, name="other")).devices == (1,)
         assert engine.generate("a")[0].ok
 
-    def test_a_size_that_cannot_be_loaded_leaves_it_as_it_was(
+    def test_a_size_that_cannot_be_loaded_leaves_the_engine_unchanged(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given an engine whose model cannot be split
@@ -569,7 +569,7 @@ class TestResizing:
         eventually(lambda: states(controller) == [("ready", "sim"), ("warm", "")])
 
     @pytest.mark.parametrize("how", ["sleep", "close"])
-    def test_one_that_is_not_there(self, start: Start, how: str) -> None:
+    def test_a_sleeping_or_deleted_engine_cannot_be_resized(self, start: Start, how: str) -> None:
         engine = start(slots=2).create(SIM)
         getattr(engine, how)()
 
@@ -577,7 +577,7 @@ class TestResizing:
             engine.resize(tensor_parallel_size=2)
 
     def test_an_engine_that_would_sleep_leaves_nothing_behind(self, start: Start) -> None:
-        # Given a model that sleeps where it gives way
+        # Given a model that sleeps when it gives way
         controller = start(slots=2, sleepers=1)
         controller.wait_warm()
         engine = controller.create(replace(SIM, sleep_level=1))
@@ -587,7 +587,7 @@ class TestResizing:
         assert engine.generate("a")[0].ok
         eventually(lambda: "asleep" not in {one.state for one in controller.status()})
 
-    def test_a_size_that_makes_no_sense(self, start: Start) -> None:
+    def test_an_invalid_size_is_refused(self, start: Start) -> None:
         engine = start().create(SIM)
 
         with pytest.raises(InvalidRequest, match="Expected `int` >= 1"):
@@ -597,8 +597,8 @@ class TestResizing:
 
 
 class TestSleeping:
-    def test_a_sleeper_makes_room_and_comes_back(self, start: Start) -> None:
-        # Given an engine that sleeps, and another on its device
+    def test_a_sleeper_makes_room_and_returns(self, start: Start) -> None:
+        # Given a sleeping engine, and another on its device
         controller = start(sleepers=1)
         controller.wait_warm()
         first = controller.create(replace(SIM, name="first"))
@@ -609,10 +609,10 @@ class TestSleeping:
         with pytest.raises(RuntimeError, match="first sleeps; wake it first"):
             first.generate("a")
 
-        # If it is woken, I expect a word on who is in its way,
+        # If it is woken, I expect an error that names the other engine,
         with pytest.raises(NoFreeDevice, match="device 0 holds second"):
             first.wake()
-        # and it in its old process once there is room.
+        # and the engine in its old process once there is room.
         second.sleep()
         first.wake()
         assert set(first.phases_s) == {"wake"}
@@ -642,7 +642,7 @@ class TestSleeping:
 
         assert engine.generate("a")[0].ok
 
-    def test_a_sleeper_is_deleted(self, start: Start) -> None:
+    def test_a_sleeper_can_be_deleted(self, start: Start) -> None:
         controller = start()
         engine = controller.create(SIM)
         engine.sleep()
@@ -651,7 +651,7 @@ class TestSleeping:
 
         assert states(controller) == [("warm", "")]
 
-    def test_a_level_that_there_is_not(self, start: Start) -> None:
+    def test_an_unknown_level_is_refused(self, start: Start) -> None:
         engine = start().create(SIM)
 
         with pytest.raises(InvalidRequest, match="level: use one of 1, 2"):
@@ -659,7 +659,7 @@ class TestSleeping:
         assert engine.generate("a")[0].ok
 
     def test_an_engine_that_cannot_sleep_is_unloaded(self, start: Start) -> None:
-        # Given an engine that refuses, as those do whose device knows no sleep
+        # Given an engine that refuses, like those on devices without sleep
         controller = start()
         engine = controller.create(SIM)
         engine._pool.put_to_sleep(engine._booking, 7, START_S)
@@ -670,7 +670,7 @@ class TestSleeping:
 
 
 class TestEnding:
-    def test_who_waits_is_told(self, start: Start) -> None:
+    def test_waiting_callers_get_an_error(self, start: Start) -> None:
         controller = start(simulated_step_s=0.01)
         engine = controller.create(SIM)
         pieces = engine.stream("a", max_tokens=LONG)
@@ -698,7 +698,7 @@ class TestEnding:
         assert isinstance(result, Result)
         assert result.ok
 
-    def test_it_may_be_stopped_twice_and_started_again(self, start: Start) -> None:
+    def test_a_controller_may_be_stopped_twice_and_started_again(self, start: Start) -> None:
         controller = start()
         controller.start()
         controller.stop()
@@ -709,10 +709,10 @@ class TestEnding:
         with controller:
             assert controller.create(SIM).generate("a")[0].ok
 
-    def test_stop_while_processes_start(self, start: Start) -> None:
+    def test_a_controller_stops_while_processes_start(self, start: Start) -> None:
         start(slots=2).stop()
 
-    def test_a_create_that_waits_is_told(self, start: Start) -> None:
+    def test_a_waiting_create_gets_an_error(self, start: Start) -> None:
         controller = start(simulated_load_s=60.0)
         controller.wait_warm()
 
@@ -746,17 +746,17 @@ if __name__ == "__main__":
 
 
 class TestSettings:
-    def test_all_faults_are_said_at_once(self) -> None:
+    def test_all_faults_are_reported_together(self) -> None:
         with pytest.raises(SettingsError) as caught:
             WorkerController(slots=0, spares=-1, engine="simulated")
 
         assert len(caught.value.errors) == 2
 
-    def test_a_models_file_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_missing_models_file_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot be read"):
             WorkerController(tmp_path / "models.toml")
 
-    def test_one_program_has_pools_of_one_kind(self, start: Start) -> None:
+    def test_all_pools_of_a_program_are_of_one_kind(self, start: Start) -> None:
         # The fork-server has the environment of the first.
         start()
 
@@ -776,7 +776,7 @@ def test_the_page_has_all_verbs(heading: str, kind: type) -> None:
 
 
 def pids_of(controller: WorkerController, path: str, cycles: int) -> list[int]:
-    """The process after each of so many models that have come and gone."""
+    """The process id after each of this many models has come and gone."""
     found = []
     for _ in range(cycles):
         controller.delete(controller.create(replace(SIM, path=path)))
@@ -786,23 +786,25 @@ def pids_of(controller: WorkerController, path: str, cycles: int) -> list[int]:
 
 
 class TestLeaks:
-    def test_a_process_that_keeps_nothing_lives(self, start: Start) -> None:
+    def test_a_process_that_keeps_nothing_stays(self, start: Start) -> None:
         assert len(set(pids_of(start(), "nowhere", 3 * READINGS))) == 1
 
-    def test_one_that_grows_with_each_model_is_replaced_after_a_few(self, start: Start) -> None:
+    def test_a_process_that_grows_with_each_model_is_replaced_after_a_few(
+        self, start: Start
+    ) -> None:
         pids = pids_of(start(), LEAKY, 2 * READINGS)
 
-        # Whether it is gone by then, or just about to, is a matter of the moment.
+        # It may already be gone at this point, or just about to go.
         assert len(set(pids[: READINGS - 1])) == 1
         assert pids[READINGS] != pids[0]
         assert 2 <= len(set(pids)) <= 3
 
-    def test_one_to_which_a_whole_model_clings_is_replaced_at_once(self, start: Start) -> None:
+    def test_a_process_that_keeps_a_whole_model_is_replaced_immediately(self, start: Start) -> None:
         pids = pids_of(start(), CLINGING, 4)
 
         assert len(set(pids)) >= 3
 
-    def test_operators_may_bear_more(self, start: Start) -> None:
+    def test_operators_may_allow_more(self, start: Start) -> None:
         controller = start(leak_floor_mib=10_000.0)
 
         assert len(set(pids_of(controller, LEAKY, 2 * READINGS))) == 1

@@ -1,4 +1,4 @@
-"""The workers of a host in the yard: joining, keeping the leases, leaving, on a real server."""
+"""The workers of a host in the yard: joining, renewing leases, leaving, on a real server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOST = HostInfo(name="host", models=[ModelInfo(name="adder")])
 
 
 class Members:
-    """A membership, and what is seen of it."""
+    """A membership, with its reports recorded."""
 
     def __init__(self, yard: Yard, lease_ms: int = LONG_MS) -> None:
         self.yard = yard
@@ -50,7 +50,7 @@ def members(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Iterator[M
     made.membership.stop()
 
 
-def test_join_and_leave(members: Members) -> None:
+def test_workers_join_and_leave(members: Members) -> None:
     entry = make_worker_info("w")
     worker = members.membership.join(entry)
     assert members.roster() == {worker: msgspec.structs.replace(entry, lease_ms=LONG_MS)}
@@ -62,7 +62,7 @@ def test_join_and_leave(members: Members) -> None:
     assert members.lost == [], "it went by itself"
 
 
-def test_what_is_shown_is_seen_at_once(members: Members) -> None:
+def test_a_shown_entry_is_visible_immediately(members: Members) -> None:
     # Given leases so long that the next renewal is minutes away
     members.membership.start()
     worker = members.membership.join(make_worker_info("w", state="warming"))
@@ -72,7 +72,7 @@ def test_what_is_shown_is_seen_at_once(members: Members) -> None:
     eventually(lambda: members.roster()[worker].state == "warm")
 
 
-def test_what_is_counted_is_seen_soon_and_wakes_nobody(members: Members) -> None:
+def test_counts_are_visible_soon_and_wake_no_reader(members: Members) -> None:
     # Given leases so long that the next renewal is minutes away
     members.membership.start()
     worker = members.membership.join(make_worker_info("w"))
@@ -83,14 +83,14 @@ def test_what_is_counted_is_seen_soon_and_wakes_nobody(members: Members) -> None
     eventually(lambda: members.roster()[worker].tally == WorkerTotals(finished=3, tokens=70))
     seen = members.roster()[worker]
     assert (seen.last_error, seen.last_error_ms) == ("out of luck", 17)
-    # I expect that an error is news, and a count is none
+    # I expect an error to be news, and a count not
     assert len(members.yard.events()) == len(before) + 1
     members.membership.count(worker, WorkerTotals(finished=4, tokens=80), "out of luck", 17)
     eventually(lambda: members.roster()[worker].tally.finished == 4)
     assert len(members.yard.events()) == len(before) + 1
 
 
-def test_one_that_has_left_is_not_shown_again(members: Members) -> None:
+def test_a_worker_that_has_left_is_not_shown_again(members: Members) -> None:
     worker = members.membership.join(make_worker_info("w"))
     members.membership.leave(worker, "left")
 
@@ -100,7 +100,7 @@ def test_one_that_has_left_is_not_shown_again(members: Members) -> None:
     assert members.roster() == {}
 
 
-def test_leases_are_renewed_again_and_again(members: Members) -> None:
+def test_leases_are_renewed_repeatedly(members: Members) -> None:
     brief = Members(members.yard, lease_ms=300)
     brief.membership.start()
     worker = brief.membership.join(make_worker_info("w"))
@@ -125,12 +125,12 @@ def test_a_lost_lease_is_reported_once(members: Members) -> None:
     assert members.roster().keys() == {kept}
 
 
-def test_a_host_says_what_it_may_load(members: Members) -> None:
+def test_a_host_shows_the_models_that_it_may_load(members: Members) -> None:
     members.membership.start()
     members.membership.publish(HOST)
     eventually(lambda: members.hosts() == [HOST])
 
-    # Given that somebody, or a server without its files, has forgotten it
+    # Given that the entry was deleted, or that the server lost its files
     members.yard.connection.delete(members.yard.keys.hosts)
     members.membership.renew()
     assert members.hosts() == [HOST]
@@ -139,12 +139,14 @@ def test_a_host_says_what_it_may_load(members: Members) -> None:
     assert members.hosts() == []
 
 
-def test_stop_is_idempotent_and_tolerates_that_nothing_was_started(members: Members) -> None:
+def test_a_stop_is_idempotent_and_needs_no_start(members: Members) -> None:
     members.membership.stop()
     members.membership.stop()
 
 
-def test_leases_come_before_the_host_where_the_server_has_no_memory(members: Members) -> None:
+def test_leases_are_renewed_before_the_host_if_the_server_is_out_of_memory(
+    members: Members,
+) -> None:
     worker = members.membership.join(make_worker_info("w", state="warming"))
     members.membership.publish(HOST)
     members.membership.show(worker, make_worker_info("w", state="warm"))

@@ -25,7 +25,7 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
 
 @pytest.fixture
 def new_host(plant: Plant, tmp_path: Path) -> NewHost:
-    """Starts the host, and waits until all its processes are warm."""
+    """Start the host, and wait until all its processes are warm."""
 
     def start(**options: object) -> Host:
         host = Host(plant, tmp_path, **options)
@@ -37,12 +37,14 @@ def new_host(plant: Plant, tmp_path: Path) -> NewHost:
     return start
 
 
-#: What the processes of a host with one sleeper a device at most are counted by.
+#: Options that add up to the number of processes, with their defaults.
 _COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
 
 
 class TestStart:
-    def test_processes_are_warm_before_any_model_is_asked_for(self, new_host: NewHost) -> None:
+    def test_processes_are_warm_before_the_first_model_is_requested(
+        self, new_host: NewHost
+    ) -> None:
         host = new_host(slots=2, spares=1)
 
         infos = [host.wait("warm", f"host-{number}") for number in range(3)]
@@ -55,7 +57,7 @@ class TestStart:
             assert info.memory_bytes == info.warm_bytes > 0
             assert 0 <= seconds_since(info.since_ms) < 60
 
-    def test_the_host_says_what_it_may_load_as_long_as_it_is_there(self, new_host: NewHost) -> None:
+    def test_a_running_host_shows_the_models_that_it_may_load(self, new_host: NewHost) -> None:
         host = new_host(slots=2)
 
         entry = host.entry()
@@ -67,7 +69,7 @@ class TestStart:
         assert not host.plant.connection.exists(host.plant.keys.hosts)
         assert not host.plant.roster()
 
-    def test_a_process_that_cannot_stay_alive_is_shown_as_failed(
+    def test_a_process_that_keeps_dying_is_shown_as_failed(
         self, plant: Plant, tmp_path: Path
     ) -> None:
         host = Host(
@@ -81,7 +83,7 @@ class TestStart:
 
         host.wait("failed", "host")
 
-        # It goes on trying, and leaves in order.
+        # It keeps trying, and leaves in order.
         deaths = host.program.log.count("process died")
         eventually(lambda: host.program.log.count("process died") > deaths, timeout_s=START_S)
         host.wait("failed", "host")
@@ -91,7 +93,7 @@ class TestStart:
 
 
 class TestModels:
-    def test_load_swap_and_unload_in_one_process(self, new_host: NewHost) -> None:
+    def test_load_swap_and_unload_happen_in_one_process(self, new_host: NewHost) -> None:
         # Given a warm process
         host = new_host(simulated_load_s=1.0)
         pid = host.process("host").pid
@@ -102,14 +104,14 @@ class TestModels:
         assert host.acknowledgement(load) is None, "not before it is there"
         assert host.answer(load).done
 
-        # I expect it to be ready, and to say how long that took,
+        # I expect it to become ready and to report how long that took,
         info = host.wait("ready", "host", model="adder")
         assert info.phases_s["weights"] >= 1.0
         assert (info.slots, info.lane_limit) == (64, 80)
         assert info.swapped_ms == 0
         assert host.model("adder").load_s >= 1.0
 
-        # to give way to another one as somebody else,
+        # to give way to another model under another name,
         first = host.find("host")
         host.obey("load", "host", model="subtractor")
         second = host.find("host")
@@ -119,24 +121,24 @@ class TestModels:
         assert second[1].model == "subtractor"
         assert 0 <= seconds_since(second[1].swapped_ms) < 60
 
-        # and to be warm again without one.
+        # and to be warm again without a model.
         host.obey("unload", "host")
         info = host.wait("warm", "host")
         assert "unload" in info.phases_s
         assert info.pid == pid
 
-    def test_what_a_swap_costs_is_told(self, new_host: NewHost) -> None:
-        # Given a model that has come, been put to sleep for another, and woken
+    def test_the_cost_of_a_swap_is_reported(self, new_host: NewHost) -> None:
+        # Given a model that was loaded, put to sleep for another, and woken
         host = new_host(sleepers=1, simulated_load_s=1.0)
         host.obey("load", "host-0", model="adder")
         eventually(lambda: host.model("adder").swap_s >= 1.0)
         host.obey("load", "host-0", model="subtractor")
-        # It has gone, too.
+        # It has also given way once.
         eventually(lambda: host.model("adder").swap_s > host.model("adder").load_s)
         host.wait("asleep", "host-0", model="adder")
         host.obey("load", "host-1", model="adder")
 
-        # I expect the wake to count, and not the load, which is told as before.
+        # I expect the wake to count as the cost, and the load to be reported as before.
         eventually(lambda: 0 < host.model("adder").swap_s < 1.0)
         assert host.model("adder").load_s >= 1.0
         eventually(lambda: host.model("subtractor").swap_s >= 1.0)
@@ -165,13 +167,13 @@ class TestModels:
         host.wait("loading", "host", model=first)
         entry = host.command("load", "host", model="adder")
 
-        # I expect the first command to be void, the second to be done when its own model is there,
+        # I expect the first command to be void, the second to be done when its model is ready,
         assert host.answer(void).reason == "another command came first"
         assert host.answer(entry).done
         assert "is up with adder" in host.program.log
         host.wait("ready", "host", model="adder")
 
-        # and no model to pay for the other.
+        # and no model to be blamed for the other.
         assert {model.faults for model in host.entry().models} == {0}
 
 
@@ -185,7 +187,7 @@ class TestSleep:
         host.wait("ready", "host-1", model="subtractor")
         assert "sleep" in asleep.phases_s
 
-        # If the first is wanted again
+        # If the first is requested again
         host.obey("load", "host-1", model="adder")
 
         # I expect it to wake where it sleeps, and the other to sleep.
@@ -204,7 +206,7 @@ class TestSleep:
         host.wait("ready", "host-1", model="wakeful")
         host.wait("asleep", "host-0", model="adder")
 
-    def test_on_command(self, new_host: NewHost) -> None:
+    def test_a_model_sleeps_and_wakes_on_command(self, new_host: NewHost) -> None:
         host = new_host()
         assert "only a ready worker" in host.refuse("sleep", "host")
         host.obey("load", "host", model="adder")
@@ -214,7 +216,7 @@ class TestSleep:
         host.obey("wake", "host")
         host.wait("ready", "host", model="adder")
 
-        # A level that the engine does not know is refused, and the model let go.
+        # A level that the engine does not know is refused, and the model is unloaded.
         assert "level 7" in host.refuse("sleep", "host", level=7)
         host.wait("warm", "host")
 
@@ -229,7 +231,7 @@ class TestSleep:
 
 
 class TestOtherCommands:
-    def test_reset_and_profile(self, new_host: NewHost) -> None:
+    def test_reset_and_profile_reach_the_engine(self, new_host: NewHost) -> None:
         host = new_host()
         assert "not ready" in host.refuse("reset", "host")
         host.obey("load", "host", model="adder")
@@ -240,14 +242,14 @@ class TestOtherCommands:
         host.wait("ready", "host", model="adder")
 
     def test_drain_and_stop_close_devices(self, new_host: NewHost) -> None:
-        # Given a host with two devices, one of which has a spare
+        # Given a host with two devices, one of them with a spare
         host = new_host(slots=2, spares=1)
         host.obey("load", "host-0", model="adder")
 
-        # If the process that takes up the first is drained
+        # If the process on the first device is drained
         host.obey("drain", "host-0")
 
-        # I expect its device to be closed, and nothing to be started there,
+        # I expect its device to be closed, and no process to be started there,
         eventually(lambda: {one.name for one in host.plant.roster().values()} == {"host-1"})
         host.obey("load", "host-1", model="adder")
         assert len(host.program.children()) == 1
@@ -259,7 +261,7 @@ class TestOtherCommands:
 
 
 class TestDeath:
-    def test_a_spare_goes_on_with_the_model_and_with_the_requests(
+    def test_a_spare_continues_with_the_model_and_the_requests(
         self, plant: Plant, new_host: NewHost
     ) -> None:
         # Given a worker with running streams
@@ -273,16 +275,16 @@ class TestDeath:
         # If its process is killed
         host.process("host-0").kill()
 
-        # I expect the spare to have the model at once, and to end the streams,
+        # I expect the spare to load the model immediately and to finish the streams,
         host.wait("ready", "host-1", model="adder")
         answers = check_exact(plant, requests)
         assert attempts(answers) == [2, 2, 2]
 
-        # and the dead one to be the spare from then on.
+        # and the restarted process to be the spare from then on.
         host.wait("warm", "host-0")
 
     @pytest.mark.parametrize("state", ["warm", "loading", "asleep"])
-    def test_the_pool_is_whole_again(self, new_host: NewHost, state: str) -> None:
+    def test_the_pool_is_complete_again(self, new_host: NewHost, state: str) -> None:
         host = new_host(spares=1, simulated_load_s=1.0)
         entry = ""
         if state == "loading":
@@ -302,7 +304,7 @@ class TestDeath:
             assert host.answer(entry).done
             host.wait("ready", "host-1", model="adder")
 
-    def test_a_fork_server_that_is_killed(self, plant: Plant, new_host: NewHost) -> None:
+    def test_a_killed_fork_server_is_replaced(self, plant: Plant, new_host: NewHost) -> None:
         # Given a worker with running streams
         plant.coordinator(static=True)
         host = new_host(simulated_step_s=0.02)
@@ -312,10 +314,10 @@ class TestDeath:
         wait_mid_stream(plant, requests)
         before = host.process("host")
 
-        # If the process that started it is killed, so that nobody can tell whether it lives
+        # If the process that forked it is killed, so that its exit status is lost
         host.program.fork_server().kill()
 
-        # I expect it to be ended, and another one to go on from another fork-server.
+        # I expect it to be ended, and another from a new fork-server to continue.
         before.wait(10.0)
         answers = check_exact(plant, requests)
         assert attempts(answers) == [2, 2, 2]
@@ -335,7 +337,7 @@ class TestDeath:
 
 
 class TestSwapsAndRequests:
-    def test_a_swap_interrupts_nothing(self, plant: Plant, new_host: NewHost) -> None:
+    def test_a_swap_interrupts_no_request(self, plant: Plant, new_host: NewHost) -> None:
         # Given two workers with the same model and running streams
         plant.coordinator(static=True)
         host = new_host(slots=2, simulated_step_s=0.02)
@@ -352,18 +354,20 @@ class TestSwapsAndRequests:
         others = streams(2, 5, model="subtractor")
         plant.push_all([*others, *(late := streams(2, 5, model="adder"))])
 
-        # I expect its requests to end where they are, new ones to go elsewhere,
+        # I expect its requests to finish there, new ones to go to the other worker,
         answers = check_exact(plant, requests)
         assert attempts(answers) == [1] * 6
         assert {_name(answer) for answer in answers} == {"host-0", "host-1"}
         assert {_name(answer) for answer in check_exact(plant, late)} == {"host-1"}
 
-        # and those for the other model to wait for it.
+        # and those for the new model to wait for it.
         assert host.answer(swap).done
         assert {_name(answer) for answer in check_exact(plant, others)} == {"host-0"}
 
-    def test_what_takes_too_long_goes_elsewhere(self, plant: Plant, new_host: NewHost) -> None:
-        # Given a worker with streams that take long, and little patience
+    def test_requests_that_take_too_long_continue_elsewhere(
+        self, plant: Plant, new_host: NewHost
+    ) -> None:
+        # Given a worker with long streams, and a short time limit
         plant.coordinator(static=True)
         host = new_host(slots=2, simulated_step_s=0.05, drain_timeout_s=0.5)
         host.obey("load", "host-0", model="adder")
@@ -371,11 +375,11 @@ class TestSwapsAndRequests:
         plant.push_all(requests)
         wait_mid_stream(plant, requests)
 
-        # If it is to serve another model, and somebody else has the first
+        # If it is to serve another model, and another worker has the first
         host.obey("load", "host-0", model="subtractor")
         host.obey("load", "host-1", model="adder")
 
-        # I expect them to go on there, and nobody to be counted as dead.
+        # I expect the streams to continue there, and no worker to be counted as dead.
         answers = check_exact(plant, requests)
         assert attempts(answers) == [2, 2, 2]
         assert {_name(answer) for answer in answers} == {"host-1"}
@@ -400,7 +404,7 @@ class TestSwapsAndRequests:
 
 
 class TestGroups:
-    def test_a_group_is_formed_and_let_go(self, plant: Plant, new_host: NewHost) -> None:
+    def test_a_group_is_formed_and_released(self, plant: Plant, new_host: NewHost) -> None:
         # Given two warm processes
         plant.coordinator(static=True)
         host = new_host(slots=2)
@@ -418,14 +422,14 @@ class TestGroups:
         plant.push(request)
         assert plant.result(request.id).ok
 
-        # and both to be warm again afterwards, nothing having been started.
+        # and both to be warm again afterwards, without a new process.
         host.obey("unload", "host-1")
         host.wait("warm", "host-0", "host-1")
         assert {child.pid for child in host.program.children()} == pids
         assert host.wait("warm", "host-0").group == []
 
     @pytest.mark.parametrize("dies", ["host-0", "host-1"])
-    def test_it_fails_as_a_whole_and_is_formed_again(
+    def test_a_group_fails_as_a_whole_and_is_formed_again(
         self, plant: Plant, new_host: NewHost, dies: str
     ) -> None:
         plant.coordinator(static=True)
@@ -443,7 +447,7 @@ class TestGroups:
         host.wait("attached", "host-1", model="pair")
         assert before.isdisjoint(child.pid for child in host.program.children())
 
-    def test_a_group_that_cannot_be_loaded_lets_all_go(self, new_host: NewHost) -> None:
+    def test_a_group_that_cannot_be_loaded_releases_all_processes(self, new_host: NewHost) -> None:
         host = new_host(slots=2)
 
         assert "broken model" in host.refuse("load", "host-0", model="bad-pair")
@@ -451,7 +455,7 @@ class TestGroups:
         host.wait("warm", "host-0", "host-1")
         host.obey("load", "host-1", model="adder")
 
-    def test_a_model_that_is_too_large_for_the_host(self, new_host: NewHost) -> None:
+    def test_a_model_too_large_for_the_host_is_refused(self, new_host: NewHost) -> None:
         host = new_host()
 
         assert "takes 2" in host.refuse("load", "host", model="pair")

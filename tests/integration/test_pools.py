@@ -48,7 +48,7 @@ def key(connection: redis.Redis) -> Iterator[str]:
 def test_threads_wait_for_one_of_few_connections(
     named: Named, connection: redis.Redis, key: str
 ) -> None:
-    """Given more callers than connections / If all block / I expect each to be served, by few."""
+    """Given more callers than connections, if all block, I expect few connections to serve all."""
     with (
         open_connection(named.url, timeout_s=WAIT_S, max_connections=BOUND) as pooled,
         ThreadPoolExecutor(CALLERS) as threads,
@@ -65,7 +65,7 @@ def test_threads_wait_for_one_of_few_connections(
 
 
 def test_pipelines_and_single_commands_share_the_bound(named: Named) -> None:
-    """Given a connection that single commands keep at hand, I expect a pipeline to get it."""
+    """Given a connection that single commands keep open, I expect a pipeline to get it."""
     with open_connection(named.url, max_connections=1, pool_timeout_s=0) as pooled:
         for _ in range(3):
             assert pooled.ping()
@@ -97,7 +97,7 @@ def test_tasks_wait_for_one_of_few_connections(
 
 
 def test_a_cancelled_task_leaves_its_place_to_others(named: Named, key: str) -> None:
-    """Given tasks that hold or await the only connections / If they are cancelled / all is free."""
+    """Given tasks that hold or await all connections, if cancelled, I expect all to be free."""
 
     async def scenario() -> None:
         async with open_async_connection(
@@ -163,7 +163,7 @@ def test_a_task_that_waits_too_long_gets_the_reason(
 
 
 def test_a_failed_connection_returns_its_place() -> None:
-    """Given a server that is not there / If one asks more often than there are places / no wait."""
+    """Given no server, if a caller tries more often than there are places, I expect no wait."""
 
     async def scenario() -> None:
         async with open_async_connection(
@@ -201,7 +201,7 @@ def test_the_url_may_set_the_bound(named: Named) -> None:
 
 
 def test_a_connection_is_used_by_one_thread_at_a_time(named: Named) -> None:
-    """Given threads that take and return in a hurry, I expect each to get its own answers."""
+    """Given threads that take and return quickly, I expect each to get its own answers."""
     together = threading.Barrier(CALLERS)
 
     def work(number: int) -> bool:

@@ -1,4 +1,4 @@
-"""The publisher, on a real server: what an engine makes is published once, and in order."""
+"""The publisher, on a real server: an engine's output is published once and in order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def finished(key: str, tokens: list[int]) -> Finished:
 
 @dataclass
 class Rig:
-    """A publisher on a yard of its own, and what it reports."""
+    """A publisher on a yard of its own, and its reports."""
 
     yard: Yard
     worker: str
@@ -41,7 +41,7 @@ class Rig:
     connection: redis.Redis
 
     def run(self, request: Request | None = None) -> Assignment:
-        """A request that runs on the worker, begun in the present epoch."""
+        """A request that runs on the worker, begun in the current epoch."""
         assignment = self.yard.assign(self.worker, request)
         self.publisher.runs[assignment.entry] = Run(assignment, 0.0, self.publisher.epoch)
         return assignment
@@ -69,17 +69,17 @@ def rig(yard: Yard, broker: Server) -> Iterator[Rig]:
         publisher.stop()
 
 
-def test_steps_that_have_gathered_travel_together(rig: Rig) -> None:
+def test_waiting_steps_are_published_together(rig: Rig) -> None:
     # Given several steps of two streams, one of which has ended since
     on, ended = rig.run(make_request(stream=True)), rig.run(make_request(stream=True))
     for token in (1, 2, 3):
         rig.publisher.put([TokenDelta(on.entry, 0, [token]), TokenDelta(ended.entry, 0, [token])])
     rig.publisher.put([finished(ended.entry, [1, 2, 3, 4])])
 
-    # If they are published in one turn
+    # If one turn publishes them
     rig.publisher.run_once()
 
-    # I expect one delta of the stream that goes on, and of the other the result alone.
+    # I expect one delta of the running stream, and only the result of the other.
     (delta,) = rig.yard.replies(on.request)
     assert (delta.seq, unpack_tokens(delta.tokens)) == (0, [1, 2, 3])
     (result,) = rig.yard.replies(ended.request)
@@ -101,7 +101,7 @@ def test_a_turn_is_bounded(rig: Rig) -> None:
     assert rig.yard.published(run.request) == pack_tokens(range(STEPS_AT_ONCE + 1))
 
 
-def test_seq_goes_on_where_the_last_attempt_ended(rig: Rig) -> None:
+def test_seq_continues_after_the_last_attempt(rig: Rig) -> None:
     # Given a stream that another worker has begun
     other = rig.yard.worker("other")
     request = make_request(stream=True)
@@ -128,8 +128,8 @@ def test_seq_goes_on_where_the_last_attempt_ended(rig: Rig) -> None:
     assert result.provenance.worker == rig.worker
 
 
-def test_what_waits_to_be_published_keeps_the_epoch_in_which_it_was_made(rig: Rig) -> None:
-    # Given streams that end before and after the epoch changes, and all steps still unpublished
+def test_waiting_steps_keep_the_epoch_in_which_they_were_made(rig: Rig) -> None:
+    # Given streams that end before and after the epoch changes, with all steps unpublished
     rig.publisher.epoch = 7
     before, across = rig.run(make_request(stream=True)), rig.run(make_request(stream=True))
     rig.publisher.put([TokenDelta(before.entry, 0, [1]), TokenDelta(across.entry, 0, [1])])
@@ -139,7 +139,7 @@ def test_what_waits_to_be_published_keeps_the_epoch_in_which_it_was_made(rig: Ri
     rig.publisher.put([TokenDelta(across.entry, 0, [2]), TokenDelta(after.entry, 0, [1])])
     rig.publisher.put([finished(across.entry, [1, 2, 3]), finished(after.entry, [1, 2])])
 
-    # If they are published in one turn
+    # If one turn publishes them
     rig.publisher.run_once()
 
     # I expect each result to name its epochs, and no token twice or missing.
@@ -153,7 +153,7 @@ def test_what_waits_to_be_published_keeps_the_epoch_in_which_it_was_made(rig: Ri
     assert rig.yard.ledger(across.request)["epoch"] == "7"
 
 
-def test_epoch_goes_on_with_a_stream_to_its_next_worker(rig: Rig) -> None:
+def test_the_epoch_of_a_stream_continues_on_its_next_worker(rig: Rig) -> None:
     # Given a stream that another worker has begun in epoch 7
     other, request = rig.yard.worker("other"), make_request(stream=True)
     first = rig.yard.assign(other, request)
@@ -167,7 +167,7 @@ def test_epoch_goes_on_with_a_stream_to_its_next_worker(rig: Rig) -> None:
     rig.yard.expire(other)
     rig.yard.rescue(other)
 
-    # If it goes on in epoch 8
+    # If it continues in epoch 8
     rig.publisher.epoch = 8
     again = rig.yard.place(rig.yard.waiting(request), rig.worker)
     rig.publisher.runs[again.entry] = Run(again, 0.0, epoch=8)
@@ -181,15 +181,15 @@ def test_epoch_goes_on_with_a_stream_to_its_next_worker(rig: Rig) -> None:
     assert [reply.seq for reply in rig.yard.replies(request)] == [0, 2, 3]
 
 
-def test_stale_request_is_reported_and_its_neighbours_are_published(rig: Rig) -> None:
-    # Given two streams, one of which another attempt has
+def test_a_stale_request_is_reported_and_its_neighbours_are_published(rig: Rig) -> None:
+    # Given two streams, one of which belongs to another attempt
     taken, kept = rig.run(make_request(stream=True)), rig.run(make_request(stream=True))
     ledger = rig.yard.keys.ledger(taken.request.client, taken.request.id)
     rig.yard.connection.hset(ledger, "attempt", 2)
 
     rig.publisher.put([TokenDelta(taken.entry, 0, [1]), TokenDelta(kept.entry, 0, [2])])
     rig.publisher.run_once()
-    rig.publisher.put([TokenDelta(taken.entry, 0, [9])])  # made before the engine let go
+    rig.publisher.put([TokenDelta(taken.entry, 0, [9])])  # made before the engine dropped it
     rig.publisher.run_once()
 
     assert rig.stale == [taken.entry]
@@ -199,8 +199,8 @@ def test_stale_request_is_reported_and_its_neighbours_are_published(rig: Rig) ->
     assert not rig.lost
 
 
-def test_fault_that_may_pass_goes_back_with_its_tokens(rig: Rig) -> None:
-    # Given a stream that has shown two tokens, and a neighbour
+def test_a_temporary_fault_gives_the_request_back_with_its_tokens(rig: Rig) -> None:
+    # Given a stream that has published two tokens, and a neighbour
     stream = rig.run(make_request("q1", stream=True))
     neighbour = rig.run(make_request("q2"))
     rig.publisher.put([TokenDelta(stream.entry, 0, [5, 6], None)])
@@ -211,7 +211,7 @@ def test_fault_that_may_pass_goes_back_with_its_tokens(rig: Rig) -> None:
     rig.publisher.put([fault, finished(neighbour.entry, [9])])
     rig.publisher.run_once()
 
-    # I expect it to wait for another time, with what was shown, and no result.
+    # I expect it to wait with its published tokens, and no result.
     ((_, fields),) = rig.yard.intake("retry")
     assert (fields[b"id"], fields[b"faults"]) == (b"q1", b"1")
     assert unpack_tokens(fields[b"published"]) == [5, 6]
@@ -222,7 +222,7 @@ def test_fault_that_may_pass_goes_back_with_its_tokens(rig: Rig) -> None:
     assert rig.yard.lane(rig.worker) == []
 
 
-def test_fault_after_the_lease_was_lost(rig: Rig) -> None:
+def test_a_fault_after_a_lost_lease_gives_nothing_back(rig: Rig) -> None:
     running = rig.run()
     rig.yard.scripts.retire(rig.worker, "lost")
 
@@ -233,7 +233,7 @@ def test_fault_after_the_lease_was_lost(rig: Rig) -> None:
     assert rig.yard.intake("retry") == []
 
 
-def test_lost_lease_is_reported_once_and_ends_it(rig: Rig) -> None:
+def test_a_lost_lease_is_reported_once_and_ends_the_term(rig: Rig) -> None:
     run = rig.run(make_request(stream=True))
     rig.publisher.start()
     rig.yard.expire(rig.worker)
@@ -248,8 +248,8 @@ def test_lost_lease_is_reported_once_and_ends_it(rig: Rig) -> None:
     assert rig.yard.replies(run.request) == []
 
 
-def test_answer_that_was_lost_is_asked_for_again(rig: Rig) -> None:
-    # Given a connection that breaks after each script has been carried out
+def test_a_script_whose_reply_was_lost_runs_again(rig: Rig) -> None:
+    # Given a connection that breaks after each script has run
     streaming, done = rig.run(make_request(stream=True)), rig.run()
     broken = _breaking(rig.publisher._scripts)
     rig.publisher.start()
@@ -265,7 +265,7 @@ def test_answer_that_was_lost_is_asked_for_again(rig: Rig) -> None:
     assert not rig.lost
 
 
-def test_engine_waits_while_the_server_is_away(rig: Rig) -> None:
+def test_the_engine_waits_while_the_server_is_away(rig: Rig) -> None:
     # Given a publisher that cannot publish, and as many steps as may wait
     run = rig.run(make_request(stream=True))
     for token in range(MOST_WAITING):
@@ -277,7 +277,7 @@ def test_engine_waits_while_the_server_is_away(rig: Rig) -> None:
     )
     put.start()
 
-    # I expect the engine's thread to wait, and to go on when the server is back.
+    # I expect the engine's thread to wait, and to continue when the server is back.
     put.join(0.3)
     assert put.is_alive()
     rig.publisher.start()
@@ -286,7 +286,7 @@ def test_engine_waits_while_the_server_is_away(rig: Rig) -> None:
     eventually(lambda: len(rig.yard.published(run.request)) == 4 * (MOST_WAITING + 1))
 
 
-def test_engine_does_not_wait_for_a_publisher_that_is_over(rig: Rig) -> None:
+def test_the_engine_does_not_wait_for_a_publisher_that_has_ended(rig: Rig) -> None:
     run = rig.run(make_request(stream=True))
     for token in range(MOST_WAITING):
         rig.publisher.put([TokenDelta(run.entry, 0, [token])])
@@ -300,7 +300,7 @@ def test_engine_does_not_wait_for_a_publisher_that_is_over(rig: Rig) -> None:
 
 
 def _breaking(scripts: Scripts) -> list[str]:
-    """Make the first call of each publishing script lose its answer; who has not yet."""
+    """Lose the reply of the first call of each publishing script; return those still to fail."""
     left = ["emit", "finish"]
 
     def once(name: str, call: Callable[..., list[Published]]) -> Callable[..., list[Published]]:
@@ -319,7 +319,7 @@ def _breaking(scripts: Scripts) -> list[str]:
 
 
 def test_a_stream_whose_published_tokens_are_lost_is_given_back(rig: Rig) -> None:
-    """Given a server that came back without its last writes, a running stream among them."""
+    """Given a server that returned without its last writes, also those of a running stream."""
     run = rig.run(make_request(stream=True))
     rig.publisher.put([TokenDelta(run.entry, 0, [1, 2, 3])])
     rig.publisher.run_once()

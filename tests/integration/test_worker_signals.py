@@ -1,4 +1,4 @@
-"""Workers and the control signals: real processes, which are killed, and a real coordinator."""
+"""Workers and control signals: real processes, some killed, and a real coordinator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Operator:
         assert self.signals.wait(self.give(what, scope, **fields), START_S) == []
 
     def reasons(self, what: Signal, scope: str = ALL, **fields: Any) -> dict[str, str]:
-        """By worker, why it does not obey."""
+        """Why each worker does not obey."""
         left = self.signals.wait(self.give(what, scope, **fields), START_S)
         return {one.name: one.reason for one in left}
 
@@ -70,7 +70,7 @@ NewHost = Callable[..., Host]
 
 @pytest.fixture
 def new_host(plant: Plant, tmp_path: Path) -> NewHost:
-    """Starts a host of slow engines, and a coordinator that commands nothing by itself."""
+    """Start a host of slow engines, and a coordinator that commands nothing by itself."""
 
     def start(*, is_led: bool = True, **options: object) -> Host:
         if is_led:
@@ -85,7 +85,7 @@ def new_host(plant: Plant, tmp_path: Path) -> NewHost:
 
 
 def running(plant: Plant, count: int = 3, max_tokens: int = 60, **fields: object) -> list[Request]:
-    """Streams of the adder that are on their way."""
+    """Running streams of the adder."""
     requests = streams(count, max_tokens, model="adder", **fields)
     plant.push_all(requests)
     wait_mid_stream(plant, requests)
@@ -97,7 +97,7 @@ def published(plant: Plant, requests: list[Request]) -> list[int]:
 
 
 def count_nothing(plant: Plant, requests: list[Request]) -> None:
-    """Nothing of what has happened speaks against these requests."""
+    """Check that no failure is counted against these requests."""
     for request in requests:
         ledger = plant.ledger(request.id)
         counted = {ledger.get(name, "0") for name in ("crashes", "faults", "suspected")}
@@ -111,7 +111,7 @@ def run_state(host: Host, name: str = "host") -> str:
 
 class TestPause:
     @pytest.mark.parametrize("mode", PAUSE_MODES)
-    def test_running_streams(
+    def test_running_streams_stop_and_continue(
         self, plant: Plant, new_host: NewHost, operator: Operator, mode: PauseMode
     ) -> None:
         # Given a worker with running streams
@@ -124,7 +124,7 @@ class TestPause:
         # If it is paused
         operator.say("PAUSE", mode=mode)
 
-        # I expect them to be back in the queue, done, or where they were,
+        # I expect them, by the mode, back in the queue, finished, or kept,
         after = host.find("host")
         assert after
         assert (after[1].run_state, after[1].state) == ("PAUSED", "ready")
@@ -135,11 +135,11 @@ class TestPause:
         if mode == "wait":
             assert attempts(check_exact(plant, requests)) == [1] * 3
 
-        # nothing to be given to it,
+        # no new requests on the worker,
         late = streams(2, 5, model="adder")
         plant.push_all(late)
 
-        # and all to go on behind the last token when it runs again, in the same process.
+        # and all to continue after the last token when it runs again, in the same process.
         assert published(plant, requests) == stands
         operator.say("UNPAUSE")
         answers = check_exact(plant, [*requests, *late])
@@ -148,10 +148,10 @@ class TestPause:
         assert run_state(host) == "RUNNING"
         assert host.wait("ready", "host", model="adder").pid == before[1].pid
 
-    def test_a_kept_request_that_is_too_late_ends(
+    def test_a_kept_request_past_its_deadline_ends(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
-        # Given a kept stream with a deadline, and a worker that is thought to hang before that
+        # Given a kept stream with a deadline, longer than the time limit of a hang
         host = new_host(hang_timeout_s=2.5, lease_ms=3000)
         host.obey("load", "host", model="adder")
         deadline_ms = int(time.time() * 1000) + 6000
@@ -163,17 +163,17 @@ class TestPause:
 
         operator.say("PAUSE", mode="keep")
 
-        # I expect it to expire where it is, and the others to be kept all the same.
+        # Given a kept stream with a deadline, later than the time limit of a hang
         assert plant.result(late.id).status == "expired"
         check_beginning(plant, late)
         operator.say("UNPAUSE")
         assert attempts(check_exact(plant, others)) == [1] * 3
         assert host.process("host").pid == pid
 
-    def test_what_slips_through_goes_back(
+    def test_a_request_that_slips_through_goes_back(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
-        # Given a paused worker, and a leader that does not know, which gives it something
+        # Given a paused worker, and a leader that does not know of the pause and dispatches to it
         host = new_host(is_led=False)
         host.obey("load", "host", model="adder")
         operator.say("PAUSE")
@@ -182,11 +182,11 @@ class TestPause:
         (request,) = streams(1, 5, model="adder")
         dispatch(plant, first[0], request)
 
-        # I expect it to leave that behind, and to come back as paused as it was.
+        # I expect it to leave the request behind, and to return as paused as before.
         eventually(lambda: (found := host.find("host")) and found[0] != first[0])
         eventually(lambda: run_state(host) == "PAUSED")
 
-        # The request costs that nothing, and it is answered later.
+        # The request loses no attempt, and is answered later.
         plant.coordinator(static=True)
         operator.say("UNPAUSE")
         assert attempts(check_exact(plant, [request])) == [2]
@@ -195,7 +195,7 @@ class TestPause:
     def test_modes_may_follow_each_other(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
-        # Given streams that are kept
+        # Given kept streams
         host = new_host()
         host.obey("load", "host", model="adder")
         requests = running(plant)
@@ -205,14 +205,14 @@ class TestPause:
         # If another scope wants them back
         operator.say("PAUSE", ADDER, mode="abort")
 
-        # I expect them to be back, and to go on when nobody wants a pause any more.
+        # I expect them back in the queue, and to continue when no scope wants a pause.
         assert host.find("host") != kept
         operator.say("UNPAUSE", ADDER)
         assert run_state(host) == "PAUSED"
         operator.say("UNPAUSE", ALL)
         assert attempts(check_exact(plant, requests)) == [2] * 3
 
-    def test_a_pause_that_takes_long_may_be_taken_back(
+    def test_a_slow_pause_may_be_taken_back(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
         host = new_host()
@@ -227,7 +227,9 @@ class TestPause:
         assert run_state(host) == "RUNNING"
         assert attempts(check_exact(plant, requests)) == [1] * 3
 
-    def test_only_who_is_meant(self, plant: Plant, new_host: NewHost, operator: Operator) -> None:
+    def test_only_workers_of_the_scope_pause(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
         host = new_host(slots=2)
         for name in ("host-0", "host-1"):
             host.obey("load", name, model="adder")
@@ -242,7 +244,7 @@ class TestPause:
 
 
 def dispatch(plant: Plant, worker: str, request: Request) -> None:
-    """Move a request onto a lane, as a leader does that has not heard of a pause."""
+    """Move a request onto a lane, like a leader that does not know of a pause."""
     plant.connection.set(plant.keys.leader, "1:deaf")
     plant.push(request)
     ((entry, _),) = plant.connection.xrange(plant.keys.intake("normal"))
@@ -253,7 +255,7 @@ def dispatch(plant: Plant, worker: str, request: Request) -> None:
 
 class TestDeath:
     @pytest.mark.parametrize("mode", PAUSE_MODES)
-    def test_a_process_that_dies_comes_back_paused(
+    def test_a_process_that_dies_returns_paused(
         self, plant: Plant, new_host: NewHost, operator: Operator, mode: PauseMode
     ) -> None:
         # Given a paused worker
@@ -268,7 +270,7 @@ class TestDeath:
         process.wait(10.0)
         eventually(lambda: host.program.log.count("is up with adder") == 2, timeout_s=START_S)
 
-        # I expect it to be paused as before, and the streams to go on afterwards.
+        # I expect it to be paused as before, and the streams to continue afterwards.
         eventually(lambda: host.state("host") == "ready")
         assert run_state(host) == "PAUSED"
         stands = published(plant, requests)
@@ -277,7 +279,7 @@ class TestDeath:
         check_exact(plant, requests)
         assert len(stands) == 3
 
-    def test_a_controller_that_dies_finds_the_desired_state(
+    def test_a_restarted_controller_finds_the_desired_state(
         self, plant: Plant, new_host: NewHost, operator: Operator, tmp_path: Path
     ) -> None:
         host = new_host()
@@ -297,7 +299,7 @@ class TestDeath:
 
 class TestLate:
     def test_a_worker_joins_a_paused_yard(self, plant: Plant, operator: Operator) -> None:
-        # Given a yard that was paused when nobody was there
+        # Given a yard that was paused without workers
         plant.coordinator()
         operator.say("PAUSE")
         operator.say("SET_GENERATION_EPOCH", epoch=7)
@@ -306,7 +308,7 @@ class TestLate:
         plant.worker(name="late")
         plant.wait_for_workers(1)
 
-        # I expect its worker to load its model and to do nothing with it,
+        # I expect its worker to load its model and to serve nothing
         eventually(lambda: _obedient(plant, "late"))
         eventually(lambda: {info.epoch for info in plant.roster().values()} == {7})
         (info,) = plant.roster().values()
@@ -341,10 +343,10 @@ class TestLate:
         plant.push(request)
         assert plant.result(request.id).ok
 
-    def test_who_was_cut_off_finds_the_desired_state(
+    def test_a_disconnected_controller_finds_the_desired_state(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
-        # Given a desired state of which no signal tells
+        # Given a desired state that no signal reported
         host = new_host()
         host.obey("load", "host", model="adder")
         paused = encode_desired(DesiredState(run_state="PAUSED"))
@@ -368,10 +370,10 @@ def _obedient(plant: Plant, name: str) -> bool:
 
 class TestSuspend:
     @pytest.mark.parametrize("mode", ["abort", "keep"])
-    def test_engines_let_go_of_their_devices(
+    def test_engines_release_their_devices(
         self, plant: Plant, new_host: NewHost, operator: Operator, mode: PauseMode
     ) -> None:
-        # Given a worker that is paused mid-stream
+        # Given a worker that is paused in the middle of its streams
         host = new_host(spares=1)
         host.obey("load", "host-0", model="adder")
         requests = running(plant)
@@ -381,7 +383,7 @@ class TestSuspend:
         # If it is suspended
         operator.say("SUSPEND")
 
-        # I expect its engine to sleep, its streams to wait, and nobody to take its device,
+        # I expect its engine to sleep, its streams to wait, and no process to take its device,
         info = host.wait("asleep", "host-0", model="adder")
         assert info.run_state == "SUSPENDED"
         assert run_state(host, "host-1") == "SUSPENDED"
@@ -389,7 +391,7 @@ class TestSuspend:
         assert "suspended" in host.refuse("wake", "host-0")
         assert host.state("host-1") == "warm"
 
-        # and all to go on in the same process when it is woken and may run.
+        # and all to continue in the same process when it wakes and may run.
         operator.say("RESUME")
         info = host.wait("ready", "host-0", model="adder")
         assert (info.run_state, info.pid) == ("PAUSED", pid)
@@ -397,7 +399,7 @@ class TestSuspend:
         assert attempts(check_exact(plant, requests)) == [2] * 3
         count_nothing(plant, requests)
 
-    def test_who_dies_asleep_comes_back_without_a_model(
+    def test_a_process_that_dies_asleep_returns_without_a_model(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
         host = new_host()
@@ -414,7 +416,9 @@ class TestSuspend:
         operator.say("RESUME")
         assert host.wait("ready", "host", model="adder").run_state == "PAUSED"
 
-    def test_one_that_cannot_sleep_is_unloaded(self, new_host: NewHost, operator: Operator) -> None:
+    def test_an_engine_that_cannot_sleep_is_unloaded(
+        self, new_host: NewHost, operator: Operator
+    ) -> None:
         host = new_host()
         host.obey("load", "host", model="wakeful")
         operator.say("PAUSE")
@@ -425,7 +429,9 @@ class TestSuspend:
         operator.say("RESUME")
         host.wait("ready", "host", model="wakeful")
 
-    def test_a_group(self, plant: Plant, new_host: NewHost, operator: Operator) -> None:
+    def test_a_suspended_group_is_formed_again(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
         host = new_host(slots=2)
         host.obey("load", "host-0", model="pair")
         requests = streams(2, 60, model="pair")
@@ -443,7 +449,7 @@ class TestSuspend:
 
 
 class TestOthers:
-    def test_what_an_engine_cannot_do_is_said_and_hinders_nothing_else(
+    def test_an_unsupported_signal_is_reported_and_blocks_no_other(
         self, new_host: NewHost, operator: Operator
     ) -> None:
         host = new_host()
@@ -460,19 +466,19 @@ class TestOthers:
     def test_weights_that_cannot_be_loaded_keep_a_worker_paused(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
-        # Given a model whose weights are exchanged for some that are broken
+        # Given a model whose weights are replaced by broken ones
         host = new_host()
         host.obey("load", "host", model="adder")
         operator.say("PAUSE", ADDER)
         reasons = operator.reasons("RELOAD_WEIGHTS", ADDER, weights=f"/w/{BROKEN}")
         assert "broken weights" in reasons["host"]
 
-        # I expect it to answer nothing with others than it should have,
+        # I expect it to answer nothing with the wrong weights,
         reasons = operator.reasons("UNPAUSE", ADDER)
         assert "broken weights" in reasons["host"]
         assert run_state(host) == "PAUSED"
 
-        # and to run as soon as it has some.
+        # and to run as soon as it has the right ones.
         operator.say("PAUSE", ADDER)
         operator.say("RELOAD_WEIGHTS", ADDER, weights="/w/2")
         operator.say("UNPAUSE", ADDER)
@@ -480,7 +486,7 @@ class TestOthers:
         assert found
         assert (found[1].run_state, found[1].weights) == ("RUNNING", "/w/2")
 
-    def test_who_loads_later_has_the_weights_from_the_start(
+    def test_a_later_load_starts_with_the_weights(
         self, new_host: NewHost, operator: Operator
     ) -> None:
         host = new_host(slots=2)
@@ -506,7 +512,7 @@ class TestOthers:
         # If all are drained or stopped
         operator.say(given)
 
-        # I expect the controller to end in order, the streams to be done, or to wait.
+        # I expect the controller to end in order, and the streams to be finished or to wait.
         assert host.program.wait() == 0
         assert not plant.roster()
         if given == "DRAIN":
@@ -548,7 +554,7 @@ class TestOthers:
         assert attempts(check_exact(plant, requests)) == [2] * 3
 
 
-#: The signals in an order in which each is allowed, from each desired state from which it is.
+#: The signals in an allowed order, from each desired state that allows them.
 STEPS = (
     Order(signal="SET_GENERATION_EPOCH", epoch=1),
     Order(signal="PAUSE", mode="wait"),
@@ -568,10 +574,10 @@ STEPS = (
 
 
 class TestTransitions:
-    def test_with_one_who_joins_late_and_one_who_dies(
+    def test_a_signal_reaches_workers_that_join_late_or_die(
         self, plant: Plant, operator: Operator
     ) -> None:
-        # Given three workers, and streams
+        # Given three workers with streams
         plant.coordinator(static=True)
         options = {"model_name": "adder", "simulated_step_s": 0.02, "max_backoff_s": 0.2}
         workers = plant.worker(name="w", slots=3, **options)
@@ -579,13 +585,13 @@ class TestTransitions:
         requests = running(plant, 6, 100)
 
         for order in STEPS:
-            # If a signal is given while one of them dies, and a fourth joins
+            # If a signal is given while one of them dies and a fourth joins
             victim = next(info.pid for info in plant.roster().values() if info.name == "w-0")
             given = operator.signals.give(order)
             os.kill(victim, signal.SIGKILL)
             late = plant.worker(name="late", **options)
 
-            # I expect all four to do what is wanted,
+            # I expect all four to reach the desired state,
             assert operator.signals.wait(given, START_S) == []
             eventually(lambda: _do_as_wanted(plant, operator, 4), timeout_s=START_S)
             assert operator.signals.wait(given, START_S) == []
@@ -600,7 +606,7 @@ class TestTransitions:
 
 
 def _do_as_wanted(plant: Plant, operator: Operator, count: int) -> bool:
-    """Whether so many workers do what their desired states say."""
+    """Whether this many workers have reached their desired states."""
     desired_states = operator.signals.desired_states()
     seen = {info.name: info for info in plant.roster().values()}
     for name, info in seen.items():

@@ -1,4 +1,4 @@
-"""What the broker benchmark makes of times."""
+"""How the broker benchmark evaluates its times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measured(per_s: float, one_ms: float, half_ms: float) -> Round:
 
 class TestFlow:
     def test_every_request_is_sent_once_in_order_and_timed(self) -> None:
-        # Given answers that come in an order of their own
+        # Given answers in another order
         sent: list[int] = []
         answers: SimpleQueue[list[int]] = SimpleQueue()
 
@@ -33,20 +33,20 @@ class TestFlow:
         assert len(latencies.all_ms) == 50
         assert min(latencies.all_ms) >= 0.0
 
-    def test_what_goes_wrong_while_listening_ends_it(self) -> None:
+    def test_a_fault_while_listening_ends_the_flow(self) -> None:
         def fail() -> list[int]:
             raise TimeoutError("no reply")
 
         with pytest.raises(TimeoutError, match="no reply"):
             flowing(10**6, 5_000.0, lambda batch: None, fail)
 
-    def test_it_takes_as_long_as_the_paced_part(self) -> None:
+    def test_the_flow_takes_as_long_as_the_paced_part(self) -> None:
         assert Plan(requests=1, paced_requests=500).flow(2_000.0) == 10_000
         assert Plan(requests=1, paced_requests=500).flow(20.0) == 500
 
 
-def test_ratios_are_those_of_neighbouring_rounds() -> None:
-    # Given three rounds of which the machine was slow during the last
+def test_ratios_compare_neighbouring_rounds() -> None:
+    # Given three rounds, with a slow machine during the last
     ours = [measured(100.0, 3.0, 6.0), measured(120.0, 3.2, 6.2), measured(10.0, 40.0, 90.0)]
     theirs = [measured(200.0, 2.0, 3.0), measured(240.0, 1.6, 3.1), measured(20.0, 20.0, 45.0)]
 

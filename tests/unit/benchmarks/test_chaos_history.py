@@ -1,4 +1,4 @@
-"""The checker of the chaos benchmark: fed with forged histories, it must find what is broken."""
+"""The checker of the chaos benchmark must find the fault in each forged history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answer(_: Asked) -> Answer:
 
 
 def good() -> list[Event]:
-    """One stream, read by its client and by a plain reader, with nothing wrong."""
+    """One stream, read by its client and by a plain reader, without a fault."""
     return [
         Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
         Accepted(100.1, C, ID),
@@ -68,7 +68,7 @@ def without(keep: Callable[[Event], bool]) -> list[Event]:
     return [event for event in good() if keep(event)]
 
 
-def test_good_history() -> None:
+def test_a_good_history_has_no_faults() -> None:
     history = gather(good())
 
     violations = check(history, answer)
@@ -78,22 +78,22 @@ def test_good_history() -> None:
     assert (figures.accepted, figures.results) == (1, 1)
 
 
-def test_what_nobody_acknowledged_may_be_missing() -> None:
+def test_an_unacknowledged_request_may_be_missing() -> None:
     assert found([Asked(100.0, C, ID, 6, stream=True, tokens=[1])]) == set()
 
 
-def test_lost() -> None:
-    # Accepted, and then silence
+def test_a_lost_request_is_a_fault() -> None:
+    # Accepted, then silence
     assert found(good()[:6]) == {"lost"}
-    # Published, but those who wait for it were never told
+    # Published, but its waiting clients never got it
     assert found(without(lambda one: not isinstance(one, Ended | Seen))) == {"lost"}
 
 
-def test_twice() -> None:
-    # A second result in the stream, though readers look no further than the first
+def test_a_second_result_is_a_fault() -> None:
+    # A second result in the stream, although readers stop at the first
     second = Published(101.0, C, ID, "result", 4, TOKENS, "completed", "w.2")
     assert found([*good(), second]) == {"twice"}
-    # A reader that got the result two times
+    # A reader that got the result twice
     assert "twice" in found([*good(), Ended(101.0, "plain", C, ID, "completed", TOKENS, seq=4)])
 
 
@@ -107,11 +107,11 @@ def test_twice() -> None:
         Ended(101.0, "again", C, ID, "cancelled", TOKENS[:4], seq=0),
     ],
 )
-def test_wrong(end: Ended) -> None:
+def test_a_wrong_answer_is_a_fault(end: Ended) -> None:
     assert found([*good(), end]) == {"wrong"}
 
 
-def test_wrong_although_all_readers_agree() -> None:
+def test_a_wrong_answer_is_a_fault_even_if_all_readers_agree() -> None:
     other = [1, 2, 3]
     events: list[Event] = [
         *good()[:2],
@@ -121,7 +121,7 @@ def test_wrong_although_all_readers_agree() -> None:
     assert found(events) == {"wrong"}
 
 
-def test_published_otherwise_than_read() -> None:
+def test_a_publication_that_differs_from_the_reading_is_a_fault() -> None:
     events = [
         Published(100.5, C, ID, "result", 4, [*TOKENS[:4], 0], "completed", "w.1")
         if isinstance(event, Published) and event.event == "result"
@@ -131,7 +131,7 @@ def test_published_otherwise_than_read() -> None:
     assert found(events) == {"wrong"}
 
 
-def test_cancelled() -> None:
+def test_a_cancelled_request_may_end_with_a_prefix_of_its_answer() -> None:
     asked = Asked(100.0, C, ID, 6, stream=True, tokens=[1])
 
     def cancelled(tokens: list[int]) -> list[Event]:
@@ -145,15 +145,15 @@ def test_cancelled() -> None:
             Ended(100.5, "plain", C, ID, "cancelled", tokens, seq=len(tokens), code="CANCELLED"),
         ]
 
-    # Where somebody asked for it, a beginning of the answer is right; other tokens are not,
+    # After a cancel, a prefix of the answer is right. Other tokens are wrong,
     assert found(cancelled(TOKENS[:3])) == set()
     assert found(cancelled([99])) == {"wrong"}
-    # nor is it where nobody asked.
+    # and so is a prefix without a cancel.
     unasked = [one for one in cancelled(TOKENS[:3]) if not isinstance(one, CancelAsked)]
     assert found(unasked) == {"wrong"}
 
 
-def test_deleted_entry() -> None:
+def test_a_deleted_entry_may_end_its_request() -> None:
     def lost(tokens: list[int]) -> list[Event]:
         return [
             Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
@@ -163,34 +163,34 @@ def test_deleted_entry() -> None:
             Ended(100.5, "plain", C, ID, "failed", tokens, seq=0, code="ENTRY_LOST"),
         ]
 
-    # Where the injector has deleted an entry, the request may end for that,
+    # If the injector has deleted an entry, the request may end for that reason,
     assert found(lost(TOKENS[:2])) == set()
     assert report(gather(lost([])), []).entries_lost == 1
     assert found(lost([99])) == {"wrong"}
-    # in both places where its client may listen, in each of them once.
+    # in both places where its client may listen, once in each.
     copies = [Published(100.5, C, ID, "result", 0, [], "failed", place=to) for to in ("a", "b")]
     assert found([*lost([])[:3], *copies, lost([])[-1]]) == set()
     assert found([*lost([]), *copies, copies[0]]) == {"twice"}
-    # But it must end, and no other may.
+    # But it must end, and no other request may end so.
     assert found(lost([])[:3]) == {"lost"}
     assert found([one for one in lost([]) if not isinstance(one, Trimmed)]) == {"wrong"}
 
 
 @pytest.mark.parametrize("reader", ["client", "plain"])
-def test_gap_at_a_reader(reader: str) -> None:
+def test_a_gap_at_a_reader_is_a_fault(reader: str) -> None:
     def is_missing(event: Event) -> bool:
         return isinstance(event, Seen) and event.reader == reader and event.seq == 2
 
     assert found(without(lambda one: not is_missing(one))) == {"gap"}
 
 
-def test_gap_before_the_result() -> None:
-    # The client was never given the tail, the stream says of its result that more was shown.
+def test_a_gap_before_the_result_is_a_fault() -> None:
+    # The client never got the tail; by the stream's result, more tokens were shown.
     assert found(without(lambda one: not (isinstance(one, Seen) and one.seq == 4))) == {"gap"}
     assert found(without(lambda one: not (isinstance(one, Published) and one.seq == 2))) == {"gap"}
 
 
-def test_gap_in_the_text_alone() -> None:
+def test_a_gap_in_the_text_alone_is_a_fault() -> None:
     events = [
         Seen(100.5, "client", C, ID, 4, TOKENS[4:], "f")
         if isinstance(event, Seen) and event.seq == 4
@@ -200,23 +200,23 @@ def test_gap_in_the_text_alone() -> None:
     assert found(events) == {"gap"}
 
 
-def test_repeat() -> None:
+def test_a_repeated_token_is_a_fault() -> None:
     again = Published(100.45, C, ID, "delta", 2, TOKENS[2:4])
     events = good()
     events.insert(6, again)
     assert found(events) == {"repeat"}
-    # The same at a reader, whatever the stream was
+    # The same at a reader, whatever the stream has
     events = good()
     events.insert(9, Seen(100.45, "plain", C, ID, 0, TOKENS[:2]))
     assert found(events) == {"repeat"}
 
 
-def test_publication_behind_the_result() -> None:
+def test_a_publication_after_the_result_is_a_fault() -> None:
     assert "repeat" in found([*good(), Published(101.0, C, ID, "delta", 4, TOKENS[4:])])
 
 
-def test_recovery() -> None:
-    # Given a stream whose worker is killed in the middle
+def test_recovery_time_runs_from_the_kill_to_the_next_token() -> None:
+    # Given a stream whose worker is killed in the middle,
     history = gather(
         [
             Joined("w.1", 4242),
@@ -229,7 +229,7 @@ def test_recovery() -> None:
             Moved(100.7, C, ID, "lane:x.2"),
             Published(100.8, C, ID, "delta", 2, TOKENS[2:4]),
             Published(101.0, C, ID, "result", 4, TOKENS, "completed", "x.2"),
-            # and another of whom nobody was on it
+            # and a kill of a worker without a stream
             Fault(100.9, "worker kill", "host-0", [4242]),
         ]
     )
@@ -239,29 +239,29 @@ def test_recovery() -> None:
     assert recovery.seconds == pytest.approx([0.3])
 
 
-def test_timeline_is_in_order_of_time() -> None:
+def test_the_timeline_is_in_order_of_time() -> None:
     [story] = gather([*good(), Trouble(100.05, C, ID, "ConnectionError")]).stories.values()
 
     lines = list(timeline(story))
 
     times = [float(line.split()[0]) for line in lines]
     assert times == sorted(times)
-    assert len(lines) == len(good()) - 1 + 1  # all but Accepted, and the trouble
+    assert len(lines) == len(good()) - 1 + 1  # all but Accepted, and the fault
 
 
-def test_files(tmp_path) -> None:
-    # Given a history whose writer was killed while it wrote
+def test_a_history_is_read_back_from_its_files(tmp_path) -> None:
+    # Given a history whose writer was killed in a write
     path = tmp_path / "history.jsonl"
     writer = HistoryWriter(path)
     writer.write(*good())
     writer.close()
     path.write_bytes(path.read_bytes() + b'{"type":"Asked","at":1')
 
-    # I expect all that was complete.
+    # I expect all complete records.
     assert list(read_history([path])) == good()
 
 
-def test_record_of_the_broker() -> None:
+def test_commands_of_the_broker_become_events() -> None:
     keys = Keys("chaos")
     delta = Reply(id=ID, event="delta", seq=0, tokens=pack_tokens(TOKENS[:2]))
     result = Reply(id=ID, event="result", seq=2, tokens=pack_tokens(TOKENS), status="completed")
@@ -305,7 +305,7 @@ def test_record_of_the_broker() -> None:
     ]
 
 
-def test_schedule_follows_from_the_seed() -> None:
+def test_the_schedule_depends_on_the_seed() -> None:
     assert schedule(7, 60, FAST) == schedule(7, 60, FAST)
     assert schedule(7, 60, FAST) != schedule(8, 60, FAST)
     assert {fault.kind[0] for fault in schedule(7, 60, FAST, ["broker"])} == {"broker"}

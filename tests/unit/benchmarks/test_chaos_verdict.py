@@ -1,4 +1,4 @@
-"""A chaos run that broke nothing, or measured nothing, must not pass."""
+"""A chaos run that broke or measured nothing must fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLANNED = [Planned(float(at), ("worker", "kill"), 0.5, 1.0) for at in range(20)]
 
 
 def stream() -> list[Event]:
-    """One that its worker's death cuts, and another worker takes up."""
+    """A stream that its worker's death cuts and another worker continues."""
     return [
         Joined("host-0-0.1", 4242),
         Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
@@ -39,32 +39,32 @@ def told(*events: Event, seconds: float = 60, parts: Sequence[Part] = ()) -> str
     return "; ".join(shortcomings(PLANNED, gather(events), seconds, parts))
 
 
-def test_a_full_run() -> None:
+def test_a_full_run_passes() -> None:
     assert told(*stream(), *faults()) == ""
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_a_fault_that_never_came(kind: Kind) -> None:
+def test_a_missing_fault_fails_the_run(kind: Kind) -> None:
     rest = [one for one in FIRST if one != kind]
     parts = {part for part, _ in FIRST} - {kind[0]}
 
     assert told(*stream(), *faults(rest)) == f"no {' '.join(kind)} hit anything"
-    # unless it was not to come at all
+    # unless it was not due
     assert told(*stream(), *faults(rest), parts=sorted(parts)) == ""
 
 
-def test_a_short_run_kills_a_worker_at_least() -> None:
+def test_a_short_run_kills_at_least_one_worker() -> None:
     assert told(*stream(), *faults(FIRST[:1]), seconds=6) == ""
     assert told(*stream(), *faults(FIRST[1:]), seconds=6) == "no worker kill hit anything"
 
 
-def test_no_recovery() -> None:
+def test_a_run_without_a_recovery_fails() -> None:
     idle = [event for event in stream() if not isinstance(event, Moved)]
 
     assert told(*idle, *faults()).startswith("no recovery was measured")
 
 
-def test_faults_without_a_target() -> None:
+def test_faults_without_a_target_fail_the_run() -> None:
     misses = [Missed(100.5, "worker kill")] * 2
 
     assert told(*stream(), *faults(), *misses) == ""
@@ -72,7 +72,7 @@ def test_faults_without_a_target() -> None:
     assert missed == "3 of 20 faults had no target (2 worker kill, 1 broker stop)"
 
 
-def test_a_run_of_nothing() -> None:
+def test_an_empty_run_fails() -> None:
     assert "no request was accepted" in told(*faults())
     assert "none of 20 planned faults hit anything" in told(*stream())
     assert "none of 0 planned" in "; ".join(shortcomings([], History(), 1))
@@ -80,15 +80,15 @@ def test_a_run_of_nothing() -> None:
 
 @pytest.mark.parametrize("pace", [FAST, SLOW])
 @pytest.mark.parametrize("seed", range(20))
-def test_every_schedule_has_the_faults_that_must_be(seed: int, pace: Pace) -> None:
+def test_every_schedule_has_the_required_faults(seed: int, pace: Pace) -> None:
     planned = schedule(seed, 60, pace)
 
     assert set(FIRST) <= {fault.kind for fault in planned}
     assert planned[0].kind == ("worker", "kill")
 
 
-def test_workers_are_found_by_the_rosters_pids() -> None:
-    """Given two hosts, a dead process, and a pid that is a stranger's by now."""
+def test_workers_are_found_by_the_process_ids_of_the_roster() -> None:
+    """Given two hosts, a dead process, and a process id that now belongs to a stranger."""
     roster = {
         b"host-1-0.4": info("host-1-0", 44),
         b"host-0-0.3": info("host-0-0", 33),

@@ -1,4 +1,4 @@
-"""What the durability benchmark makes of times."""
+"""How the durability benchmark evaluates its times."""
 
 from __future__ import annotations
 

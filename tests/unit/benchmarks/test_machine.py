@@ -1,4 +1,4 @@
-"""What benchmarks say that they ran on."""
+"""How benchmarks describe their machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nvidia_smi(folder: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-def test_gpus_are_told_with_their_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_named_with_their_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvidia_smi(tmp_path, "echo 'NVIDIA H100 80GB HBM3, 570.1'; echo 'NVIDIA H100 80GB HBM3, 570.1'")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     facts = machine_facts()
@@ -35,7 +35,7 @@ def test_gpus_are_told_with_their_driver(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "2 x NVIDIA H100 80GB HBM3, driver 570.1" in str(machine())
 
 
-def test_a_program_that_finds_no_driver_tells_of_no_gpu(
+def test_without_a_driver_no_gpu_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     nvidia_smi(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9")
@@ -43,12 +43,12 @@ def test_a_program_that_finds_no_driver_tells_of_no_gpu(
     assert (machine().gpus, machine().driver, used_mib()) == ((), None, 0.0)
 
 
-def test_words_name_what_is_there_and_nothing_else() -> None:
+def test_the_description_names_only_what_is_there() -> None:
     cpu = Machine("EPYC", 2, (), None, "3.12.3", None, None)
     assert str(cpu) == "2 cores of EPYC, Python 3.12.3"
 
 
-def test_memory_that_nobody_counts_is_not_waited_for(
+def test_unmeasured_memory_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     nvidia_smi(tmp_path, "echo '[N/A]'")
@@ -56,7 +56,9 @@ def test_memory_that_nobody_counts_is_not_waited_for(
     wait_until_free(0.0)
 
 
-def test_memory_that_stays_taken_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_that_stays_in_use_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     nvidia_smi(tmp_path, "echo 20000; echo 3")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(device, "_FREED_S", 0.0)

@@ -1,4 +1,4 @@
-"""What the benchmark of crashes makes of what it has seen."""
+"""How the crash benchmark evaluates its observations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POISON = Poison(
 
 
 def heard(*rates: int) -> Heard:
-    """So many tokens in each tenth of a second."""
+    """This many tokens in each tenth of a second."""
     return Heard(tokens=[(at / 10 + 0.01, rate) for at, rate in enumerate(rates) if rate])
 
 
@@ -37,13 +37,13 @@ def heard(*rates: int) -> Heard:
         ([8] * 40, math.inf),
     ],
 )
-def test_throughput_is_back_when_a_whole_second_is_as_before(
+def test_throughput_has_recovered_when_a_whole_second_is_as_before(
     rates: list[int], expected: float
 ) -> None:
     assert back_s(heard(*rates), 0.0, 100.0, 4.0) == pytest.approx(expected)
 
 
-def test_innocents_may_take_twice_their_time_and_six_restarts() -> None:
+def test_innocent_requests_may_take_twice_their_time_and_six_restarts() -> None:
     found = figures(CRASH, POISON)
 
     assert found["innocents_done_ratio"] == 0.5
@@ -66,7 +66,7 @@ def test_good_runs_have_no_faults() -> None:
     ],
 )
 @pytest.mark.parametrize("targets", [True, False])
-def test_a_check_that_found_nothing_is_a_fault(
+def test_a_check_without_findings_is_a_fault(
     crash: Crash, poison: Poison, says: str, targets: bool
 ) -> None:
     (fault,) = faults(crash, poison, targets=targets)
@@ -81,10 +81,10 @@ def test_a_check_that_found_nothing_is_a_fault(
         (CRASH, replace(POISON, innocents_done_s=26.1)),
     ],
 )
-def test_missed_targets_are_faults_unless_it_is_quick(crash: Crash, poison: Poison) -> None:
+def test_missed_targets_are_faults_except_in_a_quick_run(crash: Crash, poison: Poison) -> None:
     assert len(list(faults(crash, poison, targets=True))) == 1
     assert not list(faults(crash, poison, targets=False))
 
 
-def test_medians() -> None:
+def test_figures_are_medians_of_the_runs() -> None:
     assert median([{"a": 1.0}, {"a": 9.0}, {"a": 2.0}]) == {"a": 2.0}

@@ -1,4 +1,4 @@
-"""What `benchmarks/scale` makes of what it has measured; its quick run has the yards."""
+"""How `benchmarks/scale` evaluates its measurements; its quick run tests the yards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def throughput(coordinator_s: float, seconds: float = 10.0) -> Throughput:
     return Throughput(1000, seconds, {"coordinator": coordinator_s, "broker": 0.2})
 
 
-def test_a_request_does_not_pay_for_what_each_second_costs() -> None:
+def test_a_request_does_not_pay_for_the_cost_of_each_second() -> None:
     """Given a coordinator that takes a hundredth of each second, I expect the rest to count."""
     run = Run(throughput(0.15), throughput(0.3, 20.0), {"coordinator": 0.01, "broker": 0.0}, 1.0)
 
@@ -45,7 +45,7 @@ def test_a_backlog_is_compared_with_the_empty_yard_of_its_round() -> None:
     assert found["bytes_beyond_payload"] == 300.0
 
 
-def test_memory_that_grows_is_told_by_process() -> None:
+def test_growing_memory_is_reported_by_process() -> None:
     looks = [{"client": 100, "broker": 50}, {"client": 90, "broker": 70}]
     looks.append({"client": 100, "broker": 75})
 
@@ -65,7 +65,7 @@ def test_memory_that_grows_is_told_by_process() -> None:
         ("clients", {"2000": {"us_broker": 500.0}}),
     ],
 )
-def test_targets_that_hold(part: Part, figures: Figures) -> None:
+def test_met_targets_are_no_faults(part: Part, figures: Figures) -> None:
     assert missed(part, figures) == []
 
 
@@ -82,5 +82,5 @@ def test_targets_that_hold(part: Part, figures: Figures) -> None:
         ("workers", {"2": {"full_us": 100, "spread_us": 99}}),
     ],
 )
-def test_targets_that_are_missed_are_told(part: Part, figures: Figures) -> None:
+def test_missed_targets_are_reported(part: Part, figures: Figures) -> None:
     assert len(missed(part, figures)) == 1

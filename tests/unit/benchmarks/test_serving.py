@@ -1,4 +1,4 @@
-"""What `benchmarks/serving` makes of answers and times; its quick run has the engines."""
+"""How `benchmarks/serving` evaluates answers and times; its quick run tests the engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMISED = {
 
 
 class Echo:
-    """Answers as it was told, a token at a time."""
+    """Gives the prepared answers, one token at a time."""
 
     def __init__(self, answers: Sequence[list[int]]) -> None:
         self._answers = list(answers)
@@ -65,7 +65,7 @@ def test_a_wrong_answer_ends_the_run(second: list[int]) -> None:
         stage.put("tokenyard", stage.load(2, streams=True))
 
 
-def test_tokens_that_come_together_have_no_time_between_them() -> None:
+def test_tokens_that_arrive_together_have_no_time_between_them() -> None:
     stream = Stream(0.0)
     stream.note([1], 1.0)
     stream.note([2, 3], 1.5)
@@ -77,7 +77,7 @@ def test_all_sides_get_the_same_arrivals() -> None:
     assert poisson(5, 10.0, 6) == poisson(5, 10.0, 6) == sorted(poisson(5, 10.0, 6))
 
 
-def test_the_figures_that_are_promised_are_there() -> None:
+def test_all_promised_figures_are_there() -> None:
     outcome = Outcome(1.0, 4, 2, (), [1.0, 2.0], [0.5, 0.5], 0.1)
     rounds = [dict.fromkeys(SIDES, outcome)]
     figures = summary({"": Report(rounds, 5.0, [dict.fromkeys(STREAMED, outcome)])})

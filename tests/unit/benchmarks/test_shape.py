@@ -1,4 +1,4 @@
-"""What `benchmarks/serving --shape` and `cold_start.py` make of sides, times and failures."""
+"""How `benchmarks/serving --shape` and `cold_start.py` evaluate sides, times and failures."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_a_llama_counts_on_from_the_last_token_of_its_prompt() -> None:
 
 
 @pytest.mark.parametrize("shape", [*SHAPES.values(), TINY])
-def test_no_answer_leaves_the_vocabulary(shape: Any) -> None:
+def test_every_answer_stays_in_the_vocabulary(shape: Any) -> None:
     for prompt in shape.prompts(50, 4):
         assert shape.answer(prompt[-1], serving_shape.ANSWER_TOKENS)[-1] < shape.vocabulary
 
 
-def test_the_shapes_are_as_large_as_they_are_called() -> None:
+def test_each_shape_has_the_size_of_its_name() -> None:
     assert SHAPES["1b"].kv_bytes_per_token == 32 * 1024
     assert SHAPES["8b"].kv_bytes_per_token == 128 * 1024
 
@@ -47,7 +47,7 @@ def plan(**changes: Any) -> Plan:
 
 
 class Clock:
-    """Goes on by a second with each load."""
+    """Advances by a second with each load."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -58,7 +58,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
-    """Engines ready within 3 s, which answer within one, but for `async`, which does not start."""
+    """Engines that are ready in 3 s and answer in one, except `async`, which does not start."""
     clock = Clock()
 
     def begin(engine: Engine, workload: Workload, stack: ExitStack) -> Ready:
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_side_that_does_not_start_is_named_and_the_others_have_their_turn() -> None:
+def test_a_side_that_does_not_start_is_named_and_the_others_run() -> None:
     saved: list[Found] = []
     found = measure(plan(), saved.append)
     assert found.failed == {"async": "its\nlast words"}
@@ -91,7 +91,7 @@ def test_a_side_that_does_not_start_is_named_and_the_others_have_their_turn() ->
         "tokenyard_stream",
     }
     assert len(saved) == 3 * 6 + 2  # each round of each side, the fault, and the end
-    # I expect null and a reason where there is no figure, and figures for all others
+    # I expect null with a reason where a figure is missing, and all other figures
     figures = summary(found, plan())
     assert figures["async_tokens_per_s"] is figures["ratio_to_async"] is None
     assert figures["reasons"]["ratio_to_async"] == "async failed"
@@ -102,15 +102,15 @@ def test_a_side_that_does_not_start_is_named_and_the_others_have_their_turn() ->
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("limit_s", "rounds"), [(1000.0, 3), (34.0, 2), (5.0, 1)])
-def test_there_are_as_many_rounds_as_fit_and_one_at_least(limit_s: float, rounds: int) -> None:
-    # Given 9 s until all are ready, 6 to warm up, 6 of a round, and 3 of streams
+def test_as_many_rounds_run_as_fit_and_at_least_one(limit_s: float, rounds: int) -> None:
+    # Given 9 s until all are ready, 6 to warm up, 6 for a round, and 3 for streams
     found = measure(plan(limit_s=limit_s), lambda _: None)
     assert {len(outcomes) for outcomes in found.full.values()} == {rounds}
     assert {len(outcomes) for outcomes in found.paced.values()} == {1}
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_wave_that_has_no_time_left_is_not_started() -> None:
+def test_a_wave_without_time_left_is_not_started() -> None:
     found = measure(plan(limit_s=5.0, waves=(("program",), ("tokenyard", "serve"))), lambda _: None)
     assert set(found.full) == {"generate", "stepped"}
     assert found.failed.keys() == {"tokenyard", "serve"}
@@ -127,22 +127,22 @@ def test_a_rehearsal_is_named_as_such_and_only_a_gpu_has_graphs() -> None:
     assert model.engine_args["gpu_memory_utilization"] < 1
 
 
-def test_the_brokers_share_of_a_token_is_its_cpu_time_by_the_time_from_token_to_token() -> None:
-    # Given 5 µs of the broker for each token, and 10 ms from one to the next of a stream
+def test_the_brokers_share_of_a_token_is_its_cpu_time_over_the_time_between_tokens() -> None:
+    # Given 5 µs of the broker for each token, and 10 ms between the tokens of a stream
     microseconds, gap_ms, share, core = broker_share(OUTCOME)
     assert (microseconds, gap_ms) == (pytest.approx(5.0), 10.0)
     assert share == pytest.approx(0.0005)
     assert core == pytest.approx(0.00025)
 
 
-def test_nothing_measured_is_nothing_claimed() -> None:
+def test_figures_without_a_measurement_are_null_with_a_reason() -> None:
     figures = summary(Found(), plan())
     for name in (*RATIOS, *BROKER, "tokens_per_s", "ttft_p99_ms"):
         assert figures[name] is None
         assert figures["reasons"][name] == "not run"
 
 
-def test_figures_so_far_are_in_the_file_that_is_asked_for(
+def test_figures_so_far_are_in_the_requested_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv(OUT, raising=False)
@@ -154,7 +154,7 @@ def test_figures_so_far_are_in_the_file_that_is_asked_for(
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_what_had_to_be_compiled_is_timed_again(
+def test_a_start_that_had_to_compile_is_timed_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seconds = iter([9.0, 1.0, 2.0])

@@ -1,4 +1,4 @@
-"""What the benchmarks of warm workers make of what they have timed."""
+"""How the benchmarks of warm workers evaluate their times."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def report(
     return Report(100.0, 80.0, 0.8, swaps, 500, closest_s, 0.2, lost, wrong)
 
 
-def test_a_swap_is_a_load_of_another_model_than_the_one_before() -> None:
-    # Given the first load, one that is said twice, other commands, and two changes
+def test_a_swap_is_a_load_of_another_model_than_the_last() -> None:
+    # Given the first load, a repeated one, other commands, and two changes
     commands = [
         (1_000, command("a")),
         (1_500, command("a")),
@@ -35,7 +35,7 @@ def test_a_swap_is_a_load_of_another_model_than_the_one_before() -> None:
         (4_000, command("b")),
         (9_000, command("a")),
     ]
-    # I expect the times of the changes alone
+    # I expect only the times of the changes
     assert swaps_s(commands) == [4.0, 9.0]
 
 
@@ -51,7 +51,7 @@ def test_wrong_answers_and_swaps_that_are_too_close_are_faults() -> None:
     assert told == ["wrong", "close", "without swaps", "only one"]
 
 
-def test_swaps_whose_waits_follow_from_their_cost_may_take_a_tenth_of_the_time() -> None:
+def test_swaps_with_waits_from_their_cost_may_take_a_tenth_of_the_time() -> None:
     reports = {
         "good": report(closest_s=2.0, lost=0.09),
         "much": report(closest_s=2.0, lost=0.11),
@@ -72,12 +72,12 @@ def test_phases_are_the_times_between_their_ends() -> None:
     assert phases(10.0, {"import": 12.0, "weights": 12.5}) == {"import": 2.0, "weights": 0.5}
 
 
-def test_what_no_phase_tells_of_is_the_rest() -> None:
+def test_time_outside_all_phases_is_the_rest() -> None:
     timed = Timed(3.0, {"config": 1.0, "weights": 1.5}).with_rest("pool")
     assert timed.phases_s["pool"] == pytest.approx(0.5)
 
 
-def test_the_figures_are_medians_and_what_was_not_run_is_null() -> None:
+def test_figures_are_medians_and_null_where_nothing_ran() -> None:
     # Given three rounds on a CPU
     parts = ("serve_cold", "llm_cold", "paid_before", "warm_create", "swap", "wake_cpu")
     rounds = [
@@ -85,7 +85,7 @@ def test_the_figures_are_medians_and_what_was_not_run_is_null() -> None:
         for seconds in (1.0, 5.0, 2.0)
     ]
     figures = summary(medians(rounds))
-    # I expect the one in the middle, no figure for a GPU, and nothing that was not promised
+    # I expect the middle one, no figure for a GPU, and only promised figures
     assert figures["serve_cold"] == 2.0
     assert figures["wake"] is None
     assert figures["wake_cpu"] == 2.0
@@ -100,7 +100,7 @@ def test_a_wrong_answer_ends_the_run() -> None:
         task.check("create", "47")
 
 
-def test_what_a_process_keeps_is_compared_with_its_memory_before_its_first_model() -> None:
+def test_kept_memory_is_compared_with_that_before_the_first_model() -> None:
     warm, loaded = Memory(host=1000), Memory(host=1500)
     cycles = [
         Cycle(1.0, 0, warm, loaded, Memory(host=1050)),
@@ -115,10 +115,8 @@ def test_what_a_process_keeps_is_compared_with_its_memory_before_its_first_model
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 0), (20, 2)])
-def test_memory_that_grows_and_grows_is_a_leak_of_the_benchmark_too(
-    step: int, expected: int
-) -> None:
-    # Given a process that nobody replaces, whatever it keeps
+def test_steadily_growing_memory_is_a_leak_of_the_benchmark_too(step: int, expected: int) -> None:
+    # Given a process that is never replaced, whatever it keeps
     mib = 1024**2
     memory = [Memory(host=(620 + at * step) * mib) for at in range(2 * READINGS)]
     cycles = [Cycle(1.0, 0, Memory(host=590 * mib), memory[0], one) for one in memory]

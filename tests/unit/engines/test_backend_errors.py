@@ -1,4 +1,4 @@
-"""What a warm process does about a load that fails, told by what made it fail: with fakes."""
+"""How a warm process handles a load that fails, by its cause: with fakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Loads = Callable[..., list[str]]
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
-    """Has engines fail one after the other; remembers what was done."""
+    """Makes engines fail one after the other; records the actions."""
 
     def prepare(*outcomes: Exception | None, cleans: Exception | None = None) -> list[str]:
         done: list[str] = []
@@ -59,7 +59,7 @@ def _nothing(**_: Any) -> Iterator[None]:
     yield
 
 
-def test_a_model_with_a_fault_leaves_nothing_behind(loads: Loads) -> None:
+def test_a_faulty_model_leaves_nothing_behind(loads: Loads) -> None:
     done = loads(ValueError("no such file"))
 
     with pytest.raises(ValueError, match="no such file"):
@@ -68,7 +68,7 @@ def test_a_model_with_a_fault_leaves_nothing_behind(loads: Loads) -> None:
     assert done == ["make", "let go"]
 
 
-def test_a_load_that_another_process_has_disturbed_is_tried_once_more(loads: Loads) -> None:
+def test_a_load_disturbed_by_another_process_is_tried_once_more(loads: Loads) -> None:
     done = loads(DISTURBED, None)
     engine: object = VllmBackend().load(SPEC)
     assert (engine, done) == ("engine", ["make", "let go", "make"])
@@ -89,7 +89,7 @@ def test_a_group_is_not_formed_twice(loads: Loads) -> None:
     assert done == ["make", "release", "let go"]
 
 
-def test_after_an_error_of_cuda_nothing_is_tried(loads: Loads) -> None:
+def test_nothing_is_tried_after_a_cuda_error(loads: Loads) -> None:
     done = loads(LOST)
 
     with pytest.raises(DeviceLost, match=r"^RuntimeError: CUDA error: an illegal memory access"):
@@ -98,7 +98,7 @@ def test_after_an_error_of_cuda_nothing_is_tried(loads: Loads) -> None:
     assert done == ["make"]
 
 
-def test_an_error_of_cuda_while_it_lets_go_counts_as_well(loads: Loads) -> None:
+def test_a_cuda_error_during_the_clean_up_counts_too(loads: Loads) -> None:
     loads(ValueError("no such file"), cleans=LOST)
 
     with pytest.raises(DeviceLost, match=r"^ValueError: no such file \(and then CUDA error"):
@@ -106,7 +106,7 @@ def test_an_error_of_cuda_while_it_lets_go_counts_as_well(loads: Loads) -> None:
 
 
 @pytest.mark.parametrize(("sleep_level", "ends"), [(0, False), (1, True)])
-def test_too_little_memory_ends_a_process_only_where_the_model_can_sleep(
+def test_too_little_memory_ends_a_process_only_if_the_model_can_sleep(
     loads: Loads, sleep_level: int, ends: bool
 ) -> None:
     loads(TOO_LITTLE)
@@ -116,7 +116,7 @@ def test_too_little_memory_ends_a_process_only_where_the_model_can_sleep(
         VllmBackend().load(spec)
 
 
-def test_on_a_cpu_it_does_not(loads: Loads) -> None:
+def test_too_little_memory_on_a_cpu_ends_no_process(loads: Loads) -> None:
     done = loads(TOO_LITTLE)
 
     with pytest.raises(RuntimeError, match="out of memory"):

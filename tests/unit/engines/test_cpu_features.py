@@ -1,4 +1,4 @@
-"""Any CPU that vLLM runs on comes up, and any other one is refused in a sentence."""
+"""A CPU that vLLM supports starts; any other is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from worker.engines.host import prepare_host
 from worker.engines.vllm.backend import VllmBackend
 
 ROOT = Path(__file__).resolve().parents[3]
-#: What in a program makes a vLLM engine in its own process.
+#: Calls that make a vLLM engine in the program's own process.
 ENGINE_MAKERS = (" LLM(", "LLMEngine.from_")
-#: How such a program asks for AMX: by our function, or by torch's.
+#: How such a program requests AMX: with this project's function, or with torch's.
 REQUESTS = {"request_amx()", "torch.cpu._init_amx()"}
 
-# Lists of features as Linux shows them, shortened by those that nobody here looks at.
+# Feature lists as Linux shows them, without the features that no code here checks.
 NEHALEM = "fpu sse sse2 ht syscall nx pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
 SANDY_BRIDGE = f"{NEHALEM} pclmulqdq aes xsave avx"
 HASWELL = f"{SANDY_BRIDGE} fma movbe f16c rdrand abm bmi1 avx2 bmi2"
@@ -40,7 +40,7 @@ ZEN_4 = (
     " avx512_vbmi2 gfni vaes avx512_vnni avx512_bitalg avx512_vpopcntdq"
 )
 SAPPHIRE_RAPIDS = f"{ZEN_4} avx_vnni amx_bf16 avx512_fp16 amx_tile amx_int8"
-HALF_MASKED = COOPER_LAKE.replace(" avx512_vnni", "")  # as some virtual machines do
+HALF_MASKED = COOPER_LAKE.replace(" avx512_vnni", "")  # as on some virtual machines
 CORTEX_A72 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 GRAVITON_2 = f"{CORTEX_A72} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"
 GRAVITON_3 = f"{GRAVITON_2} sve i8mm bf16 dgh rng"
@@ -66,7 +66,9 @@ GRAVITON_3 = f"{GRAVITON_2} sve i8mm bf16 dgh rng"
         ("arm64", "", []),  # macOS, which has no list
     ],
 )
-def test_what_a_cpu_does_not_have(machine: str, features: str, missing: list[str]) -> None:
+def test_missing_features_of_a_cpu_are_found(
+    machine: str, features: str, missing: list[str]
+) -> None:
     assert missing_features(machine, frozenset(features.split())) == missing
 
 
@@ -82,7 +84,7 @@ def test_features_are_those_that_all_cpus_of_the_host_have() -> None:
 
 
 def has_list() -> bool:
-    """Whether this machine says what its CPUs have, in the form of an x86 or ARM."""
+    """Whether this machine lists its CPU features in the format of x86 or ARM."""
     return platform.machine() in {"x86_64", "aarch64"} and Path("/proc/cpuinfo").exists()
 
 
@@ -133,7 +135,7 @@ def test_every_program_that_makes_an_engine_requests_amx() -> None:
         if file != Path(__file__) and any(maker in file.read_text() for maker in ENGINE_MAKERS)
     ]
     makers = {str(file.relative_to(ROOT)): file.read_text() for file in files}
-    makers.pop("worker/engines/vllm/engine.py")  # `VllmBackend.warm_up` has asked
+    makers.pop("worker/engines/vllm/engine.py")  # `VllmBackend.warm_up` requests it
 
     assert len(makers) >= 4
     assert [name for name, text in makers.items() if not REQUESTS & _lines(text)] == []

@@ -1,4 +1,4 @@
-"""Which faults of a GPU end the process that has them."""
+"""Which faults of a GPU end their process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from worker.engines.device_errors import is_device_lost, is_out_of_memory, was_d
 
 
 class AcceleratorError(RuntimeError):
-    """Named as torch's."""
+    """Has the name of torch's class."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch's."""
+    """Has the name of torch's class."""
 
 
 LOST = [
@@ -40,16 +40,16 @@ ENOUGH_LEFT = [
 
 
 @pytest.mark.parametrize("fault", LOST, ids=str)
-def test_after_an_error_of_cuda_the_process_goes(fault: Exception) -> None:
+def test_a_cuda_error_ends_the_process(fault: Exception) -> None:
     assert is_device_lost(fault)
 
 
 @pytest.mark.parametrize("fault", ENOUGH_LEFT, ids=str)
-def test_after_any_other_it_stays(fault: Exception) -> None:
+def test_any_other_error_keeps_the_process(fault: Exception) -> None:
     assert not is_device_lost(fault)
 
 
-def test_what_a_fault_was_caused_by_counts() -> None:
+def test_the_cause_of_an_error_counts_too() -> None:
     fault = ValueError("the engine core has died")
     fault.__cause__ = LOST[0]
 
@@ -57,17 +57,17 @@ def test_what_a_fault_was_caused_by_counts() -> None:
     assert not is_out_of_memory(fault)
 
 
-def test_too_little_memory_is_told() -> None:
+def test_an_error_for_too_little_memory_is_recognized() -> None:
     assert [is_out_of_memory(fault) for fault in ENOUGH_LEFT] == [True] * 3 + [False] * 5
 
 
-def test_a_measurement_that_another_process_has_spoiled_is_told() -> None:
+def test_a_measurement_spoiled_by_another_process_is_recognized() -> None:
     disturbed = [fault for fault in [*LOST, *ENOUGH_LEFT] if was_disturbed(fault)]
 
     assert disturbed == [ENOUGH_LEFT[3], ENOUGH_LEFT[6]]
 
 
-def test_a_chain_of_faults_without_an_end_is_followed_once() -> None:
+def test_a_cyclic_chain_of_errors_is_followed_once() -> None:
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
 

@@ -1,4 +1,4 @@
-"""Turns at a GPU: by a lock that every process of the host knows, and that dies with its holder."""
+"""Turns at a GPU: by a file lock of the host, which ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ with DeviceLock(Path(sys.argv[1])).exclusive():
 
 @pytest.fixture
 def lock(tmp_path: Path) -> Path:
-    """The file of a GPU."""
+    """The lock file of a GPU."""
     return tmp_path / "turns" / "gpu-0.lock"
 
 
 def waiting(turn: AbstractContextManager[None]) -> threading.Event:
-    """A process that waits for its turn, as a thread with a file of its own; set when it has it."""
+    """A thread that waits for its turn like another process; the event is set when it has it."""
     has_it = threading.Event()
 
     def take() -> None:
@@ -43,7 +43,7 @@ def waiting(turn: AbstractContextManager[None]) -> threading.Event:
 
 
 def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a turn is to be had without waiting."""
+    """Whether a turn is available without a wait."""
     with monkeypatch.context() as patched:
         patched.setattr(device_lock.time, "sleep", Mock(side_effect=TimeoutError))
         try:
@@ -53,14 +53,14 @@ def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch)
             return False
 
 
-def test_one_loads_alone(lock: Path) -> None:
+def test_one_process_loads_alone(lock: Path) -> None:
     with DeviceLock(lock).exclusive():
         second = waiting(DeviceLock(lock).exclusive())
         assert not second.wait(0.2)
     assert second.wait(30)
 
 
-def test_who_warms_up_waits_for_who_loads_and_the_other_way_round(lock: Path) -> None:
+def test_a_warm_up_waits_for_a_load_and_a_load_for_a_warm_up(lock: Path) -> None:
     with DeviceLock(lock).exclusive():
         warming = waiting(DeviceLock(lock).shared())
         assert not warming.wait(0.2)
@@ -71,7 +71,9 @@ def test_who_warms_up_waits_for_who_loads_and_the_other_way_round(lock: Path) ->
     assert loading.wait(30)
 
 
-def test_several_warm_up_beside_each_other(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_warm_up_at_the_same_time(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with DeviceLock(lock).shared():
         assert is_free(DeviceLock(lock).shared(), monkeypatch)
 
@@ -87,7 +89,7 @@ def test_gpus_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.Mon
         assert is_free(DeviceLock(tmp_path / "gpu-1.lock").exclusive(), monkeypatch)
 
 
-def test_a_turn_ends_with_a_process_that_is_killed(lock: Path) -> None:
+def test_a_turn_ends_with_a_killed_process(lock: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout
@@ -98,17 +100,17 @@ def test_a_turn_ends_with_a_process_that_is_killed(lock: Path) -> None:
         assert next_one.wait(30)
 
 
-def test_nobody_waits_for_ever(lock: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_process_waits_forever(lock: Path, caplog: pytest.LogCaptureFixture) -> None:
     with DeviceLock(lock).exclusive(), DeviceLock(lock, patience_s=0.0).exclusive():
         assert "another process has been changing this GPU for 0 s" in caplog.text
 
 
-def test_without_a_gpu_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_no_process_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     with DeviceLock().exclusive():
         assert is_free(DeviceLock().exclusive(), monkeypatch)
 
 
-def test_a_folder_that_cannot_be_had_costs_turns_and_not_the_model(
+def test_an_unusable_folder_costs_turns_and_not_the_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -117,7 +119,7 @@ def test_a_folder_that_cannot_be_had_costs_turns_and_not_the_model(
         assert "loads on this GPU may disturb each other" in caplog.text
 
 
-def test_a_gpu_has_the_name_that_all_its_processes_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_a_name_that_all_its_processes_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plain = lock_of_gpu(1, 600.0)._path
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb")

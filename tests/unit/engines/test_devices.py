@@ -1,4 +1,4 @@
-"""Which device engines use: vLLM and CUDA say it, whatever else is on the host."""
+"""Which device engines use: vLLM and CUDA decide, whatever else is on the host."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ MIG = ("MIG-11", "MIG-22", "MIG-33")
 
 
 def settings(**fields: Any) -> WorkerSettings:
-    """Of a host that serves some model."""
+    """Settings of a host that serves a model."""
     return WorkerSettings(redis_url="redis://nowhere", model="any", **fields)
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of this machine counts."""
+    """No environment variable of this machine counts."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TOKENYARD_WORKER_DEVICE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -73,7 +73,7 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Callable[[Host], None]:
         ("auto", MIG, Host("vllm 0.32.0", "cuda", 1), Device("cuda", 3)),
     ],
 )
-def test_the_device_is_what_vllm_and_cuda_can_use(
+def test_the_device_is_the_one_that_vllm_and_cuda_can_use(
     requested: DeviceName, visible: tuple[str, ...], host: Host, device: Device
 ) -> None:
     assert choose_device(requested, visible, host) == device
@@ -92,7 +92,7 @@ def test_the_device_is_what_vllm_and_cuda_can_use(
         ("auto", (), NO_VLLM, r"vLLM is not installed here: pip install 'tokenyard\[worker\]'"),
     ],
 )
-def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
+def test_an_unavailable_device_is_refused_in_one_sentence(
     requested: DeviceName, visible: tuple[str, ...], host: Host, message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message) as refused:
@@ -117,7 +117,7 @@ def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
         ({"devices": ("0",)}, Device("cpu"), "^devices: 0 given, but vLLM uses the CPU here"),
     ],
 )
-def test_slots_are_compared_with_the_gpus_there_are(
+def test_slots_are_compared_with_the_number_of_gpus(
     fields: dict[str, Any], device: Device, message: str
 ) -> None:
     if not message:
@@ -170,7 +170,7 @@ def test_a_yard_without_its_device_is_not_started(
     assert done.output.count("\n") == 1
 
 
-def test_the_device_is_a_variable_too(
+def test_a_variable_sets_the_device_too(
     has: Callable[[Host], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has(CPU_BUILD)
@@ -188,7 +188,7 @@ def test_a_controller_settles_the_device_once(has: Callable[[Host], None]) -> No
         with_device(settings(slots=3))
 
 
-# ------------------------------------------------------------------- the prober, as it is
+# ------------------------------------------------------------------------ the real prober
 
 TORCH = """
 import os
@@ -210,7 +210,7 @@ print("WARNING something that vLLM says")
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts a vLLM and a torch before those that are installed, for us and our processes."""
+    """Puts a vLLM and a torch before the installed ones, for this process and its children."""
 
     def install(platform: str, fault: str = "", version: str = "0.32.0") -> None:
         (tmp_path / "torch").mkdir()
@@ -230,7 +230,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 @pytest.fixture
 def no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the PATH, empty."""
+    """An empty folder, the only one on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -245,14 +245,14 @@ def test_gpus_are_found_without_nvidia_smi(installed: Callable[..., None]) -> No
     assert find_device(settings(slots=3, devices=("0", "2", "5"))) == Device("cuda", 3)
 
 
-def test_what_cuda_says_is_passed_on(installed: Callable[..., None]) -> None:
+def test_the_message_of_cuda_is_passed_on(installed: Callable[..., None]) -> None:
     installed("", "Found no NVIDIA driver on your system.\nAnd so on.")
 
     with pytest.raises(SettingsError, match=r"\(Found no NVIDIA driver on your system\.\):"):
         find_device(settings())
 
 
-def test_a_vllm_that_cannot_be_imported_is_a_sentence(
+def test_a_vllm_that_cannot_be_imported_is_reported_in_one_sentence(
     installed: Callable[..., None], tmp_path: Path
 ) -> None:
     installed("cuda")
@@ -262,7 +262,7 @@ def test_a_vllm_that_cannot_be_imported_is_a_sentence(
         find_device(settings())
 
 
-def test_a_vllm_that_says_nothing_is_waited_for_with_a_bound(
+def test_the_wait_for_a_silent_vllm_is_bounded(
     installed: Callable[..., None], tmp_path: Path
 ) -> None:
     installed("cuda")
@@ -272,7 +272,7 @@ def test_a_vllm_that_says_nothing_is_waited_for_with_a_bound(
         find_device(settings(start_timeout_s=0.2))
 
 
-def test_a_vllm_built_from_source_for_the_cpu_needs_no_question(
+def test_a_vllm_built_from_source_for_the_cpu_needs_no_probe(
     installed: Callable[..., None], tmp_path: Path
 ) -> None:
     installed("", version="0.32.0+cpu")
@@ -289,24 +289,24 @@ def test_nvidia_smi_alone_is_no_gpu(no_programs: Path) -> None:
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\n")
     program.chmod(0o755)
 
-    # As vLLM itself says: the build for the CPU on a machine with this program uses the CPU.
+    # As in vLLM: its CPU build uses the CPU even on a machine with this program.
     assert find_device(settings()).name == current_platform.device_type
     if current_platform.is_cpu():
         assert make_backend(settings(), 0)._cores
 
 
-# --------------------------------------------------------------------- what a process sees
+# ------------------------------------------------------------ visible devices of a process
 
 
 @pytest.fixture
 def environment() -> Any:
-    """The environment, put back after the test."""
+    """The environment, restored after the test."""
     with mock.patch.dict(os.environ):
         yield os.environ
 
 
 @pytest.mark.parametrize("named_by", ["setting", "variable"])
-def test_a_process_sees_no_mig_instance_but_its_own(
+def test_a_process_sees_only_its_own_mig_instance(
     environment: dict[str, str], named_by: str
 ) -> None:
     given = settings(slots=3, device="cuda", devices=MIG if named_by == "setting" else ())

@@ -1,4 +1,4 @@
-"""Logprobs as they travel, of made-up positions."""
+"""Logprobs in the wire's form, from invented positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.engines.logprobs import FLOOR, Wanted, entry, most, wanted, with_sco
 
 @dataclass
 class Seen:
-    """What vLLM says of one token."""
+    """vLLM's logprob of one token."""
 
     logprob: float
     rank: int
@@ -23,13 +23,13 @@ class Seen:
 POSITION: Any = {9: Seen(-1.0, 2), 5: Seen(-0.5, 1), 7: Seen(float("-inf"), 3)}
 
 
-def test_what_is_wanted() -> None:
+def test_the_requested_number_of_logprobs_is_returned() -> None:
     assert wanted(SamplingParams()) is None
     assert wanted(SamplingParams(logprobs=0)) == Wanted(0)
     assert wanted(SamplingParams(logprob_token_ids=[7, 5])) == Wanted(2, (7, 5))
 
 
-def test_the_tokens_that_were_named_stand_in_their_order() -> None:
+def test_named_tokens_keep_their_order() -> None:
     found = entry(9, POSITION, Wanted(2, (7, 5)))
 
     assert [(one["token"], one["logprob"], one["rank"]) for one in found["top"]] == [
@@ -52,7 +52,7 @@ def test_all_is_more_than_any_number(counts: tuple[int, ...], expected: int) -> 
     assert most(*counts) == expected
 
 
-def test_scores_stand_with_the_prompt_tokens_that_they_are_for() -> None:
+def test_scores_are_at_their_prompt_tokens() -> None:
     asked = SamplingParams(prompt_logprob_token_ids=[[3, 4], [5, -1]], prompt_logprob_start=1)
     scores = [[-1.0, float("-inf")], [-2.0, float("-inf")]]
 
@@ -65,7 +65,7 @@ def test_scores_stand_with_the_prompt_tokens_that_they_are_for() -> None:
     ]
 
 
-def test_scores_are_added_to_what_else_was_asked_for() -> None:
+def test_scores_are_added_to_other_requested_logprobs() -> None:
     asked = SamplingParams(prompt_logprob_token_ids=[[3]])
 
     found = with_scores([10, 11], [None, {"token": 11, "logprob": -4.0}], asked, [[-1.0]])

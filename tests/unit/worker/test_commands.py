@@ -1,4 +1,4 @@
-"""Commands from the yard: what each does to the pool, and when it is acknowledged."""
+"""Commands from the yard: their effects on the pool, and when they are acknowledged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SUPERSEDED = "another command came first"
 
 
 class Commander:
-    """Gives commands, and is the owner of the pool as a controller is."""
+    """Gives commands, and owns the pool like a controller."""
 
     def __init__(self, played: Theatre) -> None:
         self.played = played
@@ -59,7 +59,7 @@ class Commander:
         self.acks[entry] = what
 
     def command(self, verb: Verb, name: str = "w-0", **fields: Any) -> str:
-        """Give a command and let the pool act on it; its entry."""
+        """Give a command and let the pool act on it; return its entry."""
         self._given += 1
         entry = f"{self._given}-0"
         self.orders.run(entry, Command(verb=verb, worker=f"{name}.1", **fields))
@@ -67,16 +67,16 @@ class Commander:
         return entry
 
     def done(self, entry: str) -> bool:
-        """Whether a command has been obeyed."""
+        """Whether a command has succeeded."""
         return entry in self.acks and self.acks[entry].done
 
     def reason(self, entry: str) -> str:
-        """Why a command was not obeyed."""
+        """Why a command failed."""
         assert not self.acks[entry].done
         return self.acks[entry].reason
 
     def load(self, spec: ModelSpec, name: str = "w-0") -> None:
-        """Bring a model about."""
+        """Load a model on a worker."""
         entry = self.command("load", name, model=spec.name)
         self.say(name, Ready(engine_info(spec), MEMORY))
         assert self.done(entry)
@@ -84,15 +84,15 @@ class Commander:
             self.told(member.name)
 
     def say(self, name: str, *messages: ToController) -> None:
-        """A process says something; each is acted on before the next."""
+        """Make a process report events; the pool acts on each before the next."""
         for message in messages:
             self.played.say(name, message)
 
     def told(self, name: str) -> list[ToProcess]:
-        """What a process has been told since it was asked last."""
+        """The orders that a process has got since the last call."""
         return self.played.heard(name)
 
-    # worker.host.pool.Owner, as `worker.host.controller.Controller` is one
+    # worker.host.pool.Owner, as in `worker.host.controller.Controller`
 
     def changed(self, member: WorkerProcessHandle) -> None:
         self.orders.changed(member)
@@ -124,19 +124,19 @@ class Commander:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commander]:
-    """Two devices and a spare for the first."""
+    """A host with two devices, and a spare for the first."""
     with theatre(monkeypatch, slots=2, spares=1) as played:
         yield Commander(played)
 
 
-class TestWhom:
-    def test_a_worker_of_another_host(self, host: Commander) -> None:
+class TestTarget:
+    def test_a_worker_of_another_host_is_ignored(self, host: Commander) -> None:
         entry = host.command("load", "elsewhere", model="a")
 
         assert entry not in host.acks
         assert set(host.played.pool.goals.values()) == {None}
 
-    def test_an_incarnation_that_is_gone(self, host: Commander) -> None:
+    def test_a_command_for_an_earlier_incarnation_fails(self, host: Commander) -> None:
         host.played.member("w-0").worker = "w-0.7"
 
         entry = host.command("load", model="a")
@@ -146,7 +146,7 @@ class TestWhom:
 
 
 class TestLoad:
-    def test_it_is_done_when_the_engine_is_up(self, host: Commander) -> None:
+    def test_a_load_is_done_when_the_engine_is_ready(self, host: Commander) -> None:
         entry = host.command("load", model="a")
         assert host.told("w-0") == [LoadModel(A)]
         assert entry not in host.acks
@@ -155,13 +155,13 @@ class TestLoad:
 
         assert host.acks == {entry: Acknowledgement(worker="w-0.1", done=True)}
 
-    def test_what_is_there_is_not_loaded_again(self, host: Commander) -> None:
+    def test_a_loaded_model_is_not_loaded_again(self, host: Commander) -> None:
         host.load(A)
 
         assert host.done(host.command("load", model="a"))
         assert host.told("w-0") == []
 
-    def test_while_it_loads_another_order_for_it_waits_too(self, host: Commander) -> None:
+    def test_a_second_command_for_the_same_load_waits_too(self, host: Commander) -> None:
         entries = [host.command("load", model="a") for _ in range(2)]
         assert host.told("w-0") == [LoadModel(A)]
         assert not host.acks
@@ -170,13 +170,13 @@ class TestLoad:
 
         assert all(host.done(entry) for entry in entries)
 
-    def test_a_model_that_nobody_listed(self, host: Commander) -> None:
+    def test_an_unlisted_model_is_refused(self, host: Commander) -> None:
         entry = host.command("load", model="evil")
 
         assert "'evil' is not in the models file" in host.reason(entry)
         assert host.told("w-0") == []
 
-    def test_a_swap(self, host: Commander) -> None:
+    def test_a_load_swaps_the_model(self, host: Commander) -> None:
         host.load(A)
         entry = host.command("load", model="b")
         host.say("w-0", Drained(), Warm(MEMORY, {}))
@@ -187,28 +187,28 @@ class TestLoad:
         assert host.told("w-0") == [Drain(), Unload(), LoadModel(B)]
         assert host.done(entry)
 
-    def test_the_last_order_for_a_device_counts(self, host: Commander) -> None:
-        # Given a device that is about to hold one model and shall hold another
+    def test_the_last_command_for_a_device_counts(self, host: Commander) -> None:
+        # Given a device that loads one model and gets another as its goal
         first = host.command("load", model="a")
         second = host.command("load", model="b")
         assert host.reason(first) == SUPERSEDED
 
-        # If the first is there all the same
+        # If the first is ready all the same
         host.say("w-0", Ready(engine_info(A), MEMORY))
 
-        # I expect the second to be done only when it is there itself.
+        # I expect the second command to be done only when its own model is ready.
         assert second not in host.acks
         host.say("w-0", Drained(), Warm(MEMORY, {}), Ready(engine_info(B), MEMORY))
         assert host.done(second)
 
-    def test_a_model_that_cannot_be_loaded(self, host: Commander) -> None:
+    def test_a_model_that_cannot_be_loaded_fails_the_command(self, host: Commander) -> None:
         entry = host.command("load", model="a")
 
         host.say("w-0", CommandRefused("a: no such file"))
 
         assert host.reason(entry) == "a: no such file"
 
-    def test_the_spare_of_the_device_may_fulfil_it(self, host: Commander) -> None:
+    def test_the_spare_of_the_device_may_fulfil_a_load(self, host: Commander) -> None:
         entry = host.command("load", model="a")
         host.played.process("w-0").kill()
         host.played.turn()
@@ -218,8 +218,8 @@ class TestLoad:
 
         assert host.done(entry)
 
-    def test_it_makes_void_what_would_end_the_model(self, host: Commander) -> None:
-        # Given a worker that is to let go of its model, and has not begun
+    def test_a_load_voids_commands_that_would_end_the_model(self, host: Commander) -> None:
+        # Given a worker that shall unload its model and has not begun
         host.load(A)
         commands = [
             Command(verb="sleep", worker="w-0.1"),
@@ -232,21 +232,21 @@ class TestLoad:
         assert host.reason("s") == SUPERSEDED
         assert host.done("l")
         assert host.told("w-0") == []
-        # And when its time comes it is unloaded, as without that command.
+        # When its time comes, the model is unloaded as if there had been no command.
         host.command("load", model="b")
         host.say("w-0", Drained())
         assert host.told("w-0") == [Drain(), Unload()]
 
 
 class TestGroups:
-    def test_devices_by_number_where_none_are_named(self, host: Commander) -> None:
+    def test_devices_are_chosen_by_number_if_none_are_named(self, host: Commander) -> None:
         host.command("load", "w-1", model="pair")
 
         goal = host.played.pool.goals[0]
         assert goal
         assert goal.devices == (1, 0)
 
-    def test_devices_as_they_are_named(self, host: Commander) -> None:
+    def test_named_devices_form_the_group(self, host: Commander) -> None:
         entry = host.command("load", model="pair", devices=[0, 1])
         host.say("w-0", Ready(engine_info(PAIR), MEMORY))
 
@@ -254,12 +254,14 @@ class TestGroups:
         assert host.played.member("w-1").state is State.ATTACHED
 
     @pytest.mark.parametrize("devices", [[0], [0, 1, 2], [0, 7], [0, 0], [0, 1, 1]])
-    def test_devices_that_make_no_group(self, host: Commander, devices: list[int]) -> None:
+    def test_devices_that_form_no_group_are_refused(
+        self, host: Commander, devices: list[int]
+    ) -> None:
         entry = host.command("load", model="pair", devices=devices)
 
         assert host.reason(entry) == "pair takes 2 of this host's 2 devices"
 
-    def test_a_host_that_is_too_small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_host_that_is_too_small_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with theatre(monkeypatch, spares=1) as played:
             host = Commander(played)
 
@@ -267,7 +269,7 @@ class TestGroups:
 
             assert host.reason(entry) == "pair takes 2 of this host's 1 devices"
 
-    def test_a_follower_that_is_to_unload_ends_the_group(self, host: Commander) -> None:
+    def test_an_unload_of_a_follower_ends_the_group(self, host: Commander) -> None:
         host.load(PAIR)
 
         entry = host.command("unload", "w-1")
@@ -281,7 +283,7 @@ class TestGroups:
 
 
 class TestUnload:
-    def test_it_is_done_when_the_process_is_warm(self, host: Commander) -> None:
+    def test_an_unload_is_done_when_the_process_is_warm(self, host: Commander) -> None:
         host.load(A)
         entry = host.command("unload")
         host.say("w-0", Drained())
@@ -292,10 +294,10 @@ class TestUnload:
 
         assert host.done(entry)
 
-    def test_one_that_holds_nothing(self, host: Commander) -> None:
+    def test_an_unload_of_an_empty_process_is_done(self, host: Commander) -> None:
         assert host.done(host.command("unload"))
 
-    def test_a_load_that_has_begun_comes_to_nothing(self, host: Commander) -> None:
+    def test_an_unload_voids_a_load_that_has_begun(self, host: Commander) -> None:
         load = host.command("load", model="a")
         unload = host.command("unload")
 
@@ -304,7 +306,7 @@ class TestUnload:
         assert host.done(unload)
         assert host.told("w-0") == [LoadModel(A), Drain(), Unload()]
 
-    def test_a_sleeper(self, host: Commander) -> None:
+    def test_a_sleeper_is_unloaded(self, host: Commander) -> None:
         host.load(A)
         host.command("sleep")
         host.say("w-0", Drained(), Asleep(0.1, MEMORY))
@@ -316,7 +318,7 @@ class TestUnload:
         host.say("w-0", Warm(MEMORY, {}))
         assert host.done(entry)
 
-    def test_it_wins_over_a_sleep_that_has_not_begun(self, host: Commander) -> None:
+    def test_an_unload_wins_over_a_sleep_that_has_not_begun(self, host: Commander) -> None:
         host.load(A)
         sleep = host.command("sleep")
         unload = host.command("unload")
@@ -329,7 +331,7 @@ class TestUnload:
 
 
 class TestSleepAndWake:
-    def test_sleep_and_wake(self, host: Commander) -> None:
+    def test_a_model_sleeps_and_wakes_on_command(self, host: Commander) -> None:
         host.load(A)
         sleep = host.command("sleep", level=2)
         host.say("w-0", Drained())
@@ -344,7 +346,7 @@ class TestSleepAndWake:
         host.say("w-0", Ready(engine_info(A), MEMORY))
         assert host.done(wake)
 
-    def test_both_are_done_where_they_are_so_already(self, host: Commander) -> None:
+    def test_a_repeated_sleep_or_wake_is_done_immediately(self, host: Commander) -> None:
         host.load(A)
         assert host.done(host.command("wake"))
         host.command("sleep")
@@ -352,7 +354,7 @@ class TestSleepAndWake:
 
         assert host.done(host.command("sleep"))
 
-    def test_one_without_a_model_can_neither_sleep_nor_wake(self, host: Commander) -> None:
+    def test_a_process_without_a_model_can_neither_sleep_nor_wake(self, host: Commander) -> None:
         assert "only a ready worker" in host.reason(host.command("sleep"))
         assert "it is warm" in host.reason(host.command("wake"))
 
@@ -379,7 +381,7 @@ class TestResetAndProfile:
             ("profile", {"start": False}, Profile(False)),
         ],
     )
-    def test_it_is_done_when_the_process_says_so(
+    def test_a_command_is_done_when_the_process_reports_it(
         self, host: Commander, verb: Verb, fields: dict[str, bool], told: ResetPrefixCache | Profile
     ) -> None:
         host.load(A)
@@ -391,11 +393,11 @@ class TestResetAndProfile:
 
         assert host.done(entry)
 
-    def test_only_where_there_is_an_engine(self, host: Commander) -> None:
+    def test_a_process_without_an_engine_is_refused(self, host: Commander) -> None:
         assert "it is warm" in host.reason(host.command("reset"))
         assert host.told("w-0") == []
 
-    def test_it_may_be_refused(self, host: Commander) -> None:
+    def test_the_process_may_refuse(self, host: Commander) -> None:
         host.load(A)
         entry = host.command("profile")
 
@@ -403,8 +405,8 @@ class TestResetAndProfile:
 
         assert host.reason(entry) == "no profiler"
 
-    def test_each_answer_is_of_one_command(self, host: Commander) -> None:
-        # Given two commands of which the second is refused
+    def test_each_answer_belongs_to_one_command(self, host: Commander) -> None:
+        # Given two commands, of which the second is refused
         host.load(A)
         reset, profile = host.command("reset"), host.command("profile")
 
@@ -415,7 +417,7 @@ class TestResetAndProfile:
         host.say("w-0", CommandRefused("no profiler"))
         assert host.reason(profile) == "no profiler"
 
-    def test_a_refusal_is_not_of_a_sleep_that_comes_later(self, host: Commander) -> None:
+    def test_a_refusal_does_not_count_for_a_later_sleep(self, host: Commander) -> None:
         host.load(A)
         profile, sleep = host.command("profile"), host.command("sleep")
 
@@ -426,7 +428,7 @@ class TestResetAndProfile:
 
 
 class TestEnd:
-    def test_drain_is_done_when_the_process_has_ended(self, host: Commander) -> None:
+    def test_a_drain_is_done_when_the_process_has_ended(self, host: Commander) -> None:
         # Given a process with a model, and a spare of its device
         host.load(A)
         entry = host.command("drain")
@@ -436,18 +438,18 @@ class TestEnd:
         host.say("w-0", Drained())
         host.played.turn()
 
-        # I expect it to end, none to follow, and the device to be closed with all that is there,
+        # I expect it to end without a successor, and its device to be closed with all processes,
         assert host.done(entry)
         assert {host.played.member(name).state for name in ("w-0", "w-2")} == {State.STOPPED}
         host.played.turn()
         assert host.played.member("w-0").process is None
 
-        # but not the others.
+        # and the other devices to stay.
         assert host.played.member("w-1").state is State.WARM
         assert not host.played.pool.is_closed
         assert "closed for good" in host.reason(host.command("load", "w-1", model="a", devices=[0]))
 
-    def test_stop_waits_for_nothing(self, host: Commander) -> None:
+    def test_a_stop_waits_for_nothing(self, host: Commander) -> None:
         host.load(A)
         entry = host.command("stop")
         host.played.turn()
@@ -455,21 +457,21 @@ class TestEnd:
         assert host.done(entry)
         assert host.played.member("w-0").state is State.STOPPED
 
-    def test_it_reaches_a_process_that_has_become_another_incarnation(
+    def test_an_end_reaches_a_process_that_has_become_another_incarnation(
         self, host: Commander
     ) -> None:
         # Given a process that leaves and joins again while a command for it is on its way
         host.load(A)
         host.played.member("w-0").set_worker("w-0.7")
 
-        # If it is to end, I expect that it does;
+        # If the command is to end it, I expect it to end.
         drain = host.command("drain")
         assert host.told("w-0") == [Drain()]
         host.say("w-0", Drained())
         host.played.turn()
         assert host.done(drain)
 
-    def test_nothing_else_reaches_another_incarnation(self, host: Commander) -> None:
+    def test_no_other_command_reaches_another_incarnation(self, host: Commander) -> None:
         host.load(A)
         host.played.member("w-0").set_worker("w-0.7")
 
@@ -477,13 +479,13 @@ class TestEnd:
             assert host.command(verb, model="b") not in host.acks
         assert host.told("w-0") == []
 
-    def test_it_does_not_reach_the_next_process(self, host: Commander) -> None:
+    def test_an_end_does_not_reach_the_next_process(self, host: Commander) -> None:
         # Given a process that has died, and its successor
         host.played.process("w-1").kill()
         host.played.turn()
         assert not host.played.member("w-1").former
 
-        # I expect that what was said to the first one does not end the second one.
+        # I expect a command for the first not to end the second.
         assert host.command("drain", "w-1") not in host.acks
         assert host.played.member("w-1").state is not State.STOPPED
 
@@ -496,7 +498,7 @@ class TestEnd:
         assert host.played.member("w-0").state is State.READY
         assert host.played.pool.closed == set()
 
-    def test_all_may_be_closed(self, host: Commander) -> None:
+    def test_all_devices_may_be_closed(self, host: Commander) -> None:
         host.load(A)
         for name in ("w-0", "w-1"):
             host.command("stop", name)
@@ -505,7 +507,7 @@ class TestEnd:
         assert host.played.pool.is_closed
 
 
-def test_death_answers_everything(host: Commander) -> None:
+def test_a_death_answers_all_commands_of_the_process(host: Commander) -> None:
     host.load(A)
     unload, drain = host.command("unload"), host.command("drain")
 
@@ -516,7 +518,7 @@ def test_death_answers_everything(host: Commander) -> None:
     assert host.done(drain)
 
 
-def test_another_process_answers_nothing(host: Commander) -> None:
+def test_another_process_answers_no_command(host: Commander) -> None:
     host.load(A)
     entry = host.command("unload")
 

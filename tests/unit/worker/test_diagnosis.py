@@ -1,4 +1,4 @@
-"""Why a process could not be started: told by what it says, or by how it ends."""
+"""Why a process could not be started: from its messages, or from its exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def said(text: str, phase: Phase = WARMING) -> FailedStart:
     return FailedStart(phase, status=1, said=text, model="org/adder")
 
 
-#: A death, what its cause is called, whether trying again is useless, a word of what to do.
+#: A death, the name of its cause, whether a retry is useless, and a word of the remedy.
 CAUSES = {
     "SIGILL": (FailedStart(WARMING, "SIGILL"), "illegal instruction", False, "avx512f"),
     "no AVX2": (
@@ -198,8 +198,8 @@ def test_each_cause_has_its_name_and_remedy(
     assert todo in found.remedy
 
 
-def test_what_a_request_of_the_user_says_is_no_model() -> None:
-    # A file that is missing while the process warms up has nothing to do with the model.
+def test_a_missing_file_in_the_warm_up_is_no_fault_of_the_model() -> None:
+    # It has nothing to do with the model.
     death = said("FileNotFoundError: [Errno 2] No such file or directory: '/x/config.json'")
     assert diagnose(death).cause == "FileNotFoundError"
 
@@ -221,7 +221,7 @@ terminate called after throwing an instance of 'std::runtime_error'
 """
 
 
-def test_of_what_it_wrote_the_lines_that_matter_are_shown() -> None:
+def test_only_the_relevant_lines_of_the_output_are_shown() -> None:
     death = FailedStart(WARMING, "SIGABRT", output=OUTPUT.splitlines())
     assert last_lines(death) == [
         "RuntimeError: the first reason",
@@ -230,7 +230,7 @@ def test_of_what_it_wrote_the_lines_that_matter_are_shown() -> None:
     ]
 
 
-def test_of_a_crash_the_innermost_place_is_shown() -> None:
+def test_the_innermost_place_of_a_crash_is_shown() -> None:
     crash = [
         "Fatal Python error: Illegal instruction",
         "",
@@ -242,7 +242,7 @@ def test_of_a_crash_the_innermost_place_is_shown() -> None:
     assert lines == ["It was in forward (vllm/attention.py, line 612)."]
 
 
-def test_of_an_exception_the_beginning_is_shown_and_not_the_input() -> None:
+def test_the_beginning_of_an_exception_is_shown_without_its_input() -> None:
     text = (
         "ValidationError: 1 validation error for ModelConfig\n"
         "  Value error, max_model_len (9) is too long [type=value_error, input_value=Args(), x]\n"
@@ -255,7 +255,7 @@ def test_of_an_exception_the_beginning_is_shown_and_not_the_input() -> None:
     assert lines[2] == f"{'x' * MOST_CHARACTERS} ..."
 
 
-def test_the_paragraph_says_how_what_to_do_and_where_the_log_is() -> None:
+def test_the_paragraph_gives_the_death_the_remedy_and_the_log() -> None:
     death = FailedStart(WARMING, "SIGILL")
     told = paragraph(death, diagnose(death), 3, "/logs/worker.log").splitlines()
     assert "SIGILL (Illegal instruction) 3 times while warming up" in told[0]
@@ -265,7 +265,7 @@ def test_the_paragraph_says_how_what_to_do_and_where_the_log_is() -> None:
     assert all(line.strip() for line in told)
 
 
-def test_a_model_is_named() -> None:
+def test_the_model_is_named() -> None:
     death = said("SafetensorError: no", LOADING)
     told = paragraph(death, diagnose(death), 1, "above")
     assert told.startswith("The model 'org/adder' cannot be loaded: a process failed once")
@@ -280,15 +280,15 @@ def test_a_model_is_named() -> None:
         ("", "No module named 'flash_attn', falling back"),
     ],
 )
-def test_what_is_only_warned_of_ends_no_host(text: str, output: str) -> None:
-    # Given an exception that says nothing of it, or none, beside a library's warning
+def test_a_mere_warning_ends_no_host(text: str, output: str) -> None:
+    # Given an unrelated exception, or none, beside a library's warning
     death = FailedStart(
         LOADING, status=1, said=text, output=(f"WARNING {output}",), model="org/adder"
     )
-    # I expect that it is tried again.
+    # I expect another try.
     assert not diagnose(death).is_final
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+def test_a_signal_without_a_name_is_shown_by_its_number() -> None:
     death = FailedStart(WARMING, "signal 40", status=-40)
     assert "ended by signal 40" in paragraph(death, diagnose(death), 3, "above")

@@ -1,4 +1,4 @@
-"""What is done to an engine beside giving it requests, and what the controller hears of it."""
+"""Operations on an engine besides requests, and their reports to the controller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.process.engine_control import EngineControl
 
 
 class Ward:
-    """An engine in care."""
+    """An engine with its control."""
 
     def __init__(self) -> None:
         self.told: list[ToController] = []
@@ -36,7 +36,7 @@ def ward() -> Ward:
     return Ward()
 
 
-def test_sleep_and_wake(ward: Ward) -> None:
+def test_the_engine_sleeps_and_wakes(ward: Ward) -> None:
     ward.care(Sleep(1))
     ward.care(Wake())
 
@@ -49,7 +49,7 @@ def test_sleep_and_wake(ward: Ward) -> None:
     assert set(ready.info.phases_s) == {"wake"}, "it was not loaded"
 
 
-def test_what_the_engine_cannot_do_is_refused(ward: Ward) -> None:
+def test_an_unsupported_operation_is_refused(ward: Ward) -> None:
     ward.care(Sleep(7))
     ward.care(Profile(True))
 
@@ -61,7 +61,7 @@ def test_what_the_engine_cannot_do_is_refused(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("command", [ResetPrefixCache(), Profile(True), Profile(False)])
-def test_what_changes_no_state(
+def test_other_operations_change_no_state(
     ward: Ward, monkeypatch: pytest.MonkeyPatch, command: ResetPrefixCache | Profile
 ) -> None:
     done: list[object] = []
@@ -74,8 +74,8 @@ def test_what_changes_no_state(
     assert ward.told == [Done(command)]
 
 
-def test_a_fault_is_no_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the process: nobody knows what state the engine is in."""
+def test_a_fault_is_not_a_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the process: the state of the engine is unknown."""
 
     def wake() -> None:
         raise RuntimeError("CUDA error")

@@ -1,4 +1,4 @@
-"""Whether a process leaks, by the memory that it had after each unload."""
+"""Whether a process leaks, by its memory after each unload."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict, growth
 
 MIB = 1024**2
 WARM = 590
-#: Resident MiB of a healthy process after unloads of two small models in turn, as they were seen.
+#: Resident MiB of a healthy process after unloads of two small models in turn, as measured.
 PLATEAU = (604, 617, 609, 621, 613, 632, 618, 626, 611, 629, 620, 615, 628, 607, 623, 619)
 
 
 def verdicts(values_mib: Sequence[float], warm_mib: float = WARM, took_mib: float = 0) -> set[str]:
-    """Those after each of the unloads."""
+    """The verdicts after each unload."""
     looks = [MemoryReading(round(value * MIB), round(took_mib * MIB)) for value in values_mib]
     rule, warm = LeakRule(), round(warm_mib * MIB)
     return {rule.judge(warm, looks[: at + 1]).value for at in range(len(looks))}
 
 
 def first(verdict: Verdict, values_mib: Sequence[float], took_mib: float = 0) -> int:
-    """After how many unloads it came to that."""
+    """The number of unloads until this verdict."""
     looks = [MemoryReading(round(value * MIB), round(took_mib * MIB)) for value in values_mib]
     judged = [LeakRule().judge(WARM * MIB, looks[: at + 1]) for at in range(len(looks))]
     return judged.index(verdict) + 1
 
 
-def test_a_healthy_plateau_lives() -> None:
+def test_a_healthy_plateau_is_no_leak() -> None:
     assert verdicts(PLATEAU) == {"sound"}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_of_2_to_7_percent_lives(seed: int) -> None:
+def test_noise_of_2_to_7_percent_is_no_leak(seed: int) -> None:
     draw = random.Random(seed)
     kept = [WARM * (1 + draw.uniform(0.022, 0.066)) for _ in range(125)]
 
@@ -43,21 +43,21 @@ def test_noise_of_2_to_7_percent_lives(seed: int) -> None:
 
 @pytest.mark.parametrize("caches", [30, 300])
 def test_caches_that_the_first_models_fill_are_no_leak(caches: int) -> None:
-    """Given growth that comes to rest, quickly or over a few models, however large it is."""
+    """Given growth of any size that stops, immediately or after a few models."""
     at_once = [WARM + caches] * 12
     slowly = [WARM + caches * share for share in (0.5, 0.8, 0.95, 1, 1, 1, 1, 1, 1, 1, 1)]
 
     assert verdicts(at_once) == verdicts(slowly) == {"sound"}
 
 
-def test_a_tiny_baseline_makes_no_leak_of_a_workspace() -> None:
-    """Given a GPU on which torch had reserved 2 MiB, and some 30 MiB after the first model."""
+def test_workspaces_over_a_tiny_baseline_are_no_leak() -> None:
+    """Given a GPU with 2 MiB reserved by torch, and some 30 MiB after the first model."""
     assert verdicts([32, 32, 34, 34, 34, 34, 34, 34, 34], warm_mib=2) == {"sound"}
 
 
 @pytest.mark.parametrize("noise", [0, 14])
 @pytest.mark.parametrize("step", [16, 50, 200])
-def test_steady_growth_is_found_after_a_few(step: int, noise: int) -> None:
+def test_steady_growth_is_found_after_a_few_models(step: int, noise: int) -> None:
     draw = random.Random(step)
     values = [WARM + at * step + draw.uniform(-noise, noise) for at in range(1, 3 * READINGS)]
 
@@ -66,43 +66,43 @@ def test_steady_growth_is_found_after_a_few(step: int, noise: int) -> None:
     assert found == READINGS or (noise and found <= 2 * READINGS)
 
 
-def test_slow_growth_is_found_once_it_is_much() -> None:
-    """Given 5 MiB with each model, which six of them do not show: a GiB in the end."""
+def test_slow_growth_is_found_once_it_is_large() -> None:
+    """Given 5 MiB with each model, invisible after six of them: a GiB in the end."""
     values = [WARM + 5 * at for at in range(1, 300)]
 
     assert 1024 / 5 <= first(Verdict.GROWING, values) <= 1024 / 5 + READINGS
 
 
-def test_what_thousands_of_requests_leave_in_the_heap_is_no_leak() -> None:
-    """Given 20 % after eight models with a thousand requests each, and then ever less."""
+def test_growth_of_the_heap_over_thousands_of_requests_is_no_leak() -> None:
+    """Given 20 % after eight models with a thousand requests each, and then less and less."""
     values = [WARM * (1 + 0.2 * (at / 8) ** 0.4) for at in range(1, 200)]
 
     assert verdicts(values) == {"sound"}
 
 
-def test_growth_behind_a_plateau_is_found() -> None:
+def test_growth_after_a_plateau_is_found() -> None:
     values = [*PLATEAU, *(PLATEAU[-1] + 20 * at for at in range(1, 10))]
 
     assert len(PLATEAU) < first(Verdict.GROWING, values) <= len(PLATEAU) + READINGS
 
 
-def test_one_look_that_stands_out_is_no_growth() -> None:
+def test_a_single_outlier_is_no_growth() -> None:
     assert verdicts([*PLATEAU[:8], 900, *PLATEAU[8:]]) == {"sound"}
 
 
-def test_a_model_that_stays_shows_at_once() -> None:
+def test_a_model_that_stays_in_memory_is_found_immediately() -> None:
     values = [604, 604, 604 + 9_000, 604 + 9_000]
 
     assert first(Verdict.GROSS, values, took_mib=16_000) == 3
     assert first(Verdict.GROSS, [WARM + 9_000], took_mib=16_000) == 1
 
 
-def test_little_is_not_gross_whatever_the_model_took() -> None:
+def test_a_small_remainder_is_no_leak_even_of_a_small_model() -> None:
     """Given a tiny model of which most stays the first time: caches."""
     assert verdicts([WARM + 40] * 6, took_mib=60) == {"sound"}
 
 
-def test_what_is_allowed_is_the_larger_of_share_and_floor() -> None:
+def test_the_allowed_growth_is_the_larger_of_share_and_floor() -> None:
     looks = [MemoryReading((WARM + 10 * at) * MIB) for at in range(1, READINGS + 1)]
     assert growth(looks) == pytest.approx(50 * MIB)
 
@@ -115,5 +115,5 @@ def test_what_is_allowed_is_the_larger_of_share_and_floor() -> None:
         assert LeakRule(tolerance, floor_mib).judge(WARM * MIB, looks) is verdict
 
 
-def test_too_few_looks_tell_nothing() -> None:
+def test_too_few_measurements_give_no_verdict() -> None:
     assert growth([MemoryReading(at * 1000 * MIB) for at in range(READINGS - 1)]) == 0

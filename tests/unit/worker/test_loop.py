@@ -42,7 +42,7 @@ def rig() -> LoopRig:
     return LoopRig()
 
 
-def test_assignment_to_events(rig: LoopRig) -> None:
+def test_an_assignment_leads_to_events(rig: LoopRig) -> None:
     rig.deliver("1-0")
     rig.engine.steps = [[TokenDelta("1-0", 0, [5])], [finished("1-0", [5, 6])]]
 
@@ -57,7 +57,7 @@ def test_assignment_to_events(rig: LoopRig) -> None:
     assert rig.loop.unfinished == 0
 
 
-def test_refused_request_is_answered(rig: LoopRig) -> None:
+def test_a_refused_request_is_answered(rig: LoopRig) -> None:
     rig.engine.refuse = "is too long"
     rig.deliver("1-0")
 
@@ -67,7 +67,7 @@ def test_refused_request_is_answered(rig: LoopRig) -> None:
     assert rig.sessions[0].given == [fault]
 
 
-def test_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> None:
+def test_a_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> None:
     assignment = make_assignment(entry="1-0")
     unreadable = Assignment(
         request=assignment.request, entry="1-0", sid="normal/1-0", attempt=1, fault="params: x"
@@ -82,7 +82,7 @@ def test_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> None
     assert not rig.engine.has
 
 
-def test_delivery_to_an_earlier_incarnation_is_dropped(rig: LoopRig) -> None:
+def test_a_delivery_to_an_earlier_incarnation_is_dropped(rig: LoopRig) -> None:
     rig.deliver("1-0", worker="w.0")
 
     rig.turn()
@@ -91,11 +91,11 @@ def test_delivery_to_an_earlier_incarnation_is_dropped(rig: LoopRig) -> None:
     assert rig.loop.unfinished == 0
 
 
-def test_stale_request_leaves_the_engine(rig: LoopRig) -> None:
+def test_a_stale_request_leaves_the_engine(rig: LoopRig) -> None:
     rig.deliver("1-0")
     rig.deliver("2-0")
     rig.loop.inbox.put(Stale("w.1", "1-0"))
-    rig.loop.inbox.put(Stale("w.0", "2-0"))  # said of an earlier incarnation's entry
+    rig.loop.inbox.put(Stale("w.0", "2-0"))  # about an entry of an earlier incarnation
 
     rig.turn()
 
@@ -103,8 +103,8 @@ def test_stale_request_leaves_the_engine(rig: LoopRig) -> None:
 
 
 @pytest.mark.parametrize(("made", "where"), [([1, 2], "running"), ([], "on the worker's lane")])
-def test_deadline_ends_a_request(rig: LoopRig, made: list[int], where: str) -> None:
-    # Given requests, of which two have deadlines, one of them soon
+def test_a_deadline_ends_a_request(rig: LoopRig, made: list[int], where: str) -> None:
+    # Given requests, two with deadlines, one of them soon
     rig.engine.made = made
     now_ms = int(time.time() * 1000)
     for entry, deadline_ms in (("1-0", None), ("2-0", now_ms + 50), ("3-0", now_ms + 60_000)):
@@ -112,17 +112,17 @@ def test_deadline_ends_a_request(rig: LoopRig, made: list[int], where: str) -> N
     rig.turn()
     assert rig.engine.has == ["1-0", "2-0", "3-0"]
 
-    # If that one's time comes
+    # If that deadline passes
     eventually(lambda: rig.turn() or "2-0" not in rig.engine.has)
 
-    # I expect it alone to end, with what has been made of it.
+    # I expect only that request to end, with its tokens so far.
     expected = finished("2-0", made)
     assert rig.sessions[0].given == [Expired("2-0", expected, where)]
     assert rig.engine.has == ["1-0", "3-0"]
 
 
-def test_deadlines_go_by_the_servers_clock(rig: LoopRig) -> None:
-    rig.sessions[0].clock_ms = 3_600_000.0  # the server's is an hour ahead
+def test_deadlines_follow_the_servers_clock(rig: LoopRig) -> None:
+    rig.sessions[0].clock_ms = 3_600_000.0  # the server's clock is an hour ahead
     in_an_hour = int(time.time() * 1000) + 3_600_000
     rig.deliver("1-0", request=make_request(deadline_ms=in_an_hour - 1000))
     rig.deliver("2-0", request=make_request(deadline_ms=in_an_hour + 60_000))
@@ -132,7 +132,7 @@ def test_deadlines_go_by_the_servers_clock(rig: LoopRig) -> None:
     assert rig.engine.has == ["2-0"]
 
 
-def test_deadlines_of_what_has_ended_are_forgotten(rig: LoopRig) -> None:
+def test_deadlines_of_ended_requests_are_forgotten(rig: LoopRig) -> None:
     # Given thousands of requests that have ended long before their deadlines
     late_ms = int(time.time() * 1000) + 3_600_000
     rig.engine.steps = [[finished(f"{n}-0", [1])] for n in range(1, 2 * LEAST_CLEARED)]
@@ -143,13 +143,13 @@ def test_deadlines_of_what_has_ended_are_forgotten(rig: LoopRig) -> None:
     assert len(rig.loop._deadlines) <= LEAST_CLEARED + 2
 
 
-def test_lost_lease_ends_the_term(rig: LoopRig) -> None:
+def test_a_lost_lease_ends_the_term(rig: LoopRig) -> None:
     # Given a worker that loses its lease while requests run
     rig.deliver("1-0")
     rig.loop.inbox.put(LeaseLost("w.1"))
     rig.turn()
 
-    # I expect it to drop them, to say so once, and to do nothing with what still comes
+    # I expect it to drop them, to report the loss once, and to ignore later events
     term = rig.sessions[0]
     assert not rig.engine.has
     assert not term.running
@@ -168,7 +168,7 @@ def test_lost_lease_ends_the_term(rig: LoopRig) -> None:
     assert rig.sessions[1].running
 
 
-def test_new_name_ends_the_earlier_term(rig: LoopRig) -> None:
+def test_a_new_name_ends_the_earlier_term(rig: LoopRig) -> None:
     rig.deliver("1-0")
     rig.loop.inbox.put(Serve("w.2"))
     rig.turn()
@@ -178,14 +178,14 @@ def test_new_name_ends_the_earlier_term(rig: LoopRig) -> None:
     assert rig.loop.unfinished == 0
 
 
-def test_drained_once_everything_is_published(rig: LoopRig) -> None:
-    # Given a worker that is to drain in the middle of a request
+def test_a_worker_has_drained_once_everything_is_published(rig: LoopRig) -> None:
+    # Given a worker that is told to drain in the middle of a request
     rig.deliver("1-0")
     rig.loop.inbox.put(Drain())
     rig.turn()
     assert rig.told == []
 
-    # I expect it to say so, once, when the request is finished and published.
+    # I expect one report, when the request is finished and published.
     rig.engine.steps = [[finished("1-0", [1])]]
     rig.turn()
     rig.turn()
@@ -193,7 +193,7 @@ def test_drained_once_everything_is_published(rig: LoopRig) -> None:
     assert rig.told == [Drained()]
 
 
-def test_while_it_drains_it_does_not_wait_long(rig: LoopRig) -> None:
+def test_a_draining_worker_notices_a_publication_quickly(rig: LoopRig) -> None:
     # Given a request whose result is being published, while nothing comes in
     rig.deliver("1-0")
     rig.engine.steps = [[finished("1-0", [1])]]
@@ -208,13 +208,13 @@ def test_while_it_drains_it_does_not_wait_long(rig: LoopRig) -> None:
     del rig.sessions[0].runs["1-0"]
     rig.turn()
 
-    # I expect it to be seen at once, and everything to be as before from then on.
+    # I expect the loop to notice immediately, and to wait as before from then on.
     assert rig.told == [Drained()]
     rig.turn()
     assert rig.inbox.waits[-1] == IDLE_WAIT_S
 
 
-def test_drained_at_once_where_nothing_runs(rig: LoopRig) -> None:
+def test_an_idle_worker_has_drained_immediately(rig: LoopRig) -> None:
     rig.loop.inbox.put(Drain())
     rig.turn()
 
@@ -222,7 +222,7 @@ def test_drained_at_once_where_nothing_runs(rig: LoopRig) -> None:
 
 
 @pytest.mark.parametrize(("command", "ends"), [(Stop(), True), (Unload(), False)])
-def test_the_model_has_to_go(rig: LoopRig, command: Stop | Unload, ends: bool) -> None:
+def test_an_unload_ends_the_loop(rig: LoopRig, command: Stop | Unload, ends: bool) -> None:
     rig.deliver("1-0")
     rig.loop.inbox.put(command)
 
@@ -234,7 +234,7 @@ def test_the_model_has_to_go(rig: LoopRig, command: Stop | Unload, ends: bool) -
 
 
 @pytest.mark.parametrize("name", ["", "sim", "lora"])
-def test_names_of_the_model(rig: LoopRig, name: str) -> None:
+def test_requests_may_use_any_name_of_the_model(rig: LoopRig, name: str) -> None:
     rig.deliver("1-0", request=make_request(model=name))
 
     rig.turn()
@@ -242,18 +242,18 @@ def test_names_of_the_model(rig: LoopRig, name: str) -> None:
     assert rig.engine.has == ["1-0"]
 
 
-def test_another_model_is_not_answered_for(rig: LoopRig) -> None:
+def test_a_request_for_another_model_is_not_answered(rig: LoopRig) -> None:
     rig.deliver("1-0", request=make_request(model="other"))
 
     rig.turn()
 
-    # It goes back to the yard, for a worker that has it.
+    # It goes back to the yard, for a worker with that model.
     fault = RequestError("1-0", Code.INFERENCE_ERROR, "other is not served here")
     assert rig.sessions[0].given == [fault]
     assert not rig.engine.has
 
 
-def test_before_it_sleeps_it_lets_go_of_its_lane(rig: LoopRig) -> None:
+def test_a_worker_gives_up_its_lane_before_it_sleeps(rig: LoopRig) -> None:
     rig.deliver("1-0")
     rig.loop.inbox.put(Sleep(2))
     rig.turn()
@@ -264,8 +264,8 @@ def test_before_it_sleeps_it_lets_go_of_its_lane(rig: LoopRig) -> None:
     assert not rig.engine.has
 
 
-def test_what_sleeps_has_drained_for_good(rig: LoopRig) -> None:
-    # Given a worker that was put to sleep before all it had was published
+def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
+    # Given a worker that was put to sleep before everything was published
     rig.deliver("1-0")
     rig.loop.inbox.put(Drain())
     rig.turn()
@@ -277,14 +277,16 @@ def test_what_sleeps_has_drained_for_good(rig: LoopRig) -> None:
     rig.loop.inbox.put(Serve("w.2"))
     rig.turn()
 
-    # I expect it to drain no more.
+    # I expect it not to drain any more.
     assert [command for command, _, _ in rig.controlled] == [Sleep(1), Wake()]
     assert rig.told == []
     assert rig.sessions[1].running
 
 
 @pytest.mark.parametrize("command", [Wake(), ResetPrefixCache(), Profile(True)])
-def test_what_disturbs_no_request(rig: LoopRig, command: Wake | ResetPrefixCache | Profile) -> None:
+def test_other_orders_disturb_no_request(
+    rig: LoopRig, command: Wake | ResetPrefixCache | Profile
+) -> None:
     rig.deliver("1-0")
     rig.loop.inbox.put(command)
     rig.turn()
@@ -292,7 +294,7 @@ def test_what_disturbs_no_request(rig: LoopRig, command: Wake | ResetPrefixCache
     assert rig.controlled == [(command, True, ["1-0"])]
 
 
-def test_a_command_that_makes_no_sense_ends_nothing(rig: LoopRig) -> None:
+def test_an_invalid_order_ends_nothing(rig: LoopRig) -> None:
     rig.loop.inbox.put(LoadModel(ModelSpec(name="other", path="models/other")))
     rig.deliver("1-0")
     rig.turn()
@@ -300,7 +302,7 @@ def test_a_command_that_makes_no_sense_ends_nothing(rig: LoopRig) -> None:
     assert rig.engine.has == ["1-0"]
 
 
-def test_tries_to_publish_are_progress(rig: LoopRig) -> None:
+def test_tries_to_publish_count_as_progress(rig: LoopRig) -> None:
     before = rig.loop.progress
     rig.sessions[0].attempts += 1
     assert rig.loop.progress == before + 1
@@ -311,11 +313,11 @@ def test_tries_to_publish_are_progress(rig: LoopRig) -> None:
 
 
 def published(rig: LoopRig, assignment: Assignment, reply: Reply) -> None:
-    """The publisher has published this result, in the rig's present session."""
+    """Report this result as published, in the rig's present session."""
     rig.results.keep([(Run(assignment, time.monotonic()), reply)], time.monotonic())
 
 
-def test_what_has_ended_is_answered_without_the_engine(rig: LoopRig) -> None:
+def test_a_known_result_is_answered_without_the_engine(rig: LoopRig) -> None:
     # Given a request whose result is published, and a later incarnation
     before = rig.deliver("1-0")
     rig.turn()
@@ -331,13 +333,13 @@ def test_what_has_ended_is_answered_without_the_engine(rig: LoopRig) -> None:
     rig.deliver("10-0", sid="normal/77-0", **values)
     rig.turn()
 
-    # I expect the first to have its result, and the engine to be asked for the other alone.
+    # I expect the first to get its result, and only the other to reach the engine.
     assert rig.sessions[1].given == [Remembered("9-0", reply)]
     assert rig.engine.has == ["10-0"]
 
 
-def test_what_runs_is_not_begun_again(rig: LoopRig) -> None:
-    """Given an entry that comes again, as it does after an outage."""
+def test_a_running_request_is_not_started_again(rig: LoopRig) -> None:
+    """Given an entry that comes again, as after an outage."""
     assignment = rig.deliver("1-0")
     rig.turn()
     run = rig.sessions[0].runs["1-0"]
@@ -350,7 +352,7 @@ def test_what_runs_is_not_begun_again(rig: LoopRig) -> None:
 
 
 def test_other_weights_answer_again(rig: LoopRig) -> None:
-    # Given requests of which one has ended and one runs
+    # Given two requests, of which one has ended and one runs
     ended, runs = rig.deliver("1-0"), rig.deliver("2-0")
     rig.turn()
     begun = rig.sessions[0].runs["2-0"]

@@ -28,7 +28,7 @@ from worker.process.outcomes import Expired
 
 @pytest.fixture
 def rig() -> LoopRig:
-    """With one request that runs."""
+    """A rig with one running request."""
     made = LoopRig()
     made.deliver("1-0")
     made.engine.steps = [[TokenDelta("1-0", 0, [5])]]
@@ -45,7 +45,7 @@ def say(
 
 
 class TestKeep:
-    def test_the_engine_stands_still(self, rig: LoopRig) -> None:
+    def test_the_engine_does_not_step(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"))
         steps = rig.loop.steps
         rig.deliver("2-0")
@@ -63,7 +63,7 @@ class TestKeep:
         assert rig.loop.steps == steps + 1
         assert rig.loop.unfinished == 2
 
-    def test_what_waits_may_be_cancelled(self, rig: LoopRig) -> None:
+    def test_a_kept_request_may_be_cancelled(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"))
         rig.deliver("2-0")
         rig.turn()
@@ -73,12 +73,12 @@ class TestKeep:
 
         assert rig.engine.has == ["1-0"]
 
-    def test_a_drain_waits_for_nothing_that_may_not_run(self, rig: LoopRig) -> None:
+    def test_a_drain_does_not_wait_for_kept_requests(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"), Drain())
 
         assert rig.told == [Paused("keep"), Drained()]
 
-    def test_what_has_not_begun_begins_in_the_epoch_in_which_it_does(self, rig: LoopRig) -> None:
+    def test_a_waiting_request_gets_the_epoch_in_which_it_begins(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"))
         rig.deliver("2-0")
         rig.turn()
@@ -88,7 +88,7 @@ class TestKeep:
 
 
 class TestWait:
-    def test_what_has_begun_is_finished(self, rig: LoopRig) -> None:
+    def test_running_requests_finish(self, rig: LoopRig) -> None:
         rig.engine.steps = [[TokenDelta("1-0", 0, [6])], [finished("1-0", [5, 6, 7])]]
         say(rig, PauseEngine("wait"))
         assert rig.told == []
@@ -100,7 +100,7 @@ class TestWait:
         assert rig.told == [Paused("wait")]
         assert rig.sessions[0].running, "it keeps its lane"
 
-    def test_what_comes_meanwhile_is_given_up_at_the_end(self, rig: LoopRig) -> None:
+    def test_requests_that_arrive_meanwhile_are_given_up_at_the_end(self, rig: LoopRig) -> None:
         rig.engine.steps = [[], [finished("1-0", [5])]]
         say(rig, PauseEngine("wait"))
         rig.deliver("2-0")
@@ -110,7 +110,9 @@ class TestWait:
         assert rig.told == [Paused("wait"), LaneReleased("w.1")]
         assert not rig.sessions[0].running
 
-    def test_or_begun_when_it_is_taken_back(self, rig: LoopRig) -> None:
+    def test_requests_that_arrive_meanwhile_begin_if_the_pause_is_taken_back(
+        self, rig: LoopRig
+    ) -> None:
         say(rig, PauseEngine("wait"))
         rig.deliver("2-0")
         rig.turn()
@@ -121,14 +123,14 @@ class TestWait:
 
 
 class TestAbort:
-    def test_what_runs_is_given_up(self, rig: LoopRig) -> None:
+    def test_running_requests_are_given_up(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("abort"))
 
         assert rig.told == [LaneReleased("w.1"), Paused("abort")]
         assert rig.engine.aborted == ["1-0"]
         assert not rig.sessions[0].running
 
-    def test_who_has_nothing_keeps_its_lane(self) -> None:
+    def test_an_idle_worker_keeps_its_lane(self) -> None:
         rig = LoopRig()
         say(rig, PauseEngine("abort"))
 
@@ -136,7 +138,7 @@ class TestAbort:
         assert rig.sessions[0].running
 
     @pytest.mark.parametrize("mode", ["abort", "wait"])
-    def test_what_slips_through_is_given_up(self, mode: PauseMode) -> None:
+    def test_a_request_that_slips_through_is_given_up(self, mode: PauseMode) -> None:
         rig = LoopRig()
         say(rig, PauseEngine(mode))
         rig.turn()
@@ -147,7 +149,7 @@ class TestAbort:
         assert rig.told == [Paused(mode), LaneReleased("w.1")]
         assert rig.engine.has == []
 
-        # Under another name it is as paused as before, and goes on when it may.
+        # Under another name it is paused as before, and continues when it may.
         say(rig, Serve("w.2"))
         rig.deliver("2-0", "w.2")
         rig.turn()
@@ -157,7 +159,7 @@ class TestAbort:
         rig.turn()
         assert rig.engine.has == ["4-0"]
 
-    def test_what_was_kept_may_be_given_up_later(self, rig: LoopRig) -> None:
+    def test_kept_requests_may_be_given_up_later(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"))
         say(rig, PauseEngine("abort"))
 
@@ -172,8 +174,8 @@ def test_each_term_knows_the_epoch(rig: LoopRig) -> None:
     assert [term.epoch for term in rig.sessions] == [3, 3]
 
 
-def test_deadlines_act_all_the_same(rig: LoopRig) -> None:
-    # Given a kept request and one that waits behind it, both too late by now
+def test_deadlines_apply_during_a_pause(rig: LoopRig) -> None:
+    # Given a kept request and one that waits behind it, both late
     late_ms = int(time.time() * 1000) + 50
     rig.deliver("2-0", request=make_request(deadline_ms=late_ms))
     rig.turn()

@@ -1,4 +1,4 @@
-"""worker.models: the models file is read whole, or refused with all that is wrong with it."""
+"""The models file is read completely, or refused with all its faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a models file beside a folder `m`, and an adapter of rank 8 in `a`."""
+    """Write a models file beside a folder `m`, and an adapter of rank 8 in `a`."""
 
     def write(text: str) -> Path:
         file = tmp_path / "models.toml"
@@ -31,7 +31,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def faults(file: Path) -> list[str]:
-    """What is wrong with a file, without its name."""
+    """The faults of a file, without its name."""
     with pytest.raises(SettingsError) as caught:
         read_models(file)
     assert all(fault.startswith(f"{file}: ") for fault in caught.value.errors)
@@ -39,7 +39,7 @@ def faults(file: Path) -> list[str]:
 
 
 def fault(file: Path) -> str:
-    """The one thing that is wrong with a file."""
+    """The only fault of a file."""
     [found] = faults(file)
     return found
 
@@ -50,7 +50,7 @@ def test_a_path_is_enough(write: Write, tmp_path: Path) -> None:
     assert found == {"adder": ModelSpec(name="adder", path=str(tmp_path / "m"))}
 
 
-def test_everything_that_can_be_said_of_a_model(write: Write, tmp_path: Path) -> None:
+def test_all_fields_of_a_model_are_read(write: Write, tmp_path: Path) -> None:
     file = write("""
         [models.big]
         path = "./m"
@@ -112,13 +112,13 @@ def test_everything_that_can_be_said_of_a_model(write: Write, tmp_path: Path) ->
     )
     assert read_models(file) == {"big": big}
     assert big.ranks == 6
-    # Should a field be added, it must be added above.
+    # A new field must be added above.
     defaults = ModelSpec(name="big", path="")
     names = [each.name for each in dataclasses.fields(ModelSpec) if each.name != "name"]
     assert [name for name in names if getattr(big, name) == getattr(defaults, name)] == []
 
 
-def test_defaults_hold_for_all_models_and_a_model_has_the_last_word(write: Write) -> None:
+def test_defaults_apply_to_all_models_unless_a_model_overrides_them(write: Write) -> None:
     file = write("""
         [defaults]
         dtype = "float16"
@@ -149,7 +149,7 @@ def test_defaults_hold_for_all_models_and_a_model_has_the_last_word(write: Write
     assert two.engine_args == {"block_size": 16, "seed": 1}
 
 
-def test_paths_begin_at_the_file_or_at_home(
+def test_relative_paths_start_at_the_file_and_a_tilde_at_home(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -179,13 +179,13 @@ def test_paths_begin_at_the_file_or_at_home(
 
 
 @pytest.mark.parametrize("path", ["./gone", "../gone", "/gone", "~/gone", "a/b/c", "what is this"])
-def test_a_folder_that_is_not_there(write: Write, path: str) -> None:
+def test_a_missing_folder_is_a_fault(write: Write, path: str) -> None:
     found = fault(write(f'[models.x]\npath = "{path}"'))
 
     assert found.startswith("models.x.path: there is nothing at /")
 
 
-def test_home_of_nobody(write: Write) -> None:
+def test_the_home_of_an_unknown_user_is_a_fault(write: Write) -> None:
     found = fault(write('[models.x]\npath = "~no-such-user/x"'))
 
     assert found == "models.x.path: nobody's home is at ~no-such-user/x"
@@ -220,7 +220,7 @@ def test_home_of_nobody(write: Write) -> None:
         ("adapters = ['a']", "models.x.adapters: must be a table"),
     ],
 )
-def test_a_fault_of_a_key_names_it(write: Write, line: str, message: str) -> None:
+def test_a_fault_names_its_key(write: Write, line: str, message: str) -> None:
     found = fault(write(f'[models.x]\npath = "m"\n{line}'))
 
     assert found.startswith(message)
@@ -244,7 +244,7 @@ def test_a_fault_of_a_key_names_it(write: Write, line: str, message: str) -> Non
         ("detokenize = false", "detokenize: is not known; only a request itself can say it"),
     ],
 )
-def test_sampling_is_held_to_the_bounds_of_requests(write: Write, line: str, message: str) -> None:
+def test_sampling_has_the_bounds_of_requests(write: Write, line: str, message: str) -> None:
     found = fault(write(f'[models.x]\npath = "m"\n[models.x.sampling]\n{line}'))
 
     assert found.startswith(f"models.x.sampling.{message}")
@@ -264,13 +264,15 @@ def test_sampling_is_held_to_the_bounds_of_requests(write: Write, line: str, mes
         ("when = 2024-01-01", "when: use text, finite numbers, true, false, lists and tables only"),
     ],
 )
-def test_an_engine_argument_that_has_another_place(write: Write, line: str, message: str) -> None:
+def test_an_engine_argument_with_a_field_of_its_own_is_refused(
+    write: Write, line: str, message: str
+) -> None:
     found = fault(write(f'[models.x]\npath = "m"\n[models.x.engine_args]\n{line}'))
 
     assert found.startswith(f"models.x.engine_args.{message}")
 
 
-def test_a_model_beyond_one_host_names_ray(write: Write) -> None:
+def test_the_refusal_of_a_model_beyond_one_host_names_ray(write: Write) -> None:
     [found] = read_models(
         write("""
             [models.huge]
@@ -286,7 +288,7 @@ def test_a_model_beyond_one_host_names_ray(write: Write) -> None:
 
 
 @pytest.mark.parametrize("key", ["path", "revision", "adapters", "trust_remote_code"])
-def test_what_cannot_be_said_of_all_models(write: Write, key: str) -> None:
+def test_fields_of_a_single_model_are_no_defaults(write: Write, key: str) -> None:
     found = fault(write(f'[models.x]\npath = "m"\n[defaults]\n{key} = true'))
 
     assert found == f"defaults.{key}: is not known; say it of each model that needs it"
@@ -295,12 +297,12 @@ def test_what_cannot_be_said_of_all_models(write: Write, key: str) -> None:
 @pytest.mark.parametrize(
     "name", ["meta-llama/Llama-3.1-8B", "a b", "größe", "q" * MAX_NAME_BYTES, "x"]
 )
-def test_names_as_requests_write_them(write: Write, name: str) -> None:
+def test_names_may_have_the_form_that_requests_use(write: Write, name: str) -> None:
     assert list(read_models(write(f'[models."{name}"]\npath = "m"'))) == [name]
 
 
 @pytest.mark.parametrize("name", ["", " ", " x", "x\\n", "\\u0000", "é" * 101])
-def test_names_that_nobody_can_write(write: Write, name: str) -> None:
+def test_invalid_names_are_refused(write: Write, name: str) -> None:
     found = fault(write(f'[models."{name}"]\npath = "m"'))
 
     assert found.endswith("name it with 1 to 200 printable bytes")
@@ -334,7 +336,7 @@ def test_each_name_stands_for_one_model_or_adapter(write: Write) -> None:
         ('{"r": 17}', ": has rank 17: raise max_lora_rank, which is 16"),
     ],
 )
-def test_a_folder_that_is_no_adapter(
+def test_a_folder_without_an_adapter_is_refused(
     write: Write, tmp_path: Path, config: str | None, message: str
 ) -> None:
     folder = tmp_path / "b"
@@ -364,17 +366,17 @@ def test_a_folder_that_is_no_adapter(
         ("[models.x]\n[models.x]", "is not TOML: "),
     ],
 )
-def test_files_that_are_wrong_as_a_whole(write: Write, text: str, message: str) -> None:
+def test_files_of_a_wrong_form_are_refused(write: Write, text: str, message: str) -> None:
     assert faults(write(text))[0].startswith(message)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     assert fault(tmp_path / "gone.toml") == "cannot be read: No such file or directory"
     (tmp_path / "latin.toml").write_bytes(b"# \xff")
     assert fault(tmp_path / "latin.toml").startswith("is not TOML: ")
 
 
-def test_every_fault_is_told_at_once(write: Write) -> None:
+def test_all_faults_are_reported_together(write: Write) -> None:
     file = write("""
         [default]
         [defaults]

@@ -1,4 +1,4 @@
-"""From what an engine says to what is published."""
+"""From an engine's output to published replies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestMerge:
         assert merge([delta("a", 1), delta("b", 5), end]) == [delta("b", 5), end]
 
     def test_the_first_end_counts(self) -> None:
-        # Given a request whose deadline passes when it is done and not yet published
+        # Given a request whose deadline passes after its end and before its publication
         end = finished("a", 1, 2)
 
         assert merge([end, Expired("a", None, "running")]) == [end]
@@ -65,7 +65,7 @@ class TestMerge:
         assert isinstance(joined, TokenDelta)
         assert joined.logprobs == [{"token": 1}, {"token": 2}]
 
-    def test_a_missing_text_is_no_text(self) -> None:
+    def test_a_missing_text_stays_none(self) -> None:
         (joined,) = merge([delta("a", 1, text="x"), delta("a", 2, text=None)])
 
         assert joined == delta("a", 1, 2, text="x")
@@ -102,19 +102,19 @@ class TestReplies:
         assert (second.seq, second.tokens) == (2, [7])
 
     @pytest.mark.parametrize("cached", [None, 0, 2])
-    def test_result_says_how_much_of_the_prompt_was_cached(self, cached: int | None) -> None:
+    def test_a_result_reports_how_much_of_the_prompt_was_cached(self, cached: int | None) -> None:
         end = msgspec.structs.replace(finished("1500-0", 5), cached_tokens=cached)
         ended = to_result(result(run(), end))
 
         assert ended.usage is not None
         assert ended.usage.cached_tokens == cached
 
-    def test_counting_goes_on_behind_the_last_attempt(self) -> None:
+    def test_the_count_continues_after_the_last_attempt(self) -> None:
         running = run(published=(1, 2, 3))
 
         assert delta_reply(running, delta("1500-0", 4)).seq == 3
 
-    def test_result_says_everything(self) -> None:
+    def test_a_result_has_all_fields(self) -> None:
         running = run(params=SamplingParams(seed=42))
         delta_reply(running, delta("1500-0", 5))
         running.first_token = 10.1
@@ -138,7 +138,9 @@ class TestReplies:
     @pytest.mark.parametrize(
         ("asked", "told"), [("", "sim"), ("sim", "sim"), ("roman", "roman"), ("other", "sim")]
     )
-    def test_the_model_is_the_adapter_where_one_answers(self, asked: str, told: str) -> None:
+    def test_the_model_of_a_result_is_the_adapter_that_answered(
+        self, asked: str, told: str
+    ) -> None:
         info = replace(INFO, adapters=("roman", "greek"))
 
         reply = result_reply(run(model=asked), finished("1500-0", 5), info, "w.3", now=10.5)
@@ -147,7 +149,7 @@ class TestReplies:
         assert made_by is not None
         assert made_by.model == told
 
-    def test_several_choices(self) -> None:
+    def test_several_choices_have_their_own_tokens(self) -> None:
         choices = [Choice(0, [1], "a", "stop", "x"), Choice(1, [2, 3], "bc", "length")]
 
         ended = to_result(result(run(), Finished("1500-0", choices, prompt_tokens=3)))
@@ -157,7 +159,7 @@ class TestReplies:
         assert ended.usage is not None
         assert ended.usage.completion_tokens == 3
 
-    def test_fault_keeps_what_was_published(self) -> None:
+    def test_a_fault_keeps_published_tokens(self) -> None:
         running = run(published=(1, 2))
 
         reply = result(running, RequestError("1500-0", Code.INFERENCE_ERROR, "no"))
@@ -167,7 +169,7 @@ class TestReplies:
         assert ended.error is not None
         assert (ended.error.code, ended.error.message) == ("INFERENCE_ERROR", "no")
 
-    def test_fault_in_the_middle_of_a_stream_keeps_its_tokens(self) -> None:
+    def test_a_fault_in_the_middle_of_a_stream_keeps_its_tokens(self) -> None:
         # Given a stream that has published tokens in this attempt
         running = run(published=(1, 2))
         delta_reply(running, delta("1500-0", 3, 4))
@@ -177,7 +179,7 @@ class TestReplies:
         # I expect a result that agrees with the deltas.
         assert (ended.seq, ended.tokens) == (4, [1, 2, 3, 4])
 
-    def test_expired_with_what_has_been_made(self) -> None:
+    def test_an_expired_request_returns_its_tokens_so_far(self) -> None:
         running = run(published=(1, 2))
         delta_reply(running, delta("1500-0", 3))
         made = Finished("1500-0", [Choice(0, [1, 2, 3, 4], "abcd", "abort")], prompt_tokens=3)
@@ -195,14 +197,16 @@ class TestReplies:
         assert ended.usage.completion_tokens == 4
 
     @pytest.mark.parametrize("made", [None, finished("1500-0", 1)])
-    def test_expired_keeps_at_least_what_was_shown(self, made: Finished | None) -> None:
+    def test_an_expired_request_returns_at_least_the_published_tokens(
+        self, made: Finished | None
+    ) -> None:
         running = run(published=(1, 2))
 
         ended = to_result(result(running, Expired("1500-0", made, "on the worker's lane")))
 
         assert (ended.seq, ended.tokens, ended.text) == (2, [1, 2], None)
 
-    def test_packed_tokens(self) -> None:
+    def test_tokens_are_packed(self) -> None:
         assert delta_reply(run(), delta("1500-0", 1, 2)).tokens == pack_tokens([1, 2])
 
 
@@ -211,7 +215,7 @@ class TestEpochs:
         ("carried", "began", "ended", "said"),
         [
             (None, None, None, (None, None)),
-            (None, None, 0, (0, None)),  # none was set when it began
+            (None, None, 0, (0, None)),  # no epoch was set when it began
             (None, 0, 0, (0, None)),
             (None, 0, 1, (1, 0)),
             (0, 1, 1, (1, 0)),  # another attempt published its first token
@@ -220,7 +224,7 @@ class TestEpochs:
             (0, None, None, (None, 0)),
         ],
     )
-    def test_a_result_says_when_it_ended_and_began(
+    def test_a_result_has_the_epochs_of_its_end_and_beginning(
         self,
         carried: int | None,
         began: int | None,
@@ -236,7 +240,7 @@ class TestEpochs:
         assert made is not None
         assert (made.epoch, made.first_epoch) == said
 
-    def test_the_ledger_is_told_once_when_it_began(self) -> None:
+    def test_the_ledger_gets_the_epoch_of_the_beginning_once(self) -> None:
         running = Run(make_assignment(), 10.0, epoch=3)
 
         said = [
@@ -246,14 +250,14 @@ class TestEpochs:
 
         assert said == [None, 3, None]
 
-    def test_where_none_was_set_it_is_told_of_the_first(self) -> None:
+    def test_without_an_epoch_at_the_beginning_the_ledger_gets_the_first(self) -> None:
         running = Run(make_assignment(), 10.0)
         first, second = (delta_reply(running, delta("1-0", token)) for token in (1, 2))
 
         assert epoch_to_store(running, first, None) is None
         assert epoch_to_store(running, second, 5) == 5
 
-    def test_what_an_attempt_before_has_told_is_not_told_again(self) -> None:
+    def test_an_epoch_from_an_earlier_attempt_is_not_sent_again(self) -> None:
         assignment = msgspec.structs.replace(make_assignment(published=[1]), first_epoch=2)
         running = Run(assignment, 10.0, epoch=3)
 

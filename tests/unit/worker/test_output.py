@@ -1,4 +1,4 @@
-"""What a process writes: passed on line by line, its end remembered, a crash kept apart."""
+"""The output of a process: passed on line by line, its end kept, a crash kept apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.host.output import Output
 
 
 class Written:
-    """A process's standard error, written by the test."""
+    """The standard error of a process, written by the test."""
 
     def __init__(self) -> None:
         ours, self.pipe = multiprocessing.Pipe(duplex=False)
@@ -47,12 +47,12 @@ def test_whole_lines_are_passed_on(written: Written, capfd: pytest.CaptureFixtur
     assert written.output.lines[-1] == "three"
 
 
-def test_nothing_is_waited_for(written: Written) -> None:
+def test_a_read_does_not_wait(written: Written) -> None:
     written.output.pass_on()
     assert isinstance(written.output.pipe, Connection)
 
 
-def test_only_the_end_is_remembered(written: Written) -> None:
+def test_only_the_end_is_kept(written: Written) -> None:
     for number in range(1000):
         written.write(b"%d\n" % number)
     assert written.output.lines[-1] == "999"
@@ -60,7 +60,7 @@ def test_only_the_end_is_remembered(written: Written) -> None:
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-def test_a_crash_is_kept_apart_and_shown_to_who_debugs(
+def test_a_crash_is_kept_apart_and_shown_at_debug_level(
     written: Written,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -73,17 +73,17 @@ def test_a_crash_is_kept_apart_and_shown_to_who_debugs(
     assert ("Fatal" in capfd.readouterr().err) is (level == logging.DEBUG)
 
 
-def test_one_that_writes_all_the_time_does_not_keep_its_reader(
+def test_a_process_that_never_stops_writing_does_not_hold_its_reader(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a process that has written more whenever somebody has read
+    # Given a process that writes more after each read
     monkeypatch.setattr("worker.host.output.os.read", lambda *_: b"more\n")
-    # I expect the reader to come back, and the rest to be read later.
+    # I expect the reader to return, and the rest to be read later.
     written.output.pass_on()
     assert written.output.pipe is not None
 
 
-def test_what_has_no_end_of_line_is_passed_on_all_the_same(
+def test_text_without_an_end_of_line_is_passed_on_too(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.host.output.os.read", lambda *_: b"." * 50_000)

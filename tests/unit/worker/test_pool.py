@@ -1,4 +1,4 @@
-"""The pool: what it tells its processes and its owner, and when."""
+"""The pool: its orders to processes, its calls to its owner, and when they happen."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class TestProcesses:
             assert {member.state for member in played.pool.members} == {State.WARMING}
             return [(one.name, played.process(one.name).device) for one in played.pool.members]
 
-    def test_one_for_each_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_device_has_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self._made(monkeypatch, slots=2) == [("w-0", 0), ("w-1", 1)]
 
-    def test_one_alone_has_the_plain_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_single_process_has_the_plain_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self._made(monkeypatch) == [("w", 0)]
 
     def test_spares_are_spread_over_the_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ class TestProcesses:
 
 
 class TestWaits:
-    def test_nothing_is_due_while_all_run(self, two: Theatre) -> None:
+    def test_nothing_is_due_while_all_processes_run(self, two: Theatre) -> None:
         assert two.pool._until_due() == TICK_S
 
     def test_the_next_start_ends_the_wait(self, two: Theatre) -> None:
@@ -86,13 +86,13 @@ class TestWaits:
         other.start_at = time.monotonic() + TICK_S / 2
 
         assert 0 < two.pool._until_due() <= TICK_S / 2
-        # One that is far away does not make the tick longer, one that is past not negative.
+        # A distant start does not make the tick longer, and a past one not negative.
         other.start_at = time.monotonic() + 60
         assert two.pool._until_due() == TICK_S
         other.start_at = 0.0
         assert two.pool._until_due() == 0.0
 
-    def test_the_next_try_ends_the_wait_too(self, two: Theatre) -> None:
+    def test_the_next_try_of_a_load_ends_the_wait_too(self, two: Theatre) -> None:
         two.pool._retries._retry_at[0] = time.monotonic() + TICK_S / 2
 
         assert 0 < two.pool._until_due() <= TICK_S / 2
@@ -107,23 +107,23 @@ class TestGoals:
         assert one.say("w-0", Ready(engine_info(A), MEMORY)) == [("serves", "w-0")]
         assert one.heard("w-1") == []
 
-    def test_a_swap_in_the_same_process(self, two: Theatre) -> None:
-        # Given a device with a model that is to hold another one
+    def test_a_swap_happens_in_the_same_process(self, two: Theatre) -> None:
+        # Given a device with a model, whose goal is another one
         two.hold(A, 0)
         two.pool.aim(B, [0])
 
-        # I expect it to finish first, then to be given up by its owner, and then to go,
+        # I expect it to drain first, then to be given up by its owner, and then to unload,
         assert two.turn() == []
         assert two.heard("w-0") == [Drain()]
         assert two.say("w-0", Drained()) == [("gives way", "w-0", State.DRAINED)]
         assert two.heard("w-0") == [Unload()]
 
-        # and the other to come.
+        # and the other to load.
         two.say("w-0", Warm(MEMORY, {"unload": 0.1}))
         assert two.heard("w-0") == [LoadModel(B)]
         assert two.say("w-0", Ready(engine_info(B), MEMORY)) == [("serves", "w-0")]
 
-    def test_what_is_not_wanted_any_more_is_unloaded(self, one: Theatre) -> None:
+    def test_a_model_without_a_goal_is_unloaded(self, one: Theatre) -> None:
         one.hold(A, 0)
         one.pool.aim(None, [0])
         one.turn()
@@ -133,7 +133,7 @@ class TestGoals:
         one.say("w-0", Warm(MEMORY, {}))
         assert one.heard("w-0") == []
 
-    def test_draining_that_takes_too_long_is_cut_short(self, one: Theatre) -> None:
+    def test_a_drain_that_takes_too_long_is_cut_short(self, one: Theatre) -> None:
         one.hold(A, 0)
         one.pool.aim(B, [0])
         one.turn()
@@ -165,7 +165,7 @@ class TestSleep:
             yield played
 
     def test_models_change_places(self, sleepy: Theatre) -> None:
-        # Given a device that has had both models
+        # Given a device that has held both models
         sleepy.hold(A, 0)
         sleepy.pool.aim(B, [0])
         sleepy.turn()
@@ -175,7 +175,7 @@ class TestSleep:
         assert sleepy.heard("w-1") == [LoadModel(B)]
         sleepy.say("w-1", Ready(engine_info(B), MEMORY))
 
-        # If it is to hold the first again
+        # If the first becomes its goal again
         sleepy.pool.aim(A, [0])
         sleepy.turn()
         sleepy.say("w-1", Drained())
@@ -185,7 +185,7 @@ class TestSleep:
         assert sleepy.heard("w-1") == [Drain(), Sleep(1)]
         assert sleepy.heard("w-0") == [Wake()]
 
-    def test_as_deep_as_the_model_says(self, sleepy: Theatre) -> None:
+    def test_the_model_sets_the_level_of_its_sleep(self, sleepy: Theatre) -> None:
         deep = ModelSpec(name="deep", path="models/deep", sleep_level=2)
         sleepy.hold(deep, 0)
         sleepy.pool.aim(B, [0])
@@ -194,7 +194,7 @@ class TestSleep:
 
         assert sleepy.heard("w-0") == [Drain(), Sleep(2)]
 
-    def test_on_command_as_deep_as_it_says(self, sleepy: Theatre) -> None:
+    def test_a_command_sets_the_level_of_its_sleep(self, sleepy: Theatre) -> None:
         holder = sleepy.hold(A, 0)
         sleepy.pool.put_to_sleep(holder, 2)
         sleepy.turn()
@@ -205,7 +205,7 @@ class TestSleep:
         assert sleepy.heard("w-1") == []
         assert sleepy.pool.goals == {0: None}
 
-    def test_one_that_cannot_sleep_is_unloaded(self, sleepy: Theatre) -> None:
+    def test_a_model_that_cannot_sleep_is_unloaded(self, sleepy: Theatre) -> None:
         sleepy.hold(A, 0)
         sleepy.pool.aim(B, [0])
         sleepy.turn()
@@ -219,7 +219,7 @@ class TestSleep:
 
 
 class TestGroups:
-    def test_it_is_formed_of_one_process_of_each_device(self, two: Theatre) -> None:
+    def test_a_group_has_one_process_of_each_device(self, two: Theatre) -> None:
         two.pool.aim(PAIR, [1, 0])
         two.turn()
 
@@ -233,7 +233,7 @@ class TestGroups:
         assert load.group.devices == attach.group.devices == (1, 0)
         assert two.member("w-0").state is State.ATTACHED
 
-    def test_each_group_meets_elsewhere(self, two: Theatre) -> None:
+    def test_each_group_has_its_own_address(self, two: Theatre) -> None:
         addresses = set()
         for _ in range(2):
             two.pool.aim(PAIR, [0, 1])
@@ -251,7 +251,7 @@ class TestGroups:
         assert len(addresses) == 2
 
     @pytest.mark.parametrize(("dies", "stays"), [("w-0", "w-1"), ("w-1", "w-0")])
-    def test_all_of_it_end_with_any_rank(self, two: Theatre, dies: str, stays: str) -> None:
+    def test_a_group_ends_with_any_of_its_ranks(self, two: Theatre, dies: str, stays: str) -> None:
         two.hold(PAIR, 0, 1)
 
         two.process(dies).kill()
@@ -262,7 +262,7 @@ class TestGroups:
         assert second[:3] == ("died", stays, "lost")
         assert two.pool.goals[0], "it is to be formed again"
 
-    def test_a_rank_that_crashes_while_it_loads_is_a_failed_load(self, two: Theatre) -> None:
+    def test_a_rank_that_crashes_during_a_load_is_a_failed_load(self, two: Theatre) -> None:
         two.pool.aim(PAIR, [0, 1])
         two.turn()
 
@@ -288,7 +288,7 @@ class TestGroups:
         ]
         assert two.member("w-0").state is State.WARM
 
-    def test_a_group_that_loses_a_device_goes_as_a_whole(self, two: Theatre) -> None:
+    def test_a_group_that_loses_a_device_is_unloaded(self, two: Theatre) -> None:
         two.hold(PAIR, 0, 1)
 
         goal = two.pool.aim(A, [1])
@@ -299,28 +299,28 @@ class TestGroups:
 
 
 class TestNews:
-    def test_what_is_not_the_pools_business_is_passed_on(self, one: Theatre) -> None:
+    def test_events_of_no_concern_to_the_pool_are_passed_on(self, one: Theatre) -> None:
         one.hold(A, 0)
 
         assert one.say("w-0", Done(ResetPrefixCache())) == [
             ("heard", "w-0", Done(ResetPrefixCache()))
         ]
 
-    def test_a_refusal_that_changes_nothing(self, one: Theatre) -> None:
+    def test_a_refusal_that_changes_nothing_keeps_the_state(self, one: Theatre) -> None:
         one.hold(A, 0)
 
         assert one.say("w-0", CommandRefused("no profiler")) == [("refused", "w-0", "no profiler")]
         assert one.member("w-0").state is State.READY
 
-    def test_the_same_from_the_leader_of_a_group(self, two: Theatre) -> None:
+    def test_a_refusal_from_the_leader_keeps_the_state_of_the_group(self, two: Theatre) -> None:
         two.hold(PAIR, 0, 1)
 
         assert two.say("w-0", CommandRefused("no profiler")) == [("refused", "w-0", "no profiler")]
         assert two.member("w-1").state is State.ATTACHED
 
 
-class TestTheEnd:
-    def test_requests_that_run_may_finish(self, two: Theatre) -> None:
+class TestShutdown:
+    def test_running_requests_may_finish(self, two: Theatre) -> None:
         two.hold(A, 0)
         two.process("w-0").say(Drained())
 
@@ -329,14 +329,14 @@ class TestTheEnd:
         assert two.heard("w-0") == [Drain()]
         assert two.member("w-0").state is State.DRAINED
 
-    def test_draining_may_be_hurried(self, two: Theatre) -> None:
+    def test_a_drain_may_be_hurried(self, two: Theatre) -> None:
         two.hold(A, 0)
 
         two.pool.drain(lambda: True)
 
         assert two.member("w-0").state is State.DRAINING
 
-    def test_the_grace_is_an_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_drain_ends_with_its_grace(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with theatre(monkeypatch, grace_s=0.0) as played:
             played.warm_up()
             played.hold(A, 0)
@@ -345,7 +345,7 @@ class TestTheEnd:
 
             assert played.member("w").state is State.DRAINING
 
-    def test_all_are_told_and_given_up(self, two: Theatre) -> None:
+    def test_all_processes_are_told_and_given_up(self, two: Theatre) -> None:
         two.hold(A, 0)
         process = two.process("w-0")
         heard = []
@@ -371,7 +371,7 @@ class TestTheEnd:
         assert heard == [Stop()]
         process.end(0)
 
-    def test_one_that_is_down_is_given_up_too(self, two: Theatre) -> None:
+    def test_a_process_that_is_down_is_given_up_too(self, two: Theatre) -> None:
         two.process("w-1").end(1)
         two.turn()
 

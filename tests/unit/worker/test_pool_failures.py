@@ -1,4 +1,4 @@
-"""The pool when models cannot be loaded, and when processes die, hang or leak."""
+"""The pool when loads fail, and when processes die, hang or leak."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Theatre]:
 
 
 class TestFailedLoads:
-    def test_the_goal_goes_where_the_owner_gives_it_up(self, one: Theatre) -> None:
+    def test_the_goal_is_dropped_if_the_owner_gives_it_up(self, one: Theatre) -> None:
         goal = one.pool.aim(A, [0])
         one.turn()
 
@@ -51,8 +51,8 @@ class TestFailedLoads:
         assert one.member("w-0").state is State.WARM
         assert one.heard("w-0") == [LoadModel(A)], "once"
 
-    def test_it_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
-        # Given an owner that has only this model
+    def test_a_failed_load_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
+        # Given an owner with only this model
         one.owner.goes_on_trying = True
         one.pool.aim(A, [0])
         one.turn()
@@ -70,7 +70,7 @@ class TestFailedLoads:
         assert pauses[1] > 1.5 * pauses[0]
         assert pauses[2] > 1.5 * pauses[1]
 
-    def test_success_ends_the_growth(self, one: Theatre) -> None:
+    def test_a_success_resets_the_pause(self, one: Theatre) -> None:
         one.owner.goes_on_trying = True
         one.pool.aim(A, [0])
         one.turn()
@@ -85,7 +85,9 @@ class TestFailedLoads:
 
         assert one.pool._retries._retry_at[0] - time.monotonic() < 2 * one.settings.backoff_s + 1
 
-    def test_a_process_that_crashes_while_it_loads(self, one: Theatre) -> None:
+    def test_a_process_that_crashes_during_a_load_counts_against_the_model(
+        self, one: Theatre
+    ) -> None:
         one.pool.aim(A, [0])
         one.turn()
 
@@ -97,7 +99,7 @@ class TestFailedLoads:
         assert "SIGSEGV" in failed[2]
         assert one.pool.goals == {0: None}
 
-    def test_one_that_was_killed_says_nothing_of_the_model(self, one: Theatre) -> None:
+    def test_a_killed_process_does_not_count_against_the_model(self, one: Theatre) -> None:
         one.pool.aim(A, [0])
         one.turn()
 
@@ -107,21 +109,23 @@ class TestFailedLoads:
         assert one.heard("w-1") == [LoadModel(A)], "the spare does it instead"
 
     @pytest.mark.parametrize("how", ["refuses", "crashes"])
-    def test_a_model_pays_for_no_other(self, one: Theatre, how: str) -> None:
-        # Given a device whose goal has changed while it loads
+    def test_a_failed_load_does_not_count_against_another_model(
+        self, one: Theatre, how: str
+    ) -> None:
+        # Given a device whose goal changes during a load
         one.pool.aim(A, [0])
         one.turn()
         goal = one.pool.aim(B, [0])
         one.turn()
 
-        # If what it loads still cannot be loaded
+        # If that load fails
         if how == "refuses":
             told = one.say("w-0", CommandRefused("a: no such file"))
         else:
             one.process("w-0").end(-signal.SIGSEGV)
             told = one.turn()
 
-        # I expect the new goal to stand and to be loaded.
+        # I expect the new goal to stay and to be loaded.
         assert "failed" not in {name for name, *_ in told}
         assert one.pool.goals == {0: goal}
         holder = one.pool.holder(0)
@@ -140,7 +144,7 @@ class TestDeath:
         assert one.member("w-0").state is State.DOWN
         assert one.member("w-0").start_at > time.monotonic()
 
-    def test_the_dead_one_is_the_next_spare(self, one: Theatre) -> None:
+    def test_the_restarted_process_is_the_next_spare(self, one: Theatre) -> None:
         one.hold(A, 0)
         one.process("w-0").kill()
         one.turn()
@@ -151,13 +155,13 @@ class TestDeath:
         assert one.member("w-0").state is State.WARM
         assert one.heard("w-0") == []
 
-    def test_what_it_said_of_its_end(self, one: Theatre) -> None:
+    def test_the_last_report_of_a_process_explains_its_death(self, one: Theatre) -> None:
         one.process("w-0").say(ProcessFailed("RuntimeError: CUDA"))
         one.process("w-0").end(1)
 
         assert one.turn() == [("died", "w-0", "crashed", "exit status 1: RuntimeError: CUDA")]
 
-    def test_one_that_hangs_is_killed(self, one: Theatre) -> None:
+    def test_a_process_that_hangs_is_killed(self, one: Theatre) -> None:
         one.hold(A, 0)
         one.say("w-0", Heartbeat(1, 2))
         one.member("w-0")._moved -= 61.0
@@ -166,7 +170,7 @@ class TestDeath:
         assert (name, why) == ("w-0", "crashed")
         assert "no progress" in reason
 
-    def test_a_host_that_was_suspended_finds_nobody_hanging(self, one: Theatre) -> None:
+    def test_a_host_that_was_suspended_kills_no_process(self, one: Theatre) -> None:
         one.hold(A, 0)
         one.say("w-0", Heartbeat(1, 2))
         for member in one.pool.members:
@@ -179,7 +183,7 @@ class TestDeath:
 
 
 class TestReplacing:
-    def test_a_leak_costs_a_process_its_place(self, one: Theatre) -> None:
+    def test_a_leaking_process_is_replaced(self, one: Theatre) -> None:
         told = []
         for at in range(1, READINGS + 1):
             told += one.say("w-1", Warm(Memory(host=1000 + at * 16 * MIB), {"unload": 0.1}))
@@ -188,18 +192,18 @@ class TestReplacing:
         assert told == [("died", "w-1", "left", "ended by SIGKILL: replaced")]
         assert one.member("w-1").start_at <= time.monotonic()
 
-    def test_a_leak_is_told_once(self, one: Theatre, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_leak_is_reported_once(self, one: Theatre, caplog: pytest.LogCaptureFixture) -> None:
         member = one.member("w-1")
         member.warm(Warm(Memory(host=1000 + 96 * MIB), {"unload": 0.1}))
 
-        for _ in range(3):  # its end takes a while to be noticed
+        for _ in range(3):  # its end is noticed with a delay
             one.pool._carry_out(Replace(member))
 
         assert [record.message for record in caplog.records if "leaks" in record.message] == [
             "w-1 leaks: 96 MiB of unloaded models; replaced"
         ]
 
-    def test_one_that_was_told_to_end_finishes_first(self, one: Theatre) -> None:
+    def test_a_process_that_was_told_to_end_finishes_first(self, one: Theatre) -> None:
         holder = one.hold(A, 0)
         one.pool.recycle(holder)
         one.turn()

@@ -1,4 +1,4 @@
-"""One process of the pool: what state it is in, and when it should be killed or replaced."""
+"""One process of the pool: its state, and when it should be killed or replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WARM = Warm(Memory(host=1000), {"import": 2.0})
 
 
 class Clock:
-    """Time as the test wants it."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -67,7 +67,7 @@ def make_ready(**values) -> WorkerProcessHandle:
 
 
 class TestLife:
-    def test_from_warm_to_ready_and_back(self) -> None:
+    def test_a_process_goes_from_warm_to_ready_and_back(self) -> None:
         handle = make_warm()
         assert (handle.state, handle.spec, handle.phases_s) == (State.WARM, None, {"import": 2.0})
 
@@ -105,7 +105,7 @@ class TestLife:
         handle.ready(Ready(INFO, Memory(host=3000)))
         assert (handle.state, handle.spec, handle.sleep_level) == (State.READY, ADDER, 0)
 
-    def test_a_load_that_is_refused_leaves_it_warm(self) -> None:
+    def test_a_refused_load_leaves_the_process_warm(self) -> None:
         handle = make_warm()
         handle.load(ADDER, RankGroup("a", 0, (0, 1)))
 
@@ -113,7 +113,7 @@ class TestLife:
 
         assert (handle.state, handle.spec, handle.group) == (State.WARM, None, None)
 
-    def test_a_sleep_that_is_refused_leaves_the_model(self) -> None:
+    def test_a_refused_sleep_leaves_the_model_loaded(self) -> None:
         handle = make_ready()
         handle.fall_asleep(1)
 
@@ -121,7 +121,7 @@ class TestLife:
 
         assert (handle.state, handle.spec) == (State.DRAINED, ADDER)
 
-    def test_word_that_it_is_drained_comes_too_late_when_it_has_gone_on(self) -> None:
+    def test_a_late_report_of_a_drain_is_ignored(self) -> None:
         handle = make_ready()
         handle.drain()
         handle.unload()
@@ -130,7 +130,7 @@ class TestLife:
 
         assert handle.state is State.UNLOADING
 
-    def test_since_is_when_it_came_into_its_state(self, clock: Clock) -> None:
+    def test_since_is_the_time_of_the_last_change_of_state(self, clock: Clock) -> None:
         handle = make_ready()
         handle.drain()
         since = handle.since
@@ -142,7 +142,7 @@ class TestLife:
         assert handle.since == since + 5
 
     @pytest.mark.parametrize("state", State)
-    def test_only_what_has_the_device_is_awake(self, state: State) -> None:
+    def test_only_a_process_that_holds_the_device_is_awake(self, state: State) -> None:
         handle = make_handle()
         handle.state = state
 
@@ -150,7 +150,7 @@ class TestLife:
         assert handle.is_awake == (state not in others)
         assert others.isdisjoint(AWAKE)
 
-    def test_what_a_group_lends_is_the_groups(self) -> None:
+    def test_an_attached_process_belongs_to_its_group(self) -> None:
         handle = make_warm()
         group = RankGroup("a", 1, (0, 1))
 
@@ -162,7 +162,7 @@ class TestLife:
 
 
 class TestMemory:
-    def test_the_baseline_is_of_the_first_warmth(self) -> None:
+    def test_the_baseline_is_the_memory_of_the_first_warm_state(self) -> None:
         handle = make_warm()
         handle.warm(Warm(Memory(host=1100), {}))
 
@@ -176,17 +176,17 @@ class TestMemory:
 
         assert handle.memory.kept == 4
 
-    def test_a_gpu_on_which_nothing_is_held_is_a_gpu(self) -> None:
+    def test_a_gpu_without_reserved_memory_is_still_a_gpu(self) -> None:
         handle = make_handle()
         handle.warm(Warm(Memory(host=1000, device=0), {}))
         handle.warm(Warm(Memory(host=9000, device=4), {}))
 
         assert handle.memory.kept == 4
 
-    def test_a_model_is_no_leak(self) -> None:
+    def test_a_loaded_model_is_no_leak(self) -> None:
         assert make_ready().leak is Verdict.SOUND
 
-    def test_what_a_model_took_is_compared_with_what_stays_of_it(self) -> None:
+    def test_the_remainder_is_compared_with_the_memory_of_the_model(self) -> None:
         # Given a model of 2 GiB, of which half a GiB stays, and then a GiB more
         gib = 1024**3
         handle = make_warm()
@@ -197,10 +197,10 @@ class TestMemory:
             handle.warm(Warm(Memory(host=after), {"unload": 0.1}))
             verdicts.append(handle.leak)
 
-        # I expect the second to tell that it clings.
+        # I expect the second remainder to count as a model that stays.
         assert verdicts == [Verdict.SOUND, Verdict.GROSS]
 
-    def test_growth_without_end_is_told(self) -> None:
+    def test_steady_growth_is_reported(self) -> None:
         handle = make_warm(leak_floor_mib=1.0)
         verdicts = []
         for at in range(1, 8):
@@ -209,7 +209,7 @@ class TestMemory:
 
         assert verdicts == [Verdict.SOUND] * 5 + [Verdict.GROWING] * 2
 
-    def test_a_new_process_has_a_baseline_of_its_own(self) -> None:
+    def test_a_new_process_has_its_own_baseline(self) -> None:
         handle = make_warm()
         handle.reap()
         assert handle.leak is Verdict.SOUND
@@ -220,7 +220,7 @@ class TestMemory:
 
 
 class TestHang:
-    def test_no_progress_while_work_waits(self, clock: Clock) -> None:
+    def test_no_progress_with_pending_work_is_a_hang(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
         for _ in range(61):
@@ -230,7 +230,7 @@ class TestHang:
 
         assert handle.kill_reason == "no progress for 61 s while 2 requests wait"
 
-    def test_progress(self, clock: Clock) -> None:
+    def test_progress_is_no_hang(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         for step in range(100):
             handle.note_heartbeat(Heartbeat(progress=step, unfinished=2))
@@ -238,7 +238,7 @@ class TestHang:
 
         assert handle.kill_reason == ""
 
-    def test_nothing_to_do(self, clock: Clock) -> None:
+    def test_an_idle_process_does_not_hang(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         for _ in range(100):
             handle.note_heartbeat(Heartbeat(progress=5, unfinished=0))
@@ -246,7 +246,7 @@ class TestHang:
 
         assert handle.kill_reason == ""
 
-    def test_work_that_comes_after_a_long_rest(self, clock: Clock) -> None:
+    def test_work_after_a_long_idle_time_is_no_hang(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=0))
         clock.now += 59
@@ -256,7 +256,7 @@ class TestHang:
 
         assert handle.kill_reason == ""
 
-    def test_each_engine_counts_from_its_own_beginning(self, clock: Clock) -> None:
+    def test_each_engine_counts_from_its_own_start(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
         handle.warm(WARM)
@@ -268,13 +268,13 @@ class TestHang:
 
         assert handle.kill_reason == ""
 
-    def test_a_process_without_a_sign_of_life(self, clock: Clock) -> None:
+    def test_a_process_without_a_sign_of_life_hangs(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         clock.now += 61
 
         assert handle.kill_reason
 
-    def test_draining_is_watched_too(self, clock: Clock) -> None:
+    def test_a_draining_process_is_watched_too(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         handle.drain()
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=1))
@@ -283,7 +283,7 @@ class TestHang:
         assert handle.kill_reason
 
     @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
-    def test_a_change_may_take_longer(self, clock: Clock, state: State) -> None:
+    def test_a_change_of_state_may_take_longer(self, clock: Clock, state: State) -> None:
         handle = make_handle(start_timeout_s=600.0, hang_timeout_s=60.0)
         handle._enter(state)
         clock.now += 599
@@ -292,7 +292,7 @@ class TestHang:
         assert handle.kill_reason == f"still {state.value} after 601 s"
 
     @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
-    def test_one_that_is_heard_of_may_take_as_long_as_it_needs(
+    def test_a_process_that_sends_signs_of_life_may_take_its_time(
         self, clock: Clock, state: State
     ) -> None:
         """A download, or a compilation, of hours."""
@@ -308,14 +308,14 @@ class TestHang:
         "state",
         [State.DOWN, State.WARM, State.DRAINED, State.ASLEEP, State.ATTACHED, State.STOPPED],
     )
-    def test_others_are_left_alone(self, clock: Clock, state: State) -> None:
+    def test_processes_in_other_states_are_not_killed(self, clock: Clock, state: State) -> None:
         handle = make_handle()
         handle._enter(state)
         clock.now += 10_000
 
         assert handle.kill_reason == ""
 
-    def test_time_in_which_nobody_listened_does_not_count(self, clock: Clock) -> None:
+    def test_time_without_a_listener_does_not_count(self, clock: Clock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         clock.now += 100
 
@@ -327,7 +327,7 @@ class TestHang:
 
 
 class TestDraining:
-    def test_it_may_take_so_long(self, clock: Clock) -> None:
+    def test_a_drain_may_take_its_grace(self, clock: Clock) -> None:
         handle = make_ready(drain_timeout_s=30.0)
         handle.drain()
         clock.now += 30
@@ -335,7 +335,7 @@ class TestDraining:
         clock.now += 1
         assert handle.is_overdue
 
-    def test_the_next_time_begins_again(self, clock: Clock) -> None:
+    def test_the_next_drain_has_its_own_time(self, clock: Clock) -> None:
         handle = make_ready(drain_timeout_s=30.0)
         handle.drain()
         clock.now += 31
@@ -367,7 +367,7 @@ class TestBackoff:
         assert pauses[0] < pauses[1] < pauses[2]
         assert pauses[-1] == 8.0
 
-    def test_a_process_that_has_served_begins_again(self, clock: Clock) -> None:
+    def test_a_process_that_has_served_starts_with_the_shortest_pause(self, clock: Clock) -> None:
         handle = make_handle()
         first = self._die(handle, clock)
         for _ in range(5):
@@ -399,7 +399,7 @@ class TestBackoff:
         assert len(set(pauses[:MOST_IN_SERVICE])) == 1
         assert pauses[0] < pauses[-3] < pauses[-2]
 
-    def test_replacing_it_is_no_failure(self, clock: Clock) -> None:
+    def test_a_replacement_is_no_failure(self, clock: Clock) -> None:
         handle = make_handle()
         for _ in range(CRASH_LOOP):
             self._die(handle, clock)
@@ -412,10 +412,10 @@ class TestBackoff:
 
 class TestStart:
     @pytest.mark.parametrize("fault", [EOFError("unexpected EOF"), ConnectionRefusedError()])
-    def test_a_fork_server_that_is_killed_meanwhile(
+    def test_a_fork_server_killed_during_a_start_counts_as_a_death(
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch, fault: Exception
     ) -> None:
-        # Given a fork-server that has gone before it says which process it has started
+        # Given a fork-server that dies before it reports the process that it has started
         handle = make_handle()
         starting = [fault, None]
 
@@ -427,7 +427,7 @@ class TestStart:
 
         hindrance = handle.start()
 
-        # I expect it to count as a process that has died.
+        # I expect the process to count as dead.
         assert hindrance
         assert hindrance.said.startswith(type(fault).__name__)
         assert (handle.state, handle.process, handle.pipe) == (State.DOWN, None, None)
@@ -470,7 +470,7 @@ class TestDeparture:
             (255, "", "crashed", "exit status 255"),
         ],
     )
-    def test_by_itself_or_by_a_hand_from_outside(
+    def test_an_own_exit_and_a_kill_from_outside_are_told_apart(
         self, status: int, last_words: str, why: str, reason: str
     ) -> None:
         handle = make_handle()
@@ -479,14 +479,14 @@ class TestDeparture:
 
         assert handle.why_exited() == (why, reason)
 
-    def test_of_a_group_all_end_as_the_one_that_died(self) -> None:
+    def test_all_ranks_of_a_group_end_like_the_one_that_died(self) -> None:
         handle = make_handle()
         handle.process = DeadProcess(-signal.SIGKILL)
         handle.last_words, handle.exit_cause = "rank 1: ended by SIGKILL", "lost"
 
         assert handle.why_exited() == ("lost", "ended by SIGKILL: rank 1: ended by SIGKILL")
 
-    def test_a_replaced_one_has_left(self) -> None:
+    def test_a_replaced_process_has_left(self) -> None:
         handle = make_handle()
         handle.process = DeadProcess(-signal.SIGKILL)
 
@@ -494,7 +494,7 @@ class TestDeparture:
 
         assert handle.why_exited() == ("left", "ended by SIGKILL: replaced")
 
-    def test_what_is_known_is_of_one_process(self) -> None:
+    def test_a_known_departure_is_of_one_process(self) -> None:
         handle = make_ready()
         handle.last_words, handle.exit_cause, handle.is_retiring = "no progress", "lost", True
         handle.worker, handle.sleep_level = "w.1", 2
@@ -506,25 +506,25 @@ class TestDeparture:
         assert (handle.spec, handle.engine, handle.memory.now) == (None, None, None)
 
     def test_a_process_that_only_looks_dead_is_killed(self) -> None:
-        # Given a process whose fork-server was killed, so that nobody can say how it ended
+        # Given a process whose fork-server was killed, so that its exit status is unknown
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
             handle = make_handle()
             handle.process = DeadProcess(255, living.pid)
 
-            # I expect it to count as lost, and to be so from then on.
+            # I expect it to count as lost, now and later.
             assert handle.why_exited() == ("lost", "its fork-server is gone")
             handle.reap()
 
             assert living.wait(10.0) == -signal.SIGKILL
 
-    def test_its_own_exit_status_kills_nobody(self) -> None:
+    def test_reaping_an_exited_process_kills_nothing(self) -> None:
         handle = make_handle()
         handle.process = DeadProcess(1, os.getpid())
 
         assert handle.reap() == 1
 
 
-def test_without_a_process_there_is_nothing_to_do() -> None:
+def test_a_handle_without_a_process_does_nothing() -> None:
     handle = make_handle()
 
     handle.send(Stop())

@@ -1,4 +1,4 @@
-"""A worker process whose model cannot be loaded: it stays warm, or it goes."""
+"""A worker process whose model cannot be loaded stays warm, or ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_process_warm() -> None:
     assert ours.recv() == CommandRefused("a: ValueError: no such file")
 
 
-def test_after_an_error_of_cuda_it_serves_no_other() -> None:
+def test_a_process_serves_no_other_model_after_a_cuda_error() -> None:
     ours, theirs = multiprocessing.Pipe()
     process = WorkerProcess(WorkerSettings(redis_url="redis://nowhere", model="any"), 0, theirs)
 

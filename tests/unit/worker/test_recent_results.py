@@ -1,4 +1,4 @@
-"""What a worker remembers of the requests that it has ended."""
+"""What a worker remembers of requests that have ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answer(tokens: bytes = b"\1\0\0\0", **fields: object) -> Reply:
 
 
 def keep(ended: RecentResults, reply: Reply, age_s: float = 0.0) -> Assignment:
-    """A request that has ended so long ago."""
+    """Keep a request that ended this long ago."""
     assignment = make_assignment()
     now = time.monotonic() - age_s
     ended.keep([(Run(assignment, now), reply)], now)
@@ -42,18 +42,18 @@ def test_a_request_is_known_by_client_id_and_server_id() -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "expired"])
-def test_only_what_completed_is_kept(status: str) -> None:
+def test_only_completed_requests_are_kept(status: str) -> None:
     ended = RecentResults()
     assert ended.find(keep(ended, answer(status=status))) is None
 
 
-def test_the_oldest_go_when_there_are_too_many() -> None:
+def test_the_oldest_are_dropped_if_there_are_too_many() -> None:
     ended = RecentResults(most_results=3)
     kept = [keep(ended, answer()) for _ in range(5)]
     assert [ended.find(one) is not None for one in kept] == [False, False, True, True, True]
 
 
-def test_the_oldest_go_when_they_are_too_large() -> None:
+def test_the_oldest_are_dropped_if_they_are_too_large() -> None:
     ended = RecentResults(most_bytes=10_000)
     kept = [keep(ended, answer(text="x" * 4_000)) for _ in range(3)]
     assert [ended.find(one) is not None for one in kept] == [False, True, True]
@@ -65,7 +65,7 @@ def test_the_oldest_go_when_they_are_too_large() -> None:
     assert ended.count == 2, "what is gone takes no room"
 
 
-def test_the_same_once_more_takes_no_more_room() -> None:
+def test_a_repeated_result_takes_no_more_room() -> None:
     ended, request = RecentResults(most_bytes=2_000), make_assignment()
     for _ in range(10):
         ended.keep([(Run(request, 0.0), answer())], time.monotonic())
@@ -73,7 +73,7 @@ def test_the_same_once_more_takes_no_more_room() -> None:
     assert ended.count == 2
 
 
-def test_the_old_go() -> None:
+def test_old_results_are_dropped() -> None:
     ended = RecentResults(most_s=60.0)
     old, young = keep(ended, answer(), age_s=61.0), keep(ended, answer())
     assert (ended.find(old), ended.count) == (None, 1)
@@ -82,7 +82,7 @@ def test_the_old_go() -> None:
     assert ended.find(keep(ended, answer(), age_s=61.0)) is None, "it is too old, if the only one"
 
 
-def test_what_was_begun_before_is_forgotten() -> None:
+def test_results_of_requests_begun_before_a_reset_are_forgotten() -> None:
     ended = RecentResults()
     before, begun = keep(ended, answer()), Run(make_assignment(), time.monotonic())
     ended.forget()
@@ -100,7 +100,7 @@ def test_the_default_holds_the_results_of_many_seconds() -> None:
     assert ended.count == 2_000, f"of 128 tokens each in {MOST_BYTES} bytes"
 
 
-def test_it_is_published_as_it_was_but_for_the_tokens_that_are_published_now() -> None:
+def test_a_kept_result_is_published_unchanged_except_for_tokens_published_now() -> None:
     before = answer(seq=7, timing='{"queue_ms":3}', provenance='{"attempt":1}')
     again = make_assignment(attempt=2, published=[5, 9])
 

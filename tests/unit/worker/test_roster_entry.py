@@ -1,4 +1,4 @@
-"""What the yard is told of a process in each state of its life."""
+"""The roster entry of a process in each state of its life."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def entry(
     return roster_entry(member, "host", group or [], swapped_ms)
 
 
-def test_a_ready_one_says_what_its_engine_says() -> None:
+def test_a_ready_process_shows_the_facts_of_its_engine() -> None:
     info = entry(ready(3))
 
     assert (info.name, info.state, info.device, info.controller) == ("w-1", "ready", 3, "host")
@@ -67,21 +67,21 @@ def test_a_ready_one_says_what_its_engine_says() -> None:
     assert info.host == socket.gethostname()
 
 
-def test_a_warm_one_holds_nothing() -> None:
+def test_a_warm_process_has_no_model() -> None:
     info = entry(warm())
 
     assert (info.state, info.model, info.engine, info.phases_s) == ("warm", "", "", {"import": 2.0})
     assert (info.slots, info.lane_limit) == (1, 2)
 
 
-def test_while_it_loads_the_model_is_named() -> None:
+def test_a_loading_process_shows_the_model() -> None:
     member = warm()
     member.load(ADDER)
 
     assert (entry(member).state, entry(member).model) == ("loading", "adder")
 
 
-def test_since_when_and_when_it_was_swapped() -> None:
+def test_the_entry_shows_the_times_of_its_state_and_its_last_swap() -> None:
     member = ready()
 
     info = entry(member, swapped_ms=17)
@@ -91,7 +91,7 @@ def test_since_when_and_when_it_was_swapped() -> None:
     assert info.swapped_ms == 17
 
 
-def test_names_of_a_group() -> None:
+def test_a_group_entry_names_its_workers() -> None:
     assert entry(ready(), group=["w-1", "w-2"]).group == ["w-1", "w-2"]
 
 
@@ -118,7 +118,7 @@ def test_each_state_has_its_name(state: State, shown: WorkerState) -> None:
     assert shown in get_args(WorkerState)
 
 
-def test_how_it_gets_on() -> None:
+def test_the_entry_shows_counts_and_the_last_error() -> None:
     member = ready()
     member.note_heartbeat(Heartbeat(1, 0, WorkerTotals(finished=2, tokens=9), "q7: no memory"))
     member.drain()
@@ -127,12 +127,12 @@ def test_how_it_gets_on() -> None:
     assert (info.tally, info.last_error) == (WorkerTotals(finished=2, tokens=9), "q7: no memory")
     assert abs(info.last_error_ms / 1000 - time.time()) < 60
 
-    # If it holds another model, it counts again, and the error is still the last one
+    # With another model the count starts again, and the last error stays
     member.warm(Warm(Memory(host=1000), {}))
     assert (entry(member).tally, entry(member).last_error) == (WorkerTotals(), "q7: no memory")
 
 
-def test_one_without_a_process_is_its_controllers() -> None:
+def test_a_slot_without_a_process_belongs_to_its_controller() -> None:
     assert entry(warm()).pid == os.getpid()
 
 

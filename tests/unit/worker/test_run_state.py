@@ -1,4 +1,4 @@
-"""What a process is told next, from what is wanted and what it does."""
+"""The next order for a process, from the desired state and its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def paused(mode: PauseMode = "abort", **values: Any) -> DesiredState:
 
 
 def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
-    """All that a process is told that does what it is told."""
+    """All orders for a process that obeys each of them."""
     told: list[Ask] = []
     while (step := next_step(desired_state, observed)) is not None:
         observed.asked = step
@@ -55,7 +55,7 @@ def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
         (wanted(profiling=True), ObservedState(), [Profile(True)]),
         (wanted(), ObservedState(profiling=True), [Profile(False)]),
         (paused(weights="/w"), ObservedState(paused="abort"), [ReloadWeights("/w")]),
-        # Results must tell their epoch and weights truly.
+        # Results must have the right epoch and weights.
         (
             wanted(weights="/w", epoch=4),
             ObservedState(paused="keep"),
@@ -73,7 +73,7 @@ def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
         ),
     ],
 )
-def test_what_it_is_told(
+def test_the_orders_lead_to_the_desired_state(
     desired_state: DesiredState, observed: ObservedState, told: list[Ask]
 ) -> None:
     assert walk(desired_state, observed) == told
@@ -82,28 +82,28 @@ def test_what_it_is_told(
 @pytest.mark.parametrize(
     "errand", [SetEpoch(3), Profile(True), ReloadWeights("/w"), UnpauseEngine()]
 )
-def test_one_thing_at_a_time(errand: EngineCommand) -> None:
+def test_one_order_at_a_time_is_given(errand: EngineCommand) -> None:
     observed = ObservedState(asked=errand)
 
     assert next_step(paused(), observed) is None
     assert not is_fit(paused(), observed)
 
 
-class TestAPauseThatTakesLong:
-    def test_it_is_waited_for(self) -> None:
+class TestSlowPause:
+    def test_the_pause_is_waited_for(self) -> None:
         assert next_step(paused("wait"), ObservedState(asked=PauseEngine("wait"))) is None
 
     @pytest.mark.parametrize("mode", ["abort", "keep"])
-    def test_another_mode_comes_in_its_place(self, mode: PauseMode) -> None:
+    def test_another_mode_replaces_it(self, mode: PauseMode) -> None:
         assert next_step(paused(mode), ObservedState(asked=PauseEngine("wait"))) == PauseEngine(
             mode
         )
 
-    def test_it_may_be_taken_back(self) -> None:
+    def test_the_pause_may_be_taken_back(self) -> None:
         observed = ObservedState(asked=PauseEngine("wait"))
         assert next_step(wanted(epoch=3), observed) == UnpauseEngine()
 
-        # What it says of the pause, because it did not know yet, is void.
+        # A report of the pause from before it got the new order is void.
         observed.asked = UnpauseEngine()
         observed.rests("wait")
         assert observed.asked == UnpauseEngine()
@@ -111,8 +111,8 @@ class TestAPauseThatTakesLong:
         assert observed.paused is None
 
 
-class TestWhatItCannotDo:
-    def test_the_rest_is_done(self) -> None:
+class TestRefusedOrders:
+    def test_the_other_orders_are_given(self) -> None:
         observed = ObservedState(asked=Profile(True))
         assert observed.cannot(Profile(True), "no profiler")
 
@@ -121,7 +121,7 @@ class TestWhatItCannotDo:
         assert why_not(wanted(profiling=True), observed) == "no profiler"
         assert why_not(wanted(), observed) == ""
 
-    def test_without_its_weights_it_does_not_run(self) -> None:
+    def test_a_process_without_its_weights_does_not_run(self) -> None:
         desired_state = wanted(weights="/gone", epoch=3)
         observed = ObservedState(paused="abort", asked=ReloadWeights("/gone"))
         observed.cannot(ReloadWeights("/gone"), "no such folder")
@@ -132,7 +132,7 @@ class TestWhatItCannotDo:
 
         assert walk(wanted(), observed) == [SetEpoch(None), UnpauseEngine()]
 
-    def test_it_is_asked_again_with_the_next_signal_only(self) -> None:
+    def test_a_refused_order_is_repeated_only_with_the_next_signal(self) -> None:
         observed = ObservedState()
         observed.reset_refusals("1-0")
         observed.asked = Profile(True)
@@ -144,7 +144,7 @@ class TestWhatItCannotDo:
         assert next_step(wanted(profiling=True), observed) == Profile(True)
 
 
-def test_answers_to_others_are_not_its_own() -> None:
+def test_answers_to_other_orders_are_ignored() -> None:
     observed = ObservedState(asked=SetEpoch(3))
 
     assert not observed.has_done(SetEpoch(2))

@@ -1,4 +1,4 @@
-"""When failures to start are enough: of one kind, over the host, and only while nothing works."""
+"""How many failed starts end a host: of one kind, over all processes, while nothing works."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_three_deaths_of_the_same_kind_are_enough() -> None:
     assert "SIGKILL" in found.paragraph("above")
 
 
-def test_they_are_counted_over_all_processes() -> None:
+def test_deaths_are_counted_over_all_processes() -> None:
     failures = noted(("w-0", KILLED), ("w-1", KILLED), ("w-2", KILLED))
     assert failures.enough(is_pending=False)
 
@@ -46,13 +46,13 @@ def test_deaths_of_several_kinds_are_counted_apart() -> None:
     assert failures.enough(is_pending=False) is None
 
 
-def test_what_cannot_get_better_is_enough_once() -> None:
+def test_one_death_of_a_permanent_cause_is_enough() -> None:
     found = noted(("w", NO_VLLM)).enough(is_pending=True)
     assert found
     assert found.is_hopeless
 
 
-def test_each_kind_is_told_once() -> None:
+def test_each_kind_is_reported_once() -> None:
     failures = noted(("w", KILLED), ("w", KILLED), ("w", KILLED))
     assert failures.enough(is_pending=False)
     failures.note("w", KILLED)
@@ -62,7 +62,7 @@ def test_each_kind_is_told_once() -> None:
     assert failures.enough(is_pending=False)
 
 
-def test_a_host_on_which_something_works_goes_on() -> None:
+def test_a_host_with_a_working_process_continues() -> None:
     failures = noted(("w-0", KILLED), ("w-0", KILLED))
     failures.worked("warming up")
     failures.note("w-0", KILLED)
@@ -71,7 +71,7 @@ def test_a_host_on_which_something_works_goes_on() -> None:
     assert not found.is_hopeless
 
 
-def test_a_warm_process_does_not_make_a_model_fit() -> None:
+def test_a_warm_process_does_not_prove_that_a_model_fits() -> None:
     failures = noted(*[("w", TOO_LARGE)] * 3)
     failures.worked("warming up")
     found = failures.enough(is_pending=False)

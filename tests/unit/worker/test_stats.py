@@ -1,4 +1,4 @@
-"""How much a worker has published, as its roster entry will say."""
+"""How much a worker has published, as its roster entry shows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def finished(*tokens: int) -> Finished:
 
 
 def publish(tally: RunningStats, run: Run, *outcomes: Outcome) -> None:
-    """As the publisher does."""
+    """Publish as the publisher does."""
     for outcome in outcomes:
         if isinstance(outcome, TokenDelta):
             delta_reply(run, outcome)
@@ -38,7 +38,7 @@ def test_tokens_of_a_stream_count_once() -> None:
     assert tally.now() == WorkerTotals(finished=1, tokens=4)
 
 
-def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
+def test_tokens_of_an_earlier_attempt_are_not_counted_again() -> None:
     tally, run = RunningStats(), Run(make_assignment(published=[1, 2]), 0.0)
 
     publish(tally, run, finished(1, 2, 3))
@@ -54,7 +54,7 @@ def test_what_an_earlier_attempt_published_is_not_counted_again() -> None:
         (Expired("1-0", finished(1, 2), "running"), 2),
     ],
 )
-def test_each_end_is_a_result(end: RequestError | Expired, tokens: int) -> None:
+def test_each_end_counts_as_a_result(end: RequestError | Expired, tokens: int) -> None:
     tally = RunningStats()
 
     publish(tally, Run(make_assignment(), 0.0), end)
@@ -62,7 +62,7 @@ def test_each_end_is_a_result(end: RequestError | Expired, tokens: int) -> None:
     assert tally.now() == WorkerTotals(finished=1, tokens=tokens)
 
 
-def test_the_median_is_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_median_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(worker.process.stats, "time", SimpleNamespace(monotonic=lambda: now))
     tally = RunningStats()
@@ -71,7 +71,7 @@ def test_the_median_is_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> No
         run = Run(make_assignment(entry="100-0", sid="normal/60-0"), now - took_s)
         tally.note_first(run, now)
 
-    # I expect the time in the intake, 40 ms here, to count, too
+    # I expect the time in the intake, here 40 ms, to count too
     assert tally.now().ttft_ms == 240.0
 
     now += WINDOW_S + 1
@@ -86,7 +86,7 @@ def test_memory_is_bounded() -> None:
     assert len(tally._firsts) == MOST_KEPT
 
 
-def test_another_incarnation_counts_from_nothing() -> None:
+def test_another_incarnation_counts_from_zero() -> None:
     tally = RunningStats()
     publish(tally, Run(make_assignment(), 0.0), finished(1))
 
@@ -95,7 +95,7 @@ def test_another_incarnation_counts_from_nothing() -> None:
     assert tally.now() == WorkerTotals()
 
 
-def test_details_are_for_those_who_read_them() -> None:
+def test_details_are_kept_only_for_readers() -> None:
     run = Run(make_assignment(), 0.0)
     unread, read = RunningStats(has_readers=False), RunningStats()
     for tally in (unread, read):
