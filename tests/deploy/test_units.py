@@ -37,8 +37,8 @@ def test_systemd_finds_no_fault_in_the_units(unit: Path, tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_units_signal_only_programs_without_children_of_their_own() -> None:
-    # Programs with children of their own tell them themselves; what is killed is started again.
+def test_units_restart_killed_programs_and_signal_the_main_process() -> None:
+    # Programs with children signal them; systemd starts a killed program again.
     for launch in from_systemd():
         settings = launch.more
         is_told = launch.name in {"coordinator", "worker"}
