@@ -171,7 +171,7 @@ def test_a_missing_input_is_a_one_line_error(steady_plant: Plant, tmp_path: Path
 
 
 def peak_mb(pid: int) -> list[float]:
-    """The peak memory of a process in MB; None after its end.
+    """The peak memory of a process in MB, as a list of one; empty after its end.
 
     `os.wait4` does not fit: it includes the memory of the process's parent before the exec.
     """
