@@ -243,8 +243,8 @@ def test_negative_count_does_not_raise_the_bound(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_count_returns_to_zero_after_all_requests_leave(yard: Yard, seed: int) -> None:
-    """If requests leave the intake in every way and return, I expect no counted token to remain."""
+def test_count_equals_the_queued_tokens_after_every_change(yard: Yard, seed: int) -> None:
+    """If requests leave the intake in every way and return, I expect an exact count."""
     draw, worker = random.Random(seed), yard.worker()
     queued: dict[str, tuple[QueuedRequest, int]] = {}
     running = []

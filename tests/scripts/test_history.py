@@ -49,7 +49,7 @@ def test_expired_lease_is_a_loss_with_that_reason(yard: Yard) -> None:
     assert yard.ledger(assignment.request)["r1"].endswith("lost its lease ran out")
 
 
-def test_crash_makes_all_running_requests_suspects(yard: Yard) -> None:
+def test_crash_makes_all_running_requests_suspects_and_a_lone_one_guilty(yard: Yard) -> None:
     worker = yard.worker()
     neighbours = [yard.assign(worker) for _ in range(3)]
     yard.scripts.retire(worker, "crashed", "exit status 1")
