@@ -280,7 +280,7 @@ class Plant:
         """The number of published tokens of a running request."""
         return int(self.connection.strlen(self.keys.tokens(client, request_id))) // 4
 
-    # Using
+    # Submitting
 
     def push(self, request: Request, priority_class: PriorityClass = "normal") -> None:
         """Submit by a plain XADD."""

@@ -17,13 +17,13 @@ PAUSE_MS = 60_000
 
 
 def settle(url: str) -> None:
-    """Pause the master's writes, and wait until the replica has all of them."""
+    """Pause the writes of the master at a URL, and wait until the replica has all of them."""
     with redis.Redis.from_url(url) as connection:
         level(connection)
 
 
 def level(master: redis.Redis) -> None:
-    """Wait until a paused master's replica has all its writes."""
+    """Pause a master's writes, and wait until the replica has all of them."""
     master.client_pause(PAUSE_MS, all=False)
 
     # Not WAIT: it covers only the writes of this connection, which has none.

@@ -161,7 +161,7 @@ class Yard:
         return found
 
     def told_to_cancel(self, worker: str) -> list[str]:
-        """The entries that cancel entries on the same lane name."""
+        """The lane entries that a worker's cancel entries name."""
         entries = self.connection.xrange(self.keys.lane(worker))
         return [fields[b"cancel"].decode() for _, fields in entries if b"attempt" not in fields]
 
