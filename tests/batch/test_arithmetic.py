@@ -42,7 +42,9 @@ def sum_line(number: int) -> dict[str, Any]:
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_sums_are_right_after_deaths_of_workers(adder_up: Up, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_sums_are_right_after_deaths_of_workers(
+    adder_up: Up, write_lines: WriteLines, tmp_path: Path
+) -> None:
     place: Any = SimpleNamespace(url=adder_up.url, keys=Keys(adder_up.yard))
     # Given a job of sums at RQ
     source = write_lines("in.jsonl", [sum_line(number) for number in range(LINES)])

@@ -268,7 +268,9 @@ def test_errors_run_again_on_request(
     assert error["response"]["request_id"] == "#0"
 
 
-def test_a_second_process_on_one_output_is_refused(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_a_second_process_on_one_output_is_refused(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
     source = write_lines("in.jsonl", [completion(1)])
     faults: list[Exception] = []
 
@@ -303,7 +305,9 @@ def test_a_job_without_a_yard_fails_and_can_be_resumed(
     assert run(source, tmp_path / "out.jsonl").status == "completed"
 
 
-def test_progress_is_reported_until_the_end(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_progress_is_reported_until_the_end(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
     told: list[Progress] = []
     source = write_lines("in.jsonl", [completion(number) for number in range(10)])
     run(source, tmp_path / "out.jsonl", on_progress=told.append)

@@ -77,7 +77,9 @@ def test_bench_stops_if_the_warm_up_fails(ask: Ask) -> None:
     assert done.stdout == ""
 
 
-def test_an_interrupted_bench_prints_its_figures_and_cancels_its_requests(yard: dict[str, Any]) -> None:
+def test_an_interrupted_bench_prints_its_figures_and_cancels_its_requests(
+    yard: dict[str, Any],
+) -> None:
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "bench"]
     command += ["--requests", "1000000", "--max-tokens", "50", "--json"]
     with (

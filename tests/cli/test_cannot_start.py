@@ -180,7 +180,9 @@ def test_up_ends_with_the_workers_paragraph(start_up: StartUp, point: str) -> No
     up.wait_all_gone()
 
 
-def test_demo_ends_and_keeps_its_logs_after_a_failed_start(no_vllm: dict[str, str], tmp_path: Path) -> None:
+def test_demo_ends_and_keeps_its_logs_after_a_failed_start(
+    no_vllm: dict[str, str], tmp_path: Path
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tokenyard", "demo"],
         env=environment(**no_vllm, TMPDIR=str(tmp_path)),

@@ -54,7 +54,7 @@ def propose(tmp_path: Path) -> Propose:
 
 @pytest.fixture
 def proposed(propose: Propose) -> Propose:
-    """The same, repeated until a proposal comes: a busy machine may need more than half a second."""
+    """The same, repeated until a proposal comes: a busy machine may need more than 0.5 s."""
     return lambda *typed, **options: eventually(lambda: propose(*typed, **options), timeout_s=60.0)
 
 

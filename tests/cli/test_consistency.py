@@ -61,7 +61,9 @@ def test_options_may_precede_or_follow_the_command_and_the_last_counts(
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_options_may_follow_each_word_of_a_group(invoke: Ask, yard: dict[str, Any], at: int) -> None:
+def test_options_may_follow_each_word_of_a_group(
+    invoke: Ask, yard: dict[str, Any], at: int
+) -> None:
     words = ["models", "list"]
     words[at:at] = ["--json", "--redis-url", yard["url"]]
     done = invoke(*words)
@@ -258,9 +260,7 @@ def test_a_wrong_password_is_named_with_the_user(
     assert "wrong" not in done.stderr + logged().replace("wrong number", "")
 
 
-def test_a_standby_logs_who_leads(
-    tmp_path: Path, valkey_broker: Server, keys: Keys
-) -> None:
+def test_a_standby_logs_who_leads(tmp_path: Path, valkey_broker: Server, keys: Keys) -> None:
     where = ["--redis-url", valkey_broker.url, "--yard", keys.yard, "coordinator", "--name"]
     with running(tmp_path, *where, "north") as (leader, first):
         eventually(lambda: "leads as 1:north" in first())

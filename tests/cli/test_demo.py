@@ -53,7 +53,9 @@ def test_sums_are_right_and_reproducible() -> None:
         (answer("46", status="failed"), False, "failed: it bites"),
     ],
 )
-def test_only_a_completed_equal_answer_is_correct(given: DemoAnswer, is_correct: bool, text: str) -> None:
+def test_only_a_completed_equal_answer_is_correct(
+    given: DemoAnswer, is_correct: bool, text: str
+) -> None:
     assert given.is_correct is is_correct
     assert given.text == text
 

@@ -54,7 +54,9 @@ def only_result(yard: Yard, request: Request) -> Any:
 
 @pytest.mark.parametrize("make", [make_request, framed])
 @pytest.mark.parametrize("is_read", [True, False])
-def test_each_waiting_request_gets_one_result(quiet: Yard, run: Any, make: Any, is_read: bool) -> None:
+def test_each_waiting_request_gets_one_result(
+    quiet: Yard, run: Any, make: Any, is_read: bool
+) -> None:
     """Given requests of `submit` and of plain XADDs, I expect one `cancelled` for each."""
     submitted, plain, low = make(), make(), make()
     quiet.submit(submitted)

@@ -104,9 +104,7 @@ def test_up_warns_of_a_lost_port(start_up: StartUp, home: dict[str, str], tmp_pa
 
 
 @pytest.mark.redis
-def test_up_runs_the_requested_server_and_names_it(
-    start_up: StartUp, home: dict[str, str]
-) -> None:
+def test_up_runs_the_requested_server_and_names_it(start_up: StartUp, home: dict[str, str]) -> None:
     up = start_up("--workers", "1", "--server", "redis-server", env=home)
     ready: dict[str, Any] = up.wait_ready()
     with redis.Redis.from_url(ready["url"]) as connection:

@@ -46,7 +46,7 @@ def models_yard(
 
 @pytest.fixture
 def run(models_yard: str) -> Iterator[Run]:
-    """A function that runs `tokenyard models ...` in a process; all models are unloaded after it."""
+    """A function that runs `tokenyard models ...`; all models are unloaded after the test."""
 
     def run(*arguments: str) -> Any:
         return tokenyard("--redis-url", models_yard, "models", *arguments)
@@ -185,9 +185,7 @@ def test_a_reload_starts_a_new_epoch(run: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "is_held"), [("broken", True), ("broken", False), ("corrupt", True)]
 )
-def test_a_failed_reload_leaves_the_model_unchanged(
-    run: Run, name: str, *, is_held: bool
-) -> None:
+def test_a_failed_reload_leaves_the_model_unchanged(run: Run, name: str, *, is_held: bool) -> None:
     """Given weights that the check of the files or every worker refuses."""
     said(run("reload", "two", "--path", "", "--epoch", "6", "--json"))
     if is_held:

@@ -84,7 +84,9 @@ def test_a_worker_is_started_beside_modules_of_these_names(
     assert "could be started" not in log.read_text()
 
 
-def test_a_program_with_its_own_worker_module_can_be_a_client(start_up: StartUp, folder: Path) -> None:
+def test_a_program_with_its_own_worker_module_can_be_a_client(
+    start_up: StartUp, folder: Path
+) -> None:
     url = str(start_up("--slots", "1").wait_ready()["url"])
     (folder / "worker.py").write_text("MINE = True\n")
     (folder / "program.py").write_text(

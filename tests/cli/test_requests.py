@@ -63,7 +63,9 @@ def test_cancelling_frees_the_workers_place(ask: Ask, client: Client, yard: dict
         assert eventually(lambda: not any(connection.xlen(lane) for lane in lanes))
 
 
-def test_cancel_fails_for_an_ended_and_succeeds_for_an_unknown_request(ask: Ask, client: Client) -> None:
+def test_cancel_fails_for_an_ended_and_succeeds_for_an_unknown_request(
+    ask: Ask, client: Client
+) -> None:
     handle = client.submit("short", max_tokens=1)
     handle.result()
     over = ask("cancel", handle.id, "--client", client.client_id)

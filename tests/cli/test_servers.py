@@ -49,7 +49,9 @@ def test_the_default_is_the_embedded_server(on_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_auto_takes_the_first_server_that_is_new_enough(on_path: Path, there: dict[str, str], chosen: int | None) -> None:
+def test_auto_takes_the_first_server_that_is_new_enough(
+    on_path: Path, there: dict[str, str], chosen: int | None
+) -> None:
     """Given system servers, I expect the first that is new enough, else the embedded one."""
     found = [program(on_path, name, says) for name, says in there.items()]
     assert choose_server("auto") == (find_server() if chosen is None else found[chosen])

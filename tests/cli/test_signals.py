@@ -182,7 +182,7 @@ def test_unpause_names_the_remaining_pauses(quiet: Yard, run: Run) -> None:
 
 
 def test_every_view_shows_a_pause(quiet: Yard, run: Run) -> None:
-    """Given a request that waits for a pause, I expect each command to show its author and reason."""
+    """Given a request that waits for a pause, I expect its operator and reason in each command."""
     join(quiet, "gpu-0", "adder", pid=7)
     quiet.submit(make_request("held", client="ann", model="adder"))
     why = ("--why", "look at its driver")
@@ -216,9 +216,7 @@ def test_every_view_shows_a_pause(quiet: Yard, run: Run) -> None:
     assert "kim@north" not in run("info").stdout + run("explain", "held").stdout
 
 
-def test_the_default_operator_is_user_and_host(
-    quiet: Yard, run: Run
-) -> None:
+def test_the_default_operator_is_user_and_host(quiet: Yard, run: Run) -> None:
     run("pause", "--no-wait")
     shown = json.loads(run("info", "--json").stdout)["desired_states"]["by_scope"]["all"]["by"]
     assert shown == f"{getpass.getuser()}@{socket.gethostname()}"

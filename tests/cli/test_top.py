@@ -240,7 +240,9 @@ def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> No
     assert eventually(lambda: counted() == (20, tokens))
 
 
-def test_the_successor_of_a_dead_worker_shows_its_error(start_up: Callable[..., Up], invoke: Ask) -> None:
+def test_the_successor_of_a_dead_worker_shows_its_error(
+    start_up: Callable[..., Up], invoke: Ask
+) -> None:
     url = str(start_up("--workers", "1", "--grace-s", "1").wait_ready()["url"])
 
     def worker() -> dict[str, Any]:

@@ -93,9 +93,7 @@ class TestVariables:
         for option in options:
             assert option.envvar == f"TOKENYARD_WORKER_{_setting_of(option).upper()}", option.name
 
-    def test_an_option_overrides_a_variable(
-        self, planned: Callable[..., LocalPlan]
-    ) -> None:
+    def test_an_option_overrides_a_variable(self, planned: Callable[..., LocalPlan]) -> None:
         env = {
             "TOKENYARD_WORKER_ENGINE": "simulated",
             "TOKENYARD_WORKER_SLOTS": "5",

@@ -250,7 +250,9 @@ def test_explain_shows_a_long_worker_name_whole() -> None:
     assert f"kim@{HOST}: look at its driver" in " ".join(text.split())
 
 
-def test_doctor_wraps_long_findings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_wraps_long_findings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     console = Console(width=WIDTH, markup=False, highlight=False)
     monkeypatch.setattr(doctor, "plain_console", lambda: console)
     found = f"{HOST}-0.12 {'has not obeyed ' * 10}"

@@ -56,7 +56,9 @@ class TestHandshake:
         with pytest.raises(ProtocolMismatch, match="version 2"):
             new_client().start()
 
-    def test_error_names_an_absent_server_without_its_password(self, new_client_at: NewClient) -> None:
+    def test_error_names_an_absent_server_without_its_password(
+        self, new_client_at: NewClient
+    ) -> None:
         url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
         with pytest.raises(BrokerUnavailable) as caught:
             new_client_at(url).start()
@@ -95,9 +97,7 @@ class TestClosing:
         started.close()
         started.close()
 
-    def test_close_ends_waits_with_an_error(
-        self, yard: StandIn, new_client: NewClient
-    ) -> None:
+    def test_close_ends_waits_with_an_error(self, yard: StandIn, new_client: NewClient) -> None:
         client = new_client()
         handle = client.submit([1])
         client.close()

@@ -180,7 +180,9 @@ class TestComingBack:
             yard.finish(name)
             assert list(deltas) == []
 
-    def test_attach_to_an_unknown_request_is_an_error(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_attach_to_an_unknown_request_is_an_error(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         with pytest.raises(UnknownRequest, match="'q'"):
             new_client().attach("q")
 

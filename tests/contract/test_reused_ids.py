@@ -75,7 +75,9 @@ def test_text_is_the_same_request_with_and_without_a_tokenizer(
     assert again.result(WAIT_S).tokens == handle.result(WAIT_S).tokens
 
 
-def test_an_attached_request_is_distinguished_from_another(yard: StandIn, new_client: NewClient) -> None:
+def test_an_attached_request_is_distinguished_from_another(
+    yard: StandIn, new_client: NewClient
+) -> None:
     new_client(client_id="me").submit([1], id="q")
     client = new_client(client_id="me")
     attached = client.attach("q")

@@ -36,7 +36,9 @@ class Letters:
 
 
 class TestSubmit:
-    def test_token_ids_are_answered_with_token_ids(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_token_ids_are_answered_with_token_ids(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         handle = new_client().submit([1, 2, 3], max_tokens=4, temperature=0)
         yard.dispatch()
         [request] = yard.seen
@@ -237,7 +239,9 @@ class TestMany:
                 thread.join(WAIT_S)
         assert sorted(answers) == list(range(8))
 
-    def test_a_burst_larger_than_one_script_call_is_answered(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_a_burst_larger_than_one_script_call_is_answered(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         handles = new_client().submit_many([[number] for number in range(1, 1001)])
         yard.answer_all()
         answers = [handle.result(WAIT_S).tokens for handle in handles]
@@ -252,7 +256,9 @@ class TestWaitingLine:
         handles = new_client().submit_many([[1], [2], [3]])
         assert [(each.position, each.eta_s) for each in handles] == [(0, 0), (1, 0.5), (2, 1)]
 
-    def test_handle_without_known_rate_has_no_estimate(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_handle_without_known_rate_has_no_estimate(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         client = new_client(client_id="me")
         handle = client.submit([1])
         assert (handle.position, handle.eta_s) == (0, None)
@@ -302,7 +308,9 @@ class TestLocalTokenizer:
         assert yard.seen[0].messages == messages
         assert handle.result(WAIT_S).text == "IBM"
 
-    def test_deltas_that_break_inside_characters_join_to_whole_text(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_deltas_that_break_inside_characters_join_to_whole_text(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         text = "Grüße 👋!"
         handle = new_client(tokenizer=Letters()).submit("hi", stream=True)
         yard.dispatch()
@@ -315,7 +323,9 @@ class TestLocalTokenizer:
         assert [token for delta in deltas for token in delta.tokens] == list(text.encode())
         assert not any("\ufffd" in (delta.text or "") for delta in deltas)
 
-    def test_a_reply_cut_inside_a_character_has_a_replacement(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_a_reply_cut_inside_a_character_has_a_replacement(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         handle = new_client(tokenizer=Letters()).submit("hi", stream=True)
         yard.dispatch()
         yard.emit(handle.id, [65, 0xC3])

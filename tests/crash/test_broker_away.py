@@ -25,7 +25,9 @@ def plant(own_broker: Server) -> Iterator[Plant]:
 
 
 @pytest.mark.parametrize("away_s", [5.0])
-def test_streams_continue_after_a_broker_outage(plant: Plant, own_broker: Server, away_s: float) -> None:
+def test_streams_continue_after_a_broker_outage(
+    plant: Plant, own_broker: Server, away_s: float
+) -> None:
     # Given streams that run and streams that wait
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=0.02, max_num_seqs=4)
@@ -45,7 +47,9 @@ def test_streams_continue_after_a_broker_outage(plant: Plant, own_broker: Server
     assert plant.wait_for_workers(2).keys() == workers.keys()
 
 
-def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(plant: Plant) -> None:
+def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
+    plant: Plant,
+) -> None:
     # Given streams that run and streams that wait
     coordinators = {name: plant.coordinator(name=name, lease_ms=1000) for name in ("one", "two")}
     plant.worker(simulated_step_s=0.02, max_num_seqs=4)

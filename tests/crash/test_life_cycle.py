@@ -115,7 +115,9 @@ class TestWithAModel:
         assert attempts_of(yard, before) == {2}
         check_all_is_well(yard, host, 2)
 
-    def test_kill_of_a_draining_process_loads_the_next_model_immediately(self, yard: LifeYard) -> None:
+    def test_kill_of_a_draining_process_loads_the_next_model_immediately(
+        self, yard: LifeYard
+    ) -> None:
         # Given a busy worker whose device is to serve another model
         host = yard.start(spares=1)
         before = yard.flow("red", max_tokens=LONG)
@@ -167,7 +169,9 @@ class TestAsleep:
         check_all_is_well(yard, host, 2)
 
     @pytest.mark.parametrize("place", ["asleep", "waking"])
-    def test_death_on_the_way_to_sleep_or_awake_moves_the_model_to_another_process(self, yard: LifeYard, place: str) -> None:
+    def test_death_on_the_way_to_sleep_or_awake_moves_the_model_to_another_process(
+        self, yard: LifeYard, place: str
+    ) -> None:
         # Given workers that die as they fall asleep, or as they wake
         host = yard.start(sleepers=1, crash_point=place)
         yard.flow("red")
@@ -189,7 +193,9 @@ class TestGroup:
     """Two devices that serve one model together, and a spare."""
 
     @pytest.mark.parametrize("state", ["ready", "attached"])
-    def test_kill_in_a_serving_group_replaces_all_its_processes(self, yard: LifeYard, state: str) -> None:
+    def test_kill_in_a_serving_group_replaces_all_its_processes(
+        self, yard: LifeYard, state: str
+    ) -> None:
         # Given a busy group
         host = yard.start(slots=2, spares=1)
         before = yard.flow("pair")
@@ -245,7 +251,9 @@ class TestOthers:
 
         check_all_is_well(yard, again, 2)
 
-    def test_coordinator_killed_before_its_command_is_obeyed_loads_the_model_once(self, yard: LifeYard) -> None:
+    def test_coordinator_killed_before_its_command_is_obeyed_loads_the_model_once(
+        self, yard: LifeYard
+    ) -> None:
         # Given a command that its controller has not yet seen
         leader = yard.coordinator(name="one", lease_ms=LEASE_MS)
         token = yard.wait_for_leader()

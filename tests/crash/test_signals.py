@@ -220,7 +220,9 @@ VALID = [cell for cell in cells("valid") if cell[0] not in ENDS | {"START_PROFIL
 
 
 @pytest.mark.parametrize(("signal", "run_state"), running_first(VALID))
-def test_a_valid_signal_brings_all_workers_to_the_new_state(plant: Plant, signal: Signal, run_state: RunState) -> None:
+def test_a_valid_signal_brings_all_workers_to_the_new_state(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
     # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     victim = cast.freeze("b")
@@ -274,7 +276,9 @@ def check_mixed(cast: Cast) -> None:
 
 
 @pytest.mark.parametrize(("signal", "run_state"), running_first(cells("redundant")))
-def test_a_redundant_signal_changes_no_worker(plant: Plant, signal: Signal, run_state: RunState) -> None:
+def test_a_redundant_signal_changes_no_worker(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
     # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     begin = cast.desired_state()
@@ -300,7 +304,9 @@ def test_a_redundant_signal_changes_no_worker(plant: Plant, signal: Signal, run_
 
 
 @pytest.mark.parametrize(("signal", "run_state"), running_first(cells("invalid")))
-def test_an_invalid_signal_changes_no_worker(plant: Plant, signal: Signal, run_state: RunState) -> None:
+def test_an_invalid_signal_changes_no_worker(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
     # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     begin = cast.desired_state()
@@ -324,7 +330,9 @@ def test_an_invalid_signal_changes_no_worker(plant: Plant, signal: Signal, run_s
 @pytest.mark.parametrize(
     ("signal", "run_state"), running_first(list(product(sorted(ENDS), RUN_STATES)))
 )
-def test_a_signal_to_go_ends_only_the_hosts_that_were_there(plant: Plant, signal: Signal, run_state: RunState) -> None:
+def test_a_signal_to_go_ends_only_the_hosts_that_were_there(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
     # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     begin = cast.desired_state()

@@ -157,7 +157,9 @@ main()
 
 
 @pytest.mark.parametrize("argv", [["coordinator"], ["batch", "worker"], ["info"], ["worker"]])
-def test_commands_start_from_the_files_that_the_dockerfile_copies(wheel: Path, tmp_path: Path, argv: list[str]) -> None:
+def test_commands_start_from_the_files_that_the_dockerfile_copies(
+    wheel: Path, tmp_path: Path, argv: list[str]
+) -> None:
     # Given the images' wheel in a folder without torch and vLLM
     zipfile.ZipFile(wheel).extractall(tmp_path)
     command = [sys.executable, "-c", LIGHT, str(tmp_path), *argv, "--help"]

@@ -128,14 +128,14 @@ def test_a_guest_cancels_only_its_own_requests(day: GuestDay, new_client: NewCli
     assert other.status(theirs.id).state == "waiting"
 
 
-def test_a_guest_may_begin_with_a_cancel(
-    day: GuestDay, new_client: NewClient
-) -> None:
+def test_a_guest_may_begin_with_a_cancel(day: GuestDay, new_client: NewClient) -> None:
     day.open()
     assert new_client().cancel("later") is Cancellation.CANCELLED_BEFORE_ARRIVAL
 
 
-def test_attached_requests_of_a_guest_that_leaves_are_cancelled(day: GuestDay, new_client: NewClient) -> None:
+def test_attached_requests_of_a_guest_that_leaves_are_cancelled(
+    day: GuestDay, new_client: NewClient
+) -> None:
     day.open()
     guest = new_client()
     guest.submit([1], id="attached", cancel_on_disconnect=True)

@@ -49,7 +49,9 @@ def lines(path: Path, count: int, max_tokens: int) -> Path:
     return path
 
 
-def test_batch_jobs_need_only_the_rights_of_their_user(day: Day, guarded: GuardedServer, tmp_path: Path) -> None:
+def test_batch_jobs_need_only_the_rights_of_their_user(
+    day: Day, guarded: GuardedServer, tmp_path: Path
+) -> None:
     # Given a yard, a short file and a long one
     denied(guarded)
     short, long = lines(tmp_path / "a.jsonl", 30, 4), lines(tmp_path / "b.jsonl", 8, 2000)

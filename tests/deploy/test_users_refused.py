@@ -166,7 +166,9 @@ def test_client_cancels_no_requests_of_others(
     assert is_refused(client, "SMEMBERS", yard.cancels("bob"))
 
 
-def test_another_client_has_the_same_rights_under_its_own_name(guarded: GuardedServer, yard: Keys) -> None:
+def test_another_client_has_the_same_rights_under_its_own_name(
+    guarded: GuardedServer, yard: Keys
+) -> None:
     # Given bob, another client
     with redis.Redis.from_url(guarded.url_of("bob")) as bob:
         # I expect bob to read his own ledgers,
@@ -195,7 +197,9 @@ def test_only_operators_and_the_leader_give_signals(
         assert is_refused(connection, "HGETALL", yard.desired) is not may_read
 
 
-def test_operators_give_signals_but_delete_no_desired_states(guarded: GuardedServer, yard: Keys) -> None:
+def test_operators_give_signals_but_delete_no_desired_states(
+    guarded: GuardedServer, yard: Keys
+) -> None:
     with redis.Redis.from_url(guarded.url_of("admin")) as connection:
         signals = Signals(connection, yard)
         given = signals.give(Order(signal="PAUSE"))

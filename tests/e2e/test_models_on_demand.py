@@ -121,9 +121,7 @@ def test_a_cold_yard_serves_any_model(models_yard: Up, client: Client) -> None:
     assert loadable["adder"]["load_s"] > 0
 
 
-def test_a_spare_replaces_a_killed_busy_worker(
-    models_yard: Up, client: Client
-) -> None:
+def test_a_spare_replaces_a_killed_busy_worker(models_yard: Up, client: Client) -> None:
     # Given streams of the model on the device with a spare process
     for name, prompt, answer in questions(2, ["adder", "subtractor"], seed=2):
         assert client.submit(prompt, model=name).result(WAIT_S).text == answer

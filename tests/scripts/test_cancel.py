@@ -130,7 +130,7 @@ def test_rescued_request_ends_with_its_published_tokens(yard: Yard) -> None:
 
 
 def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: Yard) -> None:
-    """Given a worker that died unnoticed, I expect its lane to end despite the cancel entry on it."""
+    """Given a worker that died unnoticed, I expect its lane to end despite the cancel entry."""
     worker, request = yard.worker(), make_request()
     yard.assign(worker, request)
     yard.expire(worker)
@@ -257,9 +257,7 @@ def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("ttl", ["", "-5", "0", "1e9", "abc", "99999999999999999999"])
-def test_entry_with_an_invalid_result_ttl_is_cancelled(
-    yard: Yard, ttl: str
-) -> None:
+def test_entry_with_an_invalid_result_ttl_is_cancelled(yard: Yard, ttl: str) -> None:
     """Given unvalidated fields, I expect the result to have the default TTL."""
     waiting = yard.submit()
     request = waiting.request

@@ -45,7 +45,9 @@ def test_a_repeated_cancel_is_kept_once_and_wakes_again(yard: Yard) -> None:
     assert len(cancelling(yard)) == 2
 
 
-def test_requested_cancels_of_a_client_are_bounded(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_cancels_of_a_client_are_bounded(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_scripts, "MOST_CANCELS", 2)
 
     answers = [ask(yard, name) for name in ("a", "b", "c", "a")]

@@ -63,7 +63,7 @@ class PlayedProcess:
             self._pipe.close()
 
     def close(self) -> None:
-        """Accept that the owner no longer needs the process."""
+        """Kill the process, and close its sentinel."""
         self.kill()
         os.close(self.sentinel)
 
@@ -123,7 +123,7 @@ class Theatre:
         self.pool.start()
 
     def turn(self) -> list[tuple[Any, ...]]:
-        """Let the pool act, read messages and act on them; the owner's calls since the last turn."""
+        """Let the pool act, read messages and act again; the owner's calls since the last turn."""
         for _ in range(2):
             self.pool.wakeup.set()
             self.pool.run_once()

@@ -218,7 +218,7 @@ class Plant:
         return eventually(leader, timeout_s=START_S)
 
     def wait_for_workers(self, count: int) -> dict[str, WorkerInfo]:
-        """Wait until so many workers are ready and known to the leader, if one leads; the roster."""
+        """Wait until so many workers are ready and known to a leader, if any; the roster."""
 
         def ready() -> dict[str, WorkerInfo] | None:
             found = self.roster()
@@ -310,7 +310,7 @@ class Plant:
         return [self.result(request.id, request.client, timeout_s) for request in requests]
 
     def wait_for_turns(self, *names: str, model: str = "") -> None:
-        """Push short requests until each of these workers has served one, so that the leader knows it.
+        """Push short requests until each of these workers has served one: the leader knows it.
 
         A roster entry is not enough, because the leader reads the roster only now and then.
         """

