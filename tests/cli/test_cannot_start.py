@@ -111,7 +111,7 @@ def test_a_worker_that_keeps_dying_ends_after_three_deaths(
     assert told.count("process died") == 3
 
 
-def test_a_worker_without_vllm_says_how_to_install_it(
+def test_a_worker_without_vllm_prints_how_to_install_it(
     start_worker: StartWorker, no_vllm: dict[str, str]
 ) -> None:
     worker = start_worker("--model", "org/m", **no_vllm)

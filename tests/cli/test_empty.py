@@ -236,7 +236,7 @@ def test_requeue_takes_all_letters_or_those_of_a_client(quiet: Yard, run: Any) -
         ("assigned", "runs already"),
     ],
 )
-def test_requeue_prints_why_it_is_not_possible(
+def test_requeue_prints_why_it_is_impossible(
     quiet: Yard, run: Any, state: str, reason: str
 ) -> None:
     request = make_request()

@@ -270,7 +270,7 @@ def test_an_empty_list_succeeds(ask: Ask) -> None:
     assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (Exit.OK, "0 requests\n", "")
 
 
-def test_a_truncated_list_says_so(ask: Ask, client: Client) -> None:
+def test_a_truncated_list_ends_with_a_note(ask: Ask, client: Client) -> None:
     client.submit_many(["hello"] * 3, max_tokens=1)
     limited = ask("requests", "--client", client.client_id, "--limit", "2")
     assert "there may be more than --limit 2" in limited.stderr

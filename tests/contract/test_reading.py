@@ -39,7 +39,9 @@ class TestMap:
             index: [index + 2] for index in range(500)
         }
 
-    def test_the_window_bounds_what_is_pulled(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_the_window_bounds_the_pulled_prompts(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         pulled = itertools.count(1)
         given_back = 0
         furthest = 0

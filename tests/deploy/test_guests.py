@@ -83,7 +83,7 @@ def new_client(request: pytest.FixtureRequest, day: GuestDay) -> Iterator[NewCli
         loop.close()
 
 
-def test_a_guest_does_what_a_client_does(day: GuestDay, new_client: NewClient) -> None:
+def test_a_guest_can_do_all_that_a_client_can(day: GuestDay, new_client: NewClient) -> None:
     # Given a yard at work, and a guest
     day.open()
     day.worker("w", model_name="sim")

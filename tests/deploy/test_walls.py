@@ -169,7 +169,7 @@ def test_debug_is_refused(guarded: GuardedServer, user: str) -> None:
 
 
 @pytest.mark.parametrize("what", TRUSTED)
-def test_a_trusted_client_may_do_what_a_guest_may_not(guarded: GuardedServer, what: str) -> None:
+def test_a_trusted_client_has_rights_that_guests_lack(guarded: GuardedServer, what: str) -> None:
     """Keep the table of what trust means true; other tests cover the consequences."""
     with redis.Redis.from_url(guarded.url_of("client")) as connection:
         for command in TRUSTED[what]:

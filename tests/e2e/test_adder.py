@@ -89,7 +89,7 @@ def test_chat_messages_go_through_the_models_template(client: Client) -> None:
     assert result.text == "42"
 
 
-def test_vllms_parameters_do_what_they_do_in_vllm(client: Client) -> None:
+def test_vllms_parameters_have_the_same_effect_as_in_vllm(client: Client) -> None:
     several = client.submit("11+11=", n=2, temperature=0.01, seed=1, max_tokens=8).result(60)
     chosen = client.submit("11+11=", structured_outputs={"choice": ["99", "98"]}, **GREEDY).result(
         60

@@ -157,7 +157,7 @@ class TestEnd:
         assert (result.seq, result.tokens) == (2, pack_tokens([7, 8]))
         assert yard.published(request) == b""
 
-    def test_worker_of_the_request_is_told_to_cancel_and_fenced(self, yard: Yard) -> None:
+    def test_worker_of_the_request_gets_a_cancel_and_is_fenced(self, yard: Yard) -> None:
         worker, request = yard.worker(), make_request()
         assignment = yard.assign(worker, request, alone=True)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
@@ -171,7 +171,7 @@ class TestEnd:
         assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
         assert error(yard, request).startswith("ENTRY_LOST")
 
-    def test_lost_worker_is_told_nothing(self, yard: Yard) -> None:
+    def test_lost_worker_gets_no_cancel(self, yard: Yard) -> None:
         worker, request = yard.worker(), make_request()
         yard.assign(worker, request)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
