@@ -1,4 +1,4 @@
-"""A simulated yard that the tests of batch jobs share, and files for it."""
+"""A simulated yard shared by the tests of batch jobs, and files for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tokenyard.batch.files import member, read_lines
 
-#: zstandard may be missing here, but not where everything is to be tested.
+#: zstandard may be missing here, but not on a CI machine.
 zstd = pytest.mark.skipif(
     importlib.util.find_spec("zstandard") is None and os.environ.get("CI") != "true",
     reason="zstandard is not installed, so nothing was tested with .zst files",
@@ -26,7 +26,7 @@ WriteLines = Callable[[str, Lines], Path]
 
 @pytest.fixture(scope="session")
 def plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]:
-    """A yard with a coordinator and a worker that answers at once."""
+    """A yard with a coordinator and a worker that answers immediately."""
     with Plant(valkey_broker.url) as plant:
         plant.coordinator()
         plant.worker()
@@ -36,7 +36,7 @@ def plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]
 
 @pytest.fixture
 def write_lines(tmp_path: Path) -> WriteLines:
-    """Writes a batch file; its name says whether it is compressed."""
+    """A function that writes a batch file, compressed according to its name."""
 
     def write(name: str, lines: Lines) -> Path:
         path = tmp_path / name
@@ -48,7 +48,7 @@ def write_lines(tmp_path: Path) -> WriteLines:
 
 
 def completion(number: int, **body: Any) -> dict[str, Any]:
-    """A line of the OpenAI form."""
+    """A line in OpenAI's form."""
     return {
         "custom_id": f"line-{number}",
         "method": "POST",

@@ -1,4 +1,4 @@
-"""`tokenyard batch` in processes of its own."""
+"""`tokenyard batch` in separate processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch(
 
 
 def start(plant: Plant, log: Path, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command; what it says goes to a file."""
+    """Start a command; its output goes to a file."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command(plant, *arguments),

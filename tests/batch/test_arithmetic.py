@@ -1,4 +1,4 @@
-"""Sums on real vLLM, by RQ, while processes are killed: each line right, none twice or missing."""
+"""Sums on real vLLM, through RQ, while processes are killed: each line has one right answer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ENDS_S = 300.0
 
 @pytest.fixture
 def adder_up(no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A yard with two vLLM workers that add."""
+    """A yard with two vLLM workers that serve the adder."""
     with running_up(tmp_path_factory.mktemp("up")) as up:
         yield up
 
 
 def sum_line(number: int) -> dict[str, Any]:
-    a, b = 10 + number // 90 % 90, 10 + number % 90  # what the adder has learnt
+    a, b = 10 + number // 90 % 90, 10 + number % 90  # the adder's range
     return {"id": f"{number}: {a + b}", "prompt": f"{a}+{b}="}
 
 
@@ -42,7 +42,9 @@ def sum_line(number: int) -> dict[str, Any]:
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_sums_are_right_whoever_dies(adder_up: Up, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_sums_are_right_after_deaths_of_workers(
+    adder_up: Up, write_lines: WriteLines, tmp_path: Path
+) -> None:
     place: Any = SimpleNamespace(url=adder_up.url, keys=Keys(adder_up.yard))
     # Given a job of sums at RQ
     source = write_lines("in.jsonl", [sum_line(number) for number in range(LINES)])
@@ -51,7 +53,7 @@ def test_sums_are_right_whoever_dies(adder_up: Up, write_lines: WriteLines, tmp_
     done = batch(place, "submit", source, "-o", target, *options)
     assert done.returncode == Exit.OK, done.stderr
     job = done.stdout.strip()
-    # If three batch workers are killed one after the other, and a GPU worker with the second
+    # If three batch workers are killed in turn, and a GPU worker with the second
     for kill in range(KILLS):
         worker = start(place, log, "worker")
         grown = (target.stat().st_size if target.exists() else 0) + 200_000

@@ -1,4 +1,4 @@
-"""docs/batch.md names what there is, and its examples do what they say."""
+"""docs/batch.md names existing commands, options and codes, and its examples run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_operations_page_lists_every_command() -> None:
 @pytest.mark.parametrize(
     ("command", "heading"), [("run", "## Running"), ("submit", "## Jobs at RQ")]
 )
-def test_every_option_that_is_told_exists(plant: Plant, command: str, heading: str) -> None:
+def test_every_option_on_the_page_exists(plant: Plant, command: str, heading: str) -> None:
     told = {name.split()[0] for name in first_names(section(PAGE, heading)) if name[0] == "-"}
     text = options_of(plant, command)
     assert told
@@ -63,11 +63,11 @@ def test_commands_without_rq_do_not_import_it() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(EXAMPLES)))
-def test_an_example_runs(plant: Plant, write_lines: WriteLines, tmp_path: Path, at: int) -> None:
+def test_the_examples_run(plant: Plant, write_lines: WriteLines, tmp_path: Path, at: int) -> None:
     example = EXAMPLES[at]
     for library in ("datasets", "pandas"):
         if f" {library}" in example and importlib.util.find_spec(library) is None:
-            compile(example, "batch.md", "exec")  # not among the requirements of this project
+            compile(example, "batch.md", "exec")  # needs packages that Tokenyard does not require
             return
     write_lines("in.jsonl", [completion(1)])
     front = f"redis_url, yard = {plant.url!r}, {plant.keys.yard!r}\n"

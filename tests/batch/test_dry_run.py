@@ -1,4 +1,4 @@
-"""`tokenyard batch run --dry-run`: a file is looked at, and nothing is run."""
+"""`tokenyard batch run --dry-run`: checks a file and runs no request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDER = ROOT / "examples/arithmetic/models/adder"
 
 
 class Letters:
-    """One token for each letter."""
+    """A tokenizer with one token for each letter."""
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         return [list(text.encode()) for text in texts]
@@ -30,7 +30,7 @@ def spec_of(path: Path) -> BatchSpec:
     return BatchSpec(input=str(path), output="-")
 
 
-def test_faults_are_told_by_line(write_lines: WriteLines) -> None:
+def test_faults_are_reported_with_their_lines(write_lines: WriteLines) -> None:
     source = write_lines(
         "in.jsonl",
         [
@@ -54,24 +54,24 @@ def test_faults_are_told_by_line(write_lines: WriteLines) -> None:
         6: "prompt_too_long",
     }
     assert report.forms == {"completion": 1, "chat": 1}
-    # I expect prompts to be counted, the over-long one too,
+    # I expect tokens of all prompts, also of the too long one,
     assert report.tokens is not None
     assert (report.tokens.prompts, report.tokens.least, report.tokens.most) == (3, 2, 100)
     assert report.tokens.below == {4: 2, 128: 1}
-    # of the chat its text alone,
+    # of a chat only its text,
     assert any("chat template" in note for note in report.notes)
     assert report.most_new_tokens == 4 + 16
-    # and the time to be that of the good lines.
+    # and the time for the good lines.
     assert report.estimate_s == 4.0
 
 
-def test_most_faults_are_only_counted(write_lines: WriteLines) -> None:
+def test_faults_beyond_a_limit_are_only_counted(write_lines: WriteLines) -> None:
     report = dry_run(spec_of(write_lines("in.jsonl", ["{"] * 300)), Fleet(), None)
     assert (report.bad, len(report.faults)) == (300, 100)
     assert report.codes == {"invalid_json_line": 300}
 
 
-def test_the_command_asks_the_yard_and_runs_nothing(
+def test_the_command_reads_the_yard_and_runs_no_request(
     plant: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     source = write_lines("in.jsonl", [completion(1), completion(2, model="other"), "{broken"])

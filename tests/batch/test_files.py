@@ -1,4 +1,4 @@
-"""Files of lines: compression by name, torn ends, long lines, and what is known of them."""
+"""Files of lines: compression by name, torn ends, long lines, and scans of inputs."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ def test_appended_lines_are_read_back(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_torn_end_is_cut_off_wherever_it_is_torn(tmp_path: Path, name: str) -> None:
-    # Given a file of which a last write came only in part
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, name: str) -> None:
+    # Given a file with a partial last write
     path = tmp_path / name
     whole, last = member(path, b"one\ntwo\n"), member(path, b"three\n")
     for length in range(len(last)):
         path.write_bytes(whole + last[:length])
-        # If its end is cut, I expect the whole lines of before.
+        # If its end is cut, I expect the earlier whole lines.
         assert cut_torn_end(path) == length
         assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_with_nothing_whole_in_it_is_empty_afterwards(tmp_path: Path, name: str) -> None:
+def test_a_file_without_a_whole_line_is_emptied(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(member(path, b"one\n")[:-1])
     cut_torn_end(path)
     assert path.read_bytes() == b""
 
 
-def test_blank_lines_count_for_the_numbers_only(tmp_path: Path) -> None:
+def test_blank_lines_only_count_as_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\n  \ntwo")
     assert list(read_lines(path)) == [(1, b"one"), (4, b"two")]
 
 
-def test_a_line_that_is_too_long_is_skipped_not_read(tmp_path: Path) -> None:
+def test_a_too_long_line_is_skipped_without_being_read(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"one\n" + b"x" * 1000 + b"\nthree\n")
     assert list(read_lines(path, max_bytes=100)) == [(1, b"one"), (2, None), (3, b"three")]
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
-def test_a_compressed_file_that_ends_too_early_is_an_error(tmp_path: Path, name: str) -> None:
+def test_a_truncated_compressed_file_is_an_error(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(member(path, os.urandom(1000).hex().encode())[:-9])
     with pytest.raises(UnreadableFile, match="truncated"):
         list(read_lines(path))
 
 
-def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
+def test_a_file_compressed_by_another_program_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     with gzip.open(path, "wb") as file:
         file.write(b"one\n" * 100_000)
@@ -85,7 +85,7 @@ def test_input_scan_counts_lines_and_finds_repeated_ids(tmp_path: Path) -> None:
     assert [number for number in range(10) if number in found.repeated] == [5, 7]
 
 
-def test_line_numbers_hold_any_numbers() -> None:
+def test_line_numbers_hold_any_set_of_numbers() -> None:
     marks = LineNumbers()
     numbers = [0, 7, 8, 100_000, 3, 99_999]
     assert all(marks.add(number) for number in numbers)

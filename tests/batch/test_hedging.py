@@ -1,4 +1,4 @@
-"""The end of a job: what waits for a slow worker is sent to an idle one as well."""
+"""The end of a job: requests of a slow worker are also sent to an idle one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def two_workers(valkey_broker: Server) -> Iterator[Plant]:
 def test_copy_replaces_the_request_of_a_slow_worker(
     two_workers: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:
-    # Given a worker that takes requests and does not get on with them
+    # Given a worker that takes requests and makes no progress
     (process,) = two_workers.programs[1].children()
     process.send_signal(signal.SIGSTOP)
     source = write_lines("in.jsonl", [completion(number) for number in range(4)])
@@ -41,7 +41,7 @@ def test_copy_replaces_the_request_of_a_slow_worker(
 
     done = batch(two_workers, "run", source, "-o", target)
 
-    # I expect all lines to be answered, each once, while it still holds its own.
+    # I expect one answer for each line while the slow worker still holds its requests.
     assert done.returncode == 0, done.stderr
     assert sorted(line["custom_id"] for line in objects(target)) == [
         f"line-{number}" for number in range(4)

@@ -1,4 +1,4 @@
-"""What an input line asks for, or what is wrong with it."""
+"""Parsing of input lines: the requests that they describe, or their faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_completion_asks_for_its_prompt_and_parameters() -> None:
     }
 
 
-def test_a_chat_is_not_cut_short_unless_it_says_so() -> None:
+def test_a_chat_without_a_bound_is_not_cut_short() -> None:
     assert line({**CHAT, "body": {"messages": HELLO}}).params == {"max_tokens": None}
     short = {"messages": HELLO, "max_completion_tokens": 3, "max_tokens": None}
     assert line({**CHAT, "body": short}).params == {"max_tokens": 3}
@@ -61,7 +61,7 @@ CHAT_OPTIONS: dict[str, Any] = {
 
 
 def drafted(line: dict[str, Any]) -> Request:
-    """The request that a line becomes."""
+    """The request drafted from a line."""
     asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     [draft] = RequestBuilder("me", None).prepare_many([asked.item], {})
     assert isinstance(draft, PreparedRequest), draft
@@ -100,7 +100,7 @@ def test_an_effort_goes_to_the_chat_template_as_in_vllm() -> None:
         {"messages": HELLO, "chat_template_kwargs": {"messages": []}},
     ],
 )
-def test_a_chat_that_cannot_be_is_refused_before_it_is_sent(body: dict[str, Any]) -> None:
+def test_an_invalid_chat_is_refused_before_it_is_sent(body: dict[str, Any]) -> None:
     line = {**CHAT, "body": body}
     asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
     [draft] = RequestBuilder("me", None).prepare_many([asked.item], {})
@@ -134,7 +134,7 @@ def test_chat_logprobs_are_a_switch_and_a_number() -> None:
     assert line(completion(1, logprobs=3)).params["logprobs"] == 3
 
 
-def test_fields_that_say_nothing_of_the_answer_are_left_out() -> None:
+def test_fields_without_effect_on_the_answer_are_left_out() -> None:
     found = line(completion(1, user="u", store=True, metadata={"a": "b"}, n=None))
     assert found.params == {"max_tokens": 4}
 
@@ -145,7 +145,7 @@ def test_a_plain_line_has_parameters_inside_or_beside() -> None:
     assert found.params == {"seed": 1, "max_tokens": 2}
 
 
-def test_a_plain_line_without_id_has_its_number() -> None:
+def test_a_plain_line_without_id_gets_its_line_number() -> None:
     assert line({"tokens": [1, 2]}).custom_id == "7"
 
 
@@ -189,7 +189,7 @@ def test_a_plain_line_without_id_has_its_number() -> None:
         ({"id": "a", "prompt": "p", "model": 3}, "model"),
     ],
 )
-def test_a_bad_line_says_what_is_wrong(line: dict[str, Any], fault: str) -> None:
+def test_a_bad_line_reports_its_fault(line: dict[str, Any], fault: str) -> None:
     found = parse(line)
     assert isinstance(found, BadLine)
     assert fault in found.message
@@ -221,7 +221,7 @@ BODIES = st.dictionaries(NAMES, ANY_JSON, max_size=5)
 def test_arbitrary_bytes_are_at_most_a_bad_line(body: dict[str, Any], url: str | None) -> None:
     line = body if url is None else {"custom_id": "c", "method": "POST", "url": url, "body": body}
     asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
-    # If it is drafted as `Client.map` does it, I expect a draft or a refusal, and no other error.
+    # If the line is drafted as by `Client.map`, I expect a draft or a refusal, and no other error.
     [draft] = RequestBuilder("fuzz", None).prepare_many([asked.item], {"priority_class": "low"})
     assert isinstance(draft, PreparedRequest | InvalidRequest)
     if isinstance(asked.line, BadLine):

@@ -1,4 +1,4 @@
-"""`tokenyard batch run`, killed at any moment: in the end each line has exactly one answer."""
+"""`tokenyard batch run`, killed at any moment: in the end each line has one answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KILLS = 5
 
 @pytest.fixture(scope="module")
 def steady_plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]:
-    """A yard slow enough for a job to be killed in the middle."""
+    """A yard slow enough that a test can kill a job midway."""
     with Plant(valkey_broker.url) as plant:
         plant.coordinator()
         plant.worker(simulated_step_s=0.002, max_num_seqs=16)
@@ -47,7 +47,7 @@ def bytes_of(path: Path) -> int:
 
 
 def ended_when_larger(process: subprocess.Popen[bytes], path: Path, size: int) -> int | None:
-    """Wait until a file is larger, or its writer has ended: its exit status, if so."""
+    """Wait until a file grows or its writer ends; the exit status if it has ended."""
     eventually(lambda: process.poll() is not None or bytes_of(path) > size, timeout_s=60.0)
     return process.poll()
 
@@ -60,21 +60,21 @@ def bad(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "options"), [("out.jsonl", ()), ("out.jsonl.gz", ()), ("out.jsonl", ("--ordered",))]
 )
-def test_a_job_that_is_killed_again_and_again_ends_right(
+def test_a_repeatedly_killed_job_answers_each_line_once(
     steady_plant: Plant, write_lines: WriteLines, tmp_path: Path, name: str, options: tuple[str]
 ) -> None:
     # Given a job of many lines, some of them bad
     lines = [bad(n) if n % 50 == 7 else completion(n) for n in range(LINES)]
     source, target, log = write_lines("in.jsonl", lines), tmp_path / name, tmp_path / "log"
     arguments = ("run", source, "-o", target, "--max-in-flight", 64, *options)
-    # If its process is killed whenever it has written something more
+    # If its process is killed after each write
     seen: set[str] = set()
     for _ in range(KILLS):
         process = start(steady_plant, log, *arguments)
         status = ended_when_larger(process, target, bytes_of(target) + random.randrange(20_000))
         process.kill()
         process.wait()
-        # I expect that no whole line of before is lost,
+        # I expect no earlier whole line to be lost,
         if target.suffix != ".gz":
             whole = target.read_bytes().splitlines(keepends=True)
             now = {json.loads(line)["id"] for line in whole if line.endswith(b"\n")}
@@ -84,7 +84,7 @@ def test_a_job_that_is_killed_again_and_again_ends_right(
             break
     done = batch(steady_plant, *arguments)
     assert done.returncode == Exit.OK, done.stderr + log.read_text()
-    # and in the end exactly one answer to each line, which says so.
+    # and in the end one answer with the id of each line.
     bad_count = sum(1 for n in range(LINES) if n % 50 == 7)
     good_count = LINES - bad_count
     promise = f"completed: {LINES} input lines = {good_count} results + {bad_count} errors"
@@ -101,10 +101,10 @@ def test_a_job_that_is_killed_again_and_again_ends_right(
 
 
 @pytest.mark.crash
-def test_a_line_that_was_accepted_is_not_run_again_after_a_kill(
+def test_an_accepted_line_is_not_run_again_after_a_kill(
     steady_plant: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:
-    # Given a job that was killed with requests under way
+    # Given a job that was killed with requests in flight
     lines = [completion(number, max_tokens=50) for number in range(200)]
     source, target = write_lines("in.jsonl", lines), tmp_path / "out.jsonl"
     arguments = ("run", source, "-o", target, "--no-hedge")
@@ -114,7 +114,7 @@ def test_a_line_that_was_accepted_is_not_run_again_after_a_kill(
     process.wait()
     client = state_of(target).id
     ledgers = eventually(lambda: all_over(steady_plant, client, 200))
-    # If it goes on, I expect the answers to the requests of before.
+    # If it continues, I expect the answers of those requests.
     assert batch(steady_plant, *arguments).returncode == Exit.OK
     assert all_over(steady_plant, client, 200) == ledgers
 
@@ -145,7 +145,7 @@ def test_a_job_survives_the_death_of_a_worker(
         assert len({line["custom_id"] for line in objects(target)}) == LINES
 
 
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
+def test_ctrl_c_keeps_the_answers_and_prints_how_to_continue(
     steady_plant: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     source = write_lines("in.jsonl", [completion(number) for number in range(LINES)])
@@ -164,16 +164,16 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     assert job["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
 
 
-def test_a_missing_input_is_an_error_of_one_line(steady_plant: Plant, tmp_path: Path) -> None:
+def test_a_missing_input_is_a_one_line_error(steady_plant: Plant, tmp_path: Path) -> None:
     done = batch(steady_plant, "run", tmp_path / "nothing", "-o", tmp_path / "out")
     assert done.returncode == Exit.USAGE
     assert done.stderr == f"Error: {tmp_path}/nothing: No such file or directory\n"
 
 
 def peak_mb(pid: int) -> list[float]:
-    """The most that a process has taken until now; nothing where it has ended.
+    """The peak memory of a process in MB, as a list of one; empty after its end.
 
-    Not what `os.wait4` says: that counts in what the process was forked from.
+    `os.wait4` does not fit: it includes the memory of the process's parent before the exec.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -197,5 +197,5 @@ def test_memory_does_not_grow_with_the_file(plant: Plant, tmp_path: Path) -> Non
         time.sleep(0.02)
     assert process.returncode == Exit.OK, (tmp_path / "log").read_text()
     assert sum(1 for _ in read_lines(tmp_path / "out.jsonl")) == count
-    # I expect its process to have stayed small: most of this is Python and its libraries.
+    # I expect its process to stay small: most of the bound is Python and its libraries.
     assert 0 < max(peaks_mb) < 90

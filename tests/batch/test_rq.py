@@ -1,4 +1,4 @@
-"""Batch jobs in the hands of RQ: each command, on a live yard."""
+"""Batch jobs under RQ: each command, on a live yard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENDS_S = 60.0
 
 @pytest.fixture
 def rq_plant(new_server: Callable[..., Server]) -> Iterator[Plant]:
-    """A yard on a server of its own, since RQ's names are not those of a yard."""
+    """A yard on its own server, since RQ's keys are outside the yard's names."""
     with Plant(new_server("valkey", aof=False).url) as plant:
         plant.coordinator()
         plant.worker(simulated_step_s=0.002, max_num_seqs=16)
@@ -47,7 +47,7 @@ def rq_plant(new_server: Callable[..., Server]) -> Iterator[Plant]:
 
 @pytest.fixture
 def call(rq_plant: Plant) -> Batch:
-    """Runs `tokenyard batch ...`; it must succeed unless another status is named."""
+    """A function that runs `tokenyard batch ...` and expects success or a given status."""
 
     def run(*arguments: object, status: int = Exit.OK) -> subprocess.CompletedProcess[str]:
         done = batch(rq_plant, *arguments)
@@ -59,7 +59,7 @@ def call(rq_plant: Plant) -> Batch:
 
 @pytest.fixture
 def work(rq_plant: Plant, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a `tokenyard batch worker`; it is killed in the end."""
+    """A function that starts a `tokenyard batch worker`, which is killed after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(*arguments: object) -> subprocess.Popen[bytes]:
@@ -84,7 +84,7 @@ def submitted(call: Batch, *arguments: object) -> str:
     return call("submit", *arguments).stdout.strip()
 
 
-def test_a_job_is_submitted_run_and_read(
+def test_a_submitted_job_is_run_and_read_without_pickles(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     rq_plant: Plant,
@@ -93,12 +93,12 @@ def test_a_job_is_submitted_run_and_read(
 ) -> None:
     lines = [completion(number) for number in range(100)] + ["{broken"]
     job = submitted(call, write_lines("in.jsonl", lines), "-o", tmp_path / "out.jsonl.gz")
-    # Given a job that waits
+    # Given a waiting job
     waiting = seen(call, job)
     assert (waiting["status"], waiting["rq_status"]) == ("validating", "queued")
     # If a worker takes it
     assert work("--burst").wait(ENDS_S) == 0
-    # I expect it to be done, by each way of asking.
+    # I expect every command to show it as completed.
     done = seen(call, job)
     assert (done["object"], done["status"], done["rq_status"]) == ("batch", "completed", "finished")
     assert done["request_counts"] == {"total": 101, "completed": 100, "failed": 1}
@@ -113,9 +113,9 @@ def test_a_job_is_submitted_run_and_read(
     assert error["error"]["line"] == 101
     assert call("results", job, "--path").stdout.strip() == str(tmp_path / "out.jsonl.gz")
     assert "101 input lines = 100 results + 1 errors" in call("logs", job).stdout
-    # Nothing that lies at RQ is a pickle.
+    # RQ holds no pickle.
     assert_no_pickle(rq_plant.connection)
-    # RQ's own eyes see it, too.
+    # RQ's own tools read the job.
     queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
     assert queue.find(job).get_meta()["request_counts"]["completed"] == 100
     info = subprocess.run(
@@ -137,7 +137,7 @@ def assert_no_pickle(connection: redis.Redis) -> None:
         assert not [value for value in found if value.startswith(b"\x80")], key
 
 
-def test_a_worker_that_is_killed_is_followed_by_another_at_once(
+def test_the_job_of_a_killed_worker_continues_immediately(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
@@ -147,7 +147,7 @@ def test_a_worker_that_is_killed_is_followed_by_another_at_once(
     source = write_lines("in.jsonl", [completion(number) for number in range(lines)])
     target = tmp_path / "out.jsonl"
     job = submitted(call, source, "-o", target, "--max-in-flight", 64)
-    # If the worker of the job is killed three times
+    # If the job's worker is killed three times
     for _ in range(3):
         worker = work()
         size = target.stat().st_size if target.exists() else 0
@@ -155,7 +155,7 @@ def test_a_worker_that_is_killed_is_followed_by_another_at_once(
         family = [each.pid for each in psutil.Process(worker.pid).children(recursive=True)]
         worker.kill()
         worker.wait()
-        # I expect its children to go with it,
+        # I expect its children to end with it,
         eventually(lambda family=family: all(map(is_gone, family)))
     work()
     done = json.loads(call("status", job, "--wait", "--timeout", 50, "--json").stdout)
@@ -166,7 +166,7 @@ def test_a_worker_that_is_killed_is_followed_by_another_at_once(
     )
 
 
-def test_a_job_whose_process_is_killed_goes_on(
+def test_a_job_whose_process_is_killed_continues(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     rq_plant: Plant,
@@ -178,23 +178,23 @@ def test_a_job_whose_process_is_killed_goes_on(
     job = submitted(call, source, "-o", target)
     work()
     eventually(lambda: target.exists() and target.stat().st_size > 0, timeout_s=60)
-    # If the process of the job alone is killed, as by the kernel for its memory
+    # If only the job's process is killed, as by the kernel for its memory
     queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
     [worker] = rq.Worker.all(queue=queue.rq)
     horses = [each for each in psutil.Process(worker.pid).children() if _is_horse(each)]
     [horse] = horses
     horse.kill()
-    # I expect the worker to go on with the job.
+    # I expect the worker to continue the job.
     done = json.loads(call("status", job, "--wait", "--timeout", 50, "--json").stdout)
     assert done["request_counts"] == {"total": 1500, "completed": 1500, "failed": 0}
 
 
 def _is_horse(process: psutil.Process) -> bool:
-    """Whether it leads a process group, as the process of a job does; RQ's scheduler does not."""
+    """Whether a process leads its group, as a job's process does, but not RQ's scheduler."""
     return os.getpgid(process.pid) == process.pid
 
 
-def test_a_try_that_takes_too_long_is_the_last(
+def test_a_try_that_exceeds_its_time_is_the_last(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
@@ -209,7 +209,7 @@ def test_a_try_that_takes_too_long_is_the_last(
     assert failed["request_counts"]["completed"] == 1
 
 
-def test_a_worker_that_is_stopped_hands_its_job_back(
+def test_a_stopped_worker_hands_its_job_back(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
@@ -229,7 +229,7 @@ def test_a_worker_that_is_stopped_hands_its_job_back(
     assert seen(call, job)["request_counts"] == {"total": 1500, "completed": 1500, "failed": 0}
 
 
-def test_a_job_that_waits_is_cancelled_and_resumed(
+def test_a_waiting_job_is_cancelled_and_resumed(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
@@ -247,13 +247,13 @@ def test_a_job_that_waits_is_cancelled_and_resumed(
     assert call("cancel", job, status=Exit.FAILED).stdout == f"{job}: completed\n"
 
 
-def test_a_job_that_runs_is_cancelled(
+def test_a_cancelled_running_job_answers_every_line(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
     tmp_path: Path,
 ) -> None:
-    # Given a job that would take for ever
+    # Given an endless job
     lines = [completion(number, max_tokens=100_000) for number in range(5)]
     source = write_lines("in.jsonl", [completion(99), *lines])
     job = submitted(call, source, "-o", tmp_path / "out.jsonl", "--param", "ignore_eos=true")
@@ -264,7 +264,7 @@ def test_a_job_that_runs_is_cancelled(
     # If it is cancelled
     assert call("cancel", job).stdout == f"{job}: cancelling\n"
     call("status", job, "--wait", "--timeout", 50, status=Exit.FAILED)
-    # I expect an answer for each line, and RQ to take it for failed.
+    # I expect an answer for each line, and a failed job in RQ.
     ended = seen(call, job, Exit.FAILED)
     assert (ended["status"], ended["rq_status"]) == ("cancelled", "failed")
     assert ended["request_counts"] == {"total": 6, "completed": 1, "failed": 5}
@@ -278,7 +278,7 @@ def test_unknown_batch_job_is_an_error(call: Batch) -> None:
         assert "there is no batch job 'batch_nothing'" in done.stderr
 
 
-def test_a_script_submits_and_waits(
+def test_a_script_can_submit_and_wait(
     rq_plant: Plant,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
@@ -296,13 +296,13 @@ def test_a_script_submits_and_waits(
     assert job.cancel() == "completed"
 
 
-def test_a_job_waits_for_another(
+def test_a_job_waits_for_its_predecessor(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
     tmp_path: Path,
 ) -> None:
-    # Given a job that reads what another one writes
+    # Given a job that reads another's output
     first = submitted(call, write_lines("a.jsonl", [completion(1)]), "-o", tmp_path / "a-out.jsonl")
     source = write_lines("b.jsonl", [completion(2)])
     second = submitted(call, source, "-o", tmp_path / "b-out.jsonl", "--after", first)
@@ -313,13 +313,13 @@ def test_a_job_waits_for_another(
     assert "there is no job 'no-such'" in refused.stderr
 
 
-def test_a_job_that_cannot_be_done_fails_at_once_with_the_reason(
+def test_an_impossible_job_fails_immediately_with_the_reason(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
     tmp_path: Path,
 ) -> None:
-    # Given a job whose input is gone when it runs, and one that waits for it
+    # Given a job whose input is missing when it runs, and a successor that waits for it
     source = write_lines("in.jsonl", [completion(1)])
     job = submitted(call, source, "-o", tmp_path / "out.jsonl")
     other = submitted(call, source, "-o", tmp_path / "other.jsonl", "--after", job)
@@ -329,7 +329,7 @@ def test_a_job_that_cannot_be_done_fails_at_once_with_the_reason(
     assert (failed["status"], failed["rq_status"]) == ("failed", "failed")
     assert "No such file" in failed["errors"]["data"][0]["message"]
     assert seen(call, other)["rq_status"] == "deferred"
-    # If the input is back and the job is resumed, I expect both to be done.
+    # If the input returns and the job is resumed, I expect both to complete.
     write_lines("in.jsonl", [completion(1)])
     call("resume", job)
     assert work("--burst").wait(ENDS_S) == 0
@@ -337,7 +337,7 @@ def test_a_job_that_cannot_be_done_fails_at_once_with_the_reason(
 
 
 class Heard(http.server.BaseHTTPRequestHandler):
-    """Keeps what it is sent; fails the first time."""
+    """Keeps the bodies of its requests; fails the first."""
 
     bodies: list[dict[str, Any]]
 
@@ -348,12 +348,12 @@ class Heard(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def listener() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A URL, and what was sent there."""
+    """A URL, and the bodies sent to it."""
     bodies: list[dict[str, Any]] = []
     handler = type("Handler", (Heard,), {"bodies": bodies})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -364,7 +364,7 @@ def listener() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         thread.join()
 
 
-def test_call_backs_are_told_how_a_job_has_ended(
+def test_callbacks_get_the_end_of_a_job(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     write_lines: WriteLines,
@@ -386,17 +386,17 @@ def test_call_backs_are_told_how_a_job_has_ended(
     bad = submitted(call, source, "-o", tmp_path / "b.jsonl", "--on-failure", command)
     deaf = submitted(call, source, "-o", tmp_path / "c.jsonl", "--on-success", "/no/such/program")
     assert work("--burst").wait(ENDS_S) == 0
-    # I expect a URL that fails once to be told again,
+    # I expect a URL that fails once to be called again,
     assert [body["id"] for body in bodies] == [good, good]
     assert (bodies[1]["status"], bodies[1]["request_counts"]["completed"]) == ("completed", 1)
-    # a command to be run,
+    # a command to run,
     status, _, text = told.read_text().partition(" ")
     assert (status, json.loads(text)["id"]) == ("failed", bad)
-    # and a call-back that fails to change nothing.
+    # and a failed callback to change nothing.
     assert seen(call, deaf)["status"] == "completed"
 
 
-def test_a_job_runs_at_its_time(
+def test_a_job_starts_at_its_time(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     rq_plant: Plant,
@@ -405,7 +405,7 @@ def test_a_job_runs_at_its_time(
 ) -> None:
     source = write_lines("in.jsonl", [completion(1)])
     later = submitted(call, source, "-o", tmp_path / "later.jsonl", "--at", "+2h")
-    # Given a job whose time has come, and one whose time has not
+    # Given a job whose time has come, and one with a later time
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=1)
     spec = BatchSpec(input=str(source), output=str(tmp_path / "now.jsonl"))
     queue = BatchQueue(rq_plant.connection, rq_plant.keys.yard)
@@ -416,7 +416,7 @@ def test_a_job_runs_at_its_time(
     assert call("cancel", later).stdout == f"{later}: cancelled\n"
 
 
-def test_a_schedule_hands_over_the_next_job(
+def test_a_schedule_submits_the_next_job(
     call: Batch,
     work: Callable[..., subprocess.Popen[bytes]],
     rq_plant: Plant,
@@ -436,14 +436,14 @@ def test_a_schedule_hands_over_the_next_job(
     registry = queue.rq.scheduled_job_registry
     rq_plant.connection.zadd(registry.key, {job: 1}, xx=True)
     assert work("--burst").wait(ENDS_S) == 0
-    # I expect it to be done, and the next one to wait for its own.
+    # I expect the job to complete, and the next one to wait for its time.
     assert seen(call, job)["status"] == "completed"
     [successor] = registry.get_job_ids()
     assert successor.startswith(f"{job}-")
 
 
 @pytest.mark.parametrize("times", [("--at", "soon"), ("--cron", "never")])
-def test_a_time_that_makes_no_sense_is_wrong_usage(
+def test_an_invalid_time_is_wrong_usage(
     call: Batch, write_lines: WriteLines, tmp_path: Path, times: tuple[str, str]
 ) -> None:
     source = write_lines("in.jsonl", [completion(1)])

@@ -1,4 +1,4 @@
-"""Batch jobs from beginning to end, on a simulated yard."""
+"""Whole batch jobs on a simulated yard."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Run = Callable[..., BatchState]
 
 @pytest.fixture
 def run(plant: Plant) -> Run:
-    """Runs a job on the shared yard."""
+    """A function that runs a job on the shared yard."""
 
     def run(source: Path, target: Path, **options: Any) -> BatchState:
         return run_batch(source, target, redis_url=plant.url, yard=plant.keys.yard, **options)
@@ -60,7 +60,7 @@ def counts(state: BatchState) -> tuple[int, int, int]:
         pytest.param("in.jsonl.zst", "out.jsonl.zst", marks=zstd),
     ],
 )
-def test_every_line_has_its_answer(
+def test_every_line_gets_its_answer(
     run: Run, write_lines: WriteLines, tmp_path: Path, source: str, target: str
 ) -> None:
     lines = [completion(number) for number in range(300)]
@@ -89,15 +89,15 @@ def test_lines_are_counted_for_the_metrics(
     assert [after - was for was, after in zip(before, told(), strict=True)] == [2, 1]
 
 
-def test_a_job_goes_on_where_its_count_cannot_be_told(
+def test_a_job_continues_if_its_count_cannot_be_sent(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a count that reaches nobody
+    # Given a count that cannot be sent
     count = LineCount(f"redis://127.0.0.1:{free_port()}", plant.keys.yard)
     done = RequestCounts(total=9, completed=5)
     count.advance(RequestCounts(), done)
 
-    # I expect it to be told with the next.
+    # I expect it to be sent with the next one.
     before = plant.connection.hget(plant.keys.tally, "count:lines:completed")
     monkeypatch.setattr(count, "_url", plant.url)
     count.advance(done, RequestCounts(total=9, completed=6))
@@ -128,7 +128,7 @@ def test_answers_have_the_form_of_the_batch_api(
     assert found["plain"]["id"] == f"batch_req_{state.id.removeprefix('batch_')}_3"
 
 
-def test_bad_lines_stand_in_the_errors_and_harm_nobody(
+def test_bad_lines_are_errors_and_affect_no_other_line(
     run: Run, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     source = write_lines(
@@ -136,7 +136,7 @@ def test_bad_lines_stand_in_the_errors_and_harm_nobody(
         [
             completion(1),
             "{broken",
-            completion(1),  # the same id again
+            completion(1),  # a repeated id
             completion(2, temperature=-1),
             completion(3, model="unknown"),
             completion(4, prompt=""),
@@ -163,7 +163,7 @@ def test_bad_lines_stand_in_the_errors_and_harm_nobody(
     assert found[5]["response"]["status_code"] == 404
 
 
-def test_ordered_answers_stand_in_the_order_of_the_lines(
+def test_ordered_answers_have_the_order_of_the_lines(
     run: Run, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     # Given lines of very different lengths, some of them bad
@@ -178,7 +178,7 @@ def test_ordered_answers_stand_in_the_order_of_the_lines(
         assert numbers == sorted(numbers)
 
 
-def test_completed_job_runs_nothing_again(
+def test_a_completed_job_runs_no_line_again(
     run: Run, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     source = write_lines("in.jsonl", [completion(number) for number in range(20)])
@@ -190,10 +190,10 @@ def test_completed_job_runs_nothing_again(
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_job_goes_on_behind_a_torn_line(
+def test_a_job_continues_after_a_torn_line(
     run: Run, write_lines: WriteLines, tmp_path: Path, suffix: str
 ) -> None:
-    # Given a job of which the last bytes were not written
+    # Given a job whose last bytes are missing
     source = write_lines("in.jsonl", [completion(number) for number in range(50)])
     target = tmp_path / f"out.jsonl{suffix}"
     first = run(source, target)
@@ -205,10 +205,10 @@ def test_a_job_goes_on_behind_a_torn_line(
     assert sorted(numbers) == list(range(1, 51))
 
 
-def test_a_last_line_without_its_text_is_cut_off(
+def test_a_last_line_of_zero_bytes_is_cut_off(
     run: Run, write_lines: WriteLines, tmp_path: Path
 ) -> None:
-    # Given a file as a machine without power may leave it: blocks without their contents
+    # Given a file as after a power failure: blocks without their contents
     source = write_lines("in.jsonl", [completion(number) for number in range(10)])
     run(source, tmp_path / "out.jsonl")
     lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
@@ -217,7 +217,7 @@ def test_a_last_line_without_its_text_is_cut_off(
     assert counts(state) == (10, 10, 0)
 
 
-def test_an_output_that_is_none_of_ours_is_left_alone(
+def test_a_foreign_output_file_is_not_overwritten(
     run: Run, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     source = write_lines("in.jsonl", [completion(1)])
@@ -225,11 +225,11 @@ def test_an_output_that_is_none_of_ours_is_left_alone(
     with pytest.raises(SettingsError, match="has lines already"):
         run(source, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == "precious\n"
-    # Overwriting it must be said.
+    # Overwriting needs an option.
     assert run(source, tmp_path / "out.jsonl", overwrite=True).status == "completed"
 
 
-def test_a_strange_line_in_the_middle_is_an_error(
+def test_a_foreign_line_in_the_output_is_an_error(
     run: Run, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     source = write_lines("in.jsonl", [completion(number) for number in range(3)])
@@ -244,7 +244,7 @@ def test_a_strange_line_in_the_middle_is_an_error(
     ("options", "fault"),
     [({"model": "other"}, "model"), ({"params": {"seed": 1}}, "params"), ({}, "input")],
 )
-def test_a_job_does_not_go_on_as_another(
+def test_a_job_does_not_continue_with_other_settings(
     run: Run, write_lines: WriteLines, tmp_path: Path, options: dict[str, Any], fault: str
 ) -> None:
     run(write_lines("in.jsonl", [completion(1)]), tmp_path / "out.jsonl")
@@ -254,21 +254,23 @@ def test_a_job_does_not_go_on_as_another(
         run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options)
 
 
-def test_errors_run_again_when_asked_for(
+def test_errors_run_again_on_request(
     run: Run, write_lines: WriteLines, tmp_path: Path, plant: Plant
 ) -> None:
-    # Given a job with an error that the yard knows by the id of its request
+    # Given a job with an error whose request id the yard knows
     source = write_lines("in.jsonl", [completion(1), completion(2, temperature=-1)])
     first = run(source, tmp_path / "out.jsonl")
     assert counts(first) == (2, 1, 1)
     again = run(source, tmp_path / "out.jsonl", retry_errors=True)
-    # I expect that line to have been asked again, and no other.
+    # I expect only that line to be submitted again.
     assert (again.id, again.round, counts(again)) == (first.id, 2, (2, 1, 1))
     [error] = objects(first.spec.errors_path)
     assert error["response"]["request_id"] == "#0"
 
 
-def test_one_output_has_one_process(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_a_second_process_on_one_output_is_refused(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
     source = write_lines("in.jsonl", [completion(1)])
     faults: list[Exception] = []
 
@@ -281,7 +283,7 @@ def test_one_output_has_one_process(run: Run, write_lines: WriteLines, tmp_path:
     assert faults
 
 
-def test_parameters_for_all_lines_are_checked_before_anything_is_written(
+def test_shared_parameters_are_checked_before_the_first_write(
     run: Run, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match="temperatur"):
@@ -289,7 +291,7 @@ def test_parameters_for_all_lines_are_checked_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_job_without_a_yard_fails_and_can_be_resumed(
+def test_a_job_without_a_yard_fails_and_can_be_resumed(
     plant: Plant, write_lines: WriteLines, tmp_path: Path, run: Run
 ) -> None:
     source = write_lines("in.jsonl", [completion(1)])
@@ -303,7 +305,9 @@ def test_job_without_a_yard_fails_and_can_be_resumed(
     assert run(source, tmp_path / "out.jsonl").status == "completed"
 
 
-def test_progress_is_told_until_the_end(run: Run, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_progress_is_reported_until_the_end(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
     told: list[Progress] = []
     source = write_lines("in.jsonl", [completion(number) for number in range(10)])
     run(source, tmp_path / "out.jsonl", on_progress=told.append)
@@ -312,7 +316,7 @@ def test_progress_is_told_until_the_end(run: Run, write_lines: WriteLines, tmp_p
 
 
 class Slow:
-    """A yard without a worker: what it is asked waits."""
+    """A job on a yard without a worker, so that its requests wait."""
 
     def __init__(self, plant: Plant, spec: BatchSpec) -> None:
         self.plant = plant
@@ -327,7 +331,7 @@ class Slow:
         self.thread.start()
 
     def wait_for_requests(self, count: int) -> None:
-        """Until so many wait in the intake."""
+        """Wait until so many requests are in the intake."""
         low = self.plant.keys.intake("low")
         eventually(lambda: self.plant.connection.xlen(low) >= count)
 
@@ -359,12 +363,12 @@ def test_a_cancelled_job_answers_every_line_and_can_be_resumed(
     # If it is cancelled
     slow.is_cancelled = True
     state = slow.ended()
-    # I expect an error for each line, and nothing left in the yard.
+    # I expect an error for each line, and no request left in the yard.
     assert (state.status, counts(state)) == ("cancelled", (50, 0, 50))
     found = objects(spec.errors_path)
     assert {line["error"]["code"] for line in found} == {"batch_cancelled"}
     assert {line["custom_id"] for line in found} == {line["custom_id"] for line in lines}
-    # If it is run again with a worker, I expect results for all.
+    # If it runs again with a worker, I expect results for all.
     idle_plant.worker()
     again = run_batch(
         spec.input, spec.output, window=10, redis_url=idle_plant.url, yard=idle_plant.keys.yard
@@ -387,10 +391,10 @@ def test_a_completion_window_ends_the_job(
     assert {line["error"]["code"] for line in objects(spec.errors_path)} == {"batch_expired"}
 
 
-def test_interactive_requests_pass_a_batch_by(
+def test_interactive_requests_overtake_a_batch(
     idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:
-    # Given a job that waits, and a request that came later
+    # Given a waiting job, and a later request
     lines = [completion(number) for number in range(10)]
     spec = BatchSpec(input=str(write_lines("in.jsonl", lines)), output=str(tmp_path / "out.jsonl"))
     slow = Slow(idle_plant, spec)
@@ -407,7 +411,7 @@ def test_last_requests_are_hedged_on_an_idle_worker(
     valkey_broker: Any, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     with Plant(valkey_broker.url) as plant:
-        # Given two workers, of which one has stopped with a request on its lane
+        # Given two workers, one of which is suspended with a request on its lane
         plant.coordinator()
         slow = plant.worker(name="slow", simulated_step_s=0.05)
         plant.wait_for_workers(1)
@@ -420,7 +424,7 @@ def test_last_requests_are_hedged_on_an_idle_worker(
         eventually(lambda: any(plant.connection.xlen(key) for key in _lanes(plant)))
         stuck.suspend()
         plant.worker(name="fast")
-        # If nothing else is left to do, I expect the copy's result.
+        # If only that request is left, I expect the copy's result.
         state = job.ended()
         assert counts(state) == (1, 1, 0)
         [line] = objects(spec.output_path)

@@ -1,1 +1,1 @@
-"""The command line, the embedded broker, and what they start."""
+"""Tests of the command line, the embedded broker, and the processes that they start."""

@@ -1,4 +1,4 @@
-"""A yard that the tests of the command line share."""
+"""A yard shared by the tests of the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from tests.cli.running import Up
 from tokenyard.cli import main
 
-#: Slow enough for a request of thousands of tokens to be still running when a test looks.
+#: Slow enough that a test can observe a request of thousands of tokens while it runs.
 SLOW = {"TOKENYARD_WORKER_SIMULATED_STEP_S": "0.01"}
 
 
@@ -20,7 +20,7 @@ SLOW = {"TOKENYARD_WORKER_SIMULATED_STEP_S": "0.01"}
 def yard(
     no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    """A simulated yard with two workers; what it printed when it was ready."""
+    """A simulated yard with two workers; the JSON that it printed when it was ready."""
     up = Up(tmp_path_factory.mktemp("up"), "--grace-s", "1", env=SLOW)
     try:
         yield up.wait_ready()
@@ -30,7 +30,7 @@ def yard(
 
 @pytest.fixture
 def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    """Starts a yard of the test's own."""
+    """A function that starts a yard for one test."""
     started: list[Up] = []
 
     def start(*arguments: str, **options: Any) -> Up:
@@ -46,7 +46,7 @@ def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
-    """Runs a command in this process; no embedded broker is found by chance."""
+    """A function that runs a command in this process, which finds no broker by chance."""
     monkeypatch.delenv("TOKENYARD_REDIS_URL", raising=False)
     monkeypatch.delenv("TOKENYARD_YARD", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
@@ -59,7 +59,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Res
 
 @pytest.fixture
 def ask(yard: dict[str, Any], invoke: Callable[..., Result]) -> Callable[..., Result]:
-    """Runs a command on the shared yard."""
+    """A function that runs a command on the shared yard."""
 
     def run(*arguments: str, **options: Any) -> Result:
         return invoke("--redis-url", yard["url"], *arguments, **options)

@@ -1,4 +1,4 @@
-"""`tokenyard up` and other commands in processes of their own."""
+"""`tokenyard up` and other commands in separate processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_S = 40.0
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a command may see: no settings of whoever runs the tests."""
+    """An environment without the settings of the user who runs the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TOKENYARD")}
     marks = {name: value for name, value in os.environ.items() if name == "TOKENYARD_TEST_RUN"}
     return kept | marks | {"PYTHONPATH": str(ROOT)} | more
@@ -65,7 +65,7 @@ class Up:
         self.data_dir = data_dir or folder / "data"
         command = [sys.executable, "-m", "tokenyard", *group, "up", "--json"]
         command += ["--engine", "simulated", "--data-dir", str(self.data_dir)]
-        # A port of its own, and no word of it where other tests or a user would find it.
+        # An unused port, and no record where other tests or a user would find it.
         command += [*(["--port", "0"] if port else []), *arguments]
         apart = {"XDG_DATA_HOME": str(folder / "xdg")}
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -76,7 +76,7 @@ class Up:
 
     @property
     def said(self) -> str:
-        """What it told people."""
+        """Its messages for people."""
         return self._err.read_text()
 
     def wait_ready(self) -> dict[str, object]:
@@ -93,7 +93,7 @@ class Up:
         return ready
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it alone."""
+        """Send a signal to `up` only, not to its children."""
         self.process.send_signal(number)
 
     def wait(self, timeout_s: float = STOP_S) -> int:
@@ -101,11 +101,11 @@ class Up:
         return self.process.wait(timeout_s)
 
     def wait_all_gone(self, timeout_s: float = STOP_S) -> None:
-        """Wait until nothing that it started runs."""
+        """Wait until all processes that it started have ended."""
         eventually(lambda: all(map(is_gone, self.family)), timeout_s=timeout_s)
 
     def end(self) -> None:
-        """Stop it if it still runs; for clean-up."""
+        """Stop it if it still runs, for clean-up."""
         if self.process.poll() is None:
             self.process.terminate()
             try:

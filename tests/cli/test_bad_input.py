@@ -1,4 +1,4 @@
-"""Bytes that are no text, and folders that cannot be: one sentence and a status each."""
+"""Invalid UTF-8 and impossible folders: one sentence and an exit status each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONE = "\ud800"
 
 
 def program(*arguments: bytes | str, url: str = "", data: bytes = b"") -> tuple[int, str, str]:
-    """Run the command; its status, and what it has printed."""
+    """Run the command; its status, standard output and standard error."""
     more = {"TOKENYARD_REDIS_URL": url} if url else {}
     done = subprocess.run(
         [sys.executable, "-m", "tokenyard", *arguments],
@@ -38,18 +38,18 @@ def program(*arguments: bytes | str, url: str = "", data: bytes = b"") -> tuple[
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_an_argument_that_is_no_text_is_wrong_usage(invoke: Ask, command: str) -> None:
+def test_an_argument_of_invalid_utf8_is_wrong_usage(invoke: Ask, command: str) -> None:
     done = invoke("--redis-url", "redis://127.0.0.1:1", command, os.fsdecode(b"caf\xe9"))
     assert done.exit_code == Exit.USAGE
     assert done.stderr == "Error: the argument caf\\udce9 is not valid UTF-8\n"
 
 
-def test_it_is_a_status_of_the_program_too() -> None:
+def test_the_program_exits_with_the_same_status() -> None:
     assert program("submit", b"\xff")[0] == Exit.USAGE
 
 
 @pytest.mark.parametrize("how", [["-"], ["--file", "-"], ["--file", "FILE"]])
-def test_a_line_that_is_no_text_fails_alone(
+def test_a_line_of_invalid_utf8_fails_alone(
     yard: dict[str, Any], tmp_path: Path, how: list[str]
 ) -> None:
     lines = b"good\n\xff\xfe bad\nbetter\n"
@@ -65,7 +65,7 @@ def test_a_line_that_is_no_text_fails_alone(
     assert err.count("\n") == 1
 
 
-def test_an_address_that_is_no_text_is_one_line() -> None:
+def test_a_url_of_invalid_utf8_is_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tokenyard", "info"],
         env={
@@ -82,7 +82,7 @@ def test_an_address_that_is_no_text_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://[x", "redis://a..b:1", "redis://:pw@[", "redis:// "])
-def test_a_url_that_is_none_is_one_line(invoke: Ask, url: str) -> None:
+def test_an_invalid_url_is_one_line_without_its_password(invoke: Ask, url: str) -> None:
     done = invoke("--redis-url", url, "info")
     assert done.exit_code in {Exit.USAGE, Exit.UNAVAILABLE}
     assert done.stderr.startswith("Error: ")
@@ -102,7 +102,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("field", "given"), BAD)
-def test_clients_refuse_it_by_its_field(
+def test_clients_name_the_field_with_invalid_text(
     yard: dict[str, Any], field: str, given: dict[str, Any]
 ) -> None:
     options = {"prompt": "hello", "max_tokens": 2} | given
@@ -116,7 +116,7 @@ def test_clients_refuse_it_by_its_field(
     assert good.ok
 
 
-def test_clients_refuse_it_as_the_id_of_an_earlier_request(yard: dict[str, Any]) -> None:
+def test_clients_refuse_an_id_with_invalid_text(yard: dict[str, Any]) -> None:
     with Client(yard["url"]) as client:
         for look in (client.attach, client.status, client.cancel):
             with pytest.raises(InvalidRequest, match="no valid Unicode"):
@@ -124,7 +124,7 @@ def test_clients_refuse_it_as_the_id_of_an_earlier_request(yard: dict[str, Any])
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_shared_options_are_looked_at_too(kind: Any) -> None:
+def test_clients_refuse_shared_options_with_invalid_text(kind: Any) -> None:
     client = kind("redis://127.0.0.1:1")
     with pytest.raises(InvalidRequest, match=r"params\.stop: is no valid Unicode"):
         client._core.builder.prepare_many(["a"], {"stop": [LONE]})
@@ -147,10 +147,10 @@ def test_an_impossible_data_folder_is_wrong_usage(invoke: Ask, tmp_path: Path, n
     assert folder in done.stderr
 
 
-def test_a_folder_whose_parts_cannot_be_written_is_one_line(
+def test_an_unwritable_folder_of_logs_is_one_line(
     start_up: Callable[..., Up], tmp_path: Path
 ) -> None:
-    """Given a file where the folder of the logs should be, I expect its name."""
+    """Given a file in place of the folder of logs, I expect an error with its name."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "logs").write_text("")

@@ -24,7 +24,7 @@ SHORT = ("--prompt-tokens", "8", "--max-tokens", "5")
 
 
 def on_lanes(connection: redis.Redis) -> int:
-    """Requests that the workers have."""
+    """The number of requests on the workers' lanes."""
     return sum(worker.lane for worker in read_yard(connection, Keys("main")).workers)
 
 
@@ -48,13 +48,13 @@ def test_bench_measures_streams(yard: dict[str, Any]) -> None:
 def test_bench_keeps_its_rate(yard: dict[str, Any]) -> None:
     result = measured(yard["url"], "--requests", "20", "--rate", "40")
 
-    # I expect that random gaps of 25 ms add up, and that a first token needs a stream
+    # I expect random gaps of 25 ms to add up, and no time to first token without a stream
     assert result["duration"] > 0.1
     assert (result["request_rate"], result["max_concurrency"]) == (40.0, None)
     assert "p50_ttft_ms" not in result
 
 
-def test_a_table_for_people(ask: Ask) -> None:
+def test_bench_prints_a_table_by_default(ask: Ask) -> None:
     done = ask("bench", "--requests", "3", *SHORT)
 
     assert done.exit_code == Exit.OK, done.output
@@ -62,7 +62,7 @@ def test_a_table_for_people(ask: Ask) -> None:
     assert "Output token throughput (tok/s):" in done.stdout
 
 
-def test_requests_that_fail_are_a_status(ask: Ask) -> None:
+def test_failed_requests_set_the_exit_status(ask: Ask) -> None:
     done = ask("bench", "--requests", "3", *SHORT, "--warm-up", "0", "--model", "nobody", "--json")
 
     assert done.exit_code == Exit.FAILED
@@ -77,7 +77,9 @@ def test_bench_stops_if_the_warm_up_fails(ask: Ask) -> None:
     assert done.stdout == ""
 
 
-def test_interrupted_it_says_what_it_has_and_leaves_nothing_behind(yard: dict[str, Any]) -> None:
+def test_an_interrupted_bench_prints_its_figures_and_cancels_its_requests(
+    yard: dict[str, Any],
+) -> None:
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "bench"]
     command += ["--requests", "1000000", "--max-tokens", "50", "--json"]
     with (
@@ -96,5 +98,5 @@ def test_interrupted_it_says_what_it_has_and_leaves_nothing_behind(yard: dict[st
     assert json.loads(output)["num_prompts"] == 1_000_000
 
 
-def test_bench_without_a_yard_fails(invoke: Ask) -> None:
+def test_bench_without_a_yard_is_unavailable(invoke: Ask) -> None:
     assert invoke("--redis-url", "redis://127.0.0.1:1", "bench").exit_code == Exit.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""The embedded broker: what it promises, and that nothing is left of it."""
+"""The embedded broker: its promises and its clean end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, decode_responses=True, socket_timeout=5.0)
 
 
-def test_it_keeps_what_it_was_told_and_deletes_nothing(tmp_path: Path) -> None:
+def test_it_persists_every_write_and_evicts_no_key(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "data") as started, connect(started.url) as connection:
         wanted = {
             "appendonly": "yes",
@@ -47,10 +47,10 @@ def test_it_keeps_what_it_was_told_and_deletes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "glibc.malloc.tcache_count=9"])
-def test_its_allocator_is_set_unless_somebody_has(
+def test_its_allocator_is_set_unless_the_user_sets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    """Given a server that only tells its environment, I expect ours, or what the user has set."""
+    """Given a server that prints its environment, I expect Tokenyard's value or the user's."""
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     if given:
         monkeypatch.setenv("GLIBC_TUNABLES", given)
@@ -96,7 +96,7 @@ def test_a_stolen_port_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert str(taken) not in embedded.url
 
 
-def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> None:
+def test_a_taken_requested_port_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as thief:
         embedded = EmbeddedBroker(tmp_path, port=thief.getsockname()[1])
         with pytest.raises(BrokerUnavailable, match="in use"):
@@ -104,7 +104,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> N
     assert not embedded.is_running
 
 
-def test_a_port_that_was_asked_for_is_used(tmp_path: Path) -> None:
+def test_a_requested_port_is_used(tmp_path: Path) -> None:
     port = broker._free_port()
     with EmbeddedBroker(tmp_path, port=port) as embedded:
         assert embedded.url == f"redis://127.0.0.1:{port}/0"
@@ -127,13 +127,13 @@ def test_a_folder_becomes_free_when_its_broker_ends(tmp_path: Path) -> None:
         timer.join()
 
 
-def test_a_server_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
+def test_a_server_that_ends_immediately_is_quoted(tmp_path: Path) -> None:
     server = program(tmp_path, "echo the disk is on fire; exit 3")
     with pytest.raises(BrokerUnavailable, match="the disk is on fire"):
         EmbeddedBroker(tmp_path / "data", server=server).start()
 
 
-def test_a_server_that_never_answers_is_given_up_and_killed(tmp_path: Path) -> None:
+def test_a_server_that_never_answers_is_killed(tmp_path: Path) -> None:
     server = program(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
     embedded = EmbeddedBroker(tmp_path / "data", server=server, start_timeout_s=1.0)
     with pytest.raises(BrokerUnavailable, match="did not answer in 1 s"):

@@ -1,4 +1,4 @@
-"""Workers that cannot start: every program that runs them ends by itself, with one paragraph."""
+"""Workers that cannot start: every program that runs them ends with one paragraph."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ pytestmark = pytest.mark.crash
 
 StartUp = Callable[..., Up]
 WAIT_S = 100.0
-#: A package that is found in the place of vLLM, as if that were not installed.
+#: A package that shadows vLLM, as if it were not installed.
 NO_VLLM = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')\n"
 SOON = {"TOKENYARD_WORKER_BACKOFF_S": "0.05"}
 
 
 @pytest.fixture
 def no_vllm(tmp_path: Path) -> dict[str, str]:
-    """An environment in which vLLM is not there."""
+    """An environment without vLLM."""
     (tmp_path / "path" / "vllm").mkdir(parents=True)
     (tmp_path / "path" / "vllm" / "__init__.py").write_text(NO_VLLM)
     return {"PYTHONPATH": f"{tmp_path / 'path'}:{ROOT}"}
 
 
 def check(status: int, told: str, *words: str) -> str:
-    """It has ended with one paragraph that holds these words; the paragraph."""
+    """Check that a program failed with one paragraph with these words; return the paragraph."""
     assert status == Exit.START_FAILED, told
     assert "Traceback" not in told
     (paragraph,) = f"\n{told}".split("\nError: ")[1:]
@@ -60,7 +60,7 @@ class Worker:
             )
 
     def wait(self) -> tuple[int, str]:
-        """Its exit status and what it said; nothing of it is left."""
+        """Wait for the end of all its processes; its exit status and its messages."""
         mine = psutil.Process(self.process.pid)
         family: set[int] = set()
 
@@ -80,7 +80,7 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start_worker(valkey_broker: Server, keys: Keys, tmp_path: Path) -> Iterator[StartWorker]:
-    """Starts `tokenyard worker` with options and variables."""
+    """A function that starts `tokenyard worker` with options and variables."""
     started: list[Worker] = []
 
     def start(*options: str, **env: str) -> Worker:
@@ -101,7 +101,7 @@ def start_worker(valkey_broker: Server, keys: Keys, tmp_path: Path) -> Iterator[
         ("loading", ("SIGKILL (Killed) 3 times while loading the model", "kv_cache_gib")),
     ],
 )
-def test_drain_ends_one_worker(
+def test_a_worker_that_keeps_dying_ends_after_three_deaths(
     start_worker: StartWorker, point: str, words: tuple[str, ...]
 ) -> None:
     options = ("--engine", "simulated", "--model", "some", "--crash-point", point)
@@ -111,20 +111,20 @@ def test_drain_ends_one_worker(
     assert told.count("process died") == 3
 
 
-def test_a_worker_without_vllm_says_how_to_install_it(
+def test_a_worker_without_vllm_prints_how_to_install_it(
     start_worker: StartWorker, no_vllm: dict[str, str]
 ) -> None:
     worker = start_worker("--model", "org/m", **no_vllm)
     check(*worker.wait(), "No module named 'vllm'", "pip install 'tokenyard[cli,worker]'")
 
 
-def test_a_model_that_is_not_there_is_told_at_once(start_worker: StartWorker) -> None:
+def test_a_missing_model_ends_the_worker_immediately(start_worker: StartWorker) -> None:
     worker = start_worker("--model", "/no/model")
     assert worker.process.wait(WAIT_S) == Exit.USAGE
     assert worker.log.read_text() == "Error: model: there is no /no/model on this host\n"
 
 
-def test_under_a_service_manager_it_goes_on_and_tells_once(start_worker: StartWorker) -> None:
+def test_a_retrying_worker_continues_and_explains_once(start_worker: StartWorker) -> None:
     options = ("--engine", "simulated", "--crash-point", "illegal", "--on-start-failure", "retry")
     worker = start_worker(*options, "--max-backoff-s", "0.1")
     eventually(lambda: worker.log.read_text().count("process died") > 8, timeout_s=WAIT_S)
@@ -134,8 +134,8 @@ def test_under_a_service_manager_it_goes_on_and_tells_once(start_worker: StartWo
     assert told.count("SIGILL (Illegal instruction) 3 times") == 1
 
 
-def test_one_process_that_works_keeps_its_host(start_worker: StartWorker) -> None:
-    # Given a host of which one process cannot stay alive: the second one that is started
+def test_one_working_process_keeps_its_host_alive(start_worker: StartWorker) -> None:
+    # Given a host whose second process keeps dying
     options = ("--engine", "simulated", "--slots", "2", "--crash-point", "stall")
     worker = start_worker(*options)
     controller = psutil.Process(worker.process.pid)
@@ -167,7 +167,7 @@ def test_one_process_that_works_keeps_its_host(start_worker: StartWorker) -> Non
 
 
 @pytest.mark.parametrize("point", ["illegal", "loading"])
-def test_up_ends_and_passes_the_paragraph_on(start_up: StartUp, point: str) -> None:
+def test_up_ends_with_the_workers_paragraph(start_up: StartUp, point: str) -> None:
     up = start_up(env={"TOKENYARD_WORKER_CRASH_POINT": point, **SOON})
     eventually(lambda: "coordinator: leads" in up.said or up.process.poll(), timeout_s=WAIT_S)
     up.family = [child.pid for child in psutil.Process(up.process.pid).children(recursive=True)]
@@ -180,7 +180,9 @@ def test_up_ends_and_passes_the_paragraph_on(start_up: StartUp, point: str) -> N
     up.wait_all_gone()
 
 
-def test_demo_ends_and_keeps_its_logs(no_vllm: dict[str, str], tmp_path: Path) -> None:
+def test_demo_ends_and_keeps_its_logs_after_a_failed_start(
+    no_vllm: dict[str, str], tmp_path: Path
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tokenyard", "demo"],
         env=environment(**no_vllm, TMPDIR=str(tmp_path)),
@@ -200,7 +202,7 @@ def test_demo_ends_and_keeps_its_logs(no_vllm: dict[str, str], tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("broken", ["weights", "architecture"])
-def test_a_model_that_does_not_load_ends_a_real_engine(
+def test_a_broken_model_ends_a_worker_with_a_real_engine(
     start_worker: StartWorker, tmp_path: Path, broken: str
 ) -> None:
     model = tmp_path / "model"

@@ -1,4 +1,4 @@
-"""`tokenyard completion`, and what the tabulator proposes."""
+"""`tokenyard completion`, and its proposals in a shell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Propose = Callable[..., list[str]]
 
 @pytest.fixture
 def propose(tmp_path: Path) -> Propose:
-    """What bash proposes for the last of some words, with our script."""
+    """A function that returns bash's proposals for the last word, with Tokenyard's script."""
     program = tmp_path / "tokenyard"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tokenyard "$@"\n')
     program.chmod(0o755)
@@ -54,17 +54,17 @@ def propose(tmp_path: Path) -> Propose:
 
 @pytest.fixture
 def proposed(propose: Propose) -> Propose:
-    """The same, asked again until there is any: a busy machine may need more than half a second."""
+    """The same, repeated until a proposal comes: a busy machine may need more than 0.5 s."""
     return lambda *typed, **options: eventually(lambda: propose(*typed, **options), timeout_s=60.0)
 
 
-def test_commands_and_options(propose: Propose) -> None:
+def test_commands_and_options_are_proposed(propose: Propose) -> None:
     assert propose("doc") == ["doctor"]
     assert propose("batch", "res") == ["resume", "results"]
     assert propose("bench", "--prompt") == ["--prompt-tokens"]
 
 
-def test_names_that_the_yard_knows(
+def test_names_of_workers_and_models_are_proposed(
     propose: Propose, proposed: Propose, yard: dict[str, Any]
 ) -> None:
     workers = proposed("pause", "--worker", "", url=yard["url"])
@@ -73,12 +73,12 @@ def test_names_that_the_yard_knows(
     assert proposed("drain", "--worker", workers[0][:-1], url=yard["url"]) == workers
     assert proposed("submit", "--model", "sim", url=yard["url"]) == ["simulated"]
     assert proposed("models", "unload", "s", url=yard["url"]) == ["simulated"]
-    # I expect that the options before the command count
+    # I expect options before the command to count
     assert proposed("--redis-url", yard["url"], "bench", "--model", "") == ["simulated"]
     assert propose("--redis-url", yard["url"], "--yard", "no", "bench", "--model", "") == []
 
 
-def test_batch_jobs(proposed: Propose, yard: dict[str, Any], tmp_path: Path) -> None:
+def test_batch_jobs_are_proposed(proposed: Propose, yard: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('{"id": "1", "prompt": "hello"}\n')
     asked = ["--redis-url", yard["url"], "batch", "submit", str(file)]
@@ -100,8 +100,8 @@ def test_without_a_broker_nothing_is_proposed(propose: Propose) -> None:
     assert propose("pause", "--worker", "", url="nonsense://") == []
 
 
-def test_a_broker_that_says_nothing_is_not_waited_for(propose: Propose) -> None:
-    # Given a server that takes connections and never answers
+def test_a_silent_broker_gives_no_proposals(propose: Propose) -> None:
+    # Given a server that accepts connections and never answers
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
 
@@ -109,7 +109,7 @@ def test_a_broker_that_says_nothing_is_not_waited_for(propose: Propose) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_for_each_shell(invoke: Callable[..., Result], shell: str) -> None:
+def test_each_shell_has_a_script(invoke: Callable[..., Result], shell: str) -> None:
     done = invoke("completion", shell)
 
     assert done.exit_code == Exit.OK

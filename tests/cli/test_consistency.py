@@ -1,4 +1,4 @@
-"""Options anywhere, names that may have been meant, lists, plurals, and logs that stay calm."""
+"""Position of options, suggestions for names, lists, plurals, and the rate of logs."""
 
 from __future__ import annotations
 
@@ -49,19 +49,21 @@ NOBODY = "redis://127.0.0.1:1"
         ],
     ],
 )
-def test_options_stand_before_or_behind_the_command_and_the_last_counts(
+def test_options_may_precede_or_follow_the_command_and_the_last_counts(
     invoke: Ask, yard: dict[str, Any], words: list[str]
 ) -> None:
     name = random_name("yard")
     done = invoke(*(word.replace("URL", yard["url"]).replace("YARD", name) for word in words))
-    # Nobody leads such a yard, and it says so of the right one
+    # The error about the missing leader names the right yard
     assert done.exit_code == Exit.UNAVAILABLE
     assert name in done.stdout
     assert done.stdout.startswith("{") == ("--json" in words)
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_options_stand_at_each_word_of_a_group(invoke: Ask, yard: dict[str, Any], at: int) -> None:
+def test_options_may_follow_each_word_of_a_group(
+    invoke: Ask, yard: dict[str, Any], at: int
+) -> None:
     words = ["models", "list"]
     words[at:at] = ["--json", "--redis-url", yard["url"]]
     done = invoke(*words)
@@ -69,19 +71,19 @@ def test_options_stand_at_each_word_of_a_group(invoke: Ask, yard: dict[str, Any]
     assert json.loads(done.stdout)["models"][0]["name"] == "simulated"
 
 
-def test_a_bad_name_is_refused_behind_the_command_too(invoke: Ask) -> None:
+def test_a_bad_name_after_the_command_is_refused(invoke: Ask) -> None:
     done = invoke("info", "--yard", "a b")
     assert done.exit_code == Exit.USAGE
     assert "A-Z a-z 0-9" in done.stderr
 
 
-def test_debug_may_stand_behind(invoke: Ask) -> None:
+def test_debug_may_follow_the_command(invoke: Ask) -> None:
     done = invoke("info", "--debug")
     assert "BrokerUnavailable" in repr(done.exception)
 
 
 @pytest.mark.parametrize("name", sorted(LEAVES))
-def test_every_command_is_plain_and_takes_them(name: str) -> None:
+def test_every_command_takes_the_shared_options(name: str) -> None:
     command = LEAVES[name]
     assert isinstance(command, PlainCommand)
     context = click.Context(command, parent=click.Context(main))
@@ -96,13 +98,13 @@ def test_json_before_the_command_counts_or_is_refused(invoke: Ask, name: str) ->
     arguments = [one for one in command.params if isinstance(one, click.Argument) and one.required]
     words = ["bash" if isinstance(one.type, click.Choice) else "1" for one in arguments]
     if "start" in name.split() or has_json:
-        return  # what does something is tried above, by one of its kind
+        return  # another test runs one command of each kind that has an effect
     done = invoke("--redis-url", NOBODY, "--json", *name.split(), *words)
     assert done.exit_code == Exit.USAGE
     assert f"{name} has no output in JSON" in done.stderr
 
 
-# What may have been meant
+# Suggestions
 
 
 def test_misspelled_commands_get_a_suggestion(invoke: Ask) -> None:
@@ -128,7 +130,7 @@ def test_a_misspelt_model_ends_a_batch_before_its_first_line(ask: Ask, tmp_path:
     done = ask(*words, "--model", "simulatd")
     assert done.exit_code == Exit.FAILED
     assert "there is no model 'simulatd'; did you mean simulated?" in done.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]  # nothing was begun
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]  # no output was begun
     done = ask(*words, "--model", "simulated")
     assert done.exit_code == Exit.OK, done.stderr
     assert "3 input lines = 3 results + 0 errors" in done.stdout
@@ -149,7 +151,7 @@ def test_misspelled_variables_are_refused_with_a_suggestion(
     assert "did you mean TOKENYARD_REDIS_URL?" in done.stderr
 
 
-def test_a_setting_like_nothing_is_warned_of() -> None:
+def test_an_unknown_setting_is_a_warning() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "coordinator"],
         env=environment(TOKENYARD_COORDINATOR_QQQQ="1"),
@@ -212,7 +214,7 @@ def test_singular_and_plural_in_messages(start_up: Callable[..., Up], invoke: As
 
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[tuple[Any, Callable[[], str]]]:
-    """A program, and what it has logged."""
+    """A running program and its log."""
     log = folder / random_name("log")
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -234,7 +236,7 @@ def test_log_rate_is_limited_while_redis_is_absent(tmp_path: Path, program: list
     url = "redis://ann:secret@127.0.0.1:1/0"
     with running(tmp_path, "--redis-url", url, *program) as (process, logged):
         eventually(lambda: "Redis at redis://ann@127.0.0.1:1/0 does not answer" in logged())
-        # Long enough for a dozen of attempts: those of the first two seconds
+        # Long enough for a dozen attempts: those of the first two seconds
         with pytest.raises(AssertionError):
             eventually(lambda: logged().count("does not answer") > 2, timeout_s=2.0)
         assert process.poll() is None
@@ -258,9 +260,7 @@ def test_a_wrong_password_is_named_with_the_user(
     assert "wrong" not in done.stderr + logged().replace("wrong number", "")
 
 
-def test_a_standby_says_that_it_stands_by_and_who_leads(
-    tmp_path: Path, valkey_broker: Server, keys: Keys
-) -> None:
+def test_a_standby_logs_who_leads(tmp_path: Path, valkey_broker: Server, keys: Keys) -> None:
     where = ["--redis-url", valkey_broker.url, "--yard", keys.yard, "coordinator", "--name"]
     with running(tmp_path, *where, "north") as (leader, first):
         eventually(lambda: "leads as 1:north" in first())

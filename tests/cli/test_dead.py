@@ -29,7 +29,7 @@ def connection(yard: dict[str, Any]) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def letter(connection: redis.Redis) -> dict[str, str]:
-    """A request that failed and was kept."""
+    """The dead letter of a failed request."""
     name = random_name("dead")
     fields = {"dead_reason": "it [killed] its worker", "dead_sid": "low/1-0"}
     fields |= {"id": name, "prompt": "hello", "params": '{"max_tokens": 3}', "reply_to": ""}
@@ -39,7 +39,7 @@ def letter(connection: redis.Redis) -> dict[str, str]:
 
 @pytest.fixture
 def nobodys(connection: redis.Redis) -> str:
-    """The name of a letter that names nobody."""
+    """The name of a letter without a client."""
     entry = connection.xadd(KEYS.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
     return str(entry.decode())
 
@@ -48,7 +48,7 @@ def objects(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_a_list_for_people_and_for_programs(ask: Ask, letter: dict[str, str], nobodys: str) -> None:
+def test_the_list_is_a_table_or_json(ask: Ask, letter: dict[str, str], nobodys: str) -> None:
     shown = ask("dead", "list")
     assert shown.exit_code == Exit.OK, shown.output
     assert letter["letter"] in shown.stdout
@@ -60,12 +60,12 @@ def test_a_list_for_people_and_for_programs(ask: Ask, letter: dict[str, str], no
     assert len(json.loads(ask("dead", "list", "--json", "--limit", "1").stdout)) == 1
 
 
-def test_an_empty_list(ask: Ask, connection: redis.Redis) -> None:
+def test_an_empty_list_succeeds(ask: Ask, connection: redis.Redis) -> None:
     assert ask("dead", "list").stdout == "0 of 0 dead letters\n"
     assert ask("dead", "requeue", "--all").exit_code == Exit.OK
 
 
-def test_a_letter_is_shown_whole(ask: Ask, letter: dict[str, str]) -> None:
+def test_show_prints_the_whole_letter(ask: Ask, letter: dict[str, str]) -> None:
     shown = ask("dead", "show", letter["id"])
     for words in (letter["letter"], '{"max_tokens": 3}', "it [killed] its worker"):
         assert words in shown.stdout
@@ -84,7 +84,7 @@ def test_a_requeued_request_gets_its_answer(ask: Ask, letter: dict[str, str]) ->
     assert "there is no dead letter" in again.stderr
 
 
-def test_all_are_requeued_but_those_that_cannot_be(
+def test_requeue_all_skips_unanswerable_letters(
     ask: Ask, letter: dict[str, str], nobodys: str, connection: redis.Redis
 ) -> None:
     requeued = ask("dead", "requeue", "--all", "--json")
@@ -95,7 +95,7 @@ def test_all_are_requeued_but_those_that_cannot_be(
     assert eventually(lambda: connection.hget(KEYS.ledger("anon", letter["id"]), "result"))
 
 
-def test_letters_are_dropped(
+def test_drop_deletes_letters(
     ask: Ask, letter: dict[str, str], nobodys: str, connection: redis.Redis
 ) -> None:
     assert ask("dead", "drop", letter["id"]).stdout.endswith(": dropped\n")
@@ -105,7 +105,7 @@ def test_letters_are_dropped(
 
 
 @pytest.mark.parametrize("command", ["show", "requeue", "drop"])
-def test_no_such_letter(ask: Ask, command: str, connection: redis.Redis) -> None:
+def test_an_unknown_letter_is_an_error(ask: Ask, command: str, connection: redis.Redis) -> None:
     result = ask("dead", command, "1-1")
     assert result.exit_code == Exit.FAILED
     assert "there is no dead letter '1-1'" in result.stderr

@@ -1,4 +1,4 @@
-"""`tokenyard demo`: real answers, counted; nothing is left of it."""
+"""`tokenyard demo`: real answers, counted, and no leftovers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answer(text: str, *, status: Status = "completed") -> DemoAnswer:
     )
 
 
-def test_sums_are_right_and_the_same_each_time() -> None:
+def test_sums_are_right_and_reproducible() -> None:
     sums = demo.sums(50)
     assert sums == demo.sums(50)
     for each in sums:
@@ -53,12 +53,14 @@ def test_sums_are_right_and_the_same_each_time() -> None:
         (answer("46", status="failed"), False, "failed: it bites"),
     ],
 )
-def test_an_answer_is_right_or_wrong(given: DemoAnswer, is_correct: bool, text: str) -> None:
+def test_only_a_completed_equal_answer_is_correct(
+    given: DemoAnswer, is_correct: bool, text: str
+) -> None:
     assert given.is_correct is is_correct
     assert given.text == text
 
 
-def test_the_table_shows_wrong_answers_in_any_case() -> None:
+def test_a_full_table_still_shows_wrong_answers() -> None:
     console = Console(width=100)
     answers = [answer("46"), answer("46"), answer("99")]
     with console.capture() as captured:
@@ -70,7 +72,7 @@ def test_the_table_shows_wrong_answers_in_any_case() -> None:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
-def test_every_sum_is_answered_and_right() -> None:
+def test_the_demo_answers_every_sum_right() -> None:
     done = tokenyard("demo", "--requests", "30", "--rows", "30", timeout_s=360)
     assert done.returncode == Exit.OK, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "30 answered, 30 correct"
@@ -81,7 +83,7 @@ def test_every_sum_is_answered_and_right() -> None:
 
 @pytest.mark.vllm
 @pytest.mark.long
-def test_it_stops_cleanly_in_the_middle(tmp_path: Path) -> None:
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`tokenyard doctor` against a running yard, and against servers that are set up badly."""
+"""`tokenyard doctor` against a running yard and against badly configured servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def verdicts(text: str) -> dict[str, set[str]]:
     return found
 
 
-def test_a_yard_without_faults(yard: dict[str, Any]) -> None:
+def test_a_healthy_yard_has_no_faults(yard: dict[str, Any]) -> None:
     done = tokenyard("--redis-url", yard["url"], "doctor", "--json")
 
     assert done.returncode == Exit.OK, done.stdout + done.stderr
@@ -52,7 +52,7 @@ def test_a_yard_without_faults(yard: dict[str, Any]) -> None:
     assert found["lanes"] == {"ok"}
 
 
-def test_for_people_it_tells_what_is_not_well(ask: Ask) -> None:
+def test_the_default_output_lists_only_problems(ask: Ask) -> None:
     some, all_of_it = ask("doctor").stdout, ask("doctor", "--all").stdout
 
     assert "CONFIG SET maxmemory" in some
@@ -61,7 +61,7 @@ def test_for_people_it_tells_what_is_not_well(ask: Ask) -> None:
     assert "eviction" in all_of_it
 
 
-def test_faults_are_an_exit_status(own: Server) -> None:
+def test_faults_set_the_exit_status(own: Server) -> None:
     with redis.Redis.from_url(own.url) as connection:
         connection.config_set("maxmemory-policy", "allkeys-lru")
         connection.config_set("tcp-keepalive", 0)
@@ -75,8 +75,8 @@ def test_faults_are_an_exit_status(own: Server) -> None:
     assert found["time-outs"] == {"warning"}
 
 
-def test_a_user_with_few_rights_says_what_it_cannot_see(own: Server) -> None:
-    # Given a managed server, as this user sees it
+def test_checks_that_a_user_may_not_make_are_unknown(own: Server) -> None:
+    # Given a user with the rights of a managed server
     with redis.Redis.from_url(own.url) as connection:
         connection.execute_command(
             "ACL", "SETUSER", "guest", "on", ">guest", "~*", "+@all", "-@admin", "-info", "-scan"
@@ -92,7 +92,7 @@ def test_a_user_with_few_rights_says_what_it_cannot_see(own: Server) -> None:
     assert "CONFIG is refused" in done.stdout
 
 
-def test_a_user_who_may_not_look_at_the_yard(own: Server) -> None:
+def test_a_user_without_rights_is_named(own: Server) -> None:
     with redis.Redis.from_url(own.url) as connection:
         connection.execute_command(
             "ACL", "SETUSER", "blind", "on", ">b", "~*", "+@connection", "+time"
@@ -103,7 +103,7 @@ def test_a_user_who_may_not_look_at_the_yard(own: Server) -> None:
     assert done.returncode == Exit.FAILED
     assert "we are user blind, who may not read the yard" in done.stdout
 
-    # If somebody looks who may, I expect to see who was refused
+    # If a user with the rights looks, I expect the refused user in the findings
     with redis.Redis.from_url(own.url) as connection:
         findings = list(diagnose(gather(connection, Keys("main"), own.url)))
     assert any("user blind was refused command" in finding.found for finding in findings)
@@ -112,7 +112,7 @@ def test_a_user_who_may_not_look_at_the_yard(own: Server) -> None:
 def test_foreign_lanes_and_groups_are_found(
     connection: redis.Redis, keys: Keys, scripts: Scripts, broker: Server
 ) -> None:
-    # Given a worker that is gone, a lane of nobody, and a group of somebody else
+    # Given a lost worker, a lane without a worker, and a foreign consumer group
     scripts.lead("north", 60_000)
     worker = scripts.register("w", 60_000, worker_json("w"))
     connection.xadd(keys.lane(worker), {"id": "q"})
@@ -136,7 +136,7 @@ def test_foreign_lanes_and_groups_are_found(
     assert kinds.kinds["request"].bytes > 0
 
 
-def test_without_a_broker_there_is_no_diagnosis(invoke: Ask) -> None:
+def test_doctor_without_a_broker_is_unavailable(invoke: Ask) -> None:
     done = invoke("--redis-url", "redis://127.0.0.1:1", "doctor")
 
     assert done.exit_code == Exit.UNAVAILABLE

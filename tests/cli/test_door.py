@@ -1,4 +1,4 @@
-"""The check at the door on real servers."""
+"""The check of a broker at start, on real servers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def test_a_server_with_aof_passes(own_broker: Server) -> None:
         assert check_broker(connection) == []
 
 
-def test_a_server_without_aof_is_warned_of(connection: redis.Redis) -> None:
+def test_a_server_without_aof_is_a_warning(connection: redis.Redis) -> None:
     [warning] = check_broker(connection)
     assert "appendonly" in warning
 
 
-def test_a_server_that_deletes_is_warned_of(own_broker: Server) -> None:
+def test_a_server_that_evicts_is_a_warning(own_broker: Server) -> None:
     with redis.Redis.from_url(own_broker.url) as connection:
         connection.config_set("maxmemory-policy", "allkeys-lru")
         [warning] = check_broker(connection)
@@ -35,6 +35,6 @@ def test_a_replica_is_refused(own_broker: Server, valkey_broker: Server) -> None
             check_broker(connection)
 
 
-def test_the_probe_leaves_nothing_behind(connection: redis.Redis) -> None:
+def test_the_probe_leaves_no_key_behind(connection: redis.Redis) -> None:
     check_broker(connection, "a-yard-of-its-own")
     assert not eventually(lambda: [connection.keys("*a-yard-of-its-own*")])[0]

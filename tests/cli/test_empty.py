@@ -1,4 +1,4 @@
-"""`tokenyard empty` and `requeue`: what waits is cancelled, what failed waits again."""
+"""`tokenyard empty` cancels waiting requests, and `requeue` lets failed ones wait again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tokenyard.scripts import Scripts
 
 @pytest.fixture
 def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
-    """A yard of the shared broker in which nothing runs but the test."""
+    """A yard of the shared broker without coordinator and workers."""
     keys = Keys(random_name("quiet"))
     with redis.Redis.from_url(yard["url"]) as connection:
         yield Yard(connection, keys, Scripts(connection, keys))
@@ -35,7 +35,7 @@ def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
 
 @pytest.fixture
 def run(yard: dict[str, Any], quiet: Yard) -> Callable[..., Any]:
-    """Runs a command on that yard, in a process of its own."""
+    """A function that runs a command on that yard, in a new process."""
 
     def run(*arguments: str) -> Any:
         group = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
@@ -45,7 +45,7 @@ def run(yard: dict[str, Any], quiet: Yard) -> Callable[..., Any]:
 
 
 def only_result(yard: Yard, request: Request) -> Any:
-    """The result, once in the reply stream and in the ledger."""
+    """Check for the same single result in reply stream and ledger; return it."""
     replies = [reply for reply in yard.replies(request) if reply.id == request.id]
     results = [reply for reply in replies if reply.event == "result"]
     assert results == [yard.result(request)]
@@ -54,7 +54,9 @@ def only_result(yard: Yard, request: Request) -> Any:
 
 @pytest.mark.parametrize("make", [make_request, framed])
 @pytest.mark.parametrize("is_read", [True, False])
-def test_each_that_waits_has_one_result(quiet: Yard, run: Any, make: Any, is_read: bool) -> None:
+def test_each_waiting_request_gets_one_result(
+    quiet: Yard, run: Any, make: Any, is_read: bool
+) -> None:
     """Given requests of `submit` and of plain XADDs, I expect one `cancelled` for each."""
     submitted, plain, low = make(), make(), make()
     quiet.submit(submitted)
@@ -77,7 +79,7 @@ def test_each_that_waits_has_one_result(quiet: Yard, run: Any, make: Any, is_rea
     assert quiet.queued_tokens() == 0
 
 
-def test_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
+def test_empty_of_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
     kept, low = quiet.submit(), quiet.submit(priority_class="low")
     done = run("empty", "--priority", "low", "--yes")
     assert (done.returncode, done.stdout) == (Exit.OK, "1 request cancelled: 1 low\n")
@@ -91,7 +93,7 @@ def test_empty_cancels_rescued_but_not_running_requests(quiet: Yard, run: Any) -
     running = quiet.assign(living)
     quiet.expire(dying)
     quiet.rescue(dying)
-    # A second entry of one id that runs is no request of its own.
+    # A second entry of a running id is no separate request.
     quiet.push(request_fields(running.request), running.request)
 
     done = run("empty", "--yes", "--json")
@@ -110,12 +112,12 @@ def test_empty_leaves_entries_without_a_client(quiet: Yard, run: Any) -> None:
     assert len(quiet.intake()) == 1
 
 
-def test_an_empty_yard_is_not_asked_about(run: Any) -> None:
+def test_empty_of_an_empty_yard_asks_no_question(run: Any) -> None:
     done = run("empty")
     assert (done.returncode, done.stdout) == (Exit.OK, "nothing waits\n")
 
 
-def test_without_a_terminal_one_says_that_one_is_sure(quiet: Yard, run: Any) -> None:
+def test_empty_without_a_terminal_needs_yes(quiet: Yard, run: Any) -> None:
     waiting = quiet.submit()
     done = run("empty")
     assert done.returncode == Exit.USAGE
@@ -126,7 +128,7 @@ def test_without_a_terminal_one_says_that_one_is_sure(quiet: Yard, run: Any) -> 
 
 @contextmanager
 def on_a_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """A command whose standard input is a terminal."""
+    """Run a command with a terminal as standard input."""
     terminal, its_end = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "tokenyard", *arguments],
@@ -148,7 +150,7 @@ def on_a_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes
     ("answer", "status", "state"),
     [(b"y\n", Exit.OK, "cancelled"), (b"n\n", Exit.FAILED, "waiting")],
 )
-def test_on_a_terminal_it_asks(
+def test_empty_on_a_terminal_asks(
     quiet: Yard, yard: dict[str, Any], answer: bytes, status: Exit, state: str
 ) -> None:
     waiting = quiet.submit()
@@ -161,7 +163,7 @@ def test_on_a_terminal_it_asks(
     assert quiet.ledger(waiting.request)["state"] == state
 
 
-def test_many_pages_are_emptied(quiet: Yard, run: Any) -> None:
+def test_empty_cancels_many_pages(quiet: Yard, run: Any) -> None:
     pipeline = quiet.connection.pipeline(transaction=False)
     for _ in range(1203):
         pipeline.xadd(quiet.keys.intake("high"), request_fields(make_request()))
@@ -171,7 +173,7 @@ def test_many_pages_are_emptied(quiet: Yard, run: Any) -> None:
     assert quiet.intake("high") == []
 
 
-def test_a_client_of_a_paused_yard_hears_of_it(yard: dict[str, Any]) -> None:
+def test_a_client_of_a_paused_yard_gets_the_cancelled_result(yard: dict[str, Any]) -> None:
     def run(*arguments: str) -> None:
         done = tokenyard("--redis-url", yard["url"], *arguments)
         assert done.returncode == Exit.OK, done.stderr
@@ -191,7 +193,7 @@ def test_a_client_of_a_paused_yard_hears_of_it(yard: dict[str, Any]) -> None:
 
 
 def dead_letter(yard: Yard, client: str = "anon") -> Request:
-    """A request that failed and was kept."""
+    """The dead letter of a failed request."""
     request = make_request(client=client)
     fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
     yard.connection.xadd(yard.keys.dead, fields | request_fields(request))
@@ -214,7 +216,7 @@ def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> Non
     assert f"ann/{request.id} waits already" in again.stderr
 
 
-def test_all_are_requeued_or_all_of_a_client(quiet: Yard, run: Any) -> None:
+def test_requeue_takes_all_letters_or_those_of_a_client(quiet: Yard, run: Any) -> None:
     ann, bob = dead_letter(quiet, "ann"), dead_letter(quiet, "bob")
     quiet.connection.xadd(quiet.keys.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
     [only] = objects(run("requeue", "--all", "--client", "ann", "--json"))
@@ -234,7 +236,7 @@ def test_all_are_requeued_or_all_of_a_client(quiet: Yard, run: Any) -> None:
         ("assigned", "runs already"),
     ],
 )
-def test_requeue_prints_why_it_is_not_possible(
+def test_requeue_prints_why_it_is_impossible(
     quiet: Yard, run: Any, state: str, reason: str
 ) -> None:
     request = make_request()

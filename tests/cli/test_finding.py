@@ -1,4 +1,4 @@
-"""Who finds a yard that `tokenyard up` runs, and what a second `up` says."""
+"""How commands and clients find the yard of `tokenyard up`, and the messages of a second `up`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def home(invoke: Callable[..., Result], tmp_path: Path) -> dict[str, str]:
-    """Where `up`, commands and clients of one test look, and nobody else."""
+    """An environment whose records only this test's programs read."""
     return {"XDG_DATA_HOME": str(tmp_path / "xdg")}
 
 
-def test_commands_and_clients_find_it_also_with_a_folder_of_its_own(
+def test_commands_and_clients_find_an_up_with_its_own_folder(
     start_up: StartUp, invoke: Callable[..., Result], home: dict[str, str]
 ) -> None:
     up = start_up("--workers", "1", env=home)
@@ -55,7 +55,7 @@ async def _ask() -> object:
         return (await (await client.submit("hello", max_tokens=2)).result(timeout=30)).tokens
 
 
-def test_it_is_found_too_where_the_broker_is_not_its_own(
+def test_clients_find_an_up_with_a_foreign_broker(
     start_up: StartUp, home: dict[str, str], valkey_broker: Server, keys: Keys
 ) -> None:
     group = ("--redis-url", valkey_broker.url, "--yard", keys.yard)
@@ -68,7 +68,7 @@ def test_it_is_found_too_where_the_broker_is_not_its_own(
         assert asyncio.run(_ask())
 
 
-def test_a_second_one_on_the_same_folder_names_the_first(
+def test_a_second_up_on_the_same_folder_names_the_first(
     start_up: StartUp, home: dict[str, str]
 ) -> None:
     first = start_up("--workers", "1", env=home)
@@ -80,7 +80,7 @@ def test_a_second_one_on_the_same_folder_names_the_first(
     assert running_up(first.data_dir)
 
 
-def test_a_second_one_on_another_folder_says_who_is_found(
+def test_a_second_up_on_another_folder_names_the_one_that_commands_find(
     start_up: StartUp, home: dict[str, str]
 ) -> None:
     first = start_up("--workers", "1", env=home)
@@ -93,7 +93,7 @@ def test_a_second_one_on_another_folder_says_who_is_found(
 
 
 def test_up_warns_of_a_lost_port(start_up: StartUp, home: dict[str, str], tmp_path: Path) -> None:
-    """Given a folder whose port somebody else has now, I expect a word of it."""
+    """Given a folder whose port another program has taken, I expect a warning."""
     with socket.create_server(("127.0.0.1", 0)) as thief:
         data = tmp_path / "data"
         data.mkdir()
@@ -104,9 +104,7 @@ def test_up_warns_of_a_lost_port(start_up: StartUp, home: dict[str, str], tmp_pa
 
 
 @pytest.mark.redis
-def test_it_runs_the_server_that_it_is_told_and_says_so(
-    start_up: StartUp, home: dict[str, str]
-) -> None:
+def test_up_runs_the_requested_server_and_names_it(start_up: StartUp, home: dict[str, str]) -> None:
     up = start_up("--workers", "1", "--server", "redis-server", env=home)
     ready: dict[str, Any] = up.wait_ready()
     with redis.Redis.from_url(ready["url"]) as connection:
@@ -115,7 +113,7 @@ def test_it_runs_the_server_that_it_is_told_and_says_so(
     assert f"The broker is Redis {version} at {ready['url']}." in up.said
 
 
-def test_without_being_told_it_runs_the_embedded_one(yard: dict[str, Any]) -> None:
+def test_up_runs_the_embedded_server_by_default(yard: dict[str, Any]) -> None:
     assert yard["server"].startswith("Valkey ")
 
 
@@ -126,7 +124,7 @@ def test_without_being_told_it_runs_the_embedded_one(yard: dict[str, Any]) -> No
         (["--server", sys.executable], Exit.USAGE, "neither a Valkey nor a Redis"),
     ],
 )
-def test_a_server_that_will_not_do_is_one_line(
+def test_an_unsuitable_server_is_one_line(
     start_up: StartUp, options: list[str], status: Exit, why: str
 ) -> None:
     up = start_up(*options)
@@ -140,7 +138,7 @@ def test_a_server_that_will_not_do_is_one_line(
 def test_the_python_of_the_readme_runs_as_printed(
     start_up: StartUp, home: dict[str, str], tmp_path: Path
 ) -> None:
-    """Given a running `up`, I expect the README's block to run without a change."""
+    """Given a running `up`, I expect the README's block to run unchanged."""
     [block] = PYTHON.findall(section(page("README.md"), "### From Python"))
     up = start_up("--workers", "1", port=False, env=home)
     up.wait_ready()
@@ -155,4 +153,4 @@ def test_the_python_of_the_readme_runs_as_printed(
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 2 + 90  # one whole, one streamed, those of `map`
+    assert len(done.stdout.splitlines()) == 2 + 90  # one whole, one streamed, and those of `map`

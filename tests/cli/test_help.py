@@ -28,7 +28,7 @@ def test_each_command_explains_itself_with_examples(invoke: Invoke, command: str
     assert "tokenyard" in result.output
 
 
-def test_the_command_itself_says_where_to_begin(invoke: Invoke) -> None:
+def test_the_bare_command_prints_where_to_begin(invoke: Invoke) -> None:
     result = invoke("--help")
     assert result.exit_code == Exit.OK
     assert "Begin here:" in result.output
@@ -55,7 +55,7 @@ def test_version_option(invoke: Invoke) -> None:
         (["sumbit"], "No such command"),
     ],
 )
-def test_wrong_usage_is_said_in_words(invoke: Invoke, arguments: list[str], reason: str) -> None:
+def test_wrong_usage_is_explained(invoke: Invoke, arguments: list[str], reason: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == Exit.USAGE
     assert reason in result.output
@@ -63,14 +63,14 @@ def test_wrong_usage_is_said_in_words(invoke: Invoke, arguments: list[str], reas
 
 
 @pytest.mark.parametrize("command", ["submit", "info"])
-def test_without_a_broker_it_says_how_to_get_one(invoke: Invoke, command: str) -> None:
+def test_a_missing_broker_is_an_error_with_a_hint(invoke: Invoke, command: str) -> None:
     arguments = [command, "hello"] if command == "submit" else [command]
     result = invoke(*arguments)
     assert result.exit_code == Exit.UNAVAILABLE
     assert "tokenyard up" in result.output
 
 
-def test_a_server_that_does_not_answer_is_one_line(invoke: Invoke) -> None:
+def test_a_silent_server_is_one_line(invoke: Invoke) -> None:
     result = invoke("--redis-url", "redis://127.0.0.1:1", "info")
     assert result.exit_code == Exit.UNAVAILABLE
     assert result.output.startswith("Error: ")
@@ -83,7 +83,7 @@ def test_a_url_of_another_kind_is_wrong_usage(invoke: Invoke) -> None:
     assert "redis://" in result.output
 
 
-def test_a_missing_example_model_says_what_to_give() -> None:
+def test_a_missing_example_model_is_an_error_with_a_hint() -> None:
     with pytest.raises(click.UsageError, match="--model PATH"):
         example_model("multiplier")
 
@@ -93,13 +93,13 @@ def test_a_missing_example_model_says_what_to_give() -> None:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test process keeps its title and its logging."""
+    """Keep the title and the logging of the test process."""
     monkeypatch.setattr(program, "setproctitle", lambda _: None)
     monkeypatch.setattr(program, "start_logging", lambda *_, **__: None)
 
 
 def run_program(settings_type: Any, *arguments: str, **env: str) -> tuple[Result, list[Any]]:
-    """Run a program that does nothing; how it ended, and the settings that it got."""
+    """Run a program without effect; its result and its settings."""
     seen: list[Any] = []
 
     def run(settings: Any) -> int:
@@ -140,19 +140,19 @@ def test_each_kind_of_option_is_read() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_every_fault_of_the_settings_is_a_line() -> None:
+def test_every_invalid_setting_is_a_line() -> None:
     result, seen = run_program(
         WorkerSettings, "--redis-url=redis://x", "--slots=0", "--lease-ms=1", "--yard=a b"
     )
     assert not seen
     assert result.exit_code == Exit.USAGE
-    assert result.output.count("Error: ") == 4  # the model, too
+    assert result.output.count("Error: ") == 4  # also the model
 
 
 @pytest.mark.parametrize(
     ("error", "status"), [(NoCoordinator("none"), 3), (WaitTimeout("late"), 4)]
 )
-def test_an_expected_error_is_a_line_and_a_status(error: Exception, status: int) -> None:
+def test_an_expected_error_is_a_line_and_an_exit_status(error: Exception, status: int) -> None:
     def fail() -> None:
         raise error
 
@@ -161,7 +161,7 @@ def test_an_expected_error_is_a_line_and_a_status(error: Exception, status: int)
     assert result.output == f"Error: {error}\n"
 
 
-def test_debug_shows_where_it_came_from(invoke: Invoke) -> None:
+def test_debug_shows_the_traceback(invoke: Invoke) -> None:
     result = invoke("--debug", "info")
     assert result.exception is not None
     assert "BrokerUnavailable" in repr(result.exception)

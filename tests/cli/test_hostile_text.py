@@ -1,4 +1,4 @@
-"""What clients have chosen moves no cursor: each command prints a yard full of hostile names."""
+"""Clients' texts move no cursor: each command prints a yard full of hostile names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tokenyard.protocol.texts import harmless, harmless_json, printable
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host
 from tokenyard.telemetry.logs import HarmlessFormatter
 
-#: Colours, a title, a bell, lines of its own, a turn from right to left, and C1's own escape.
+#: Colours, a title, a bell, line breaks, right-to-left text, and C1's own escape.
 EVIL = "\x1b[31m\x1b]0;title\x07\r\nFORGED: line\n\u202edlrow\u2066 \x9b2J \x00\x7f \u2028FORGED"
 ID = f"evil-{EVIL}"
 
-#: For each command, how it is called; of ``{letter}`` there are two.
+#: The arguments of each command; there are two dead letters as ``{letter}``.
 CALLS: dict[str, list[list[str]]] = {
     "submit": [
         ["hello", "--id", ID],
@@ -68,7 +68,7 @@ CALLS: dict[str, list[list[str]]] = {
     "drain": [["--worker", "none" + EVIL, "--timeout-s", "1"]],
     "stop": [["--worker", "none" + EVIL, "--timeout-s", "1"]],
 }
-#: Those that show nothing that a client has chosen, and why.
+#: Commands that print no text of a client, and the reason.
 NOTHING = {
     **dict.fromkeys(["up", "demo", "bench"], "run a yard or requests of their own"),
     **dict.fromkeys(["coordinator", "worker"], "log: see below"),
@@ -95,14 +95,14 @@ def commands(group: click.Group, before: str = "") -> Iterator[str]:
 
 
 def moves(text: str) -> list[str]:
-    """Characters that do something to a terminal, or to the direction of a text."""
+    """Characters that control a terminal or the direction of a text."""
     bad = {"Cc", "Cf", "Zl", "Zp", "Cs"}
     return [one for one in text if unicodedata.category(one) in bad and one not in "\n\t"]
 
 
 @pytest.fixture(scope="module")
 def plant(valkey_broker: Server) -> Iterator[Plant]:
-    """A yard in which everything that a client can choose is hostile."""
+    """A yard in which every text of a client is hostile."""
     with Plant(valkey_broker.url) as plant:
         plant.coordinator()
         plant.worker()
@@ -113,7 +113,7 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
 
 @pytest.fixture
 def letters(plant: Plant) -> list[str]:
-    """The yard's evil, once more for each test; two dead letters of it."""
+    """Write the hostile texts again for each test; the ids of two dead letters."""
     run, keys = plant.connection, plant.keys
     run.delete(keys.dead, keys.ledger("evil", ID))
     error = json_text(ErrorInfo("POISONED" + EVIL, "it said " + EVIL))
@@ -145,12 +145,12 @@ def call(plant: Plant, command: str, arguments: list[str]) -> Result:
     return CliRunner().invoke(main, [*options, *command.split(), *arguments])
 
 
-def test_each_command_is_tried() -> None:
+def test_each_command_has_a_case() -> None:
     assert set(commands(main)) == CALLS.keys() | NOTHING.keys()
 
 
 @pytest.mark.parametrize("command", CALLS)
-def test_nothing_moves_the_cursor(plant: Plant, letters: list[str], command: str) -> None:
+def test_no_command_moves_the_cursor(plant: Plant, letters: list[str], command: str) -> None:
     seen = ""
     for arguments in CALLS[command]:
         given = [
@@ -164,14 +164,14 @@ def test_nothing_moves_the_cursor(plant: Plant, letters: list[str], command: str
         if "--json" in given and done.exit_code == 0:
             try:
                 json.loads(done.stdout)
-            except json.JSONDecodeError:  # an object a line
+            except json.JSONDecodeError:  # one object on each line
                 [json.loads(line) for line in done.stdout.splitlines()]
         seen += done.output
     assert seen
 
 
-def test_logs_are_in_one_line(plant: Plant) -> None:
-    # Given requests with hostile ids that are cancelled, and one that nobody can be answered for
+def test_log_lines_of_hostile_requests_stay_single(plant: Plant) -> None:
+    # Given cancelled requests with hostile ids, and one that cannot be answered
     with Client(plant.url, plant.keys.yard, "evil") as client:
         client.submit([1], id="log" + EVIL, model="sim", cancel_on_disconnect=True, max_tokens=1)
     fields = {"id": "unread" + EVIL, "client": EVIL, "prompt": "x"}
@@ -202,7 +202,7 @@ def test_a_traceback_keeps_its_lines() -> None:
     assert moves(lines) == []
 
 
-def test_what_is_no_text_is_escaped_and_text_is_left() -> None:
+def test_only_control_characters_are_escaped() -> None:
     assert moves(printable(EVIL)) == moves(harmless(EVIL)) == []
     assert "\n" not in printable(EVIL)
     for text in ("Grüße, 世界 👋", "a\\b"):

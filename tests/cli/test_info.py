@@ -1,4 +1,4 @@
-"""`tokenyard info`, and the view of a yard that it prints."""
+"""`tokenyard info`, and its view of a yard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenyard.scripts import Scripts
 LEASE_MS = 60_000
 
 
-def test_snapshot_of_an_empty_yard(connection: redis.Redis, keys: Keys) -> None:
+def test_view_of_an_empty_yard_has_no_leader(connection: redis.Redis, keys: Keys) -> None:
     view = read_yard(connection, keys)
     assert view.leader is None
     assert view.workers == []
@@ -27,7 +27,7 @@ def test_snapshot_of_an_empty_yard(connection: redis.Redis, keys: Keys) -> None:
     assert view.models == {}
 
 
-def test_leader_queues_and_dead_letters(
+def test_view_has_leader_queues_and_dead_letters(
     connection: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     scripts.lead("north", LEASE_MS)
@@ -40,7 +40,7 @@ def test_leader_queues_and_dead_letters(
     assert (view.waiting["high"], view.waiting["normal"], view.dead) == (2, 0, 1)
 
 
-def test_workers_with_their_lanes_and_leases(
+def test_view_has_workers_with_lanes_and_leases(
     connection: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     worker = scripts.register("gpu", LEASE_MS, worker_json("gpu"))
@@ -51,7 +51,7 @@ def test_workers_with_their_lanes_and_leases(
     assert read_yard(connection, keys).models == {"adder": 1}
 
 
-def test_states_of_lost_left_and_unreadable_workers(
+def test_view_tells_lost_left_and_unreadable_workers_apart(
     connection: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     draining = scripts.register("a", LEASE_MS, worker_json("a", state="draining"))
@@ -73,7 +73,7 @@ def test_states_of_lost_left_and_unreadable_workers(
     assert read_yard(connection, keys).ready_workers == 0
 
 
-def test_view_as_json(ask: Callable[..., Result], yard: dict[str, Any]) -> None:
+def test_view_is_printed_as_json(ask: Callable[..., Result], yard: dict[str, Any]) -> None:
     result = ask("info", "--json")
     assert result.exit_code == Exit.OK, result.output
     view = json.loads(result.stdout)
@@ -90,7 +90,7 @@ def test_the_table_names_every_worker(ask: Callable[..., Result]) -> None:
     assert "simulated (2 workers)" in table
 
 
-def test_a_yard_without_a_leader_is_a_status(ask: Callable[..., Result]) -> None:
+def test_a_yard_without_a_leader_sets_the_exit_status(ask: Callable[..., Result]) -> None:
     result = ask("--yard", "nobody-here", "info")
     assert result.exit_code == Exit.UNAVAILABLE
     assert "none: nothing is dispatched" in result.stdout

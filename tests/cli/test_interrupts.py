@@ -1,4 +1,4 @@
-"""Ctrl-C, and output that nobody reads, at any moment: no traceback, and the right status."""
+"""Ctrl-C and unread output at any moment: no traceback, and the right exit status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
 END_S = 60.0
-#: Runs the command and interrupts it in the middle of an import, or in another odd moment.
+#: Runs the command and interrupts it during an import or at another odd moment.
 AT_IMPORT = """
 import os, signal, sys
 class Interrupter:
@@ -63,7 +63,7 @@ tokenyard.process.program._refuse_bytes = refuse
 tokenyard.__main__.run()
 """
 
-#: Makes the terminal on standard input that of the program that it becomes.
+#: Makes standard input the controlling terminal, then becomes the program.
 _TAKE_TERMINAL = """
 import fcntl, os, sys, termios
 os.setsid()
@@ -87,7 +87,7 @@ def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "name", ["click", "tokenyard.cli", "redis", "tokenyard.cli.submit", "rich.console"]
 )
-def test_ctrl_c_during_imports(name: str) -> None:
+def test_ctrl_c_during_imports_is_an_interrupt(name: str) -> None:
     command = "submit" if name != "rich.console" else "info"
     done = run(AT_IMPORT.format(name=name), "--redis-url", "redis://127.0.0.1:1", command)
     assert done.returncode == Exit.INTERRUPTED, done.stderr
@@ -95,7 +95,7 @@ def test_ctrl_c_during_imports(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [AT_THE_END, AT_THE_FLUSH, IN_A_FINALIZER])
-def test_ctrl_c_prints_no_traceback(text: str) -> None:
+def test_ctrl_c_at_an_odd_moment_prints_no_traceback(text: str) -> None:
     done = run(text, "completion", "bash")
     assert done.returncode == Exit.INTERRUPTED, done.stderr
     assert "Traceback" not in done.stderr
@@ -104,7 +104,7 @@ def test_ctrl_c_prints_no_traceback(text: str) -> None:
 
 @contextmanager
 def in_terminal(*arguments: str, env: dict[str, str] | None = None) -> Iterator[tuple[Any, int]]:
-    """A command in a terminal of its own, and the other end of that."""
+    """A command in a new terminal, and the terminal's other end."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", _TAKE_TERMINAL, sys.executable, "-m", "tokenyard", *arguments]
     process = subprocess.Popen(
@@ -124,13 +124,13 @@ def in_terminal(*arguments: str, env: dict[str, str] | None = None) -> Iterator[
 
 
 def read_until(ours: int, words: bytes, within_s: float = END_S) -> bytes:
-    """What it has shown when the words have come; b"" stands for its end."""
+    """Read the output up to these words; b"" reads to the end."""
     seen = b""
     until = time.monotonic() + within_s
     while words not in seen or not words:
         try:
             more = os.read(ours, 65536)
-        except OSError:  # its end is closed
+        except OSError:  # the other end is closed
             more = b""
         if not more:
             assert not words, seen.decode(errors="replace")
@@ -145,8 +145,9 @@ def press_ctrl_c(ours: int) -> None:
 
 
 def press_ctrl_c_until_it_ends(process: subprocess.Popen[bytes], ours: int) -> int:
-    """Its status. CPython's `input` sees a signal that comes just before it reads at the next one
-    only.
+    """Press Ctrl-C until the program ends; its status.
+
+    CPython's `input` may see a signal that comes just before it reads only with the next one.
     """
     for _ in range(int(END_S)):
         press_ctrl_c(ours)
@@ -156,7 +157,7 @@ def press_ctrl_c_until_it_ends(process: subprocess.Popen[bytes], ours: int) -> i
 
 
 @pytest.mark.parametrize("command", [["info"], ["submit", "hello"], ["models", "list"]])
-def test_ctrl_c_while_waiting_for_a_silent_server(command: list[str]) -> None:
+def test_ctrl_c_ends_the_wait_for_a_silent_server(command: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(END_S)
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
@@ -169,7 +170,7 @@ def test_ctrl_c_while_waiting_for_a_silent_server(command: list[str]) -> None:
         assert b"Traceback" not in shown
 
 
-def test_ctrl_c_while_waiting_for_an_answer(yard: dict[str, Any]) -> None:
+def test_ctrl_c_ends_the_wait_for_an_answer(yard: dict[str, Any]) -> None:
     arguments = ["--redis-url", yard["url"], "submit", "--stream", "--max-tokens", "5000", "long"]
     arguments.append("--cancel-on-disconnect")
     with redis.Redis.from_url(yard["url"]) as connection, in_terminal(*arguments) as (process, at):
@@ -180,8 +181,8 @@ def test_ctrl_c_while_waiting_for_an_answer(yard: dict[str, Any]) -> None:
         eventually(lambda: not any(one.lane for one in read_yard(connection, Keys("main")).workers))
 
 
-def test_ctrl_c_at_a_question(yard: dict[str, Any]) -> None:
-    """Ctrl-C is no answer: I expect another status than that of "no"."""
+def test_ctrl_c_at_a_question_is_no_answer(yard: dict[str, Any]) -> None:
+    """Ctrl-C is no answer: I expect another status than for "no"."""
     with in_terminal("--redis-url", yard["url"], "stop") as (process, ours):
         read_until(ours, b"[y/N]")
         assert press_ctrl_c_until_it_ends(process, ours) == Exit.INTERRUPTED
@@ -194,7 +195,7 @@ def test_ctrl_c_at_a_question(yard: dict[str, Any]) -> None:
 # Ctrl-C again
 
 
-def test_the_second_signal_hurries_also_where_it_comes_before_anybody_holds() -> None:
+def test_a_second_signal_before_a_hold_hurries() -> None:
     with Interrupts() as interrupts:
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGINT)
@@ -204,7 +205,7 @@ def test_the_second_signal_hurries_also_where_it_comes_before_anybody_holds() ->
         assert interrupts.is_hurried
 
 
-def test_a_signal_after_another_end_hurries() -> None:
+def test_a_signal_during_a_hold_hurries() -> None:
     with Interrupts() as interrupts:
         interrupts.hold()
         assert not interrupts.is_hurried
@@ -212,22 +213,22 @@ def test_a_signal_after_another_end_hurries() -> None:
         assert interrupts.is_hurried
 
 
-def test_two_at_once_stop_up_at_once(start_up: Any) -> None:
-    """Given a request that would run for minutes, I expect that no grace is waited for."""
+def test_two_signals_stop_up_without_grace(start_up: Any) -> None:
+    """Given a request that would run for minutes, I expect no grace period."""
     up: Up = start_up(
         "--workers", "1", "--grace-s", "300", env={"TOKENYARD_WORKER_SIMULATED_STEP_S": "0.05"}
     )
     url = str(up.wait_ready()["url"])
-    # A time-out leaves the request running
+    # A timeout leaves the request running
     done = tokenyard("--redis-url", url, "submit", "--timeout", "0.5", "--max-tokens", "8000", "a")
     assert done.returncode == Exit.TIMEOUT, done.stderr
     up.signal(signal.SIGINT)
-    up.signal(signal.SIGTERM)  # another number: the kernel joins two of the same
+    up.signal(signal.SIGTERM)  # another signal: the kernel merges two equal ones
     assert up.wait() == Exit.OK  # within its bound, far below the grace
     up.wait_all_gone()
 
 
-def test_up_is_stopped_at_once_while_it_starts(start_up: Any) -> None:
+def test_up_stops_immediately_during_its_start(start_up: Any) -> None:
     up: Up = start_up("--grace-s", "300", env={"TOKENYARD_WORKER_SIMULATED_LOAD_S": "200"})
     eventually(lambda: "of 2 workers are ready" in up.said, timeout_s=END_S)
     up.signal(signal.SIGINT)
@@ -236,11 +237,11 @@ def test_up_is_stopped_at_once_while_it_starts(start_up: Any) -> None:
     assert "Traceback" not in up.said
 
 
-# Output that nobody reads
+# Unread output
 
 
 @pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["--help"], ["info", "-h"]])
-def test_a_closed_pipe_is_no_traceback(yard: dict[str, Any], command: list[str]) -> None:
+def test_a_closed_pipe_prints_no_traceback(yard: dict[str, Any], command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:

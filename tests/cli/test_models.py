@@ -1,4 +1,4 @@
-"""`tokenyard models` against a running yard, and where a model is loaded."""
+"""`tokenyard models` against a running yard, and the choice of a load's target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ path = "org/two"
 path = "org/wide"
 tensor_parallel_size = 3
 """
-#: Slow enough for a load to be still under way when a command looks.
+#: Slow enough that a command can observe a load.
 SLOW_LOADS = {"TOKENYARD_WORKER_SIMULATED_LOAD_S": "0.3"}
 Run = Callable[..., Any]
 
@@ -33,7 +33,7 @@ Run = Callable[..., Any]
 def models_yard(
     no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The URL of a yard with two devices that may load three models, and one process asleep."""
+    """The URL of a yard with two devices, three models and one sleeping process."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "models.toml").write_text(MODELS)
     options = ("--models", str(folder / "models.toml"), "--sleepers", "1", "--grace-s", "1")
@@ -46,7 +46,7 @@ def models_yard(
 
 @pytest.fixture
 def run(models_yard: str) -> Iterator[Run]:
-    """Runs `tokenyard models ...` in a process of its own; afterwards nobody holds a model."""
+    """A function that runs `tokenyard models ...`; all models are unloaded after the test."""
 
     def run(*arguments: str) -> Any:
         return tokenyard("--redis-url", models_yard, "models", *arguments)
@@ -100,13 +100,13 @@ def test_load_on_a_named_worker_replaces_its_model(run: Run) -> None:
     assert eventually(lambda: list(holders(run, "one").values()) == ["asleep"])
 
 
-def test_two_models_go_onto_two_devices(run: Run) -> None:
+def test_two_models_are_loaded_on_two_devices(run: Run) -> None:
     said(run("load", "one", "--json"))
     said(run("load", "two", "--json"))
     assert [*holders(run, "one").values(), *holders(run, "two").values()] == ["ready", "ready"]
 
 
-def test_the_table_shows_where_and_how_long(run: Run) -> None:
+def test_the_table_shows_places_and_load_times(run: Run) -> None:
     said(run("load", "one", "--json"))
     table = run("list").stdout
     [line] = [line for line in table.splitlines() if line.startswith("one ")]
@@ -119,7 +119,7 @@ def test_worker_without_an_answer_is_named(run: Run) -> None:
     assert late.returncode == Exit.UNAVAILABLE
     assert "1 worker has not obeyed after 0 s" in late.stderr
     assert ": has not answered" in late.stderr
-    said(run("load", "one", "--json"))  # goes on with that
+    said(run("load", "one", "--json"))  # continues with that load
 
 
 def test_refusal_is_printed_with_its_reason(run: Run) -> None:
@@ -157,13 +157,13 @@ def test_impossible_loads_fail_with_a_hint(run: Run, arguments: list[str], reaso
     assert reason in done.stderr
 
 
-def test_a_path_that_each_host_would_take_for_another_is_wrong_usage(run: Run) -> None:
+def test_a_relative_path_is_wrong_usage(run: Run) -> None:
     done = run("reload", "one", "--path", "step-200")
     assert done.returncode == Exit.USAGE
     assert "give an absolute path" in done.stderr
 
 
-def test_new_weights_come_with_a_new_epoch(run: Run) -> None:
+def test_a_reload_starts_a_new_epoch(run: Run) -> None:
     said(run("load", "one", "--json"))
     reloaded = said(run("reload", "one", "--path", "/step-1", "--json"))
     assert (reloaded["epoch"], reloaded["run_state"], reloaded["unacknowledged"]) == (
@@ -185,10 +185,8 @@ def test_new_weights_come_with_a_new_epoch(run: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "is_held"), [("broken", True), ("broken", False), ("corrupt", True)]
 )
-def test_a_reload_that_fails_leaves_the_model_as_it_was(
-    run: Run, name: str, *, is_held: bool
-) -> None:
-    """Given weights that a look at the files refuses, or that nobody can load all the same."""
+def test_a_failed_reload_leaves_the_model_unchanged(run: Run, name: str, *, is_held: bool) -> None:
+    """Given weights that the check of the files or every worker refuses."""
     said(run("reload", "two", "--path", "", "--epoch", "6", "--json"))
     if is_held:
         said(run("load", "two", "--json"))
@@ -206,7 +204,7 @@ def test_a_reload_that_fails_leaves_the_model_as_it_was(
         assert (worker["weights"], worker["epoch"], worker["run_state"]) == ("", 6, "RUNNING")
 
 
-# Where a model is loaded
+# Target of a load
 
 
 def worker(
@@ -237,11 +235,11 @@ SLEEPER = worker("sleeper", "asleep", 3, "m")
         ([worker("paused", "warm", 0, run_state="PAUSED"), IDLE], "idle.1"),
     ],
 )
-def test_load_target_displaces_least(workers: list[WorkerView], chosen: str) -> None:
+def test_load_target_displaces_the_least(workers: list[WorkerView], chosen: str) -> None:
     assert place_anywhere(yard(*workers), "m") == LoadTarget(chosen)
 
 
-def test_a_group_gets_as_many_devices_of_a_host() -> None:
+def test_a_group_is_loaded_on_its_devices_of_one_host() -> None:
     follower = worker("follower", "attached", 0)
     leader = worker("leader", "ready", 1, "n", group=["leader", "follower"])
     assert place_anywhere(yard(leader, follower, ranks=2), "m") == LoadTarget("leader.1", [1, 0])
@@ -252,7 +250,7 @@ def test_load_without_a_free_device_fails_with_a_hint() -> None:
         place_anywhere(yard(BUSY), "m")
 
 
-def test_load_on_a_named_busy_worker() -> None:
+def test_load_on_a_named_worker_displaces_its_busy_model() -> None:
     assert place_at(yard(BUSY), "m", "busy") == LoadTarget("busy.1")
 
 
@@ -272,7 +270,7 @@ def test_pauses_ignore_workers_that_cannot_load_the_model(
         place_at(yard(one), model, "w")
 
 
-def test_a_host_that_may_not_load_it_names_those_that_may() -> None:
+def test_a_load_on_a_wrong_host_names_the_hosts_of_the_model() -> None:
     stranger = WorkerInfo(name="w", state="warm", controller="elsewhere")
     with pytest.raises(NoPlace, match="these may: host"):
         place_at(yard(WorkerView("w.1", "warm", 0, 1000, stranger)), "m", "w")

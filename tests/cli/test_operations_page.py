@@ -1,4 +1,4 @@
-"""docs/operations.md and `--help` say the same of every command."""
+"""docs/operations.md and `--help` agree about every command."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tokenyard.cli import EPILOG, main
 from tokenyard.process.program import REDIS_URL_HELP, Exit
 
 COMMANDS = section(page("docs/operations.md"), "## Commands")
-#: What several commands take, by the words that the page has for it.
+#: Options of several commands, by the page's words for them.
 OF_SIGNALS = "`--all` `--model` `--worker` `--wait` `--no-wait` `--timeout` `--why` `--by` `--json`"
 SHARED = {"options of signals": OF_SIGNALS}
-#: Their options are settings; tests/docs compares those with their tables.
+#: Commands whose options are settings; tests/docs compares those with their tables.
 PROGRAMS = {"coordinator", "worker"}
 CODE = re.compile(r"`([^`]+)`")
 STATUSES = re.compile(r"Exit statuses:\n(?P<lines>(?: +\d  .*\n?)+)")
@@ -26,7 +26,7 @@ STATUSES = re.compile(r"Exit statuses:\n(?P<lines>(?: +\d  .*\n?)+)")
 def leaves(
     command: click.Command = main, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by the words that call it."""
+    """Every command without subcommands, by its words."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -38,7 +38,7 @@ def leaves(
 
 
 def shown(name: str, command: click.Command) -> str:
-    """The command with its arguments, as the page has it: a choice by its name."""
+    """The command with its arguments, as the page shows it: a choice by its name."""
     context = click.Context(command)
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     texts = [
@@ -54,7 +54,7 @@ def options(command: click.Command) -> set[str]:
 
 
 def statuses(name: str) -> list[int]:
-    """What the help of a command, or else of its group, says of its exit statuses."""
+    """The exit statuses in the help of a command, or else of its group."""
     words = name.split()
     for count in (len(words), 1):
         context = click.Context(by_path(words[:count]), info_name="x")
@@ -77,7 +77,7 @@ def by_path(words: list[str]) -> click.Command:
 
 
 def told() -> dict[str, tuple[set[str], list[int]]]:
-    """Options and statuses that the page has, by command."""
+    """Options and statuses on the page, by command."""
     found = {}
     for row in rows(COMMANDS):
         if len(row) == 4:
@@ -92,14 +92,14 @@ def told() -> dict[str, tuple[set[str], list[int]]]:
 LEAVES = dict(leaves())
 
 
-def test_the_page_has_every_command_and_none_that_is_not() -> None:
+def test_the_page_has_exactly_the_commands() -> None:
     assert set(told()) == {
         shown(name, command) if name not in PROGRAMS else name for name, command in LEAVES.items()
     }
 
 
 @pytest.mark.parametrize("name", sorted(LEAVES.keys() - PROGRAMS))
-def test_options_and_statuses_are_the_same(name: str) -> None:
+def test_options_and_statuses_agree(name: str) -> None:
     said_options, said_statuses = told()[shown(name, LEAVES[name])]
     assert said_options == options(LEAVES[name])
     assert said_statuses == statuses(name)
@@ -115,7 +115,7 @@ def test_help_explains_each_option(name: str) -> None:
             assert one.opts[0] in text
 
 
-def test_the_statuses_of_the_page_are_those_of_the_program() -> None:
+def test_the_page_has_the_statuses_of_the_program() -> None:
     known = {int(row[0]) for row in rows(section(COMMANDS, "### Exit statuses"))}
     assert known == set(Exit)
     assert {int(number) for number in re.findall(r"(?:^|[,:]\s)(\d+) ", EPILOG)} == known
@@ -123,12 +123,12 @@ def test_the_statuses_of_the_page_are_those_of_the_program() -> None:
         assert set(statuses(name)) <= known
 
 
-def test_the_options_of_signals_are_told_once_and_rightly() -> None:
+def test_the_page_has_the_shared_options_of_signals() -> None:
     [said] = re.findall(r"\*options of signals\*: ((?:`[^`]+` ?)+)", COMMANDS)
     assert said == OF_SIGNALS
 
 
-def test_the_urls_that_are_known_are_told() -> None:
+def test_help_and_page_name_all_schemes_of_urls() -> None:
     """Given the schemes of `tokenyard.broker.url`, I expect help and page to name them."""
     several = ("redis+sentinel", "redis+cluster")
     settings = section(page("docs/operations.md"), "### Coordinator")

@@ -1,4 +1,4 @@
-"""A user's own `worker.py` is never taken for our package, nor ours for his."""
+"""A user's own `worker.py` is never taken for Tokenyard's package, nor the reverse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USERS = "raise RuntimeError('a module of the user')\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, where modules lie that must not be imported."""
+    """The current folder, with modules that must not be imported."""
     users = tmp_path / "mine"
     users.mkdir()
     for name in ("worker", "coordinator"):
@@ -45,7 +45,7 @@ def tokenyard(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_a_yard_runs_beside_modules_of_these_names(
     start_up: StartUp, folder: Path, path: str
 ) -> None:
-    # Given a yard that is started in that folder
+    # Given a yard that starts in that folder
     up = start_up("--slots", "1", env={"PYTHONPATH": path})
     url = str(up.wait_ready()["url"])
     log = (up.data_dir / "logs" / "worker.log").read_text()
@@ -84,7 +84,9 @@ def test_a_worker_is_started_beside_modules_of_these_names(
     assert "could be started" not in log.read_text()
 
 
-def test_a_program_with_a_module_worker_is_a_client(start_up: StartUp, folder: Path) -> None:
+def test_a_program_with_its_own_worker_module_can_be_a_client(
+    start_up: StartUp, folder: Path
+) -> None:
     url = str(start_up("--slots", "1").wait_ready()["url"])
     (folder / "worker.py").write_text("MINE = True\n")
     (folder / "program.py").write_text(
@@ -100,7 +102,7 @@ def test_a_program_with_a_module_worker_is_a_client(start_up: StartUp, folder: P
 
 
 @pytest.mark.parametrize("command", ["worker", "coordinator"])
-def test_a_module_that_is_found_first_all_the_same_is_named(
+def test_a_foreign_module_that_is_found_first_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -111,12 +113,12 @@ def test_a_module_that_is_found_first_all_the_same_is_named(
     assert f"the module {command!r} is at {folder / command}.py, which is not Tokenyard's" in line
     assert "rename it" in line
 
-    # The others work, and the list of commands as well.
+    # Other commands and the list of commands work.
     done = tokenyard("--help", PYTHONPATH=path)
     assert done.returncode == Exit.OK
     assert "submit" in done.stdout
 
-    # `up` passes it on.
+    # `up` passes the error on.
     done = tokenyard("up", "--engine", "simulated", "--data-dir", str(tmp_path), PYTHONPATH=path)
     assert done.returncode == Exit.FAILED
     named = [f"{folder / name}.py, which is not Tokenyard's" for name in ("coordinator", "worker")]

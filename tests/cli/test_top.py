@@ -1,4 +1,4 @@
-"""`tokenyard top`, and `tokenyard info` again and again."""
+"""`tokenyard top`, and `tokenyard info --interval`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def drawn(history: SnapshotHistory, width: int = 80, height: int = 0, fault: str
 
 
 def many(count: int) -> SnapshotHistory:
-    """Two looks at a yard with some workers, where much went wrong."""
+    """Two snapshots of a yard with some workers and many errors."""
     history = SnapshotHistory()
     letter = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
     hosts = [HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faulted_ms=1)])]
@@ -84,7 +84,7 @@ def test_frame_shows_the_state_of_the_yard() -> None:
         assert words in text, words
 
 
-def test_a_long_reason_leaves_the_names_of_the_lines() -> None:
+def test_a_long_reason_hides_no_line() -> None:
     history = SnapshotHistory()
     long = DesiredState(run_state="PAUSED", by="kim@north", why="look at its driver " * 10)
     history.add(make_snapshot(1000, desired_states=DesiredStates({"all": long})))
@@ -113,7 +113,7 @@ def test_frame_fits_the_terminal(workers: int, width: int, height: int, fault: s
     assert any("more" in line for line in lines) == (workers == 200)
 
 
-def test_frame_of_an_empty_yard() -> None:
+def test_frame_of_an_empty_yard_reports_the_missing_leader() -> None:
     history = SnapshotHistory()
     history.add(make_snapshot(leader=None))
 
@@ -149,7 +149,7 @@ def test_watching_continues_when_the_broker_returns(tmp_path: Path) -> None:
     assert kinds == [Snapshot, BrokerUnavailable, BrokerUnavailable, Snapshot, Snapshot]
 
 
-def test_one_picture_of_a_yard_as_a_program(yard: dict[str, Any]) -> None:
+def test_top_once_prints_one_frame(yard: dict[str, Any]) -> None:
     with Client(yard["url"]) as client:
         handle = client.submit("hello", max_tokens=40, stream=True)
         handle.result(timeout=30)
@@ -161,7 +161,7 @@ def test_one_picture_of_a_yard_as_a_program(yard: dict[str, Any]) -> None:
     assert "simulated" in shown.stdout
 
 
-def test_doctor_without_a_leader(ask: Ask) -> None:
+def test_top_once_without_a_leader_is_unavailable(ask: Ask) -> None:
     shown = ask("--yard", random_name("yard"), "top", "--once", "--interval", "0.1")
 
     assert shown.exit_code == Exit.UNAVAILABLE
@@ -195,7 +195,7 @@ def test_top_restores_the_screen_on_q(yard: dict[str, Any]) -> None:
     assert b"\x1b[?1049h" in shown
 
 
-def test_info_again_and_again(ask: Ask) -> None:
+def test_info_with_an_interval_prints_rates(ask: Ask) -> None:
     shown = ask("info", "--interval", "0.2", "--count", "3", "--json")
     first, *_, last = [json.loads(line) for line in shown.stdout.splitlines()]
 
@@ -220,8 +220,8 @@ def test_a_count_without_an_interval_is_wrong_usage(ask: Ask) -> None:
 
 
 def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> None:
-    """What the workers say in the roster is what clients have got."""
-    # Given a yard of its own: workers tell once a second, so what others asked may be told late
+    """The roster's tallies equal the tokens that clients received."""
+    # Given a new yard: workers report once a second, so a shared one may report late
     url = str(start_up("--workers", "2").wait_ready()["url"])
 
     def counted() -> tuple[int, int]:
@@ -240,7 +240,9 @@ def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> No
     assert eventually(lambda: counted() == (20, tokens))
 
 
-def test_why_a_worker_died_is_kept(start_up: Callable[..., Up], invoke: Ask) -> None:
+def test_the_successor_of_a_dead_worker_shows_its_error(
+    start_up: Callable[..., Up], invoke: Ask
+) -> None:
     url = str(start_up("--workers", "1", "--grace-s", "1").wait_ready()["url"])
 
     def worker() -> dict[str, Any]:
@@ -251,7 +253,7 @@ def test_why_a_worker_died_is_kept(start_up: Callable[..., Up], invoke: Ask) -> 
     assert "last_error" not in first
     os.kill(first["pid"], signal.SIGKILL)
 
-    # I expect its successor to say it
+    # I expect its successor to show the reason
     assert eventually(lambda: worker().get("last_error") == "ended by SIGKILL", timeout_s=20.0)
     shown = invoke("--redis-url", url, "top", "--once", "--interval", "0.1")
     assert "ended by SIGKILL" in shown.stdout

@@ -1,4 +1,4 @@
-"""What the commands say of a broker that answers and takes no writes."""
+"""Messages of the commands about a broker that answers but takes no writes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ailment(request: pytest.FixtureRequest) -> Ailment:
 
 @pytest.fixture
 def ask(server: Ailing, ailment: Ailment, invoke: Invoke) -> Invoke:
-    """Runs a command on the server when it takes no writes."""
+    """A function that runs a command on the server while it takes no writes."""
     yard = random_name("yard")
     with redis.Redis.from_url(server.url) as connection:
         scripts = Scripts(connection, Keys(yard))
@@ -54,7 +54,7 @@ def ask(server: Ailing, ailment: Ailment, invoke: Invoke) -> Invoke:
 
 
 def flat(text: str) -> str:
-    """Without the breaks of lines."""
+    """Join the lines of a text."""
     return " ".join(text.split())
 
 
@@ -66,7 +66,7 @@ COMMANDS = (
 )
 
 
-def test_it_is_told_from_a_yard_without_a_leader(ask: Invoke, ailment: Ailment) -> None:
+def test_an_unwritable_broker_is_no_missing_leader(ask: Invoke, ailment: Ailment) -> None:
     for words in COMMANDS:
         done = ask(*words)
 
@@ -84,14 +84,14 @@ def test_it_is_told_from_a_yard_without_a_leader(ask: Invoke, ailment: Ailment) 
 
 
 @pytest.mark.parametrize("ailment", ["disk", "replica"], indirect=True)
-def test_what_would_write_says_it(ask: Invoke, ailment: Ailment) -> None:
+def test_a_command_that_writes_names_the_fault(ask: Invoke, ailment: Ailment) -> None:
     done = ask("cancel", "--client", "ann", "q1")
 
     assert done.exit_code == Exit.UNAVAILABLE
     assert f"({CODES[ailment]})" in flat(done.output)
 
 
-def test_the_doctor_looks_and_says_it(ask: Invoke, ailment: Ailment) -> None:
+def test_the_doctor_reports_an_unwritable_broker(ask: Invoke, ailment: Ailment) -> None:
     done = ask("doctor", "--json")
 
     assert done.exit_code == Exit.FAILED, done.output
@@ -117,11 +117,11 @@ def test_coordinator_limits_the_rate_of_its_log(
         eventually(lambda: not connection.get(keys.leader))
         eventually(lambda: len(faults) > 5, timeout_s=60.0)
 
-        # If it is mended, I expect the lead to be taken again,
+        # If the server recovers, I expect the coordinator to lead again,
         server.recover("disk")
         eventually(lambda: connection.get(keys.leader))
         eventually(lambda: "works again" in caplog.text)
 
-    # and one line for the whole of it.
+    # and a single warning for all attempts.
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert ["MISCONF" in record.getMessage() for record in warnings] == [True]

@@ -1,4 +1,4 @@
-"""`tokenyard up`: a whole yard comes up, serves, survives deaths, and leaves nothing behind."""
+"""`tokenyard up`: a whole yard starts, serves, survives deaths, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tokenyard.protocol.keys import Keys
 StartUp = Callable[..., Up]
 
 
-def test_it_says_when_it_is_ready_and_answers(yard: dict[str, Any]) -> None:
+def test_up_prints_when_it_is_ready_and_serves(yard: dict[str, Any]) -> None:
     assert set(yard["pids"]) == {"broker", "coordinator", "worker"}
     assert all(psutil.pid_exists(pid) for pid in yard["pids"].values())
     with Client(yard["url"], yard=yard["yard"]) as client:
         assert client.submit("hello", max_tokens=3).result(timeout=30).tokens
 
 
-def test_processes_can_be_told_apart(yard: dict[str, Any]) -> None:
+def test_processes_have_distinct_titles(yard: dict[str, Any]) -> None:
     titles = {part: " ".join(psutil.Process(pid).cmdline()) for part, pid in yard["pids"].items()}
     assert titles["coordinator"].startswith("tokenyard coordinator main")
     assert titles["worker"].startswith("tokenyard worker main")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_everything_in_order(start_up: StartUp, number: signal.Signals) -> None:
+def test_a_signal_stops_all_processes_in_order(start_up: StartUp, number: signal.Signals) -> None:
     up = start_up("--workers", "1")
     up.wait_ready()
     assert running_up(up.data_dir)
@@ -50,7 +50,7 @@ def test_a_signal_stops_everything_in_order(start_up: StartUp, number: signal.Si
     assert running_up(up.data_dir) is None
 
 
-def test_a_signal_during_the_start_stops_everything(start_up: StartUp) -> None:
+def test_a_signal_during_the_start_stops_all_processes(start_up: StartUp) -> None:
     up = start_up()
     eventually(lambda: "Starting" in up.said, timeout_s=30)
     up.family = [child.pid for child in psutil.Process(up.process.pid).children(recursive=True)]
@@ -59,7 +59,7 @@ def test_a_signal_during_the_start_stops_everything(start_up: StartUp) -> None:
     up.wait_all_gone()
 
 
-def test_running_requests_may_finish_first(start_up: StartUp) -> None:
+def test_running_requests_finish_before_up_stops(start_up: StartUp) -> None:
     up = start_up("--workers", "1", env=SLOW)
     url = str(up.wait_ready()["url"])
     with redis.Redis.from_url(url) as connection, Client(url) as client:
@@ -67,7 +67,7 @@ def test_running_requests_may_finish_first(start_up: StartUp) -> None:
         next(iter(handle))
         up.signal(signal.SIGINT)
         assert len(handle.result(timeout=20).tokens) == 100
-        assert connection  # the broker is the last to go
+        assert connection  # the broker ends last
     assert up.wait() == Exit.OK
 
 
@@ -86,7 +86,7 @@ def test_second_interrupt_stops_immediately(start_up: StartUp) -> None:
     up.wait_all_gone()
 
 
-def test_what_was_accepted_survives_a_restart(start_up: StartUp) -> None:
+def test_accepted_requests_survive_a_restart(start_up: StartUp) -> None:
     first = start_up("--workers", "1", "--grace-s", "0.2", env=SLOW)
     with Client(str(first.wait_ready()["url"]), client_id="ann") as client:
         handle = client.submit("long", id="q1", max_tokens=200, stream=True)
@@ -99,7 +99,7 @@ def test_what_was_accepted_survives_a_restart(start_up: StartUp) -> None:
 
 
 @pytest.mark.crash
-def test_a_killed_up_leaves_nothing_behind(start_up: StartUp) -> None:
+def test_a_killed_up_leaves_no_process_behind(start_up: StartUp) -> None:
     up = start_up()
     up.wait_ready()
     up.signal(signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_a_killed_up_leaves_nothing_behind(start_up: StartUp) -> None:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("part", ["coordinator", "worker"])
-def test_a_killed_part_comes_back(start_up: StartUp, part: str) -> None:
+def test_a_killed_part_is_started_again(start_up: StartUp, part: str) -> None:
     up = start_up("--workers", "1")
     ready: dict[str, Any] = up.wait_ready()
     os.kill(ready["pids"][part], signal.SIGKILL)
@@ -122,7 +122,7 @@ def test_a_killed_part_comes_back(start_up: StartUp, part: str) -> None:
 
 
 @pytest.mark.crash
-def test_without_its_broker_it_gives_up(start_up: StartUp) -> None:
+def test_up_ends_without_its_broker(start_up: StartUp) -> None:
     up = start_up("--workers", "1", "--grace-s", "1")
     ready: dict[str, Any] = up.wait_ready()
     os.kill(ready["pids"]["broker"], signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_without_its_broker_it_gives_up(start_up: StartUp) -> None:
     up.wait_all_gone()
 
 
-def test_a_part_that_cannot_run_ends_it(start_up: StartUp) -> None:
+def test_a_part_that_cannot_run_ends_up(start_up: StartUp) -> None:
     up = start_up(env={"TOKENYARD_COORDINATOR_LEASE_MS": "1"})
     assert up.wait() == Exit.FAILED
     assert "the coordinator has ended for good" in up.said

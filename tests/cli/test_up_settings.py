@@ -1,4 +1,4 @@
-"""Which settings count under `tokenyard up`: options first, then variables, then its own."""
+"""Precedence of settings under `tokenyard up`: options, then variables, then its defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ StartUp = Callable[..., Up]
 
 
 def assignments(path: Path) -> list[tuple[str, str]]:
-    """Which request went to which worker, by a record."""
+    """The worker of each request in a record."""
     return [(one["id"], one["worker"]) for one in map(json.loads, path.read_text().splitlines())]
 
 
@@ -47,7 +47,7 @@ def test_a_record_made_under_up_is_replayed_under_up(start_up: StartUp, tmp_path
     run(TOKENYARD_COORDINATOR_RECORD=str(first))
     assert {worker for _, worker in assignments(first)} == {"w-0", "w-1"}
 
-    # If it is replayed, with the workers exchanged so that no policy would do the same
+    # If it is replayed with exchanged workers, so that no policy makes the same choices
     other = str.maketrans("01", "10")
     wanted = [(name, worker.translate(other)) for name, worker in assignments(first)]
     lines = map(json.loads, first.read_text().splitlines())
@@ -63,18 +63,18 @@ def test_a_record_made_under_up_is_replayed_under_up(start_up: StartUp, tmp_path
         TOKENYARD_COORDINATOR_POLICY="least_loaded",
     )
 
-    # I expect the same assignment.
+    # I expect the recorded assignments.
     assert assignments(second) == wanted
 
 
 class TestVariables:
-    """Which settings of `tokenyard up` count."""
+    """Precedence of the settings of `tokenyard up`."""
 
     @pytest.fixture
     def planned(
         self, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., LocalPlan]:
-        """The plan that `up` makes."""
+        """A function that returns the plan of `up`."""
 
         def plan(*arguments: str, **env: str) -> LocalPlan:
             plans: list[LocalPlan] = []
@@ -93,9 +93,7 @@ class TestVariables:
         for option in options:
             assert option.envvar == f"TOKENYARD_WORKER_{_setting_of(option).upper()}", option.name
 
-    def test_a_variable_counts_and_an_option_goes_first(
-        self, planned: Callable[..., LocalPlan]
-    ) -> None:
+    def test_an_option_overrides_a_variable(self, planned: Callable[..., LocalPlan]) -> None:
         env = {
             "TOKENYARD_WORKER_ENGINE": "simulated",
             "TOKENYARD_WORKER_SLOTS": "5",
@@ -107,7 +105,7 @@ class TestVariables:
 
         assert (plan.engine, plan.workers, plan.grace_s, plan.name) == ("simulated", 3, 7.0, "w")
 
-    def test_a_model_that_is_given_takes_the_place_of_a_variable(
+    def test_a_given_model_overrides_a_variable(
         self, planned: Callable[..., LocalPlan], tmp_path: Path
     ) -> None:
         listed = tmp_path / "models.toml"
@@ -119,7 +117,7 @@ class TestVariables:
         assert (one.model, one.models) == (str(tmp_path), None)
         assert (several.model, several.models) == ("", listed)
 
-    def test_what_was_decided_is_not_decided_again_by_a_variable(
+    def test_a_variable_does_not_override_a_decided_setting(
         self, monkeypatch: pytest.MonkeyPatch, planned: Callable[..., LocalPlan], tmp_path: Path
     ) -> None:
         listed = tmp_path / "models.toml"

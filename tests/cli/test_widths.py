@@ -1,4 +1,4 @@
-"""At 80 columns no list cuts off a state, a pid or an id, whatever names people have chosen."""
+"""At 80 columns no list truncates a state, a pid or an id, however long the names are."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drawn(*pictures: RenderableType, width: int = WIDTH) -> str:
 
 
 def workers(names: list[str]) -> list[WorkerView]:
-    """Each in another state, with a pid and a run state of its own."""
+    """Workers in different states and run states, with different pids."""
     found = []
     for number, name in enumerate(names):
         one = make_view_worker(
@@ -62,7 +62,7 @@ def workers(names: list[str]) -> list[WorkerView]:
 
 SHORT = [f"w-{number}" for number in range(10)]
 LONG = [f"{HOST}-{number}" for number in range(10)]
-#: As long as a name may be.
+#: Names of the maximum length.
 LONGEST = [f"{number}{'x' * 90}" for number in range(3)]
 
 
@@ -82,7 +82,7 @@ def yard(names: list[str]) -> YardView:
 
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("names", [SHORT, LONG])
-def test_info(names: list[str], is_whole: bool) -> None:
+def test_info_shows_states_and_pids_of_long_names(names: list[str], is_whole: bool) -> None:
     view = yard(names)
     text = drawn(info._picture(view, "redis://127.0.0.1:6379", is_whole=is_whole))
     for worker in view.workers:
@@ -95,7 +95,7 @@ def test_info(names: list[str], is_whole: bool) -> None:
     assert not is_whole or "weights 12.00" in " ".join(text.split())
 
 
-def test_info_breaks_what_is_longer_than_a_line_and_loses_nothing() -> None:
+def test_info_wraps_names_longer_than_a_line() -> None:
     text = drawn(info._picture(yard(LONGEST), "redis://x", is_whole=False))
     whole = "".join(line.strip() for line in text.splitlines())
     assert all(f"{name}.{number}" in whole for number, name in enumerate(LONGEST))
@@ -108,7 +108,7 @@ def test_info_with_short_names_is_a_table() -> None:
     assert row.split()[:4] == ["worker-vm-1213-0.1", "ready", "1305", "adder"]
 
 
-def test_info_of_a_wide_terminal_has_all() -> None:
+def test_info_on_a_wide_terminal_has_all_columns() -> None:
     view = make_view([make_view_worker("w.1", host="gpu", phases_s={"weights": 1.5})])
     assert "1.50 s (weights 1.50)" in drawn(
         info._picture(view, "redis://x", is_whole=False), width=140
@@ -135,7 +135,7 @@ STATUSES = ["validating", "in_progress", "finalizing", "completed", "cancelling"
 
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("name", ["batch_0123456789abcdef0123456789abcdef", "nightly-" + "x" * 60])
-def test_batch_list(name: str, is_whole: bool) -> None:
+def test_batch_list_shows_every_status(name: str, is_whole: bool) -> None:
     batches: list[dict[str, Any]] = [
         BATCH | {"id": f"{name}{number}", "status": status, "created_at": int(time.time()) - 90}
         for number, status in enumerate(STATUSES)
@@ -149,7 +149,7 @@ def test_batch_list(name: str, is_whole: bool) -> None:
     assert ("started" in text) >= is_whole
 
 
-def test_batch_status() -> None:
+def test_batch_status_shows_long_names_whole() -> None:
     text = drawn(batch_jobs._sheet(BATCH | {"id": "b" * 70, "status": "in_progress"}))
     assert "b" * 70 in "".join(text.split())
     assert "in_progress" in text
@@ -165,7 +165,7 @@ def test_batch_status() -> None:
         ("n" * 77, "c" * 60),
     ],
 )
-def test_requests(
+def test_requests_show_states_and_clients_of_long_names(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     name: str,
@@ -204,7 +204,7 @@ def test_requests(
     assert "look at its driver" in text
 
 
-def test_models_list() -> None:
+def test_models_list_shows_each_worker_with_its_state() -> None:
     view = yard(LONG)
     views = models_list.model_views(view, view.desired_states)
     text = drawn(models_list._table(views))
@@ -215,7 +215,7 @@ def test_models_list() -> None:
         assert f"{worker.worker} {worker.info.state}" in " ".join(text.split())
 
 
-def test_dead_list_and_show() -> None:
+def test_dead_list_and_show_truncate_no_id() -> None:
     reason = "POISONED: " + "it killed its worker while it ran alone; " * 5
     server_id, client = "normal/1763700000000-0", "client-062aa7b18d5c8181"
     name = "2ef771e7-3b12-4b9d-bf28-95ab80f804a4"
@@ -230,7 +230,7 @@ def test_dead_list_and_show() -> None:
     assert "x" * 300 in "".join(shown.split())
 
 
-def test_explain() -> None:
+def test_explain_shows_a_long_worker_name_whole() -> None:
     attempt = Attempt(
         number=1, worker=f"{HOST}-0.12", why="round_robin, " * 9, assigned_ms=2, waited_ms=1
     )
@@ -250,7 +250,9 @@ def test_explain() -> None:
     assert f"kim@{HOST}: look at its driver" in " ".join(text.split())
 
 
-def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_wraps_long_findings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     console = Console(width=WIDTH, markup=False, highlight=False)
     monkeypatch.setattr(doctor, "plain_console", lambda: console)
     found = f"{HOST}-0.12 {'has not obeyed ' * 10}"
@@ -261,14 +263,14 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert text.count(f"{HOST}-0.12") == 2
 
 
-def test_columns_that_say_nothing_are_left_out() -> None:
+def test_empty_columns_are_left_out() -> None:
     table = FittingTable((Column("Id", is_whole=True), Column("Epoch"), Column("Fault")))
     table.add("a", "-", "")
     table.add("b", "3", "-")
     assert drawn(table).split() == ["Id", "Epoch", "a", "-", "b", "3"]
 
 
-def test_details_give_way_before_it_is_no_table() -> None:
+def test_detail_columns_are_dropped_before_the_table_breaks() -> None:
     columns = (Column("Id", is_whole=True), *(Column(n, is_detail=True) for n in ("One", "Two")))
     table = FittingTable(columns)
     table.add("x" * 70, "first", "second")

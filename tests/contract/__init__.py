@@ -1,1 +1,1 @@
-"""Suites that every implementation of a seam must pass."""
+"""Suites that every implementation of an interface must pass."""

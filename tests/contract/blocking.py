@@ -1,4 +1,4 @@
-"""The asynchronous client with the methods of the synchronous one: one suite fits both."""
+"""The asynchronous client with the methods of the synchronous one, for one suite of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_S = 60.0
 
 
 class Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""Both clients, on both servers, and a stand-in for the rest of the yard."""
+"""Both clients on both servers, and a stand-in for the rest of the yard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(params=["sync", "async"])
 def new_client_at(request: pytest.FixtureRequest, keys: Keys) -> Iterator[NewClient]:
-    """Makes clients of one kind for a URL, and closes them after the test."""
+    """A function that makes clients of one kind for a URL; they are closed after the test."""
     loop = Loop() if request.param == "async" else None
     clients: list[Any] = []
 
@@ -45,7 +45,7 @@ def new_client(new_client_at: NewClient, redis_url: str) -> NewClient:
 
 @pytest.fixture
 def yard(connection: redis.Redis, scripts: Scripts) -> StandIn:
-    """The test's yard with somebody in it."""
+    """The test's yard, served by a stand-in."""
     stand_in = StandIn(connection, scripts)
     stand_in.open()
     return stand_in

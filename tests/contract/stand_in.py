@@ -1,4 +1,4 @@
-"""A coordinator and a worker in one, which a test steps by hand or lets run by itself."""
+"""A coordinator and a worker in one, which a test steps by hand or runs in a thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = "adder"
 
 
 def answer_tokens(request: Request) -> list[int]:
-    """What the stand-in answers: the prompt's tokens, each one higher."""
+    """The stand-in's answer: the prompt's tokens, each plus one."""
     if request.tokens is not None:
         return [token + 1 for token in unpack_tokens(request.tokens)]
     text = request.prompt or str((request.messages or [{}])[-1].get("content"))
@@ -35,7 +35,7 @@ def spell(tokens: Sequence[int]) -> str:
 
 
 class StandIn:
-    """Leads a yard and works in it, with nothing but the scripts."""
+    """Leads a yard and works in it, using only the scripts."""
 
     def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
         self._redis = connection
@@ -49,7 +49,7 @@ class StandIn:
         self.seen: list[Request] = []
 
     def open(self, **info: Any) -> None:
-        """Lead, say so, and join as a worker."""
+        """Lead, publish the handshake, and join as a worker."""
         load_scripts(self._redis)
         self._token = self._scripts.lead("stand-in", LEASE_MS)
         said = {
@@ -64,7 +64,7 @@ class StandIn:
         self.worker = self._scripts.register("w", LEASE_MS, worker_json("w", model=MODEL))
 
     def dispatch(self) -> int:
-        """Take everything that waits onto the lane; how many that were."""
+        """Move all waiting requests onto the lane; their number."""
         taken = 0
         for intake in PRIORITY_CLASSES:
             for entry, fields in self._redis.xrange(self._keys.intake(intake)):
@@ -86,7 +86,7 @@ class StandIn:
         return taken
 
     def _abort(self, entry: str, cancelled: str) -> None:
-        """Let go of a request that was cancelled on the lane."""
+        """Drop a request that was cancelled on the lane."""
         self._redis.xdel(self._keys.lane(self.worker), entry)
         self.lane = {key: each for key, each in self.lane.items() if each.entry != cancelled}
 
@@ -124,7 +124,7 @@ class StandIn:
         self.finish(request_id, status="failed", error=error)
 
     def answer_all(self) -> int:
-        """One turn: dispatch and answer everything, a delta first where asked."""
+        """One turn: dispatch and answer everything, after a delta if requested."""
         self.dispatch()
         results = []
         for request_id, assignment in list(self.lane.items()):
@@ -139,7 +139,7 @@ class StandIn:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Answer everything, in a thread of its own, until the block ends."""
+        """Answer everything in a thread until the block ends."""
         ends = threading.Event()
         errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Cancels of a client, also where it may only request them."""
+"""Cancels by a client, with and without the right to make them itself."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestCancel:
         assert handle.cancel() == Cancellation.OVER
         assert handle.wait().status == "completed"
 
-    def test_twice_is_once(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_a_second_cancel_changes_nothing(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit([1])
         assert [handle.cancel(), handle.cancel()] == [Cancellation.CANCELLED, Cancellation.OVER]
 
@@ -71,10 +71,10 @@ class TestCancel:
         assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
         assert yard.dispatch() == 0
 
-    def test_needs_no_coordinator(self, new_client: NewClient) -> None:
+    def test_cancel_needs_no_coordinator(self, new_client: NewClient) -> None:
         assert new_client(client_id="me").cancel("q") == Cancellation.CANCELLED_BEFORE_ARRIVAL
 
-    def test_another_client_of_that_name_may_cancel(
+    def test_another_client_of_the_same_name_may_cancel(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         handle = new_client(client_id="me").submit([1])
@@ -113,7 +113,7 @@ RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
 
 
 class Granting:
-    """A leader of which there is nothing but that it grants cancel requests."""
+    """A leader that only carries out requested cancels."""
 
     def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
         self.cancelling = CancelRequests(connection, scripts, scripts.keys)
@@ -123,7 +123,7 @@ class Granting:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """In a thread of its own, until the block ends."""
+        """Carry them out in a thread until the block ends."""
         ends = threading.Event()
 
         def run() -> None:
@@ -145,7 +145,7 @@ def granting(connection: redis.Redis, scripts: Scripts) -> Granting:
 
 
 class TestCancelWithoutTheRight:
-    """A client that has the rights of `client` in deploy/users.acl, and no others."""
+    """A client with only the rights of `client` in deploy/users.acl."""
 
     @pytest.fixture
     def confined(
@@ -255,7 +255,7 @@ class TestCancelWithoutTheRight:
             with pytest.raises(WaitTimeout, match=message):
                 client.submit([1]).cancel()
 
-    def test_closing_leaves_to_the_coordinator_what_it_may_not_cancel(
+    def test_close_leaves_forbidden_cancels_to_the_coordinator(
         self, yard: StandIn, confined: NewClient, scripts: Scripts
     ) -> None:
         client = confined()
@@ -265,7 +265,7 @@ class TestCancelWithoutTheRight:
 
 
 class TestCancelOnDisconnect:
-    def test_closing_cancels_what_asked_for_it(
+    def test_close_cancels_only_requests_with_the_option(
         self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
         client = new_client(client_id="me")
@@ -300,7 +300,7 @@ class TestCancelOnDisconnect:
         assert connection.scard(keys.attached("me")) == 1
         assert eventually(lambda: scripts.watch_clients(10) == [b"me"])
 
-    def test_the_lease_is_renewed_while_something_runs(
+    def test_the_lease_is_renewed_while_a_request_runs(
         self,
         yard: StandIn,
         new_client: NewClient,
@@ -315,14 +315,14 @@ class TestCancelOnDisconnect:
         handle = client.submit([1], cancel_on_disconnect=True)
         first = connection.zscore(keys.clients, "me")
         assert eventually(lambda: connection.zscore(keys.clients, "me") != first)
-        # A coordinator that thought it gone meanwhile is corrected.
+        # This corrects a coordinator that had taken the client for gone.
         connection.zrem(keys.clients, "me")
         assert eventually(lambda: connection.zscore(keys.clients, "me"))
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]
         assert eventually(lambda: not connection.exists(keys.attached("me"), keys.clients))
 
-    def test_a_request_from_before_is_attached_too(
+    def test_an_earlier_request_is_attached_too(
         self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
         new_client(client_id="me").submit([1], id="q")

@@ -1,4 +1,4 @@
-"""What a client promises of its connection: whom it meets, when it is closed, who goes away."""
+"""A client's promises about its connection: handshake, close, and loss of the server."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tokenyard.scripts import Scripts
 
 
 class TestHandshake:
-    def test_learns_the_yard(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_client_reads_the_handshake(self, yard: StandIn, new_client: NewClient) -> None:
         info = new_client().info()
         assert (info.protocol, info.models, info.default_model) == (1, [MODEL], MODEL)
         assert (info.coordinator, info.max_request_bytes) == ("stand-in", 1024 * 1024)
         assert info.workers[yard.worker].model == MODEL
         assert abs(info.clock_offset_s) < 5
 
-    def test_says_how_to_start_a_coordinator(
+    def test_missing_coordinator_is_an_error_with_a_hint(
         self, new_client_at: NewClient, broker: Server, keys: Keys
     ) -> None:
         client = new_client_at(broker.url + "/0", connect_timeout_s=0.2)
@@ -40,7 +40,7 @@ class TestHandshake:
         command = f"tokenyard --redis-url {broker.url}/0 --yard {keys.yard} coordinator"
         assert command in str(caught.value)
 
-    def test_waits_for_a_coordinator(
+    def test_client_waits_for_a_coordinator(
         self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
     ) -> None:
         client = new_client()
@@ -49,21 +49,23 @@ class TestHandshake:
         client.start()
         late.join(10)
 
-    def test_refuses_another_protocol(
+    def test_client_refuses_another_protocol(
         self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
     ) -> None:
         StandIn(connection, scripts).open(protocol=2)
         with pytest.raises(ProtocolMismatch, match="version 2"):
             new_client().start()
 
-    def test_names_an_absent_server_without_its_password(self, new_client_at: NewClient) -> None:
+    def test_error_names_an_absent_server_without_its_password(
+        self, new_client_at: NewClient
+    ) -> None:
         url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
         with pytest.raises(BrokerUnavailable) as caught:
             new_client_at(url).start()
         assert "127.0.0.1" in str(caught.value)
         assert "secret" not in str(caught.value)
 
-    def test_a_wrong_password_is_no_matter_of_trying_again(
+    def test_a_wrong_password_is_not_retried(
         self, new_client_at: NewClient, broker: Server
     ) -> None:
         with pytest.raises((BrokerUnsuitable, BrokerUnavailable)) as caught:
@@ -86,7 +88,7 @@ class TestHandshake:
 
 
 class TestClosing:
-    def test_closing_is_idempotent(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_close_is_idempotent(self, yard: StandIn, new_client: NewClient) -> None:
         client = new_client()
         client.close()
         client.close()
@@ -95,9 +97,7 @@ class TestClosing:
         started.close()
         started.close()
 
-    def test_waits_end_with_the_error_of_the_client(
-        self, yard: StandIn, new_client: NewClient
-    ) -> None:
+    def test_close_ends_waits_with_an_error(self, yard: StandIn, new_client: NewClient) -> None:
         client = new_client()
         handle = client.submit([1])
         client.close()
@@ -105,7 +105,7 @@ class TestClosing:
             handle.result(WAIT_S)
 
     @pytest.mark.parametrize("was_used", [False, True])
-    def test_a_closed_client_takes_nothing(
+    def test_a_closed_client_accepts_no_call(
         self, yard: StandIn, new_client: NewClient, was_used: bool
     ) -> None:
         client = new_client()
@@ -117,7 +117,7 @@ class TestClosing:
 
 
 class TestServerWithoutMemory:
-    def test_takes_nothing_new_and_gives_what_it_has(
+    def test_server_without_memory_refuses_new_requests_and_returns_results(
         self, new_client_at: NewClient, own_broker: Server, keys: Keys
     ) -> None:
         with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:

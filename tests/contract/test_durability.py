@@ -1,4 +1,4 @@
-"""How safe is safe: what a submission waits for beyond Redis' acknowledgement."""
+"""Durability: guarantees that a submission awaits beyond Redis's acknowledgement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_leftover_processes")
 
 @pytest.fixture
 def primary(tmp_path: Path) -> Iterator[ServerWith]:
-    """A server that writes to its disk once a second, as is Redis' default."""
+    """A server that syncs its disk once a second, Redis's default."""
     folder = tmp_path / "primary"
     folder.mkdir()
     server = ServerWith("valkey", folder, "--appendfsync", "everysec")
@@ -33,14 +33,14 @@ def primary(tmp_path: Path) -> Iterator[ServerWith]:
 
 @pytest.fixture
 def there(primary: ServerWith, keys: Keys) -> Iterator[redis.Redis]:
-    """A connection to it, and a yard on it."""
+    """A connection to the server, and a yard on it."""
     with redis.Redis.from_url(primary.url) as connection:
         StandIn(connection, Scripts(connection, keys)).open()
         yield connection
 
 
 def waits(connection: redis.Redis, command: str) -> int:
-    """How often clients have waited so."""
+    """The number of such waits of all clients."""
     seen = connection.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})
     return int(seen["calls"])
 
@@ -54,7 +54,7 @@ def known(connection: redis.Redis, keys: Keys) -> int:
 
 
 @pytest.mark.parametrize(("level", "command"), [("memory", None), ("disk", "waitaof")])
-def test_a_burst_waits_once(
+def test_a_durable_burst_waits_once(
     primary: ServerWith, there: redis.Redis, new_client_at: NewClient, level: str, command: str
 ) -> None:
     client = new_client_at(primary.url)
@@ -68,7 +68,7 @@ def test_a_burst_waits_once(
     }
 
 
-def test_a_replica_has_it_when_the_submission_returns(
+def test_a_replica_has_the_request_when_the_submission_returns(
     primary: ServerWith, there: redis.Redis, new_client_at: NewClient, tmp_path: Path, keys: Keys
 ) -> None:
     folder = tmp_path / "replica"
@@ -92,7 +92,7 @@ def test_not_durable_has_the_handles_of_accepted_requests(
     new_client_at: NewClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Given no replica, I expect the request to be accepted, and its submitter to be told."""
+    """Given no replica, I expect an accepted request and an error with its handle."""
     monkeypatch.setattr(durability, "WAIT_S", 0.2)
     client = new_client_at(primary.url)
 
@@ -110,13 +110,13 @@ def client_ledger(connection: redis.Redis) -> bytes:
     return bytes(found)
 
 
-def test_the_same_again_waits_for_what_was_accepted_before(
+def test_a_repeated_submission_is_no_more_durable_than_the_first(
     primary: ServerWith,
     there: redis.Redis,
     new_client_at: NewClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Given a request that no replica has, I expect a second submission to be no surer of it."""
+    """Given a request that no replica has, I expect the same error from a second submission."""
     monkeypatch.setattr(durability, "WAIT_S", 0.2)
     new_client_at(primary.url, client_id="ann").submit("a", id="q1")
     again = new_client_at(primary.url, client_id="ann")
@@ -125,7 +125,7 @@ def test_the_same_again_waits_for_what_was_accepted_before(
         again.submit("a", id="q1", durability="replicated")
 
 
-def test_a_server_that_cannot_say_is_named(
+def test_a_server_without_aof_is_named(
     primary: ServerWith, there: redis.Redis, new_client_at: NewClient
 ) -> None:
     there.config_set("appendonly", "no")
@@ -135,7 +135,7 @@ def test_a_server_that_cannot_say_is_named(
         client.submit("a", durability="disk")
 
 
-def test_so_is_one_without_the_command(
+def test_a_server_without_waitaof_is_named(
     tmp_path: Path, new_client_at: NewClient, keys: Keys
 ) -> None:
     server = ServerWith("redis", tmp_path)

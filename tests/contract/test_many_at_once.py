@@ -1,4 +1,4 @@
-"""Clients that are asked for more at once than they have connections."""
+"""Clients with more concurrent calls than connections."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS
 from tokenyard.scripts import Scripts
 
 TASKS, THREADS = 500, 150
-#: The pool and the connection that hears replies.
+#: The pool, and the connection that reads replies.
 MOST = DEFAULT_MAX_CONNECTIONS + 1
 
 
 def marked(url: str) -> tuple[str, str]:
-    """A URL whose connections bear a name, and that name."""
+    """A URL whose connections have a client name, and that name."""
     name = random_name("crowd")
     return f"{url}?client_name={name}", name
 
@@ -32,7 +32,7 @@ def connections(connection: redis.Redis, name: str) -> int:
 
 
 @pytest.mark.usefixtures("yard")
-def test_many_tasks_submit_at_once(
+def test_many_tasks_submit_concurrently(
     redis_url: str, connection: redis.Redis, scripts: Scripts
 ) -> None:
     url, name = marked(redis_url)
@@ -48,7 +48,7 @@ def test_many_tasks_submit_at_once(
     assert connection.xlen(scripts.keys.intake("normal")) == TASKS
 
 
-def test_many_tasks_wait_for_their_results_at_once(
+def test_many_tasks_await_their_results_concurrently(
     redis_url: str, yard: StandIn, scripts: Scripts
 ) -> None:
     async def scenario() -> list[str]:
@@ -62,7 +62,7 @@ def test_many_tasks_wait_for_their_results_at_once(
 
 
 @pytest.mark.usefixtures("yard")
-def test_many_threads_submit_at_once(
+def test_many_threads_submit_concurrently(
     redis_url: str, connection: redis.Redis, scripts: Scripts
 ) -> None:
     url, name = marked(redis_url)

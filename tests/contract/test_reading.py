@@ -1,4 +1,4 @@
-"""What a client promises of what it reads, also when it comes back."""
+"""A client's promises about results and replies, also after it reconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenyard.scripts import Scripts
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that are silent are soon looked up."""
+    """Let clients look silent requests up soon."""
     monkeypatch.setattr("tokenyard.client.router.CHECK_AFTER_S", 0.05)
     monkeypatch.setattr("tokenyard.client.router.CHECK_EVERY_S", 0.05)
 
@@ -39,7 +39,9 @@ class TestMap:
             index: [index + 2] for index in range(500)
         }
 
-    def test_the_window_bounds_what_is_pulled(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_the_window_bounds_the_pulled_prompts(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         pulled = itertools.count(1)
         given_back = 0
         furthest = 0
@@ -54,15 +56,15 @@ class TestMap:
             for _ in new_client().map(prompts(), window=10, ordered=True):
                 given_back += 1
         assert given_back == 100
-        assert furthest <= 11  # the window, and the result in our hands
+        assert furthest <= 11  # the window, and the result in use
 
-    def test_a_bad_prompt_has_its_result(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_a_bad_prompt_has_a_failed_result(self, yard: StandIn, new_client: NewClient) -> None:
         with yard.running():
             answers = dict(new_client().map([[1], "", [3]]))
         assert answers[1].error.code == "INVALID_REQUEST"
         assert (answers[0].tokens, answers[2].tokens) == ([2], [4])
 
-    def test_a_full_queue_is_waited_for(
+    def test_map_waits_for_a_full_queue(
         self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
     ) -> None:
         yard = StandIn(connection, scripts)
@@ -80,10 +82,10 @@ class TestMap:
         assert answers[0] == answers[1]
         assert len(yard.seen) == 1
 
-    def test_no_prompts(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_no_prompts_give_no_results(self, yard: StandIn, new_client: NewClient) -> None:
         assert list(new_client().map([])) == []
 
-    def test_leaving_early(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_map_may_be_left_early(self, yard: StandIn, new_client: NewClient) -> None:
         client = new_client()
         with yard.running():
             answers = client.map(itertools.repeat([1]), window=5)
@@ -91,13 +93,13 @@ class TestMap:
             answers.close()
             assert client.submit([5]).result(WAIT_S).tokens == [6]
 
-    def test_gives_up_when_nothing_moves(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_map_times_out_without_progress(self, yard: StandIn, new_client: NewClient) -> None:
         with pytest.raises(WaitTimeout):
             list(new_client(result_timeout_s=0.1).map([[1]]))
 
 
 class TestStream:
-    def test_all_deltas_are_the_reply(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_all_deltas_together_are_the_reply(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit("go", stream=True)
         yard.dispatch()
         yard.emit(handle.id, [72, 101])
@@ -111,7 +113,7 @@ class TestStream:
         assert [delta.text for delta in handle] == ["He", "l", "lo"], "it can be read again"
         assert handle.result().text == "Hello"
 
-    def test_a_request_that_does_not_stream_has_one(
+    def test_a_request_without_streaming_has_one_delta(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         handle = new_client().submit([1, 2])
@@ -131,7 +133,7 @@ class TestStream:
         with pytest.raises(RequestFailed, match="WORKER_LOST"):
             next(deltas)
 
-    def test_replies_of_many_arrive_where_they_belong(
+    def test_replies_of_many_requests_reach_their_handles(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         handles = new_client().submit_many([[number] * 3 for number in range(1, 51)], stream=True)
@@ -141,7 +143,7 @@ class TestStream:
 
 
 class TestComingBack:
-    def test_attach_gives_the_result(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_attach_returns_the_result(self, yard: StandIn, new_client: NewClient) -> None:
         new_client(client_id="me").submit([1], id="q")
         yard.answer_all()
         assert new_client(client_id="me").attach("q").result(WAIT_S).tokens == [2]
@@ -163,7 +165,7 @@ class TestComingBack:
         assert [token for delta in handle for token in delta.tokens] == list(b"Hello")
         assert "".join(delta.text or "" for delta in handle) == "Hello"
 
-    def test_attach_reads_what_the_stream_still_has(
+    def test_attach_reads_the_rest_of_the_stream(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         first = new_client(client_id="me")
@@ -180,11 +182,13 @@ class TestComingBack:
             yard.finish(name)
             assert list(deltas) == []
 
-    def test_attach_to_a_stranger(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_attach_to_an_unknown_request_is_an_error(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         with pytest.raises(UnknownRequest, match="'q'"):
             new_client().attach("q")
 
-    def test_replies_that_were_read_are_deleted(
+    def test_read_replies_are_deleted(
         self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
         client = new_client(client_id="me")
@@ -193,12 +197,12 @@ class TestComingBack:
                 handle.result(WAIT_S)
         assert eventually(lambda: connection.xlen(keys.replies("me")) == 0)
 
-    def test_replies_that_were_trimmed_come_from_the_ledger(
+    def test_trimmed_replies_are_read_from_the_ledger(
         self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
         handle = new_client(client_id="me").submit("go", stream=True)
         yard.dispatch()
-        # The first delta reaches the ledger alone: as if it had been trimmed from the stream.
+        # The first delta only reaches the ledger, as if it had been trimmed from the stream.
         connection.append(keys.tokens("me", handle.id), pack_tokens([72]))
         yard._published[handle.id] = [72]
         yard.emit(handle.id, [101])
@@ -208,7 +212,7 @@ class TestComingBack:
         assert "".join(delta.text or "" for delta in handle) == "He!"
 
     @pytest.mark.usefixtures("looks_often")
-    def test_a_result_that_never_came_is_looked_up(
+    def test_a_lost_reply_is_read_from_the_ledger(
         self,
         yard: StandIn,
         new_client: NewClient,
@@ -218,14 +222,14 @@ class TestComingBack:
         client = new_client(client_id="me")
         handle = client.submit([1])
         yard.dispatch()
-        # What is lost is the reply; the ledger has the result.
+        # The reply is lost; the ledger has the result.
         result = yard._result(handle.id, [9])
         found = {"state": "completed", "result": encode_reply(result.reply)}
         connection.hset(keys.ledger("me", handle.id), mapping=found)
         assert handle.result(WAIT_S).tokens == [9]
 
     @pytest.mark.usefixtures("looks_often")
-    def test_a_request_that_the_yard_forgot(
+    def test_a_forgotten_request_is_an_error(
         self,
         yard: StandIn,
         new_client: NewClient,

@@ -1,4 +1,4 @@
-"""An id that comes again with another request: both clients say so, and the first is unharmed."""
+"""An id reused for another request: both clients raise an error, and the first is unaffected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_fields_that_do_not_change_the_answer_may_differ(
     assert again.result(WAIT_S) == handle.result(WAIT_S)
 
 
-def test_text_is_the_same_with_a_tokenizer_and_without(
+def test_text_is_the_same_request_with_and_without_a_tokenizer(
     yard: StandIn, new_client: NewClient
 ) -> None:
     handle = new_client(client_id="me").submit("HAL", id="q")
@@ -75,7 +75,9 @@ def test_text_is_the_same_with_a_tokenizer_and_without(
     assert again.result(WAIT_S).tokens == handle.result(WAIT_S).tokens
 
 
-def test_an_attached_request_is_told_from_another(yard: StandIn, new_client: NewClient) -> None:
+def test_an_attached_request_is_distinguished_from_another(
+    yard: StandIn, new_client: NewClient
+) -> None:
     new_client(client_id="me").submit([1], id="q")
     client = new_client(client_id="me")
     attached = client.attach("q")
@@ -100,7 +102,7 @@ def test_the_rest_of_a_burst_is_accepted(yard: StandIn, new_client: NewClient) -
     assert [each.result(WAIT_S).tokens for each in caught.value.accepted] == [[6], [8]]
 
 
-def test_map_gives_it_as_the_result_of_that_item(yard: StandIn, new_client: NewClient) -> None:
+def test_map_returns_the_reuse_as_that_items_result(yard: StandIn, new_client: NewClient) -> None:
     new_client(client_id="me").submit([1], id="old")
     items = [{"prompt": [5], "id": "a"}, {"prompt": [6], "id": "old"}]
 

@@ -1,4 +1,4 @@
-"""What a client promises of what it sends."""
+"""A client's promises about submitted requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Letters:
 
 
 class TestSubmit:
-    def test_token_ids_go_out_and_come_back(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_token_ids_are_answered_with_token_ids(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         handle = new_client().submit([1, 2, 3], max_tokens=4, temperature=0)
         yard.dispatch()
         [request] = yard.seen
@@ -47,13 +49,13 @@ class TestSubmit:
         assert (result.id, result.status, result.tokens) == (handle.id, "completed", [7, 8])
         assert (result.text, result.finish_reason) == (None, "stop")
 
-    def test_text_goes_to_the_worker_as_text(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_text_reaches_the_worker_as_text(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit("HAL")
         yard.answer_all()
         assert yard.seen[0].prompt == "HAL"
         assert handle.result(WAIT_S).text == "IBM"
 
-    def test_messages_go_to_the_worker_as_messages(
+    def test_messages_reach_the_worker_as_messages(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         messages = [{"role": "user", "content": "HAL"}]
@@ -108,7 +110,7 @@ class TestSubmit:
         assert request.metadata == {"traceparent": "00-1"}
         assert yard.lane["mine"].sid.startswith("low/")
 
-    def test_failure_is_raised_or_given_back(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_failure_is_raised_or_returned(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit([1])
         yard.dispatch()
         yard.fail(handle.id, "INFERENCE_ERROR", "it broke")
@@ -119,7 +121,7 @@ class TestSubmit:
         assert result == caught.value.result
         assert (result.ok, result.status) == (False, "failed")
 
-    def test_waiting_is_bounded(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_wait_for_a_result_is_bounded(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client(result_timeout_s=0.05).submit([1])
         with pytest.raises(WaitTimeout):
             handle.result()
@@ -201,7 +203,7 @@ class TestSubmit:
 
 
 class TestMany:
-    def test_a_burst_gets_its_answers(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_a_burst_gets_all_its_answers(self, yard: StandIn, new_client: NewClient) -> None:
         items = [[1], {"prompt": [2], "id": "two", "priority_class": "high"}, [3]]
         handles = new_client().submit_many(items, max_tokens=2)
         yard.answer_all()
@@ -237,7 +239,9 @@ class TestMany:
                 thread.join(WAIT_S)
         assert sorted(answers) == list(range(8))
 
-    def test_a_burst_larger_than_a_call(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_a_burst_larger_than_one_script_call_is_answered(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         handles = new_client().submit_many([[number] for number in range(1, 1001)])
         yard.answer_all()
         answers = [handle.result(WAIT_S).tokens for handle in handles]
@@ -245,21 +249,23 @@ class TestMany:
 
 
 class TestWaitingLine:
-    def test_says_how_many_are_before_it_and_how_long_they_take(
+    def test_handle_has_position_and_estimated_time(
         self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
     ) -> None:
         StandIn(connection, scripts).open(rate=2)
         handles = new_client().submit_many([[1], [2], [3]])
         assert [(each.position, each.eta_s) for each in handles] == [(0, 0), (1, 0.5), (2, 1)]
 
-    def test_says_nothing_of_what_nobody_knows(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_handle_without_known_rate_has_no_estimate(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         client = new_client(client_id="me")
         handle = client.submit([1])
         assert (handle.position, handle.eta_s) == (0, None)
         known = new_client(client_id="me").submit([1], id=handle.id)
         assert (known.position, known.eta_s) == (None, None)
 
-    def test_a_deadline_that_cannot_be_met_is_refused_where_asked(
+    def test_an_unmeetable_deadline_is_refused_on_request(
         self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
     ) -> None:
         yard = StandIn(connection, scripts)
@@ -272,7 +278,7 @@ class TestWaitingLine:
         yard.answer_all()
         assert [each.result(WAIT_S).tokens for each in caught.value.accepted] == [[2]]
 
-    def test_in_a_map_a_refused_deadline_is_a_result(
+    def test_a_refused_deadline_is_a_result_in_a_map(
         self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
     ) -> None:
         yard = StandIn(connection, scripts)
@@ -285,7 +291,7 @@ class TestWaitingLine:
 
 
 class TestLocalTokenizer:
-    def test_text_is_tokenized_here_and_detokenized_here(
+    def test_the_client_tokenizes_and_detokenizes_text(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
         handle = new_client(tokenizer=Letters()).submit("hi")
@@ -302,7 +308,9 @@ class TestLocalTokenizer:
         assert yard.seen[0].messages == messages
         assert handle.result(WAIT_S).text == "IBM"
 
-    def test_pieces_break_inside_characters(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_deltas_that_break_inside_characters_join_to_whole_text(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         text = "Grüße 👋!"
         handle = new_client(tokenizer=Letters()).submit("hi", stream=True)
         yard.dispatch()
@@ -315,7 +323,9 @@ class TestLocalTokenizer:
         assert [token for delta in deltas for token in delta.tokens] == list(text.encode())
         assert not any("\ufffd" in (delta.text or "") for delta in deltas)
 
-    def test_a_reply_cut_inside_a_character(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_a_reply_cut_inside_a_character_has_a_replacement(
+        self, yard: StandIn, new_client: NewClient
+    ) -> None:
         handle = new_client(tokenizer=Letters()).submit("hi", stream=True)
         yard.dispatch()
         yard.emit(handle.id, [65, 0xC3])
@@ -333,7 +343,7 @@ class TestLocalTokenizer:
         yard.finish(handle.id, [66], text="A")
         assert "".join(delta.text or "" for delta in handle) == "A" == handle.result().text
 
-    def test_token_ids_in_give_token_ids_out(self, yard: StandIn, new_client: NewClient) -> None:
+    def test_token_ids_are_not_detokenized(self, yard: StandIn, new_client: NewClient) -> None:
         client = new_client(tokenizer=Letters())
         plain, with_text = client.submit([1]), client.submit([1], detokenize=True)
         yard.dispatch()

@@ -1,4 +1,4 @@
-"""What a client says of a broker that answers and takes no writes."""
+"""Errors of a client whose broker answers but takes no writes."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def stand_in(server: Ailing, keys: Keys) -> Iterator[StandIn]:
 
 
 @pytest.mark.parametrize("ailment", AILMENTS)
-def test_a_yard_that_nobody_can_lead(
+def test_an_unwritable_yard_without_a_leader_names_the_broker(
     server: Ailing, new_client_at: NewClient, ailment: Ailment
 ) -> None:
-    # Given a server that takes no writes, and so no leader
+    # Given a server that takes no writes, and therefore no leader
     server.fall_ill(ailment)
 
     with pytest.raises(BrokerNotWritable) as caught:
@@ -50,7 +50,7 @@ def test_a_yard_that_nobody_can_lead(
     assert caught.value.code == CODES[ailment]
     assert server.url in str(caught.value)
 
-    # If it is mended, I expect the usual word.
+    # If the server recovers, I expect the usual error.
     server.recover(ailment)
     with pytest.raises(NoCoordinator):
         new_client_at(server.url, connect_timeout_s=0.2).start()
@@ -74,7 +74,7 @@ def test_a_request_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("ailment", AILMENTS)
-def test_map_ends_by_its_patience_and_says_why(
+def test_map_times_out_with_the_reason(
     server: Ailing, stand_in: StandIn, new_client_at: NewClient, ailment: Ailment
 ) -> None:
     client = new_client_at(server.url, result_timeout_s=0.5)
@@ -88,10 +88,10 @@ def test_map_ends_by_its_patience_and_says_why(
 
 
 @pytest.mark.parametrize("ailment", ["disk"])
-def test_map_says_why_what_it_has_submitted_has_no_result(
+def test_map_gives_the_reason_for_missing_results(
     server: Ailing, stand_in: StandIn, new_client_at: NewClient, ailment: Ailment
 ) -> None:
-    # Given requests that were accepted before the disk was full
+    # Given requests accepted before the disk was full
     client = new_client_at(server.url, result_timeout_s=1.0)
     client.start()
 

@@ -1,4 +1,4 @@
-"""A yard of models on demand, whose processes a test kills in a state of their life."""
+"""A yard of models on demand, whose processes a test kills in a chosen state."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
 
-#: Longest wait for one event, on a machine that has much else to do.
+#: Longest wait for one event, on a busy machine.
 WAIT_S = 60.0
 STEP_S = 0.02
-#: So that a swap among busy models need not be waited for.
+#: Short, so that a test need not wait for a swap among busy models.
 MAX_MODEL_WAIT_S = 0.3
 #: States in which a process rests.
 AT_REST: frozenset[WorkerState] = frozenset({"warm", "ready", "asleep", "attached"})
@@ -42,7 +42,7 @@ path = "broken"
 
 
 class LifeYard(Plant):
-    """A plant that remembers what was asked of it and whom the test has killed."""
+    """A plant that remembers its requests and the processes that the test has killed."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -51,7 +51,7 @@ class LifeYard(Plant):
         self.killed: set[int] = set()
 
     def start(self, **options: object) -> Program:
-        """A coordinator and one host; the host once all its processes are warm."""
+        """Start a coordinator and one host; return the host once all its processes are warm."""
         self.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
         host = self.pool(**options)
         eventually(
@@ -67,7 +67,7 @@ class LifeYard(Plant):
     # Requests
 
     def ask(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
-        """Streams for a model, which have to complete."""
+        """Submit streams for a model; `check_all` expects them to complete."""
         asked = self.make(model, count, max_tokens)
         self.push_all(asked)
         self.asked += asked
@@ -78,11 +78,11 @@ class LifeYard(Plant):
         return streams(count, max_tokens, model=model)
 
     def expected(self, request: Request) -> list[int]:
-        """All tokens of a request that nothing has disturbed."""
+        """All tokens of an undisturbed request."""
         return expected(request)
 
     def flow(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
-        """Streams for a model that are in their middle."""
+        """Submit streams for a model, and wait until they are in mid-stream."""
         asked = self.ask(model, count, max_tokens)
         eventually(
             lambda: all(self.published(request.id) >= 3 for request in asked), timeout_s=self.wait_s
@@ -90,7 +90,7 @@ class LifeYard(Plant):
         return asked
 
     def check_all(self) -> dict[str, Answer]:
-        """Everything that was asked is answered, with all its tokens once, by its model; by id."""
+        """Check that each request's own model answered with every token once; answers by id."""
         self.results(self.asked, timeout_s=self.wait_s)
         answers = check_exact(self, self.asked, self.expected)
         for request, answer in zip(self.asked, answers, strict=True):
@@ -101,7 +101,7 @@ class LifeYard(Plant):
     # Processes
 
     def seen(self, state: WorkerState, model: str = "", but: Collection[int] = ()) -> WorkerInfo:
-        """A process in this state, once there is one; none of the pids in ``but``."""
+        """Wait for a process in this state, other than the pids in ``but``."""
 
         def found() -> list[WorkerInfo]:
             return [
@@ -120,20 +120,20 @@ class LifeYard(Plant):
         return info.pid
 
     def states(self, host: Program) -> list[str]:
-        """The states of a host's processes; empty while the roster does not show just them."""
+        """The states of a host's processes; empty unless the roster shows exactly them."""
         infos = list(self.roster().values())
         alive = {process.pid for process in host.children()}
         are_all = {info.pid for info in infos} == alive and len(infos) == len(alive)
         return sorted(info.state for info in infos) if are_all else []
 
     def kill(self, pid: int) -> None:
-        """SIGKILL to one process; on return it is dead."""
+        """Send SIGKILL to one process, and wait until it is dead."""
         os.kill(pid, signal.SIGKILL)
         self.killed.add(pid)
         eventually(lambda: is_gone(pid), timeout_s=self.wait_s)
 
     def check_whole(self, host: Program, count: int) -> None:
-        """So many processes live, at rest, and none that was killed is shown; they serve."""
+        """Wait until so many live processes rest and no killed one is shown."""
 
         def whole() -> bool:
             states = self.states(host)
@@ -143,7 +143,7 @@ class LifeYard(Plant):
         eventually(whole, timeout_s=self.wait_s)
 
     def stalled(self) -> set[int]:
-        """The processes that have stopped themselves while they warm up."""
+        """The pids of processes that have stopped themselves during warm-up."""
         warming = {info.pid for info in self.roster().values() if info.state == "warming"}
         return {pid for pid in warming if _is_stopped(pid)}
 
@@ -151,7 +151,7 @@ class LifeYard(Plant):
 def _is_stopped(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:  # the roster says so a little later
+    except psutil.NoSuchProcess:  # the roster shows it a little later
         return False
 
 

@@ -1,4 +1,4 @@
-"""The broker is away, is full, or has forgotten what is not data."""
+"""The broker is unreachable, is out of memory, or loses its scripts, groups and connections."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def plant(own_broker: Server) -> Iterator[Plant]:
 
 
 @pytest.mark.parametrize("away_s", [5.0])
-def test_away_in_the_middle_of_streams(plant: Plant, own_broker: Server, away_s: float) -> None:
-    # Given streams that run, and some that wait
+def test_streams_continue_after_a_broker_outage(
+    plant: Plant, own_broker: Server, away_s: float
+) -> None:
+    # Given streams that run and streams that wait
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=0.02, max_num_seqs=4)
     workers = plant.wait_for_workers(2)
@@ -34,19 +36,21 @@ def test_away_in_the_middle_of_streams(plant: Plant, own_broker: Server, away_s:
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:2])
 
-    # If the server is away for some seconds
+    # If the server is unreachable for some seconds
     own_broker.stop()
     back = time.monotonic() + away_s
     eventually(lambda: time.monotonic() > back, timeout_s=away_s + 5.0, every_s=0.1)
     own_broker.start()
 
-    # I expect everything to go on where it was, at the first attempt.
+    # I expect every stream to continue in its first attempt.
     assert set(attempts(check_exact(plant, requests))) == {1}
     assert plant.wait_for_workers(2).keys() == workers.keys()
 
 
-def test_out_of_memory(plant: Plant) -> None:
-    # Given streams that run, and some that wait
+def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
+    plant: Plant,
+) -> None:
+    # Given streams that run and streams that wait
     coordinators = {name: plant.coordinator(name=name, lease_ms=1000) for name in ("one", "two")}
     plant.worker(simulated_step_s=0.02, max_num_seqs=4)
     plant.wait_for_workers(1)
@@ -54,29 +58,29 @@ def test_out_of_memory(plant: Plant) -> None:
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:4])
 
-    # If the server has no memory left, one is cancelled, and the leader dies
+    # If the server runs out of memory, one stream is cancelled, and the leader dies
     plant.connection.config_set("maxmemory", "1mb")
     cancelled = requests.pop(0)
     assert plant.scripts.cancel("anon", cancelled.id, "enough") is Cancelled.CANCELLED
     token = plant.wait_for_leader()
     coordinators.pop(token.decode().partition(":")[2]).kill()
 
-    # I expect new requests to be refused in plain words,
+    # I expect new requests to be refused with a plain message,
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         plant.scripts.submit("normal", streams(1))
-    # another to lead, and what was accepted to complete,
+    # a standby to lead, accepted requests to complete,
     (other,) = coordinators
     eventually(lambda: plant.wait_for_leader().decode().endswith(f":{other}"))
     assert set(attempts(check_exact(plant, requests))) == {1}
-    # and the yard to serve again when there is memory.
+    # and the yard to serve again once memory is free.
     plant.connection.config_set("maxmemory", "0")
     after = streams(2, max_tokens=5)
     plant.scripts.submit("normal", after)
     check_exact(plant, after)
 
 
-def test_forgotten_scripts_and_groups(plant: Plant) -> None:
-    # Given streams that run, and some that wait
+def test_lost_scripts_groups_and_connections_disturb_no_stream(plant: Plant) -> None:
+    # Given streams that run and streams that wait
     plant.coordinator()
     plant.worker(simulated_step_s=0.02, max_num_seqs=4)
     plant.wait_for_workers(1)
@@ -84,13 +88,13 @@ def test_forgotten_scripts_and_groups(plant: Plant) -> None:
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:4])
 
-    # If the scripts, the consumer groups and all connections are gone
+    # If the scripts, the consumer groups and all connections are lost
     plant.connection.script_flush()
     for stream in (plant.keys.intake("normal"), plant.keys.events, plant.keys.capacity):
         plant.connection.xgroup_destroy(stream, GROUP)
     plant.connection.client_kill_filter(_type="normal", skipme=True)
 
-    # I expect nobody to notice.
+    # I expect every stream to complete in its first attempt.
     assert set(attempts(check_exact(plant, requests))) == {1}
     after = streams(2, max_tokens=5)
     plant.push_all(after)

@@ -1,4 +1,4 @@
-"""Cancelling in every state: one result, at once, and the place is free for another."""
+"""Cancels in every state: one immediate result, and a free place for the next request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenyard.scripts import Cancelled, Submitted
 
 pytestmark = pytest.mark.crash
 
-LONG = 4_000  # tokens that nobody waits for
+LONG = 4_000  # tokens, more than a test waits for
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
 
 
 def cancel(plant: Plant, request: Request) -> None:
-    """Cancel it; the result is there when the call returns."""
+    """Cancel a request; its result is published when the call returns."""
     assert plant.scripts.cancel("anon", request.id, "enough") is Cancelled.CANCELLED
     check_cancelled(plant, request)
 
 
 def check_cancelled(plant: Plant, request: Request) -> None:
-    """One result, that says so, with the tokens that were shown, and nothing left behind."""
+    """Check for one result `cancelled` with the published tokens, and for no leftovers."""
     answer = check_beginning(plant, request)
     assert answer.result.status == "cancelled"
     assert answer.result.error.code == "CANCELLED"
@@ -44,19 +44,19 @@ def check_cancelled(plant: Plant, request: Request) -> None:
 
 
 def settle(plant: Plant) -> None:
-    """Until nothing waits and nothing runs."""
+    """Wait until no request waits or runs."""
     lanes = [plant.keys.lane(worker) for worker in plant.roster()]
     intakes = [plant.keys.intake("normal"), plant.keys.intake("retry")]
     eventually(lambda: not any(plant.connection.xlen(stream) for stream in lanes + intakes))
 
 
-def test_waiting_read_and_unread(plant: Plant) -> None:
-    # Given requests that nobody has read, and more that wait behind a full worker
+def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> None:
+    # Given requests that are unread, and others that wait behind a full worker
     unread = streams(2)
     plant.push_all(unread)
     assert plant.scripts.submit("normal", [make_request("known")])[0].code is Submitted.ACCEPTED
     assert plant.scripts.cancel("anon", "known", "enough") is Cancelled.CANCELLED
-    # (of a plain XADD nobody knows yet: it is dropped when it is read)
+    # (a plain XADD has no ledger yet: the coordinator drops it when it reads it)
     assert (
         plant.scripts.cancel("anon", unread[0].id, "enough") is Cancelled.CANCELLED_BEFORE_ARRIVAL
     )
@@ -73,10 +73,10 @@ def test_waiting_read_and_unread(plant: Plant) -> None:
     last = make_request(params=SamplingParams(max_tokens=1))
     assert plant.scripts.submit("normal", [last])[0].code is Submitted.ACCEPTED
 
-    # If one that waits is cancelled
+    # If a waiting one is cancelled
     cancel(plant, last)
 
-    # I expect the others to complete, and nothing else to be said of those cancelled.
+    # I expect the others to complete, and no further reply to the cancelled ones.
     check_exact(plant, [first, second, *waiting[1:]])
     settle(plant)
     for one in (unread[0], waiting[0], last):
@@ -85,7 +85,7 @@ def test_waiting_read_and_unread(plant: Plant) -> None:
     assert plant.scripts.cancel("anon", first.id, "late") is Cancelled.OVER
 
 
-def test_running_and_on_the_lane(plant: Plant) -> None:
+def test_cancel_of_a_running_request_frees_its_lane_place(plant: Plant) -> None:
     # Given an engine for one request at a time, with one running, one on its lane, one waiting
     plant.coordinator()
     plant.worker(max_num_seqs=1, simulated_step_s=0.01)
@@ -99,14 +99,14 @@ def test_running_and_on_the_lane(plant: Plant) -> None:
     cancel(plant, on_lane)
     cancel(plant, running)
 
-    # I expect their places to be free for the one that waits.
+    # I expect the waiting one to take a free place.
     check_exact(plant, [waiting])
     settle(plant)
     check_cancelled(plant, running)
     check_cancelled(plant, on_lane)
 
 
-def test_request_that_does_not_stream(plant: Plant) -> None:
+def test_cancel_of_a_running_request_without_streaming_returns_no_tokens(plant: Plant) -> None:
     plant.coordinator()
     plant.worker(max_num_seqs=1, simulated_step_s=0.01)
     plant.wait_for_workers(1)
@@ -122,8 +122,8 @@ def test_request_that_does_not_stream(plant: Plant) -> None:
     assert plant.answer(running.id).result.tokens == []
 
 
-def test_while_its_worker_is_lost(plant: Plant) -> None:
-    # Given streams on a host that stalls, and no coordinator that could take them back
+def test_cancel_of_a_lost_workers_request_outlasts_the_rescue(plant: Plant) -> None:
+    # Given streams on a stalled host, and no coordinator that could rescue them
     leader = plant.coordinator()
     controller = plant.worker(simulated_step_s=0.02, lease_ms=1000)
     plant.wait_for_workers(1)
@@ -135,13 +135,13 @@ def test_while_its_worker_is_lost(plant: Plant) -> None:
     for process in host:
         process.suspend()
 
-    # If they are cancelled before the rescue, during it, or when they wait for another worker
+    # If they are cancelled before the rescue, during it, or while they wait for another worker
     cancel(plant, first)
     plant.coordinator()
     eventually(lambda: plant.ledger(third.id).get("intake") == "retry", timeout_s=20.0)
     cancel(plant, second)
 
-    # I expect the third alone to go on, also when the host comes back with all three.
+    # I expect only the third to continue, even when the host resumes with all three.
     for process in host:
         process.resume()
     check_exact(plant, [third])
@@ -150,7 +150,7 @@ def test_while_its_worker_is_lost(plant: Plant) -> None:
     check_cancelled(plant, second)
 
 
-def test_suspect_that_runs_alone(plant: Plant) -> None:
+def test_cancel_of_a_suspect_opens_its_lane(plant: Plant) -> None:
     # Given a suspect alone on the only lane, and another request that waits for it to end
     plant.coordinator(max_crashes=1)
     plant.worker(simulated_step_s=0.02)
@@ -170,7 +170,7 @@ def test_suspect_that_runs_alone(plant: Plant) -> None:
     assert not plant.connection.exists(plant.keys.quarantine)
 
 
-def test_client_that_disappears(plant: Plant) -> None:
+def test_client_whose_lease_expires_has_its_unfinished_requests_cancelled(plant: Plant) -> None:
     # Given a watched client with a running, a waiting and a finished request, and another client
     plant.coordinator()
     plant.worker(max_num_seqs=1, simulated_step_s=0.01)
@@ -183,10 +183,10 @@ def test_client_that_disappears(plant: Plant) -> None:
     plant.scripts.submit("normal", [others])
     wait_mid_stream(plant, [running])
 
-    # If its lease runs out
+    # If its lease expires
     plant.connection.zadd(plant.keys.clients, {"anon": 1})
 
-    # I expect what is unfinished to be cancelled, and nothing else.
+    # I expect only its unfinished requests to be cancelled.
     plant.results([running, *waiting])
     for one in (running, *waiting):
         check_cancelled(plant, one)

@@ -1,4 +1,4 @@
-"""`benchmarks/chaos` hits worker processes, and a run in which it cannot find them fails."""
+"""`benchmarks/chaos` kills worker processes, and fails if it finds none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = ["--quick", "--json", "--seed", "3", "--only", "worker"]
 
 @pytest.fixture(autouse=True)
 def folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the history and the logs that a failed run keeps."""
+    """Keep a failed run's history and logs in a folder of this test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
@@ -26,7 +26,7 @@ def run() -> Result:
     return CliRunner().invoke(main, QUICK)
 
 
-def test_a_quick_run_kills_workers_at_work() -> None:
+def test_a_quick_run_kills_busy_workers() -> None:
     result = run()
 
     figures = json.loads(result.stdout)
@@ -35,13 +35,13 @@ def test_a_quick_run_kills_workers_at_work() -> None:
     assert result.exit_code == 0
 
 
-def test_a_run_that_finds_no_workers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a finder that takes no process for a host's
+def test_a_run_without_workers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a finder that recognises no process of a host
     monkeypatch.setattr(Plant, "_host_of", lambda *_: "")
 
     result = run()
 
-    # I expect a failure that says so, though no promise was broken.
+    # I expect a failure that says so, although no promise was broken.
     figures = json.loads(result.stdout)
     assert (figures["lost"], figures["wrong"]) == (0, 0)
     assert figures["kills"] == 0

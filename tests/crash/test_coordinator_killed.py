@@ -1,4 +1,4 @@
-"""Coordinators that die: a standby leads, and nothing that was accepted is lost or done twice."""
+"""Coordinators that die: a standby leads, and no accepted request is lost or served twice."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def pending(plant: Plant) -> int:
     return int(plant.connection.xpending(plant.keys.intake("normal"), GROUP)["pending"])
 
 
-def test_standby_takes_over_what_the_killed_leader_had_read(plant: Plant) -> None:
-    # Given a leader that has read more than its one worker can take, and a standby
+def test_standby_continues_with_the_entries_that_a_killed_leader_read(plant: Plant) -> None:
+    # Given a leader that read more than its only worker can take, and a standby
     leader = plant.coordinator(name="one", lease_ms=LEASE_MS)
     token = plant.wait_for_leader()
     plant.coordinator(name="two", lease_ms=LEASE_MS)
@@ -46,7 +46,7 @@ def test_standby_takes_over_what_the_killed_leader_had_read(plant: Plant) -> Non
     leader.kill()
     killed = time.monotonic()
 
-    # I expect the standby to lead soon after the lease, and to go on with what was pending.
+    # I expect the standby to lead soon after the lease, and to continue with pending entries.
     assert plant.wait_for_leader(other_than=token).endswith(b":two")
     assert time.monotonic() - killed < LEASE_MS / 1000 + 4.0
     results = plant.results(requests)
@@ -55,7 +55,7 @@ def test_standby_takes_over_what_the_killed_leader_had_read(plant: Plant) -> Non
     assert pending(plant) == 0
 
 
-def test_standby_takes_over_at_once_from_a_leader_that_stops(plant: Plant) -> None:
+def test_standby_takes_over_immediately_from_a_leader_that_stops(plant: Plant) -> None:
     leader = plant.coordinator(name="one", lease_ms=10_000)
     token = plant.wait_for_leader()
     plant.coordinator(name="two", lease_ms=LEASE_MS)
@@ -70,7 +70,7 @@ def test_standby_takes_over_at_once_from_a_leader_that_stops(plant: Plant) -> No
     assert leader.wait() == 0
 
 
-def test_coordinators_killed_again_and_again(plant: Plant) -> None:
+def test_repeated_coordinator_kills_leave_one_result_for_each_request(plant: Plant) -> None:
     # Given a yard under load whose leaders are killed at arbitrary moments
     plant.worker(slots=2, max_num_seqs=4, simulated_step_s=0.01)
     plant.coordinator(lease_ms=LEASE_MS)
@@ -91,7 +91,7 @@ def test_coordinators_killed_again_and_again(plant: Plant) -> None:
         plant.answer(request.id).check_stream()
 
 
-def test_leader_that_stalls_past_its_lease_moves_nothing(plant: Plant) -> None:
+def test_leader_that_stalls_past_its_lease_strands_no_request(plant: Plant) -> None:
     # Given a leader that stops for longer than its lease while another takes over
     stalled = plant.coordinator(name="one", lease_ms=LEASE_MS)
     token = plant.wait_for_leader()
@@ -104,10 +104,10 @@ def test_leader_that_stalls_past_its_lease_moves_nothing(plant: Plant) -> None:
     requests = [make_request(params=SamplingParams(max_tokens=3)) for _ in range(20)]
     plant.push_all(requests)
 
-    # If it comes back in the middle of its work
+    # If it resumes in the middle of its work
     process.resume()
 
-    # I expect it to find out, to stand by, and to have stranded nothing that it read meanwhile.
+    # I expect it to notice, to stand by, and to strand no request that it read meanwhile.
     results = plant.results(requests)
     assert all(result.ok and result.provenance.attempt == 1 for result in results)
     assert plant.connection.get(plant.keys.leader) == second

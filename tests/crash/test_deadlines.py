@@ -1,4 +1,4 @@
-"""Deadlines wherever a request is, and the bound of the intake."""
+"""Deadlines in every state of a request, and the bound of the intake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenyard.scripts import Submitted
 
 pytestmark = pytest.mark.crash
 
-LONG = 4_000  # tokens: more than can be made in time
+LONG = 4_000  # tokens, more than an engine makes in time
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def soon(plant: Plant, after_s: float) -> int:
 
 
 def check_expired(plant: Plant, request: Request, where: str) -> list[int]:
-    """One result, not before the time, that says where; its tokens."""
+    """Check for one result, not before the deadline, that names the state; return its tokens."""
     result = plant.result(request.id)
     assert request.deadline_ms is not None
     assert _ended_ms(plant, request) >= request.deadline_ms
@@ -42,20 +42,20 @@ def check_expired(plant: Plant, request: Request, where: str) -> list[int]:
     return check_beginning(plant, request).result.tokens
 
 
-def test_in_the_intake_unread_and_read(plant: Plant) -> None:
-    # Given a long backlog and no worker, and deadlines at its beginning, its middle and its end
+def test_expired_requests_in_the_intake_are_answered_in_time(plant: Plant) -> None:
+    # Given a long backlog without a worker, and deadlines at its start, middle and end
     patient = streams(1500, max_tokens=1)
     late = streams(3, deadline_ms=soon(plant, 1.0))
     plant.push_all([late[0], *patient[:1400], late[1], *patient[1400:], late[2]])
     plant.coordinator()
 
-    # I expect each to be told in time, and the rest to stay.
+    # I expect each of these to expire in time, and the others to stay.
     for one in late:
         assert check_expired(plant, one, "in the intake") == []
     assert plant.connection.xlen(plant.keys.intake("normal")) == len(patient)
 
 
-def test_held_by_the_coordinator_behind_a_full_worker(plant: Plant) -> None:
+def test_request_behind_a_full_worker_expires_in_time(plant: Plant) -> None:
     plant.coordinator()
     plant.worker(max_num_seqs=1, simulated_step_s=0.02)
     plant.wait_for_workers(1)
@@ -69,7 +69,7 @@ def test_held_by_the_coordinator_behind_a_full_worker(plant: Plant) -> None:
     assert waited_ms < 5_000, "measured: 10 ms"
 
 
-def test_running_and_on_the_lane(plant: Plant) -> None:
+def test_expired_requests_on_a_lane_free_their_places(plant: Plant) -> None:
     # Given an engine for two: a stream, a request that does not stream, and a third on the lane
     plant.coordinator()
     plant.worker(max_num_seqs=2, simulated_step_s=0.01)
@@ -83,18 +83,18 @@ def test_running_and_on_the_lane(plant: Plant) -> None:
     wait_mid_stream(plant, [stream])
     plant.push(on_lane)
 
-    # I expect what has been made of them, and where they were.
+    # I expect their tokens so far, and the state in which they expired.
     shown = check_expired(plant, stream, "running")
     assert len(shown) >= 3
     assert len(check_expired(plant, quiet, "running")) >= 3
     assert check_expired(plant, on_lane, "on the worker's lane") == []
-    # Their places are free again.
+    # I expect their places to be free again.
     after = streams(2, max_tokens=5)
     plant.push_all(after)
     check_exact(plant, after)
 
 
-def test_passed_before_it_was_sent(plant: Plant) -> None:
+def test_request_with_a_passed_deadline_expires_immediately(plant: Plant) -> None:
     plant.coordinator()
     plant.worker()
     plant.wait_for_workers(1)
@@ -104,8 +104,8 @@ def test_passed_before_it_was_sent(plant: Plant) -> None:
     check_expired(plant, request, "in the intake")
 
 
-def test_more_than_the_intake_holds(plant: Plant) -> None:
-    # Given an intake with room for ten, full of requests that were asked whether there is room
+def test_plain_entries_beyond_the_bound_of_the_intake_are_refused(plant: Plant) -> None:
+    # Given an intake with room for ten, full of requests from the submit script
     plant.coordinator(max_num_queued_reqs=10)
     eventually(lambda: plant.connection.hget(plant.keys.info, "max_num_queued_reqs") == b"10")
     accepted = streams(10, max_tokens=3)
@@ -118,7 +118,7 @@ def test_more_than_the_intake_holds(plant: Plant) -> None:
     plant.push_all(excess[:150], "low")
     plant.push_all(excess[150:], "high")
 
-    # I expect these to be refused, and those to be served.
+    # I expect the plain ones to be refused, and the others to be served.
     for result in plant.results(excess):
         assert (result.status, result.error.code) == ("failed", "QUEUE_FULL")
     plant.worker()

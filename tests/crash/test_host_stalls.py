@@ -1,4 +1,4 @@
-"""A host that stands still for longer than any time-out, and then goes on."""
+"""A host that stalls for longer than any timeout, and then resumes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
         yield started
 
 
-def test_watchdog_does_not_count_time_in_which_it_slept(plant: Plant) -> None:
-    # Given a host whose watchdog has little patience, in the middle of a stream
+def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> None:
+    # Given a host whose watchdog has a short timeout, in mid-stream
     plant.coordinator()
     controller = plant.worker(slots=2, simulated_step_s=0.02, hang_timeout_s=1.5, lease_ms=1000)
     workers = plant.wait_for_workers(2)
@@ -31,7 +31,7 @@ def test_watchdog_does_not_count_time_in_which_it_slept(plant: Plant) -> None:
     plant.push(request)
     eventually(lambda: plant.published(request.id) >= 3)
 
-    # If all of it is suspended for longer than that, past its leases
+    # If all its processes are suspended for longer than that, and past its leases
     stalled = [psutil.Process(controller.pid), *controller.children()]
     for process in stalled:
         process.suspend()
@@ -41,7 +41,7 @@ def test_watchdog_does_not_count_time_in_which_it_slept(plant: Plant) -> None:
     for process in stalled[1:]:
         process.resume()
 
-    # I expect the same warm processes under new names, and the stream to go on.
+    # I expect the same warm processes under new names, and the stream to continue.
     roster = plant.wait_for_workers(2)
     assert roster.keys().isdisjoint(workers)
     assert {info.pid for info in roster.values()} == {one.pid for one in stalled[1:]}
@@ -50,8 +50,8 @@ def test_watchdog_does_not_count_time_in_which_it_slept(plant: Plant) -> None:
     assert "killed" not in controller.log
 
 
-def test_standby_does_not_wait_to_take_back_what_a_vanished_host_held(plant: Plant) -> None:
-    # Given a host that vanished a moment ago, and a standby that was in touch all along
+def test_standby_rescues_a_vanished_hosts_lane_as_soon_as_leases_allow(plant: Plant) -> None:
+    # Given a host that vanished a moment ago, and a standby that was connected throughout
     leader = plant.coordinator(name="one", lease_ms=1000)
     token = plant.wait_for_leader()
     plant.coordinator(name="two", lease_ms=1000)
@@ -63,13 +63,13 @@ def test_standby_does_not_wait_to_take_back_what_a_vanished_host_held(plant: Pla
     plant.worker(name="b", simulated_step_s=0.02)
     plant.wait_for_workers(2)
     started = plant.connection.time()[0]
-    eventually(lambda: plant.connection.time()[0] - started > 4)  # both are long in touch
+    eventually(lambda: plant.connection.time()[0] - started > 4)  # both are connected for long
     host.kill()
 
-    # If the leader is killed, too
+    # If the leader is killed as well
     leader.kill()
 
-    # I expect its lane to be taken back as soon as lead and lease allow.
+    # I expect the lane to be rescued as soon as the leader's and the worker's leases allow.
     plant.wait_for_leader(other_than=token)
     [worker] = workers
     eventually(lambda: worker not in plant.roster(), timeout_s=2.5)

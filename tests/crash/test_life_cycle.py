@@ -1,4 +1,4 @@
-"""Processes that die in a state of their life: no request is lost, and the pool is whole again.
+"""Processes that die in each state: no request is lost, and the pool recovers.
 
 Two models take turns on a device, and a third one takes two devices. The engine is the simulated
 one, so every token is known.
@@ -23,9 +23,9 @@ from tokenyard.protocol.wire import Request
 pytestmark = pytest.mark.crash
 
 LEASE_MS = 1000
-#: A load that takes long enough to be seen and interrupted.
+#: A load that takes long enough to observe and interrupt.
 LOAD_S = 0.5
-#: Tokens of a stream that goes on for as long as a test needs it.
+#: Tokens of a stream that outlasts a test.
 LONG = 150
 
 
@@ -36,7 +36,7 @@ def yard(valkey_broker: Server) -> Iterator[LifeYard]:
 
 
 def check_all_is_well(yard: LifeYard, host: Program, count: int, *models: str) -> None:
-    """What was asked is answered, the pool is whole, and it goes on to serve all models."""
+    """Check that all requests are answered, and that the whole pool serves all models."""
     yard.check_all()
     yard.check_whole(host, count)
     for model in models or ("red", "blue"):
@@ -51,8 +51,8 @@ def attempts_of(yard: LifeYard, requests: list[Request]) -> set[int]:
 
 
 class TestBeforeAModel:
-    def test_warming(self, yard: LifeYard) -> None:
-        # Given streams on one device, and a process that is in the middle of its start
+    def test_killed_warming_process_is_replaced(self, yard: LifeYard) -> None:
+        # Given streams on one device, and a process that is still starting
         yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
         host = yard.pool(slots=2, spares=1, crash_point="stall")
         eventually(lambda: len(yard.stalled()) == 3, timeout_s=WAIT_S)
@@ -61,7 +61,7 @@ class TestBeforeAModel:
             os.kill(pid, signal.SIGCONT)
         yard.flow("red")
 
-        # If it is killed, and the next one is let through
+        # If it is killed, and its successor may start
         yard.ask("blue")
         yard.kill(victim)
         yard.ask("red")
@@ -70,12 +70,12 @@ class TestBeforeAModel:
 
         check_all_is_well(yard, host, 3)
 
-    def test_warm(self, yard: LifeYard) -> None:
+    def test_killed_warm_process_is_replaced(self, yard: LifeYard) -> None:
         # Given streams on one device, and a warm process without a stand-in on the other
         host = yard.start(slots=2)
         yard.flow("red")
 
-        # If it is killed when a model needs its device
+        # If the warm process is killed when a model needs its device
         yard.kill(yard.pid_of("warm"))
         yard.ask("blue")
 
@@ -85,8 +85,8 @@ class TestBeforeAModel:
 class TestWithAModel:
     """One device, and a spare process for it."""
 
-    def test_loading(self, yard: LifeYard) -> None:
-        # Given requests for which a model is loaded
+    def test_killed_loading_process_is_replaced_by_the_spare(self, yard: LifeYard) -> None:
+        # Given requests whose model is loading
         host = yard.start(spares=1, simulated_load_s=LOAD_S)
         before = yard.ask("red")
         loading = yard.seen("loading", "red").pid
@@ -95,13 +95,13 @@ class TestWithAModel:
         yard.kill(loading)
         yard.ask("red")
 
-        # I expect the spare to load it, and nothing to have been given to the dead one.
+        # I expect the spare to load it, and no request to have reached the dead process.
         assert yard.seen("loading", "red", but={loading}).pid == spare
         assert yard.seen("ready", "red").pid == spare
         assert attempts_of(yard, before) == {1}
         check_all_is_well(yard, host, 2)
 
-    def test_ready(self, yard: LifeYard) -> None:
+    def test_spare_continues_the_streams_of_a_killed_ready_process(self, yard: LifeYard) -> None:
         # Given a busy worker
         host = yard.start(spares=1)
         before = yard.flow("red")
@@ -110,12 +110,14 @@ class TestWithAModel:
         yard.kill(ready)
         yard.ask("red")
 
-        # I expect the spare to go on with its streams.
+        # I expect the spare to continue its streams.
         assert yard.seen("ready", "red", but={ready}).pid == spare
         assert attempts_of(yard, before) == {2}
         check_all_is_well(yard, host, 2)
 
-    def test_draining(self, yard: LifeYard) -> None:
+    def test_kill_of_a_draining_process_loads_the_next_model_immediately(
+        self, yard: LifeYard
+    ) -> None:
         # Given a busy worker whose device is to serve another model
         host = yard.start(spares=1)
         before = yard.flow("red", max_tokens=LONG)
@@ -126,13 +128,13 @@ class TestWithAModel:
         yard.ask("red")
         yard.ask("blue")
 
-        # I expect that model to be loaded at once, and the streams to go on when it is their turn.
+        # I expect that model to load immediately, and the streams to continue in their turn.
         assert yard.seen("ready", "blue").pid == spare
         assert attempts_of(yard, before) == {2}
         check_all_is_well(yard, host, 2)
 
-    def test_unloading(self, yard: LifeYard) -> None:
-        # Given a worker that dies when it unloads, which it must before its streams have ended
+    def test_death_while_unloading_counts_as_no_crash(self, yard: LifeYard) -> None:
+        # Given a worker that must unload before its streams end, and dies as it does
         host = yard.start(spares=1, crash_point="unloading", drain_timeout_s=0.2)
         before = yard.flow("red", max_tokens=LONG)
         victim, spare = yard.pid_of("ready", "red"), yard.pid_of("warm")
@@ -141,7 +143,7 @@ class TestWithAModel:
         eventually(lambda: is_gone(victim), timeout_s=WAIT_S)
         yard.ask("red")
 
-        # I expect it to count as no crash: it had given back what it had.
+        # I expect no crash to be counted: it had handed its requests back.
         assert yard.seen("ready", "blue").pid == spare
         yard.check_all()
         assert not any("crashes" in yard.ledger(request.id) for request in before)
@@ -151,23 +153,25 @@ class TestWithAModel:
 class TestAsleep:
     """One device, on which one engine may sleep beside the one that is awake."""
 
-    def test_asleep(self, yard: LifeYard) -> None:
+    def test_model_of_a_killed_sleeper_is_loaded_from_its_files(self, yard: LifeYard) -> None:
         # Given a model that sleeps while another one is busy
         host = yard.start(sleepers=1)
         yard.flow("red")
         yard.flow("blue")
         asleep = yard.pid_of("asleep", "red")
 
-        # If its process is killed, and it is asked for
+        # If its process is killed, and a request asks for the model
         yard.kill(asleep)
         yard.ask("red")
 
-        # I expect it to be loaded from its files.
+        # I expect the model to be loaded from its files.
         assert "wake" not in yard.seen("ready", "red").phases_s
         check_all_is_well(yard, host, 2)
 
     @pytest.mark.parametrize("place", ["asleep", "waking"])
-    def test_on_the_way(self, yard: LifeYard, place: str) -> None:
+    def test_death_on_the_way_to_sleep_or_awake_moves_the_model_to_another_process(
+        self, yard: LifeYard, place: str
+    ) -> None:
         # Given workers that die as they fall asleep, or as they wake
         host = yard.start(sleepers=1, crash_point=place)
         yard.flow("red")
@@ -189,7 +193,9 @@ class TestGroup:
     """Two devices that serve one model together, and a spare."""
 
     @pytest.mark.parametrize("state", ["ready", "attached"])
-    def test_that_serves(self, yard: LifeYard, state: str) -> None:
+    def test_kill_in_a_serving_group_replaces_all_its_processes(
+        self, yard: LifeYard, state: str
+    ) -> None:
         # Given a busy group
         host = yard.start(slots=2, spares=1)
         before = yard.flow("pair")
@@ -199,7 +205,7 @@ class TestGroup:
         yard.kill(yard.pid_of("ready" if state == "ready" else "attached", "pair"))
         yard.ask("pair")
 
-        # I expect both to be replaced, and the next group to go on with the streams.
+        # I expect both to be replaced, and the next group to continue the streams.
         yard.seen("ready", "pair", but=group)
         yard.seen("attached", "pair", but=group)
         assert all(is_gone(pid) for pid in group)
@@ -207,8 +213,8 @@ class TestGroup:
         check_all_is_well(yard, host, 3, "pair", "red", "blue")
 
     @pytest.mark.parametrize("state", ["loading", "attached"])
-    def test_that_loads(self, yard: LifeYard, state: str) -> None:
-        # Given a group that is being formed
+    def test_kill_in_a_loading_group_forms_another_group(self, yard: LifeYard, state: str) -> None:
+        # Given a group that is forming
         host = yard.start(slots=2, spares=1, simulated_load_s=LOAD_S)
         yard.ask("pair")
         leader = yard.seen("loading", "pair").pid
@@ -217,7 +223,7 @@ class TestGroup:
         yard.kill(leader if state == "loading" else follower)
         yard.ask("pair")
 
-        # I expect another one to be formed.
+        # I expect another group to form.
         yard.seen("ready", "pair", but={leader, follower})
         assert is_gone(leader)
         assert is_gone(follower)
@@ -225,9 +231,9 @@ class TestGroup:
 
 
 class TestOthers:
-    """Whoever else a swap takes."""
+    """Other processes that take part in a swap."""
 
-    def test_controller(self, yard: LifeYard) -> None:
+    def test_killed_controller_returns_with_a_whole_pool(self, yard: LifeYard) -> None:
         # Given a device in the middle of a swap
         options: dict[str, object] = {"spares": 1, "lease_ms": LEASE_MS}
         host = yard.start(**options)
@@ -236,7 +242,7 @@ class TestOthers:
         yard.seen("draining", "red")
         left = [*host.children(), host.fork_server()]
 
-        # If its controller is killed, and started again
+        # If its controller is killed and started again
         host.kill()
         yard.ask("red")
         yard.ask("blue")
@@ -245,7 +251,9 @@ class TestOthers:
 
         check_all_is_well(yard, again, 2)
 
-    def test_coordinator_between_command_and_load(self, yard: LifeYard) -> None:
+    def test_coordinator_killed_before_its_command_is_obeyed_loads_the_model_once(
+        self, yard: LifeYard
+    ) -> None:
         # Given a command that its controller has not yet seen
         leader = yard.coordinator(name="one", lease_ms=LEASE_MS)
         token = yard.wait_for_leader()
@@ -264,47 +272,47 @@ class TestOthers:
         yard.ask("red")
         controller.resume()
 
-        # I expect both commands to be one.
+        # I expect both commands to load the model once.
         yard.check_all()
         assert yard.states(host) == ["ready", "warm"]
         check_all_is_well(yard, host, 2)
 
-    def test_coordinator_while_its_command_is_obeyed(self, yard: LifeYard) -> None:
-        # Given a model that is being loaded
+    def test_coordinator_killed_during_a_load_uses_the_loaded_model(self, yard: LifeYard) -> None:
+        # Given a model that is loading
         leader = yard.coordinator(lease_ms=LEASE_MS)
         host = yard.pool(spares=1, simulated_load_s=LOAD_S)
         before = yard.ask("red")
         yard.seen("loading", "red")
 
-        # If the coordinator is killed, and started again when the model is there
+        # If the coordinator is killed, and started again once the model is loaded
         leader.kill()
         after = yard.ask("red")
         holder = yard.seen("ready", "red")
         yard.coordinator(lease_ms=LEASE_MS, max_model_wait_s=MAX_MODEL_WAIT_S)
 
-        # I expect the model to be used as it is.
+        # I expect it to use the loaded model.
         assert attempts_of(yard, before + after) == {1}
         assert yard.seen("ready", "red").since_ms == holder.since_ms
         check_all_is_well(yard, host, 2)
 
-    def test_fork_server(self, yard: LifeYard) -> None:
+    def test_killed_fork_server_leaves_no_process_behind(self, yard: LifeYard) -> None:
         # Given a host with a busy worker
         host = yard.start(slots=2, spares=1)
         yard.flow("red")
         left = host.children()
         assert len(left) == 3
 
-        # If what started its processes is killed, which makes them all look dead
+        # If the fork-server that started its processes is killed, so that they all look dead
         yard.kill(host.fork_server().pid)
         yard.ask("red")
         yard.ask("blue")
 
-        # I expect none of them to be left behind.
+        # I expect none of them to remain.
         eventually(lambda: all(is_gone(one.pid) for one in left), timeout_s=WAIT_S)
         check_all_is_well(yard, host, 3)
 
-    def test_host_with_the_only_copy(self, yard: LifeYard) -> None:
-        # Given two busy hosts, and more requests for the model of one than its lane takes
+    def test_model_of_a_lost_host_is_loaded_on_another(self, yard: LifeYard) -> None:
+        # Given two busy hosts, and more requests for one's model than its lane takes
         yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
         hosts = {name: yard.pool(name=name, spares=1, lease_ms=LEASE_MS) for name in ("a", "b")}
         eventually(lambda: len(yard.roster()) == 4, timeout_s=WAIT_S)
@@ -317,25 +325,25 @@ class TestOthers:
         # If that host is lost
         hosts.pop(lost).end()
 
-        # I expect the other one to load that model.
+        # I expect the other host to load that model.
         (left,) = hosts.values()
         assert attempts_of(yard, before) == {2}
         check_all_is_well(yard, left, 2)
 
 
 class TestBrokenModel:
-    def test_its_requests_are_told_why_and_others_go_on(self, yard: LifeYard) -> None:
+    def test_its_requests_fail_with_the_reason_and_others_continue(self, yard: LifeYard) -> None:
         # Given streams on one device
         host = yard.start(slots=2, spares=1)
         yard.flow("red")
         pids = {info.pid for info in yard.roster().values()}
 
-        # If a model is asked for that cannot be loaded
+        # If requests ask for a model that cannot be loaded
         torn = yard.ask("torn", 3)
         del yard.asked[-3:]
         yard.ask("blue")
 
-        # I expect its requests to be answered, and no process to have died of it.
+        # I expect its requests to fail with the reason, and no process to die.
         for result in yard.results(torn, timeout_s=WAIT_S):
             assert result.error is not None
             assert result.error.code == "MODEL_UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""Requests that kill their workers, requests whose workers are killed, and engines that fail."""
+"""Requests that crash their workers, requests whose workers are killed, and engines that fail."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def special(prefix: tuple[int, ...], max_tokens: int = 20) -> Request:
     return make_request(tokens=[*prefix, 1], stream=True, params=params)
 
 
-def test_poison_among_good_requests(plant: Plant) -> None:
-    # Given fifty good requests on two workers, and one in their middle that kills its worker
+def test_poison_among_good_requests_fails_alone(plant: Plant) -> None:
+    # Given fifty good requests on two workers, and one among them that kills its worker
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=STEP_S, crash_point="poison:3")
     plant.wait_for_workers(2)
@@ -51,10 +51,10 @@ def test_poison_among_good_requests(plant: Plant) -> None:
     poison = special(POISON)
     plant.push_all([*good[:25], poison, *good[25:]])
 
-    # I expect all good ones to complete, with every token as without it,
+    # I expect all good ones to complete with unchanged tokens,
     answers = check_exact(plant, good)
     assert max(attempts(answers)) >= 2, "it had neighbours"
-    # and this one alone to fail, with what is known of the crash,
+    # only the poison to fail, with the known details of the crash,
     result = plant.result(poison.id)
     assert (result.status, result.error.code) == ("failed", "POISONED")
     assert "SIGSEGV" in result.error.message
@@ -63,7 +63,7 @@ def test_poison_among_good_requests(plant: Plant) -> None:
     assert letter["id"] == poison.id
     assert letter["dead_reason"].startswith("POISONED: ")
     assert "SIGSEGV" in letter["dead_reason"]
-    # and workers that serve.
+    # and both workers to serve.
     plant.wait_for_workers(2)
     more = streams(4, max_tokens=5)
     plant.push_all(more)
@@ -71,8 +71,8 @@ def test_poison_among_good_requests(plant: Plant) -> None:
     assert not plant.connection.exists(plant.keys.quarantine, plant.keys.departed)
 
 
-def test_after_a_crash_by_chance_all_go_on_side_by_side(plant: Plant) -> None:
-    # Given forty streams on a worker, and nobody to blame
+def test_requests_run_together_again_after_a_chance_crash(plant: Plant) -> None:
+    # Given forty harmless streams on a worker
     plant.coordinator()
     plant.worker(simulated_step_s=0.03, max_num_seqs=64)
     (worker,) = plant.wait_for_workers(1).values()
@@ -83,12 +83,12 @@ def test_after_a_crash_by_chance_all_go_on_side_by_side(plant: Plant) -> None:
     # If its engine crashes
     os.kill(worker.pid, signal.SIGSEGV)
 
-    # I expect them to be tried in groups, and all to run again while none of them has ended,
+    # I expect them to be tried in groups, and all to run again before any ends,
     eventually(lambda: b"+" in b"".join(plant.connection.hvals(plant.keys.quarantine)))
     (name,) = plant.wait_for_workers(1)
     eventually(lambda: len(held_by(plant, requests, name)) == 40)
     assert {plant.ledger(one.id)["state"] for one in requests} == {"assigned"}
-    # to end at their second attempt, exactly, and the lane to be as any other.
+    # to end exactly at their second attempt, and the lane to be open.
     assert set(attempts(check_exact(plant, requests))) == {2}
     assert all("on trial with" in plant.ledger(one.id)["t2"] for one in requests)
     assert dead_letters(plant) == []
@@ -96,7 +96,7 @@ def test_after_a_crash_by_chance_all_go_on_side_by_side(plant: Plant) -> None:
     assert not any("trial" in plant.ledger(one.id) for one in requests)
 
 
-def test_search_goes_on_under_another_coordinator(plant: Plant) -> None:
+def test_search_for_a_poison_continues_under_another_coordinator(plant: Plant) -> None:
     # Given a poison among twenty streams
     first = plant.coordinator(lease_ms=1000)
     plant.worker(slots=2, simulated_step_s=STEP_S, max_num_seqs=32, crash_point="poison")
@@ -104,12 +104,12 @@ def test_search_goes_on_under_another_coordinator(plant: Plant) -> None:
     good, poison = streams(20, max_tokens=200), special(POISON)
     plant.push_all([*good[:10], poison, *good[10:]])
 
-    # If the coordinator is killed while groups of them are on trial
+    # If the coordinator is killed during the trials of their groups
     eventually(lambda: plant.ledger(poison.id).get("trial"))
     first.kill()
     plant.coordinator(lease_ms=1000)
 
-    # I expect its successor to find the poison, and nobody else.
+    # I expect its successor to blame only the poison.
     assert plant.result(poison.id).error.code == "POISONED"
     check_exact(plant, good)
     assert [letter["id"] for letter in dead_letters(plant)] == [poison.id]
@@ -117,7 +117,7 @@ def test_search_goes_on_under_another_coordinator(plant: Plant) -> None:
     assert max(crashes) == 0
 
 
-def test_two_poisons_among_good_requests(plant: Plant) -> None:
+def test_two_poisons_among_good_requests_are_found(plant: Plant) -> None:
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=STEP_S, max_num_seqs=32, crash_point="poison")
     plant.wait_for_workers(2)
@@ -129,8 +129,8 @@ def test_two_poisons_among_good_requests(plant: Plant) -> None:
     assert sorted(one["id"] for one in dead_letters(plant)) == sorted(one.id for one in poisons)
 
 
-def test_host_that_dies_splits_no_group(plant: Plant) -> None:
-    # Given a group on trial, which is so slow that it stays there
+def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
+    # Given a group on trial that is too slow to end
     plant.coordinator(trial_tokens=1000)
     plant.worker(simulated_step_s=0.03, max_num_seqs=32)
     (worker,) = plant.wait_for_workers(1).values()
@@ -143,17 +143,17 @@ def test_host_that_dies_splits_no_group(plant: Plant) -> None:
     on_trial = held_by(plant, requests, name)
     assert {plant.ledger(one.id)["trial"] for one in on_trial} == {"2"}
 
-    # If it is killed from outside
+    # If its worker is killed from outside
     os.kill(plant.roster()[name].pid, signal.SIGKILL)
 
-    # I expect the same size of groups as before, and all to complete.
+    # I expect the size of the groups to stay, and all requests to complete.
     eventually(lambda: all(plant.ledger(one.id).get("crashes") == "2" for one in on_trial))
     assert {plant.ledger(one.id)["trial"] for one in on_trial} == {"2"}
     check_exact(plant, requests)
 
 
-def test_killed_from_outside_nobody_is_a_suspect(plant: Plant) -> None:
-    # Given streams on a worker, and nobody else
+def test_kill_from_outside_makes_no_suspects(plant: Plant) -> None:
+    # Given streams on the only worker
     plant.coordinator()
     plant.worker(simulated_step_s=0.02)
     (worker,) = plant.wait_for_workers(1).items()
@@ -164,7 +164,7 @@ def test_killed_from_outside_nobody_is_a_suspect(plant: Plant) -> None:
     # If it is killed
     os.kill(worker[1].pid, signal.SIGKILL)
 
-    # I expect them all to go on together,
+    # I expect them all to continue together,
     eventually(lambda: len(held_by(plant, requests, _other(plant, worker[0]))) == 6)
     assert not plant.connection.exists(plant.keys.quarantine)
     # and to be exact.
@@ -173,8 +173,8 @@ def test_killed_from_outside_nobody_is_a_suspect(plant: Plant) -> None:
     assert all("suspected" not in plant.ledger(one.id) for one in requests)
 
 
-def test_killed_too_often_it_runs_alone(plant: Plant) -> None:
-    # Given a request that has lost two workers, where two are too many
+def test_request_that_loses_too_many_workers_runs_alone(plant: Plant) -> None:
+    # Given a request that has lost two workers, the limit
     plant.coordinator(max_crashes=2)
     plant.worker(simulated_step_s=0.02)
     (request,) = streams(1, max_tokens=150)
@@ -209,15 +209,15 @@ def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
     wait_mid_stream(plant, [request])
     psutil.Process(worker.pid).suspend()
 
-    # I expect its controller to kill it, and the stream to go on, as a suspect.
+    # I expect its controller to kill it, and the stream to continue as a suspect.
     assert attempts(check_exact(plant, [request])) == [2]
     ledger = plant.ledger(request.id)
     assert (ledger["crashes"], ledger["suspected"]) == ("1", "1")
     assert "no progress" in ledger["reason"]
 
 
-def test_engine_fault_is_tried_again_after_a_pause(plant: Plant) -> None:
-    # Given an engine that fails to serve a request twice, in the middle of its stream
+def test_request_after_an_engine_fault_is_retried_and_completes(plant: Plant) -> None:
+    # Given an engine that fails a request twice in mid-stream
     plant.coordinator()
     plant.worker(simulated_step_s=STEP_S, crash_point="fault:2")
     plant.wait_for_workers(1)
@@ -225,7 +225,7 @@ def test_engine_fault_is_tried_again_after_a_pause(plant: Plant) -> None:
 
     plant.push_all([*neighbours, faulty])
 
-    # I expect the third attempt to complete it, and no harm to its neighbours.
+    # I expect the third attempt to complete it, and its neighbours to be unaffected.
     (answer, *others) = check_exact(plant, [faulty, *neighbours])
     assert attempts([answer, *others]) == [3, 1, 1, 1, 1, 1]
     ledger = plant.ledger(faulty.id)
@@ -235,15 +235,15 @@ def test_engine_fault_is_tried_again_after_a_pause(plant: Plant) -> None:
     assert dead_letters(plant) == []
 
 
-def test_engine_that_always_fails(plant: Plant) -> None:
-    # Given an engine that never serves a request
+def test_request_that_always_fails_ends_with_the_last_fault(plant: Plant) -> None:
+    # Given an engine that always fails a request
     plant.coordinator(max_faults=2)
     plant.worker(simulated_step_s=STEP_S, crash_point="fault:99")
     plant.wait_for_workers(1)
     faulty = special(FAULTY)
     plant.push(faulty)
 
-    # I expect the last fault to be its result, with the tokens that were shown.
+    # I expect the last fault as its result, with the published tokens.
     result = plant.result(faulty.id)
     assert (result.status, result.error.code) == ("failed", "INFERENCE_ERROR")
     assert "told to fail" in result.error.message
@@ -253,5 +253,5 @@ def test_engine_that_always_fails(plant: Plant) -> None:
 
 
 def _other(plant: Plant, than: str) -> str:
-    """A worker that is not this one, or ""."""
+    """Another worker than this one, or ""."""
     return next((worker for worker in plant.roster() if worker != than), "")

@@ -1,4 +1,4 @@
-"""Every process is replaced, one after another, under load: nobody notices."""
+"""Every process is replaced, one after another, under load: no request is disturbed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
         yield started
 
 
-def test_rolling_restart_of_every_process(plant: Plant) -> None:
+def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> None:
     # Given two coordinators and two hosts under load
     coordinators = [plant.coordinator(name=f"c{n}", lease_ms=2000) for n in range(2)]
     hosts = [
@@ -32,13 +32,13 @@ def test_rolling_restart_of_every_process(plant: Plant) -> None:
     sent: list[Request] = []
 
     def load(count: int = 20) -> None:
-        """More streams, of which the first have begun."""
+        """More streams, the first of which run."""
         more = streams(count, max_tokens=60)
         sent.extend(more)
         plant.push_all(more)
         eventually(lambda: plant.replies(more[0].id), timeout_s=30.0)
 
-    # If each is stopped in order while its successor starts
+    # If each is stopped gracefully while its successor starts
     for number, host in enumerate(hosts):
         plant.worker(name=f"new{number}", simulated_step_s=0.02, max_num_seqs=8)
         plant.wait_for_workers(3)
@@ -50,7 +50,7 @@ def test_rolling_restart_of_every_process(plant: Plant) -> None:
         assert coordinator.stop() == 0
     load()
 
-    # I expect every token once, and no attempt to have cost anything.
+    # I expect every token once, and no crash or fault counted.
     answers = check_exact(plant, sent)
     assert max(attempts(answers)) == 2, "some were handed back in the middle"
     ledgers = [plant.ledger(one.id) for one in sent]

@@ -1,6 +1,6 @@
-"""The server comes back without its last writes, as after a power failure, or as a late replica.
+"""The server restarts without its last writes, as after a power failure or on a late replica.
 
-A copy of its folder stands for what was on its disk.
+A copy of its folder plays the state of its disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def folder_of(server: Server) -> Path:
 
 
 def copy_at_rest(plant: Plant, server: Server, copy: Path, running: Request) -> None:
-    """The server's folder at a moment at which this request has not ended."""
+    """Copy the server's folder while this request has not ended."""
     pids = [info.pid for info in plant.roster().values()]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -51,7 +51,7 @@ def copy_at_rest(plant: Plant, server: Server, copy: Path, running: Request) -> 
 
 
 def put_back(server: Server, copy: Path) -> None:
-    """Kill the server, and start it with what the copy holds."""
+    """Kill the server, and start it from the copy."""
     server.kill()
     shutil.rmtree(folder_of(server))
     shutil.copytree(copy, folder_of(server))
@@ -59,7 +59,7 @@ def put_back(server: Server, copy: Path) -> None:
 
 
 def become_another_server(copy: Path, name: str, keys: Keys) -> None:
-    """In the copy: a leader has seen that a replica took over, and has taken all leases."""
+    """Change the copy: a leader has seen a replica take over, and has revoked all leases."""
     binary = find_binary(name)  # type: ignore[arg-type]
     assert binary
     other = Server(name, binary, copy, aof=True)  # type: ignore[arg-type]
@@ -78,10 +78,10 @@ def raw_result(plant: Plant, request: Request) -> bytes | None:
 
 
 @pytest.mark.parametrize(("is_fenced", "attempt"), [(False, "1"), (True, "2")])
-def test_a_worker_answers_from_what_it_knows(
+def test_a_result_lost_by_the_server_is_published_again(
     plant: Plant, own_broker: Server, tmp_path: Path, is_fenced: bool, attempt: str
 ) -> None:
-    # Given a request on a lane, of which the server's disk knows just that
+    # Given a request that the server's disk shows on a lane
     plant.coordinator()
     plant.worker(simulated_step_s=STEP_S)
     [worker] = plant.wait_for_workers(1)
@@ -93,20 +93,20 @@ def test_a_worker_answers_from_what_it_knows(
     if is_fenced:
         become_another_server(copy, own_broker.name, plant.keys)
 
-    # If its result is published and read, and then the power fails
+    # If its result is published and read, and then power fails
     first = plant.result(request.id)
     before = eventually(lambda: raw_result(plant, request))
     put_back(own_broker, copy)
 
-    # I expect the same result once more, with the times of the first,
+    # I expect the same result again, with the times of the first,
     again = plant.result(request.id)
     assert again == first
     assert raw_result(plant, request) == before
     assert again.timing
-    # from a worker that kept its lease, or by an assignment to its next incarnation,
+    # from a worker that kept its lease or from its next incarnation,
     assert plant.ledger(request.id)["attempt"] == attempt
     assert (worker in plant.wait_for_workers(1)) is not is_fenced
-    # and nothing to be left on a lane.
+    # and an empty lane.
     assert [plant.connection.xlen(plant.keys.lane(name)) for name in plant.roster()] == [0]
     check_exact(plant, served_after(plant))
 
@@ -117,10 +117,10 @@ def served_after(plant: Plant) -> list[Request]:
     return requests
 
 
-def test_streams_go_on_behind_the_tokens_that_are_left(
+def test_streams_continue_after_the_tokens_that_the_server_kept(
     plant: Plant, own_broker: Server, tmp_path: Path
 ) -> None:
-    # Given streams that have published more than is on the server's disk
+    # Given streams that published more tokens than the server's disk holds
     plant.coordinator()
     plant.worker(simulated_step_s=STEP_S)
     plant.wait_for_workers(1)
@@ -132,10 +132,10 @@ def test_streams_go_on_behind_the_tokens_that_are_left(
     seen = [plant.published(one.id) for one in requests]
     eventually(lambda: all(plant.published(one.id) > seen[n] for n, one in enumerate(requests)))
 
-    # If the power fails
+    # If power fails
     put_back(own_broker, copy)
 
-    # I expect each to be given back, and to be whole in the end.
+    # I expect each to be handed back, and to be complete in the end.
     answers = check_exact(plant, requests)
     assert attempts(answers) == [2, 2, 2]
     assert {plant.ledger(one.id).get("crashes") for one in requests} == {None}

@@ -1,4 +1,4 @@
-"""Streams of several choices whose workers die: each choice goes on behind its own tokens."""
+"""Streams of several choices whose workers die: each choice continues after its own tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plant(broker: Server) -> Iterator[Plant]:
 
 
 def requests() -> list[Request]:
-    """Of two to four choices, which end at different places."""
+    """Streams of two to four choices that end at different positions."""
     return [
         make_request(
             tokens=[n + 1, n + 2],
@@ -48,7 +48,7 @@ def undisturbed(request: Request) -> Sequence[Choice]:
 
 
 def check(answer: Answer, request: Request) -> None:
-    """No token of any choice is missing or there twice, and each choice is as without a crash."""
+    """Check that each choice has every token once, as without a crash."""
     shown: dict[int, list[int]] = {}
     for delta in answer.deltas:
         assert delta.seq == sum(map(len, shown.values()))
@@ -64,7 +64,7 @@ def check(answer: Answer, request: Request) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSEGV])
-def test_they_go_on_each_behind_its_own_tokens(plant: Plant, end: signal.Signals) -> None:
+def test_each_choice_continues_after_its_own_tokens(plant: Plant, end: signal.Signals) -> None:
     # Given streams of several choices on a worker
     plant.coordinator()
     plant.worker(simulated_step_s=0.03)
@@ -72,7 +72,7 @@ def test_they_go_on_each_behind_its_own_tokens(plant: Plant, end: signal.Signals
     plant.wait_for_workers(1)
     plant.push_all(asked)
 
-    # If it dies twice in their middle
+    # If it dies twice in mid-stream
     for least in (6, 40):
         long = [asked[0], asked[3]]
         wait_mid_stream(plant, long, least=least)
@@ -80,7 +80,7 @@ def test_they_go_on_each_behind_its_own_tokens(plant: Plant, end: signal.Signals
         os.kill(worker.pid, end)
         plant.wait_for_workers(1)
 
-    # I expect each choice to be as if nothing had happened.
+    # I expect each choice to be as without a crash.
     plant.results(asked)
     for request in asked:
         check(plant.answer(request.id), request)

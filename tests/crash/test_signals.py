@@ -1,9 +1,9 @@
 """Every cell of the table of signals, while one worker joins late and another is killed.
 
 Three hosts, each with one worker, have requests that run and requests that wait. One of them is
-frozen before the signal, so that it is certain not to have obeyed when it is killed; a fourth one
-joins after the signal. Nothing may be lost or come twice, all must end in the desired state that
-the table says, and whoever waits must be told who is missing, and no longer than it is.
+frozen before the signal, so that it cannot obey before it is killed; a fourth one
+joins after the signal. No token may be lost or repeated, all hosts must reach the desired state of
+the table, and a waiting caller must learn which worker is missing, for as long as it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 STEP_S = 0.02
 LEASE_MS = 4_000
-#: Of a host whose lease ends when the test says so, however slow the others are to obey.
+#: Lease of a host that expires only when the test says so.
 LONG_MS = 3_600_000
 BOUND_S = 60.0
 NEW = "/checkpoints/new"
@@ -64,7 +64,7 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
 
 
 class Cast:
-    """Four hosts, their operator, and what clients ask of them meanwhile."""
+    """Four hosts, their operator, and the requests of their clients."""
 
     def __init__(self, plant: Plant, scope: str = ALL) -> None:
         self.plant = plant
@@ -79,13 +79,13 @@ class Cast:
         plant.wait_for_turns("a", "b", "c")
 
     def enter(self, name: str) -> None:
-        """A host starts, maybe in place of one of that name that is gone."""
+        """Start a host, perhaps as the successor of one with that name."""
         self.hosts[name] = self.plant.worker(
             name=name, simulated_step_s=STEP_S, max_num_seqs=2, lease_ms=LEASE_MS, grace_s=0.5
         )
 
     def ask(self, count: int) -> list[Request]:
-        """More requests, streams and others."""
+        """Submit more requests, most of them streams."""
         quiet = [
             make_request(tokens=[7, len(self.sent) + n], params=SamplingParams(max_tokens=20))
             for n in range(count // 4)
@@ -99,7 +99,7 @@ class Cast:
         return Order(signal=signal, scope=self.scope, mode=mode, epoch=7, weights=NEW)
 
     def tell(self, *signals: Signal) -> None:
-        """Give signals that all obey."""
+        """Give signals, and wait until all workers obey."""
         for signal in signals:
             given = self.signals.give(self.order(signal))
             assert self.signals.wait(given, BOUND_S) == []
@@ -108,7 +108,7 @@ class Cast:
         return self.signals.desired_states().by_scope.get(self.scope, DesiredState())
 
     def freeze(self, name: str) -> str:
-        """A host hears nothing any longer; its worker."""
+        """Suspend all processes of a host; return its worker."""
         (worker,) = (one for one, info in self.plant.roster().items() if info.name == name)
         host = self.hosts[name]
         for process in (psutil.Process(host.pid), *host.children()):
@@ -116,27 +116,27 @@ class Cast:
         return worker
 
     def prolong(self, worker: str) -> None:
-        """Its lease does not run out by itself."""
+        """Extend a worker's lease past the end of the test."""
         seconds, _ = self.plant.connection.time()
         leases = {worker: seconds * 1000 + LONG_MS}
         self.plant.connection.zadd(self.plant.keys.leases, leases, xx=True)
 
     def expire(self, worker: str) -> None:
-        """Its lease is over."""
+        """Let a worker's lease expire."""
         self.plant.connection.zadd(self.plant.keys.leases, {worker: 1}, xx=True)
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the controller and its worker."""
+        """Send SIGKILL to a controller and its worker."""
         self.hosts[name].end()
 
     def newest(self) -> dict[str, WorkerInfo]:
-        """The workers by name; of several incarnations the newest."""
+        """The newest incarnation of each worker, by name."""
         roster = self.plant.roster()
         incarnations = sorted(roster, key=lambda worker: int(worker.rpartition(".")[2]))
         return {roster[worker].name: roster[worker] for worker in incarnations}
 
     def are_in(self, desired_state: DesiredState, names: str) -> None:
-        """Wait until these, and no others, do what the desired state says."""
+        """Wait until exactly these workers show the desired state."""
 
         def are_there() -> bool:
             shown = {name: _shown(info) for name, info in self.newest().items()}
@@ -145,11 +145,11 @@ class Cast:
         eventually(are_there, timeout_s=BOUND_S)
 
     def go_on(self) -> None:
-        """Whatever the desired state is, all run again."""
+        """Let all workers run again, from any desired state."""
         self.tell("RESUME", "UNPAUSE")
 
     def check_requests(self) -> None:
-        """Each has one result and every token once; nothing counts as a fault but the one death."""
+        """Check for one result and every token once; only the one death may count against them."""
         check_exact(self.plant, [one for one in self.sent if one.stream])
         quiet = [one for one in self.sent if not one.stream]
         for one, result in zip(quiet, self.plant.results(quiet), strict=True):
@@ -165,7 +165,7 @@ class Cast:
 
 
 def _shown(one: WorkerInfo | DesiredState) -> tuple[object, ...]:
-    """What a worker shows of its desired state; without an engine no epoch and no weights."""
+    """Run state, epoch and weights as shown; only the run state without an engine."""
     has_engine = one.run_state != "SUSPENDED"
     return (one.run_state, one.epoch, one.weights) if has_engine else (one.run_state,)
 
@@ -175,7 +175,7 @@ def workers(receipts: Sequence[Unacknowledged]) -> list[str]:
 
 
 def start(plant: Plant, signal: Signal, run_state: RunState) -> Cast:
-    """Three workers in a desired state, in the middle of requests, with others that wait."""
+    """Start three workers in a run state, with requests that run and requests that wait."""
     is_for_model = (signal, run_state) == ("RELOAD_WEIGHTS", "PAUSED")
     cast = Cast(plant, model_scope("sim") if is_for_model else ALL)
     running = cast.ask(12)[:3]
@@ -220,33 +220,35 @@ VALID = [cell for cell in cells("valid") if cell[0] not in ENDS | {"START_PROFIL
 
 
 @pytest.mark.parametrize(("signal", "run_state"), running_first(VALID))
-def test_a_valid_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
-    # Given three workers, one of which hears nothing any longer
+def test_a_valid_signal_brings_all_workers_to_the_new_state(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
+    # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     victim = cast.freeze("b")
     cast.prolong(victim)
 
-    # If a signal is given, and a fourth one joins,
+    # If a signal is given, and a fourth joins,
     expected_state = after(cast.desired_state(), cast.order(signal))
     given = cast.signals.give(cast.order(signal))
     assert not given.is_redundant
     cast.enter("d")
     cast.ask(4)
 
-    # I expect that the others obey, and that the one is waited for,
+    # I expect the others to obey, and the wait to name the frozen one,
     assert only(cast, given, victim)
-    # and when it is killed: only until its lease is over.
+    # and after its death to last only until its lease expires.
     cast.kill("b")
     assert workers(cast.signals.wait(given, 0.0)) == [victim]
     cast.expire(victim)
     assert cast.signals.wait(given, BOUND_S) == []
 
-    # I expect whoever is there, joined late or came back to be in the desired state,
+    # I expect all workers, also the late and the returned one, to be in the desired state,
     cast.enter("b")
     cast.are_in(expected_state, "abcd")
     found = msgspec.structs.replace(cast.desired_state(), since_ms=expected_state.since_ms)
     assert found == expected_state
-    # and no request to have suffered.
+    # and every request to be complete.
     cast.go_on()
     cast.ask(4)
     if expected_state.weights:
@@ -256,14 +258,14 @@ def test_a_valid_signal(plant: Plant, signal: Signal, run_state: RunState) -> No
 
 
 def only(cast: Cast, given: SignalReceipt, victim: str) -> bool:
-    """Wait until this one alone has yet to obey."""
+    """Wait until only this worker has yet to obey."""
     return eventually(
         lambda: workers(cast.signals.unacknowledged(given)) == [victim], timeout_s=BOUND_S
     )
 
 
 def check_mixed(cast: Cast) -> None:
-    """Each answer is one of the old weights up to somewhere, and of the new ones from there on."""
+    """Check that each answer begins with the old weights' tokens and ends with the new ones'."""
     cast.plant.results(cast.sent)
     for one in cast.sent:
         answer = cast.plant.answer(one.id)
@@ -274,45 +276,49 @@ def check_mixed(cast: Cast) -> None:
 
 
 @pytest.mark.parametrize(("signal", "run_state"), running_first(cells("redundant")))
-def test_a_redundant_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
-    # Given three workers, one of which hears nothing any longer
+def test_a_redundant_signal_changes_no_worker(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
+    # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     begin = cast.desired_state()
     cast.freeze("b")
     said = plant.connection.xlen(plant.keys.control)
 
-    # If a signal is given that changes nothing, while the one is killed and another joins,
+    # If a redundant signal is given, while the frozen one is killed and another joins,
     given = cast.signals.give(cast.order(signal, mode="abort"))
     cast.enter("d")
     cast.kill("b")
 
-    # I expect that nothing is said, and nobody waited for longer than its lease;
+    # I expect no control entry, a wait no longer than a lease,
     assert given.is_redundant
     assert plant.connection.xlen(plant.keys.control) == said
     assert cast.signals.wait(given, BOUND_S) == []
-    # that all are as they were,
+    # unchanged workers,
     cast.enter("b")
     cast.are_in(begin, "abcd")
-    # and no request to have suffered.
+    # and every request to be complete.
     cast.go_on()
     cast.ask(4)
     cast.check_requests()
 
 
 @pytest.mark.parametrize(("signal", "run_state"), running_first(cells("invalid")))
-def test_an_invalid_signal(plant: Plant, signal: Signal, run_state: RunState) -> None:
-    # Given three workers, one of which hears nothing any longer
+def test_an_invalid_signal_changes_no_worker(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
+    # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     begin = cast.desired_state()
     cast.freeze("b")
 
-    # If a signal is given that is not allowed, while the one is killed and another joins,
+    # If an invalid signal is given, while the frozen one is killed and another joins,
     with pytest.raises(Invalid, match=f"{signal}: {cast.scope} is {run_state}"):
         cast.signals.give(cast.order(signal))
     cast.enter("d")
     cast.kill("b")
 
-    # I expect that all are as they were, and no request to have suffered.
+    # I expect unchanged workers, and every request to be complete.
     cast.enter("b")
     cast.are_in(begin, "abcd")
     assert cast.desired_state() == begin
@@ -324,46 +330,48 @@ def test_an_invalid_signal(plant: Plant, signal: Signal, run_state: RunState) ->
 @pytest.mark.parametrize(
     ("signal", "run_state"), running_first(list(product(sorted(ENDS), RUN_STATES)))
 )
-def test_a_signal_to_go(plant: Plant, signal: Signal, run_state: RunState) -> None:
-    # Given three workers, one of which hears nothing any longer
+def test_a_signal_to_go_ends_only_the_hosts_that_were_there(
+    plant: Plant, signal: Signal, run_state: RunState
+) -> None:
+    # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     begin = cast.desired_state()
     victim = cast.freeze("b")
     cast.prolong(victim)
 
-    # If all are to go, and a fourth one joins,
+    # If all must leave, and a fourth joins,
     given = cast.signals.give(cast.order(signal))
     assert len(given.workers) == 3
     cast.enter("d")
     cast.ask(4)
 
-    # I expect that two hosts end in order, and that the third is waited for,
+    # I expect two hosts to end gracefully, and the wait to name the third,
     assert [cast.hosts[name].wait() for name in "ac"] == [0, 0]
     assert only(cast, given, victim)
-    # and when it is killed: only until its lease is over.
+    # and after its death to last only until its lease expires.
     cast.kill("b")
     assert workers(cast.signals.wait(given, 0.0)) == [victim]
     cast.expire(victim)
     assert cast.signals.wait(given, BOUND_S) == []
 
-    # I expect that the late one and a successor stay, in the desired state that there was,
+    # I expect the late one and a successor to stay, in the earlier desired state,
     cast.enter("b")
     cast.are_in(begin, "bd")
-    # and do what the others have left.
+    # and to complete the requests that the others left.
     cast.go_on()
     cast.check_requests()
 
 
 @pytest.mark.parametrize("run_state", ["RUNNING", "PAUSED"])
-def test_a_signal_that_all_refuse(plant: Plant, run_state: RunState) -> None:
-    # Given three workers without a profiler, one of which hears nothing any longer
+def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: RunState) -> None:
+    # Given three workers without a profiler, one of which is frozen
     cast = start(plant, "START_PROFILE", run_state)
     victim = cast.freeze("b")
     cast.prolong(victim)
     given = cast.signals.give(cast.order("START_PROFILE"))
     cast.enter("d")
 
-    # I expect that the others say why they cannot, and that the one is waited for.
+    # I expect the others to report why they refuse, and the wait to name the frozen one.
     def refused() -> dict[str, str]:
         return {one.worker: one.reason for one in cast.signals.unacknowledged(given)}
 
@@ -372,36 +380,36 @@ def test_a_signal_that_all_refuse(plant: Plant, run_state: RunState) -> None:
     )
     assert all("no profiler" in why for one, why in refused().items() if one != victim)
 
-    # If it is killed, I expect the wait to end when only such are left that have refused,
+    # If it is killed, I expect the wait to end when only workers that refused remain,
     cast.kill("b")
     assert victim in workers(cast.signals.wait(given, 0.0))
     cast.expire(victim)
     left = cast.signals.wait(given, BOUND_S)
     assert {one.name for one in left} >= {"a", "c"}
     assert all("no profiler" in one.reason for one in left)
-    # that those who cannot do as they should are otherwise as all others,
+    # the refusing ones to be in the desired state otherwise,
     cast.enter("b")
     cast.are_in(cast.desired_state(), "abcd")
     assert not any(one.profiling for one in cast.newest().values())
-    # and that nobody holds out once that is taken back.
+    # and all to obey once the signal is taken back.
     cast.tell("STOP_PROFILE")
     cast.go_on()
     cast.check_requests()
 
 
 @pytest.mark.parametrize("mode", PAUSE_MODES)
-def test_a_pause_in_each_mode(plant: Plant, mode: PauseMode) -> None:
-    # Given three workers, one of which hears nothing any longer
+def test_a_pause_in_each_mode_stops_all_tokens(plant: Plant, mode: PauseMode) -> None:
+    # Given three workers, one of which is frozen
     cast = start(plant, "PAUSE", "RUNNING")
     victim = cast.freeze("b")
     cast.prolong(victim)
 
-    # If all are to pause, and a fourth one joins,
+    # If all must pause, and a fourth joins,
     given = cast.signals.give(cast.order("PAUSE", mode))
     cast.enter("d")
     late = cast.ask(4)
 
-    # I expect the others to obey, whatever the mode, and the one to be waited for until its
+    # I expect the others to obey in every mode, and the wait to name the frozen one until its
     # successor obeys;
     assert only(cast, given, victim)
     cast.kill("b")
@@ -410,17 +418,17 @@ def test_a_pause_in_each_mode(plant: Plant, mode: PauseMode) -> None:
     assert cast.signals.wait(given, BOUND_S) == []
     cast.expire(victim)
     cast.are_in(DesiredState(run_state="PAUSED", mode=mode), "abcd")
-    # that nothing runs: no token more is published,
+    # I expect no further token to be published,
     before = {one.id: plant.published(one.id) for one in cast.sent}
     assert not any(plant.answer(one.id).results for one in late)
-    # and that all is done once they go on, the tokens of before included.
+    # and every request to complete with its earlier tokens once they run again.
     assert {one.id: plant.published(one.id) for one in cast.sent} == before
     cast.go_on()
     cast.check_requests()
 
 
 @pytest.mark.parametrize("run_state", RUN_STATES)
-def test_a_process_that_dies_comes_back_in_its_desired_state(
+def test_a_process_that_dies_returns_in_its_desired_state(
     plant: Plant, run_state: RunState
 ) -> None:
     # Given three workers in a desired state, with an epoch
@@ -428,17 +436,17 @@ def test_a_process_that_dies_comes_back_in_its_desired_state(
     cast.tell("SET_GENERATION_EPOCH")
     (victim, info), *_ = plant.roster().items()
 
-    # If the process of one is killed, and its controller is not,
+    # If one's process is killed, but not its controller,
     os.kill(info.pid, signals_of_the_system.SIGKILL)
 
-    # I expect it to come back as somebody else, and in the same desired state,
+    # I expect it to return as a new incarnation in the same desired state,
     eventually(lambda: victim not in plant.roster(), timeout_s=BOUND_S)
     cast.are_in(cast.desired_state(), "abc")
     asked_again = SignalReceipt(
         cast.order("SET_GENERATION_EPOCH"), (cast.signals.desired_states().changed,)
     )
     assert cast.signals.wait(asked_again, BOUND_S) == []
-    # and no request to have suffered.
+    # and every request to be complete.
     cast.go_on()
     more = cast.ask(4)
     cast.check_requests()

@@ -1,4 +1,4 @@
-"""Worker processes and controllers that die or stall: what they held finishes elsewhere, exactly.
+"""Worker processes and controllers that die or stall: their requests finish exactly elsewhere.
 
 The engine is the simulated one, so every answer is known: it follows from the request alone.
 """
@@ -42,7 +42,7 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
         yield started
 
 
-def test_killed_worker_mid_stream(plant: Plant) -> None:
+def test_streams_of_a_killed_worker_keep_their_tokens(plant: Plant) -> None:
     # Given two worker processes in the middle of eight streams
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=STEP_S)
@@ -54,41 +54,41 @@ def test_killed_worker_mid_stream(plant: Plant) -> None:
     rescued = held_by(plant, requests, victim)
     assert 0 < len(rescued) < 8
 
-    # If one of them is killed
+    # If one is killed
     os.kill(workers[victim].pid, signal.SIGKILL)
 
-    # I expect the same tokens as without, a second attempt for its requests alone,
+    # I expect unchanged tokens, a second attempt for its requests only,
     answers = check_exact(plant, requests)
     assert attempts(answers) == [2 if one in rescued else 1 for one in requests]
     assert {plant.ledger(one.id)["crashes"] for one in rescued} == {"1"}
-    # and the process started again, under a new incarnation.
+    # and a new process under a new incarnation.
     roster = plant.wait_for_workers(2)
     assert victim not in roster
     assert {info.name for info in roster.values()} == {"w-0", "w-1"}
 
 
 @pytest.mark.parametrize("crash_point", ["before_step:5", "mid_stream:9", "before_finish:2"])
-def test_crash_points(plant: Plant, crash_point: str) -> None:
-    # Given one worker that kills itself at a named point, and a sound one
+def test_every_crash_point_leaves_exact_answers(plant: Plant, crash_point: str) -> None:
+    # Given a worker that kills itself at a named point, and a healthy one
     plant.coordinator()
     plant.worker(name="sound", simulated_step_s=STEP_S)
     plant.worker(name="frail", simulated_step_s=STEP_S, crash_point=crash_point, backoff_s=30)
     plant.wait_for_workers(2)
 
-    # If both have requests, streams and others
+    # If both have requests, some of them streams
     params = SamplingParams(max_tokens=20)
     quiet = [make_request(tokens=[9, n + 1], params=params) for n in range(4)]
     requests = streams(4, max_tokens=20) + quiet
     plant.push_all(requests)
 
-    # I expect every answer, exact, some of them at the second attempt.
+    # I expect every answer to be exact, some at the second attempt.
     answers = check_exact(plant, requests)
     assert set(attempts(answers)) == {1, 2}
     rescued = [answer for answer in answers if answer.result.provenance.attempt == 2]
     assert all(answer.result.provenance.worker.startswith("sound.") for answer in rescued)
 
 
-def test_killed_controller(plant: Plant) -> None:
+def test_killed_controller_ends_its_process_and_frees_its_lane(plant: Plant) -> None:
     # Given two hosts, each with its controller, and streams on both
     plant.coordinator()
     plant.worker(name="a", simulated_step_s=STEP_S, lease_ms=1000)
@@ -105,7 +105,7 @@ def test_killed_controller(plant: Plant) -> None:
     # If one controller is killed
     controller.kill()
 
-    # I expect its process to end by itself, and its lane to be taken back after the lease.
+    # I expect its process to exit, and its lane to be rescued after the lease.
     gone, _ = psutil.wait_procs(orphans, timeout=5.0)
     assert gone == orphans
     answers = check_exact(plant, requests)
@@ -113,7 +113,7 @@ def test_killed_controller(plant: Plant) -> None:
 
 
 def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
-    # Given a host that stops in the middle of its streams, as a suspended machine does
+    # Given a host that stops in mid-stream, like a suspended machine
     plant.coordinator()
     plant.worker(name="a", simulated_step_s=STEP_S, lease_ms=1000)
     controller = plant.worker(name="b", simulated_step_s=STEP_S, lease_ms=1000)
@@ -128,13 +128,13 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     for process in stalled:
         process.suspend()
 
-    # If its lease runs out, its requests continue elsewhere, and then it comes back
+    # If its lease expires, its requests continue elsewhere, and then it resumes
     eventually(lambda: not held_by(plant, requests, victim), timeout_s=20.0)
     eventually(lambda: all(plant.ledger(one.id).get("attempt") == "2" for one in rescued))
     for process in stalled:
         process.resume()
 
-    # I expect it to join again, and nothing of what it still held to be seen.
+    # I expect it to join again, and none of its stale output to be published.
     roster = plant.wait_for_workers(2)
     assert victim not in roster
     answers = check_exact(plant, requests)
@@ -147,8 +147,8 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     assert served == set(roster)
 
 
-def test_hanging_engine_is_killed(plant: Plant) -> None:
-    # Given a worker process that makes no step while requests wait for it
+def test_hanging_engine_is_killed_and_its_requests_finish_elsewhere(plant: Plant) -> None:
+    # Given a worker process that makes no step while it has requests
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=STEP_S, hang_timeout_s=2.0)
     workers = plant.wait_for_workers(2)
@@ -169,14 +169,14 @@ def test_hanging_engine_is_killed(plant: Plant) -> None:
 
 
 def test_request_that_loses_every_worker_is_given_up(plant: Plant) -> None:
-    # Given workers that are killed whatever they are given
+    # Given a request whose workers are always killed
     plant.coordinator(max_crashes=1, max_lost_alone=2)
     plant.worker(simulated_step_s=STEP_S, crash_point="before_step", backoff_s=0.05)
     plant.wait_for_workers(1)
     request = make_request()
     plant.push(request)
 
-    # I expect it to be given up after it has lost two more while it ran alone.
+    # I expect it to fail after it loses two more workers while it runs alone.
     result = plant.result(request.id)
     assert (result.status, result.error.code) == ("failed", "POISONED")
     assert "SIGKILL" in result.error.message
@@ -197,22 +197,22 @@ def test_recovery_takes_well_under_a_second(plant: Plant) -> None:
         victim = next(iter(workers))
         rescued = held_by(plant, requests, victim)
 
-        # If one is killed, again and again
+        # If one is killed repeatedly
         killed = time.time()
         os.kill(workers[victim].pid, signal.SIGKILL)
         check_exact(plant, requests)
         times += [_continued_at(plant, one, killed) - killed for one in rescued]
 
-    # I expect the first token of each second attempt soon after (measured: 50 ms).
+    # I expect the first token of each second attempt soon afterwards (measured: 50 ms).
     median = statistics.median(times)
     most = max(times)
     sys.stdout.write(f"SIGKILL to next token: median {median:.3f} s, most {most:.3f} s\n")
-    # A busy machine is slower; what waits for the lease to run out takes 30 s.
+    # A busy machine is slower; waiting for the lease to expire takes 30 s.
     assert median < 10.0
 
 
 def _continued_at(plant: Plant, request: Request, killed: float) -> float:
-    """When the first delta was published behind the widest gap around the kill."""
+    """When the first delta after the widest gap around the kill was published."""
     entries = plant.connection.xrange(plant.keys.reply("anon", request.id))
     times = [int(entry.partition(b"-")[0]) / 1000 for entry, _ in entries]
     after = [at for at in times if at > killed]

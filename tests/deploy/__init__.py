@@ -1,1 +1,1 @@
-"""Tests of what `deploy/` holds."""
+"""Tests of the files in `deploy/`."""

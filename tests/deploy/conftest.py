@@ -1,4 +1,4 @@
-"""Servers as `deploy/` starts them."""
+"""Servers with the configuration of `deploy/`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
 from tokenyard.scripts import load_scripts
 
-#: The users that may log in; their passwords are their names.
+#: The users that may log in; each password is the user's name.
 USERS = ("client", "coordinator", "worker", "admin", "batch", "scaler", "default")
-#: The one yard that guests may use.
+#: The only yard that guests may use.
 GUESTS_YARD = random_name("guests")
 
 
@@ -35,6 +35,6 @@ def guarded(
 
 
 def load_all(server: GuardedServer) -> None:
-    """Load the scripts, as every coordinator does, for tests that have none."""
+    """Load the scripts, as every coordinator does, for tests without one."""
     with redis.Redis.from_url(server.url_of("default")) as keeper:
         load_scripts(keeper)

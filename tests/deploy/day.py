@@ -33,14 +33,14 @@ class Day:
     """A yard whose processes, clients and operator each log in as their own user."""
 
     def __init__(self, server: GuardedServer, user: str = "admin", yard: str = "") -> None:
-        """``user`` looks at the yard."""
+        """The test itself connects as ``user``."""
         self.server = server
         self.plant = Plant(server.url_of(user), yard)
         self.keys = self.plant.keys
         self.metrics_port = free_port()
 
     def url(self, user: str) -> str:
-        """So that `MONITOR` tells who asks for what."""
+        """A user's URL, with a client name, so that `MONITOR` shows which user sends a command."""
         return f"{self.server.url_of(user)}?client_name={user}"
 
     def connect(self, user: str) -> redis.Redis:
@@ -64,13 +64,13 @@ class Day:
         return Client(self.url("client"), self.keys.yard, client_id=name)
 
     def push(self, request: Request, entry: str = "*") -> None:
-        """A plain XADD, by the user `client`."""
+        """Submit by a plain XADD, as the user `client`."""
         with self.connect("client") as connection:
             fields: dict[Any, Any] = dict(request_fields(request))
             connection.xadd(self.keys.intake("normal"), fields, id=entry)
 
     def command(self, *arguments: str) -> str:
-        """One of the operator's commands; it must do what it is told."""
+        """Run one of the operator's commands, which must succeed; its output."""
         options = ["--redis-url", self.url("admin"), "--yard", self.keys.yard]
         done = CliRunner().invoke(main, [*options, *arguments])
         assert done.exit_code == 0, done.output
@@ -83,7 +83,7 @@ def request(**fields: Any) -> Request:
 
 
 def client_asks(day: Day) -> None:
-    """All that a client can do, but cancel."""
+    """Do all that a client can do, except cancel."""
     with day.client() as client:
         client.submit([1, 2], max_tokens=5).result()
         handle = client.submit([1, 2], model="sim", max_tokens=5, stream=True, id="kept")
@@ -100,7 +100,7 @@ def client_asks(day: Day) -> None:
 
 
 def client_asks_by_hand(day: Day) -> None:
-    """A client with nothing but XADD and XREAD."""
+    """Submit and read as a client with only XADD and XREAD."""
     plain = request()
     day.push(plain)
     with day.connect("client") as connection:
@@ -110,7 +110,7 @@ def client_asks_by_hand(day: Day) -> None:
 
 
 def client_cancels(day: Day) -> None:
-    """It tries to, is refused once, and asks the coordinator from then on."""
+    """Cancel twice: the server refuses the first attempt, then the client asks the coordinator."""
     assert denied(day.server) == []
     with day.client() as client:
         for _ in range(2):
@@ -120,7 +120,7 @@ def client_cancels(day: Day) -> None:
 
 
 def client_vanishes(day: Day) -> None:
-    """What was to end with its client does."""
+    """Let a watched request end with its client."""
     left = request(max_tokens=2000)
     with day.connect("client") as connection:
         scripts = Scripts(connection, day.keys)
@@ -130,7 +130,7 @@ def client_vanishes(day: Day) -> None:
 
 
 def requests_are_bad(day: Day) -> None:
-    """Refused, late, and from nobody."""
+    """Submit an invalid, a late and an anonymous entry."""
     late, wrong, endless = request(deadline_ms=1), request(), request()
     day.push(late)
     day.push(endless)
@@ -145,7 +145,7 @@ def requests_are_bad(day: Day) -> None:
 
 
 def entry_is_from_the_future(day: Day) -> None:
-    """An id that leaves none for others: the intake is made again."""
+    """Submit under the highest entry id: the leader creates the intake again."""
     last = request()
     day.push(last, "18446744073709551615-18446744073709551615")
     assert day.plant.result(last.id, "client").ok
@@ -153,7 +153,7 @@ def entry_is_from_the_future(day: Day) -> None:
 
 
 def workers_fail(day: Day) -> None:
-    """One is killed, one crashes on a request, one cannot serve another."""
+    """Let one worker be killed, one crash on a request, and one fail a request."""
     poison, faulty = request(tokens=[*POISON, 1]), request(tokens=[*FAULTY, 1])
     running = [request(max_tokens=100, stream=True) for _ in range(6)]
     for one in running:
@@ -171,9 +171,9 @@ def workers_fail(day: Day) -> None:
 
 
 def models_are_placed(day: Day) -> None:
-    """A host loads what is asked for."""
+    """Let a host load requested models."""
     models = day.plant.write("models.toml", MODELS)
-    # Slow enough that what runs is still running when it is cancelled.
+    # Slow enough that a running request still runs when it is cancelled.
     day.plant.host(models, redis_url=day.url("worker"), simulated_step_s=0.01)
     eventually(lambda: b"small" in day.plant.connection.hget(day.keys.info, "models"))
     for name in ("small", "large"):
@@ -183,7 +183,7 @@ def models_are_placed(day: Day) -> None:
 
 
 def operator_acts(day: Day) -> None:
-    """The commands of an operator."""
+    """Run the commands of an operator."""
     day.command("info")
     day.command("info", "--json")
     day.command("explain", "kept", "--client", "client")
@@ -206,31 +206,31 @@ def operator_acts(day: Day) -> None:
 
 
 def operator_looks_for_faults(day: Day) -> None:
-    """The doctor sees the broker; what only the keeper of the server may ask is unknown to it."""
+    """Run the doctor: it sees the broker, except for what only the server's keeper may read."""
     assert denied(day.server) == []
     lines = day.command("doctor", "--all", "--json").splitlines()
     found = {one["name"]: one for one in map(json.loads, lines)}
     for check in ("version", "eviction", "memory", "replication", "connections", "entries"):
         assert found[check]["verdict"] != "unknown", found[check]
-    # What it tries and may not, the server notes.
+    # The server logs the refused commands.
     refused = {line.rpartition(" ")[2] for line in denied(day.server)}
     assert refused == {"config|get", "acl|getuser", "acl|log", "memory|usage"}, refused
 
 
 def metrics_are_read(day: Day) -> None:
-    """Prometheus asks the coordinator, which looks at the yard for it."""
+    """Read the coordinator's metrics, as Prometheus does."""
     with urllib.request.urlopen(f"http://127.0.0.1:{day.metrics_port}/metrics", timeout=30) as page:
         assert b"tokenyard_" in page.read()
 
 
 def operator_signals(day: Day) -> None:
-    """Desired states that are given, obeyed and taken back."""
+    """Give desired states, wait until they are obeyed, and take them back."""
     ways: tuple[Signal, ...] = ("SET_GENERATION_EPOCH", "PAUSE", "SUSPEND", "RESUME", "UNPAUSE")
     with day.connect("admin") as connection:
         signals = Signals(connection, day.keys)
         for signal in ways:
             assert signals.wait(signals.give(Order(signal=signal, epoch=1)), 30.0) == []
-        # One pause is that of a reload whose caller has died: the leader ends it.
+        # One pause belongs to a reload whose caller has died: the leader ends it.
         scope = model_scope("small")
         signals.give(Order(signal="PAUSE", scope=scope, trial=Trial(until_ms=1)))
         eventually(lambda: scope not in signals.desired_states().by_scope)
@@ -240,7 +240,7 @@ def operator_signals(day: Day) -> None:
 
 
 def everybody_goes(day: Day) -> None:
-    """Coordinators and controllers stop in order."""
+    """Stop all coordinators and controllers gracefully."""
     running = request(max_tokens=3000, stream=True)
     day.push(running)
     eventually(lambda: day.plant.published(running.id, "client"))

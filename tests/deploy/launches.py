@@ -1,4 +1,4 @@
-"""What the files of `deploy/` start: command lines with their environments."""
+"""Command lines and environments of the processes that the files of `deploy/` start."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FILLED["MODEL"] = "org/model"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process as a file starts it."""
+    """One process as a file of `deploy/` starts it."""
 
     name: str  # of the service
-    argv: list[str]  # behind `tokenyard`, or the whole of it where that is not the program
+    argv: list[str]  # arguments of `tokenyard`, or the whole command line of another program
     env: Mapping[str, str]
     stop_s: float  # from SIGTERM to SIGKILL
     image: str = ""
@@ -37,7 +37,7 @@ class Launch:
 
 
 def interpolated(text: str, values: Mapping[str, str] = FILLED) -> str:
-    """A compose file's text, ``${NAME}``, ``${NAME:-default}`` and ``${NAME:?why}`` filled in."""
+    """Fill ``${NAME}``, ``${NAME:-default}`` and ``${NAME:?why}`` into a compose file's text."""
 
     def value(found: re.Match[str]) -> str:
         name, default = found["name"], found["default"]
@@ -50,14 +50,14 @@ def interpolated(text: str, values: Mapping[str, str] = FILLED) -> str:
 
 
 def compose(values: Mapping[str, str] = FILLED) -> dict[str, Any]:
-    """The compose file as an engine reads it."""
+    """The compose file as a container engine reads it."""
     text = interpolated((DEPLOY / "compose.yaml").read_text(), values)
     found: dict[str, Any] = yaml.safe_load(text)
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]  # anchors become copies
 
 
 def from_compose() -> list[Launch]:
-    """The services that are our programs, and Redis."""
+    """The services of Tokenyard's programs and of Redis."""
     ours = ("redis", "tokenyard")
     return [
         Launch(
@@ -125,7 +125,7 @@ SPECIFIERS = {"%H": "host", "%S": "/var/lib", "%C": "/var/cache"}
 
 
 def from_systemd() -> list[Launch]:
-    """The services of all units; what their environment files hold is as the units say."""
+    """The services of all units, with the environment files that the units name."""
     return [_unit(path.stem, path.read_text()) for path in sorted(DEPLOY.glob("systemd/*.service"))]
 
 

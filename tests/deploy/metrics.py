@@ -1,4 +1,4 @@
-"""The metrics that `deploy/prometheus` and the board may ask for, and a yard that shows them."""
+"""The metrics that `deploy/prometheus` and the board may query, and a yard that exports them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.worker_info import WorkerInfo
 
-#: vLLM is imported, and loads its model, on busy cores.
+#: Time to import vLLM and load its model, on busy cores.
 LOAD_S = 300.0
-#: vLLM's own, as all its releases from 0.26 on have them; the controller passes on what there is.
+#: vLLM's own metrics in all releases from 0.26 on; the controller passes on all that exist.
 VLLM = frozenset(
     {
         "vllm:num_requests_running",
@@ -32,11 +32,11 @@ VLLM = frozenset(
     }
 )
 OURS = {one.name: one for one in (*coordinator_metrics.METRICS, *worker.host.metrics.METRICS)}
-#: No other may be asked for.
+#: No other may be queried.
 METRICS = OURS.keys() | VLLM
 _NAME = re.compile(r"\b(?:tokenyard_|vllm:)\w+")
 _SELECTOR = re.compile(r"\b(?:tokenyard_|vllm:)\w+(?:\{[^}]*\})?")
-#: Writes a model of one layer, which only vLLM needs.
+#: Writes a model of one layer for vLLM.
 _WRITE = """
 import pathlib, sys
 from worker.engines.vllm.made_up_model import write_model
@@ -45,18 +45,18 @@ write_model(pathlib.Path(sys.argv[1]))
 
 
 def asked_for(expression: str) -> set[str]:
-    """The metrics in an expression, a histogram's parts under its own name."""
+    """The metrics of an expression; a histogram's series count under its own name."""
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in _NAME.findall(expression)}
 
 
 def selectors(expression: str) -> list[str]:
-    """Each series that an expression reads, with the labels that it wants."""
+    """Each series that an expression reads, with its label matchers."""
     return _SELECTOR.findall(expression)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveYard:
-    """A yard at work, and where its endpoints are."""
+    """A busy yard and its endpoints."""
 
     plant: Plant
     coordinator: str
@@ -65,7 +65,7 @@ class LiveYard:
 
 @contextmanager
 def live_yard(url: str) -> Iterator[LiveYard]:
-    """A coordinator, and a controller with real vLLM, which always have something to do."""
+    """A coordinator and a controller with real vLLM, under constant load."""
     ports = free_port(), free_port()
     with Plant(url) as plant:
         folder = plant.write("config.json", "{}").parent
@@ -86,12 +86,12 @@ def live_yard(url: str) -> Iterator[LiveYard]:
 
 
 def ready(plant: Plant) -> list[WorkerInfo]:
-    """The workers that serve."""
+    """The ready workers."""
     return [info for info in plant.roster().values() if info.state == "ready"]
 
 
 def _ask(plant: Plant, stop: threading.Event) -> None:
-    """A few streams at a time, until told to stop."""
+    """Submit a few streams at a time until the event is set."""
     params = SamplingParams(max_tokens=32, ignore_eos=True)
     while not stop.is_set():
         prompts = [[4 + (at + number) % 20 for at in range(24)] for number in range(4)]

@@ -1,4 +1,4 @@
-"""Whether a server refuses something to a user."""
+"""Whether a server refuses a command to a user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.brokers import GuardedServer
 
 
 def denied(server: GuardedServer) -> list[str]:
-    """What was refused to whom, since this was asked last."""
+    """The refused commands with their users since the previous call."""
     with redis.Redis.from_url(server.url_of("default")) as connection:
         entries: Any = connection.acl_log()
         connection.acl_log_reset()
@@ -27,7 +27,7 @@ def is_refused(connection: redis.Redis, *command: object) -> bool:
     except redis.exceptions.NoPermissionError:
         return True
     except redis.ResponseError as fault:
-        # In these words a server refuses a command inside a script.
+        # A server refuses a command inside a script with this message.
         if re.search("ACL failure|The user executing the script can't", str(fault)):
             return True
         raise

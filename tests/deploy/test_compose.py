@@ -1,4 +1,4 @@
-"""`deploy/compose.yaml` and `deploy/Dockerfile`, checked as far as that goes without an engine."""
+"""`deploy/compose.yaml` and `deploy/Dockerfile`, checked without a container engine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def stages() -> dict[str, str]:
 
 
 def instruction(stage: str, name: str) -> Any:
-    """The last instruction of that name in a stage, which is JSON."""
+    """The last instruction of that name in a stage, parsed as JSON."""
     return json.loads(re.findall(rf"^{name} (\[.*\])$", stages()[stage], re.MULTILINE)[-1])
 
 
 def test_the_compose_file_follows_the_specification() -> None:
     compose_spec = imported("compose_spec", f"no schema: {SCHEMAS}")
-    # If the file is read as the Compose Specification has it, with its references resolved,
+    # If the file is read by the Compose Specification, with its references resolved,
     # I expect no fault.
     compose_spec.PyCompose.from_json(json.dumps(compose())).validate()
 
@@ -48,16 +48,16 @@ def test_the_compose_file_follows_the_specification() -> None:
         (("services", "coordinator", "deploy"), {"replicas": "two"}),
     ],
 )
-def test_the_schema_finds_faults(path: tuple[str, ...], value: object) -> None:
+def test_the_schema_finds_each_fault(path: tuple[str, ...], value: object) -> None:
     compose_spec = imported("compose_spec", f"no schema: {SCHEMAS}")
-    # Given a file with one fault, I expect that it is found: else the test above says nothing.
+    # Given a file with one fault, I expect the schema to find it.
     spoilt = compose()
     spoilt[path[0]][path[1]][path[2]] = value
     with pytest.raises(ValueError, match=r".+"):
         compose_spec.PyCompose.from_json(json.dumps(spoilt)).validate()
 
 
-def test_services_are_built_of_stages_that_exist_and_mount_files_that_exist() -> None:
+def test_services_use_existing_stages_and_mount_existing_files() -> None:
     read = compose()
     for name, one in read["services"].items():
         if "build" in one:
@@ -70,8 +70,8 @@ def test_services_are_built_of_stages_that_exist_and_mount_files_that_exist() ->
             assert source.startswith("./") or source in read["volumes"]
 
 
-def test_without_its_passwords_nothing_starts() -> None:
-    # If somebody forgets to fill in the file, I expect the engine to refuse it.
+def test_the_compose_file_requires_its_passwords() -> None:
+    # If the environment file is not filled in, I expect the engine to refuse it.
     text = (DEPLOY / "compose.yaml").read_text()
     names = ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GRAFANA", "MODEL",
                  "WORKER_NAME")  # fmt: skip
@@ -80,7 +80,7 @@ def test_without_its_passwords_nothing_starts() -> None:
         assert f"\n{name}=" in (DEPLOY / "example.env").read_text()
 
 
-def test_images_run_the_command() -> None:
+def test_images_run_the_installed_command() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     (program,) = re.findall(r"^\[project.scripts\]\n(\w+) =", pyproject, re.MULTILINE)
     for stage in ("light", "worker"):
@@ -91,8 +91,7 @@ def test_images_run_the_command() -> None:
     assert images == {"redis:7.2", "tokenyard", "tokenyard-worker"}
 
 
-def test_no_service_can_take_the_host() -> None:
-    # I expect bounds of memory and logs, and no rights of root, for all of them.
+def test_services_have_bounded_resources_and_no_root_rights() -> None:
     services = compose()["services"]
     assert set(services) >= {"redis", "coordinator", "worker", "batch", "prometheus", "grafana"}
     for name, one in services.items():
@@ -102,7 +101,7 @@ def test_no_service_can_take_the_host() -> None:
         assert one["security_opt"] == ["no-new-privileges:true"], name
 
 
-def test_a_worker_has_the_gpus_and_the_name_that_the_environment_says() -> None:
+def test_a_worker_gets_gpus_and_name_from_the_environment() -> None:
     given = FILLED | {"GPUS": "3", "WORKER_NAME": "host-7"}
     worker = compose(given)["services"]["worker"]
     (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
@@ -111,28 +110,28 @@ def test_a_worker_has_the_gpus_and_the_name_that_the_environment_says() -> None:
     assert worker["command"] == ["worker", "--name", "host-7"]
 
 
-def test_health_checks_ask_where_the_programs_answer() -> None:
+def test_health_checks_use_the_ports_of_the_programs() -> None:
     for name in ("coordinator", "worker"):
         one = compose()["services"][name]
         port = one["environment"][f"TOKENYARD_{name.upper()}_METRICS_PORT"]
         assert f"http://127.0.0.1:{port}/readyz" in one["healthcheck"]["test"][-1]
 
 
-def test_the_light_image_is_light() -> None:
-    # Given what each image is made of
+def test_the_light_image_has_no_torch() -> None:
+    # Given the base of each image
     assert stages()["light"].startswith("python:${PYTHON}-slim")
     assert stages()["worker"].startswith("vllm/vllm-openai:")
     extras = re.findall(r"\[([a-z,]+)\]\"$", stages()["light"], re.MULTILINE)
     pyproject = (ROOT / "pyproject.toml").read_text()
     for extra in extras[0].split(","):
         needs = re.search(rf"^{extra} = (\[.*?\])", pyproject, re.MULTILINE | re.DOTALL)[1]  # type: ignore[index]
-        # I expect nothing in the light one that brings torch.
+        # I expect no package in the light one that needs torch.
         assert not re.search(r"torch|vllm|transformers", needs)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built of what the Dockerfile copies and of nothing else."""
+    """The wheel, built only from the files that the Dockerfile copies."""
     source, target = (tmp_path_factory.mktemp(name) for name in ("source", "wheels"))
     for words in re.findall(r"^COPY (.*)$", stages()["wheel"], re.MULTILINE):
         *paths, goal = words.split()
@@ -158,8 +157,10 @@ main()
 
 
 @pytest.mark.parametrize("argv", [["coordinator"], ["batch", "worker"], ["info"], ["worker"]])
-def test_what_the_dockerfile_copies_is_enough(wheel: Path, tmp_path: Path, argv: list[str]) -> None:
-    # Given the wheel of the images in a place of its own, where neither torch nor vLLM is
+def test_commands_start_from_the_files_that_the_dockerfile_copies(
+    wheel: Path, tmp_path: Path, argv: list[str]
+) -> None:
+    # Given the images' wheel in a folder without torch and vLLM
     zipfile.ZipFile(wheel).extractall(tmp_path)
     command = [sys.executable, "-c", LIGHT, str(tmp_path), *argv, "--help"]
 
@@ -172,8 +173,7 @@ def test_what_the_dockerfile_copies_is_enough(wheel: Path, tmp_path: Path, argv:
     assert done.stdout.startswith("Usage:")
 
 
-def test_builds_wait_for_nothing_else() -> None:
-    # The context of a build has what is copied, and no more.
+def test_the_build_context_has_only_the_copied_files() -> None:
     kept = re.findall(r"^!(.*)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
     copied = re.findall(r"^COPY (.*) \S+$", stages()["wheel"], re.MULTILINE)
     assert sorted(kept) == sorted(" ".join(copied).split())

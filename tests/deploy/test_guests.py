@@ -1,4 +1,4 @@
-"""A user who is not trusted can do all that a client can, by its inbox."""
+"""An untrusted user can do all that a client can, through its inbox."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def day(guarded: GuardedServer) -> Iterator[GuestDay]:
 
 @pytest.fixture(params=["sync", "async"])
 def new_client(request: pytest.FixtureRequest, day: GuestDay) -> Iterator[NewClient]:
-    """Makes clients of one kind that log in as guests."""
+    """A function that makes clients of one kind that log in as guests."""
     loop = Loop() if request.param == "async" else None
     made: list[Any] = []
 
@@ -83,24 +83,24 @@ def new_client(request: pytest.FixtureRequest, day: GuestDay) -> Iterator[NewCli
         loop.close()
 
 
-def test_a_guest_does_what_a_client_does(day: GuestDay, new_client: NewClient) -> None:
+def test_a_guest_can_do_all_that_a_client_can(day: GuestDay, new_client: NewClient) -> None:
     # Given a yard at work, and a guest
     day.open()
     day.worker("w", model_name="sim")
     day.plant.wait_for_workers(1)
     guest = new_client()
-    # I expect that it is shown the models and not the workers,
+    # I expect it to see the models and not the workers,
     info = guest.info()
     assert info.is_guest
     assert info.models == ["sim"]
     assert info.workers == {}
-    # that it asks and is answered, whole and in pieces,
+    # to get whole and streamed answers,
     assert len(guest.submit([1, 2], max_tokens=5).result().tokens) == 5
     handle = guest.submit([1, 2], max_tokens=5, stream=True, id="streamed")
     assert handle.position == 0
     assert sum(len(delta.tokens) for delta in handle) == 5
     assert guest.status("streamed").is_over
-    # many at once,
+    # also many at a time,
     results = dict(guest.map([[n + 1] for n in range(600)], window=300, max_tokens=1))
     assert len(results) == 600
     assert all(result.ok for result in results.values())
@@ -108,13 +108,13 @@ def test_a_guest_does_what_a_client_does(day: GuestDay, new_client: NewClient) -
     assert guest.submit([1, 2], max_tokens=5, stream=True, id="streamed").result().ok
     with pytest.raises(IdReused):
         guest.submit([1, 3], max_tokens=5, id="streamed")
-    # What it has written is gone, and nothing was refused to it.
+    # Its inbox is empty, and the server refused it nothing.
     assert not day.plant.connection.exists(day.keys.inbox("guest"))
     guest.close()
     assert denied(day.server) == []
 
 
-def test_a_guest_cancels_what_is_its_own(day: GuestDay, new_client: NewClient) -> None:
+def test_a_guest_cancels_only_its_own_requests(day: GuestDay, new_client: NewClient) -> None:
     day.open()
     guest, other = new_client(), new_client("eve")
     waits = guest.submit([1], id="waits")
@@ -122,20 +122,20 @@ def test_a_guest_cancels_what_is_its_own(day: GuestDay, new_client: NewClient) -
     assert waits.wait().status == "cancelled"
     assert guest.cancel("waits") is Cancellation.OVER
     assert guest.cancel("later") is Cancellation.CANCELLED_BEFORE_ARRIVAL
-    # An id of the same name of another guest is another's.
+    # The same id of another guest is another request.
     theirs = other.submit([1], id="theirs")
     assert guest.cancel("theirs") is Cancellation.CANCELLED_BEFORE_ARRIVAL
     assert other.status(theirs.id).state == "waiting"
 
 
-def test_a_cancel_is_the_first_thing_that_a_guest_says(
-    day: GuestDay, new_client: NewClient
-) -> None:
+def test_a_guest_may_begin_with_a_cancel(day: GuestDay, new_client: NewClient) -> None:
     day.open()
     assert new_client().cancel("later") is Cancellation.CANCELLED_BEFORE_ARRIVAL
 
 
-def test_requests_end_with_a_guest_that_leaves(day: GuestDay, new_client: NewClient) -> None:
+def test_attached_requests_of_a_guest_that_leaves_are_cancelled(
+    day: GuestDay, new_client: NewClient
+) -> None:
     day.open()
     guest = new_client()
     guest.submit([1], id="attached", cancel_on_disconnect=True)
@@ -145,27 +145,27 @@ def test_requests_end_with_a_guest_that_leaves(day: GuestDay, new_client: NewCli
     eventually(lambda: day.plant.connection.hget(ledger, "state") == b"cancelled")
 
 
-def test_a_guest_is_told_what_is_refused(day: GuestDay, new_client: NewClient) -> None:
+def test_refused_requests_of_a_guest_raise_the_reason(day: GuestDay, new_client: NewClient) -> None:
     # Given a yard with room for two requests of guests
     day.open(max_num_queued_reqs=4)
     guest = new_client()
     for name in ("first", "second"):
         guest.submit([1], id=name)
-    # I expect the third to be refused, and taken once there is room,
+    # I expect the third to be refused, and to be accepted once there is room,
     with pytest.raises(QueueFull):
         guest.submit([1], id="third")
     guest.cancel("first")
     assert guest.submit([1], id="third").id == "third"
-    # a trusted client to find room all the while,
+    # a trusted client to find room throughout,
     with day.client() as client:
         client.submit([1], id="trusted")
-    # and what is no request for a guest to be refused.
+    # and options that guests may not use to be refused.
     for option in ({"priority_class": "high"}, {"priority": -1}):
         with pytest.raises(InvalidRequest):
             guest.submit([1], **option)
 
 
-def test_a_late_request_is_refused(day: GuestDay, new_client: NewClient) -> None:
+def test_a_guests_unmeetable_deadline_is_refused(day: GuestDay, new_client: NewClient) -> None:
     day.open()
     guest = new_client()
     guest.submit([1], id="first")
@@ -174,14 +174,14 @@ def test_a_late_request_is_refused(day: GuestDay, new_client: NewClient) -> None
         guest.submit([1], deadline_s=5, refuse_late=True)
 
 
-def test_while_nobody_leads_a_guest_is_told_so(day: GuestDay, new_client: NewClient) -> None:
+def test_a_guest_without_a_leader_gets_no_coordinator(day: GuestDay, new_client: NewClient) -> None:
     day.open()
     guest = new_client(connect_timeout_s=0.5)
     guest.info()
     day.plant.programs[0].kill()
     with pytest.raises(NoCoordinator):
         guest.submit([1], id="kept")
-    # What it has written is taken by the next leader, once.
+    # The next leader accepts its entry once.
     day.open()
     ledger = day.keys.ledger("guest-1", "kept")
     eventually(lambda: day.plant.connection.hget(ledger, "state") == b"waiting")
@@ -189,13 +189,13 @@ def test_while_nobody_leads_a_guest_is_told_so(day: GuestDay, new_client: NewCli
     assert day.plant.connection.xlen(day.keys.intake("normal")) == 1
 
 
-def test_a_guest_takes_a_name_of_its_own(day: GuestDay, new_client: NewClient) -> None:
+def test_a_guest_with_a_foreign_client_id_is_refused(day: GuestDay, new_client: NewClient) -> None:
     day.open()
     with pytest.raises(SettingsError, match="guest-"):
         new_client(name="client-1").info()
 
 
-def test_a_client_by_hand_hears_of_refusals_on_its_reply_stream(day: GuestDay) -> None:
+def test_plain_entries_of_a_guest_are_refused_on_its_reply_stream(day: GuestDay) -> None:
     # Given a guest that writes plain entries
     day.open(max_num_queued_reqs=2)
     with redis.Redis.from_url(day.server.url_of("eve")) as eve:
@@ -208,8 +208,8 @@ def test_a_client_by_hand_hears_of_refusals_on_its_reply_stream(day: GuestDay) -
             found: Any = eve.xread({day.keys.reply("eve", name): "0"}, block=20_000)
             return bytes(found[0][1][0][1][b"error"])
 
-        # I expect what is refused to be told as a result,
+        # I expect each refusal as a result,
         assert b"QUEUE_FULL" in error("q2")
         assert b"INVALID_REQUEST" in error("q3")
-        # and the other to wait.
+        # and the accepted one to wait.
         assert day.plant.connection.hget(day.keys.ledger("eve", "q1"), "state") == b"waiting"

@@ -1,4 +1,4 @@
-"""What hostile users try that they have the right to do: others are served all the same."""
+"""Hostile use of rights that users have: others are still served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HIGHEST = "18446744073709551615-18446744073709551615"
 
 @pytest.fixture
 def day(guarded: GuardedServer) -> Iterator[GuestDay]:
-    """A yard at work, that cuts guests off for a moment only."""
+    """A busy yard that cuts guests off only briefly."""
     day = GuestDay(guarded)
     with redis.Redis.from_url(guarded.url_of("default")) as keeper:
         keeper.flushall()
@@ -48,7 +48,7 @@ def guest(day: GuestDay, name: str = "guest") -> Iterator[redis.Redis]:
 
 
 def check_that_others_are_served(day: GuestDay) -> None:
-    """A trusted client and another guest ask and are answered, and nobody has lost the lead."""
+    """Check that a trusted client and another guest get answers from the same leader."""
     with day.client() as client:
         assert client.submit([1, 2], max_tokens=3).result(30).ok
     with Client(day.server.url_of("eve"), GUESTS_YARD, "eve-1") as other:
@@ -84,7 +84,9 @@ def is_cut_off(day: GuestDay) -> bool:
     ],
     ids=["long", "very wide", "wide"],
 )
-def test_an_entry_that_is_too_large_is_never_read(day: GuestDay, fields: dict[Any, Any]) -> None:
+def test_a_too_large_entry_cuts_its_guest_off_for_a_while(
+    day: GuestDay, fields: dict[Any, Any]
+) -> None:
     with guest(day) as connection:
         connection.xadd(day.keys.inbox("guest"), fields)
     eventually(lambda: is_cut_off(day))
@@ -103,7 +105,7 @@ def test_an_inbox_that_grows_too_large_is_deleted(day: GuestDay) -> None:
     check_that_others_are_served(day)
 
 
-def test_a_flood_of_entries_keeps_nobody_waiting(day: GuestDay) -> None:
+def test_a_flood_of_entries_delays_no_other_client(day: GuestDay) -> None:
     inbox = day.keys.inbox("guest")
     with guest(day) as connection:
         for _ in range(20):
@@ -117,7 +119,7 @@ def test_a_flood_of_entries_keeps_nobody_waiting(day: GuestDay) -> None:
     eventually(lambda: not day.plant.connection.exists(inbox), timeout_s=60.0)
 
 
-def test_guests_fill_only_their_part_of_the_queue(day: GuestDay) -> None:
+def test_guests_fill_only_half_of_the_queue(day: GuestDay) -> None:
     # Given a yard whose workers are paused
     day.command_as_default("pause")
     inbox = day.keys.inbox("guest")
@@ -126,7 +128,7 @@ def test_guests_fill_only_their_part_of_the_queue(day: GuestDay) -> None:
             pipeline.xadd(inbox, {"id": f"q{number}", "prompt": "x"})
         pipeline.execute()
     eventually(lambda: not day.plant.connection.exists(inbox), timeout_s=30.0)
-    # I expect that half of the queue is free for those who are trusted.
+    # I expect half of the queue to stay free for trusted clients.
     waiting = day.plant.connection.xlen(day.keys.intake("normal"))
     assert waiting == 500
     day.command_as_default("unpause")
@@ -134,7 +136,7 @@ def test_guests_fill_only_their_part_of_the_queue(day: GuestDay) -> None:
         assert client.submit([1], max_tokens=1).result(60).ok
 
 
-def test_the_highest_id_of_an_inbox_harms_nobody(day: GuestDay) -> None:
+def test_the_highest_id_in_an_inbox_blocks_no_guest(day: GuestDay) -> None:
     with guest(day) as connection:
         connection.xadd(day.keys.inbox("guest"), {"id": "q1", "prompt": "x"}, id=HIGHEST)
     check_that_others_are_served(day)
@@ -164,15 +166,15 @@ def test_the_highest_id_of_an_inbox_harms_nobody(day: GuestDay) -> None:
     ],
 )
 def test_a_guest_acts_for_nobody_else(day: GuestDay, fields: dict[Any, Any]) -> None:
-    # Given a request of another guest that waits
+    # Given a waiting request of another guest
     day.command_as_default("pause")
     with Client(day.server.url_of("eve"), GUESTS_YARD, "eve") as other:
         theirs = other.submit([1], id="theirs", model="sim", cancel_on_disconnect=True)
         before = day.plant.connection.xlen(day.keys.intake("normal"))
-        # If a guest writes what it must not,
+        # If a guest writes a forbidden entry,
         with guest(day) as connection:
             connection.xadd(day.keys.inbox("guest"), fields)
-        # I expect that it is thrown away, and the other's request untouched.
+        # I expect the entry to be discarded, and the other's request to be untouched.
         eventually(lambda: not day.plant.connection.exists(day.keys.inbox("guest")))
         assert day.plant.connection.xlen(day.keys.intake("normal")) == before
         assert other.status("theirs").state in {"waiting", "assigned"}
@@ -180,7 +182,7 @@ def test_a_guest_acts_for_nobody_else(day: GuestDay, fields: dict[Any, Any]) -> 
         assert theirs.result(30).ok
 
 
-def test_what_only_the_system_writes_is_left_out(day: GuestDay) -> None:
+def test_fields_of_the_system_in_a_guests_entry_are_dropped(day: GuestDay) -> None:
     day.command_as_default("pause")
     own: dict[Any, Any] = {
         "id": "q1",
@@ -210,7 +212,7 @@ def test_a_value_of_512_mb_is_refused_before_it_is_sent(day: GuestDay, user: str
         assert b"invalid bulk length" in raw.recv(200)
 
 
-def test_many_blocked_reads_keep_nobody_waiting(day: GuestDay) -> None:
+def test_many_blocked_reads_delay_no_other_client(day: GuestDay) -> None:
     inbox_reads = f"XREAD BLOCK 0 STREAMS {day.keys.replies('guest')} $\r\n".encode()
     with contextlib.ExitStack() as stack:
         for _ in range(500):
@@ -219,14 +221,14 @@ def test_many_blocked_reads_keep_nobody_waiting(day: GuestDay) -> None:
         check_that_others_are_served(day)
 
 
-def test_bad_names_among_the_clients_keep_no_cancel_waiting(day: GuestDay) -> None:
-    # Given names in `clients` that are none, and ids that are none, written by a trusted client
+def test_invalid_names_among_the_clients_delay_no_cancel(day: GuestDay) -> None:
+    # Given invalid names in `clients` and invalid ids, written by a trusted client
     names: dict[Any, float] = {b"\xff\xfe%d" % number: number for number in range(300)}
     with day.connect("client") as connection:
         connection.zadd(day.keys.clients, names)
         connection.zadd(day.keys.clients, {"client": 1})
         connection.sadd(day.keys.attached("client"), b"\xff", b"x" * 300)
-        # If a client vanishes behind them,
+        # If a client listed after them vanishes,
         keys = day.keys
         request = make_request("left", client="client-2", model="no-such")
         day.command_as_default("pause")
@@ -253,7 +255,7 @@ def test_the_highest_id_on_cancels_delays_no_cancel(day: GuestDay) -> None:
 
 
 @pytest.mark.parametrize("value", ["garbage", "inf", "-5", "9" * 30, "9223372036854775807"])
-def test_spoilt_counters_stop_nobody(day: GuestDay, value: str) -> None:
+def test_invalid_counters_stop_no_client(day: GuestDay, value: str) -> None:
     with day.connect("client") as connection:
         counted: dict[Any, Any] = {"queued_tokens": value, "count:QUEUE_FULL": value}
         connection.hset(day.keys.tally, mapping=counted)
@@ -261,8 +263,8 @@ def test_spoilt_counters_stop_nobody(day: GuestDay, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["garbage", "9223372036854775807", "-1"])
-def test_spoilt_numbers_of_the_handshake_let_somebody_lead(day: GuestDay, value: str) -> None:
-    """By whoever may do anything: no user of a yard but the system's may write them."""
+def test_invalid_numbers_of_the_handshake_stop_no_leader(day: GuestDay, value: str) -> None:
+    """The default user writes them: of a yard's users only the system's may."""
     spoilt: dict[Any, Any] = {
         "epoch": value,
         "incarnation": value,
@@ -280,8 +282,8 @@ def test_spoilt_numbers_of_the_handshake_let_somebody_lead(day: GuestDay, value:
         assert client.submit([1, 2], max_tokens=3, model="sim").result(30).ok
 
 
-def test_clients_wait_for_scripts_that_the_server_has_lost(day: GuestDay) -> None:
+def test_clients_wait_until_lost_scripts_are_loaded_again(day: GuestDay) -> None:
     with redis.Redis.from_url(day.server.url_of("default")) as keeper, day.client() as client:
         keeper.script_flush()
         assert client.submit([1, 2], max_tokens=3).result(30).ok
-        assert denied(day.server) != []  # what it tried first
+        assert denied(day.server) != []  # its first attempt

@@ -1,4 +1,4 @@
-"""The manifests of `deploy/kubernetes`: their schemas, and that they fit each other."""
+"""The manifests of `deploy/kubernetes`: their schemas and their references to each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.brokers import DEPLOY
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 
 SCHEMAS = "pip install --no-deps -r tests/deploy/requirements.txt"
-#: Where the types of each API version are: Kubernetes 1.32 and KEDA 2.16.
+#: The schema file of each API version: Kubernetes 1.32 and KEDA 2.16.
 MODULES = {
     "v1": "cloudcoil.models.kubernetes.core.v1",
     "networking.k8s.io/v1": "cloudcoil.models.kubernetes.networking.v1",
@@ -32,7 +32,7 @@ def name_of(manifest: dict[str, Any]) -> str:
 
 
 def is_sound(manifest: dict[str, Any]) -> bool:
-    """Whether it has the types of its schema; a field that the schema does not know is lost."""
+    """Whether an object survives its schema's types, which drop unknown fields."""
     imported("cloudcoil.models.keda", f"no schemas: {SCHEMAS}")
     kind = getattr(importlib.import_module(MODULES[manifest["apiVersion"]]), manifest["kind"])
     read = kind.model_validate(manifest)
@@ -44,8 +44,8 @@ def test_manifests_follow_their_schemas(manifest: dict[str, Any]) -> None:
     assert is_sound(manifest)
 
 
-def test_a_field_that_does_not_exist_is_found() -> None:
-    # Given a manifest with a typing error deep inside, I expect that it is found.
+def test_an_unknown_field_is_found() -> None:
+    # Given a manifest with a misspelt nested field, I expect the check to find it.
     (spoilt,) = (copy.deepcopy(one) for one in manifests() if name_of(one) == "Deployment worker")
     container = spoilt["spec"]["template"]["spec"]["containers"][0]
     container["volumeMount"] = container.pop("volumeMounts")
@@ -76,7 +76,7 @@ def test_selectors_find_their_pods() -> None:
             assert wanted in labels, name_of(one)
 
 
-def test_what_pods_mention_is_there() -> None:
+def test_references_of_pods_exist() -> None:
     secrets = set(FILLED)
     for name, pod in pods().items():
         volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | {"data"}
@@ -90,11 +90,11 @@ def test_what_pods_mention_is_there() -> None:
 
 
 def test_pods_keep_to_the_restricted_standard() -> None:
-    # Given a namespace that refuses pods which do not keep to the standard
+    # Given a namespace that enforces the standard
     (namespace,) = (one for one in manifests() if one["kind"] == "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
-    # I expect all pods to (https://kubernetes.io/docs/concepts/security/pod-security-standards/),
+    # I expect all pods to meet it
     assert set(pods()) == {"redis", "coordinator", "worker"}
     for name, pod in pods().items():
         spec = pod["spec"]
@@ -103,7 +103,7 @@ def test_pods_keep_to_the_restricted_standard() -> None:
         kinds = {kind for volume in spec.get("volumes", []) for kind in volume} - {"name"}
         assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}, name
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
-        # and to hold no key to the cluster.
+        # and to have no credentials of the cluster.
         assert spec["automountServiceAccountToken"] is False, name
     for name, container in containers().items():
         assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
@@ -111,7 +111,7 @@ def test_pods_keep_to_the_restricted_standard() -> None:
         assert not any("hostPort" in port for port in container["ports"]), name
 
 
-def test_every_container_is_probed_at_what_it_serves() -> None:
+def test_every_container_is_probed_at_a_port_that_it_serves() -> None:
     for name, container in containers().items():
         ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
         for kind, path in (("startup", "livez"), ("liveness", "livez"), ("readiness", "readyz")):
@@ -124,7 +124,7 @@ def test_every_container_is_probed_at_what_it_serves() -> None:
             assert ports[probe["httpGet"]["port"]] == env[f"TOKENYARD_{name.upper()}_METRICS_PORT"]
 
 
-def test_each_pod_holds_only_the_secrets_that_it_needs() -> None:
+def test_each_pod_has_only_the_secrets_that_it_needs() -> None:
     held = {
         name: {
             one["valueFrom"]["secretKeyRef"]["key"]
@@ -154,7 +154,7 @@ def test_images_are_named_in_one_place() -> None:
     assert not any(":" in image for image in images)
 
 
-def test_policies_leave_open_what_programs_use() -> None:
+def test_policies_allow_the_connections_of_the_programs() -> None:
     policies = {one["metadata"]["name"]: one["spec"] for one in manifests()
                 if one["kind"] == "NetworkPolicy"}  # fmt: skip
     assert set(policies) == set(pods())
@@ -169,31 +169,31 @@ def test_policies_leave_open_what_programs_use() -> None:
     assert {pods()[name]["metadata"]["labels"]["app"] for name in callers} == set(ours["values"])
 
 
-def test_workers_are_scaled_by_all_that_waits() -> None:
+def test_workers_are_scaled_by_all_intakes() -> None:
     (scaled,) = (one for one in manifests() if one["kind"] == "ScaledObject")
     spec = scaled["spec"]
     assert spec["scaleTargetRef"]["name"] in pods()
-    # All intakes count, and where nothing waits no worker is needed.
+    # All intakes count, and empty intakes need no worker.
     streams = {trigger["metadata"]["stream"] for trigger in spec["triggers"]}
     assert streams == {Keys("main").intake(name) for name in INTAKE_CLASSES}
     assert spec["minReplicaCount"] == 0
-    # A number of replicas in the manifest would undo what KEDA has done.
+    # A number of replicas in the manifest would undo KEDA's scaling.
     (worker,) = (one for one in manifests() if name_of(one) == "Deployment worker")
     assert "replicas" not in worker["spec"]
 
 
-def test_kustomize_puts_all_together() -> None:
+def test_kustomize_builds_one_namespace() -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed, so kustomization.yaml was not tried")
-    # If the folder is built as `kubectl apply -k` does it,
+    # If the folder is built as by `kubectl apply -k`,
     done = subprocess.run(
         [kubectl, "kustomize", DEPLOY], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     built = {name_of(one): one for one in yaml.safe_load_all(done.stdout)}
 
-    # I expect all manifests in one namespace, and the files of Redis in a map that it mounts.
+    # I expect all manifests in one namespace, the files of Redis in a mounted map,
     assert {name_of(one) for one in manifests()} < set(built)
     namespaced = [one for one in built.values() if one["kind"] != "Namespace"]
     assert {one["metadata"]["namespace"] for one in namespaced} == {"tokenyard"}

@@ -1,4 +1,4 @@
-"""Every command line in the files of `deploy/` is run, outside a container, and a yard serves."""
+"""Every command line in the files of `deploy/` runs outside a container, and the yard serves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_S = 60.0
 
 
 class Started:
-    """One process of a file, with the places of this machine in the place of the file's."""
+    """One process of a file, with this machine's paths in place of the file's."""
 
     def __init__(self, launch: Launch, port: int, folder: Path, number: int) -> None:
         self.launch = launch
@@ -36,7 +36,7 @@ class Started:
             for name, value in launch.env.items()
             if name.startswith("TOKENYARD_")
         }
-        # Two containers may listen at one port, two processes here may not.
+        # Two containers may listen on one port, two processes here may not.
         given |= {name: str(free_port()) for name in given if name.endswith("_METRICS_PORT")}
         # There is no GPU here, and no model.
         given["TOKENYARD_WORKER_ENGINE"] = "simulated"
@@ -54,7 +54,7 @@ class Started:
 
 
 class Site:
-    """All that one kind of file starts."""
+    """All processes that one kind of file starts."""
 
     def __init__(self, origin: str, folder: Path) -> None:
         self.launches = {launch.name: launch for launch in ORIGINS[origin]()}
@@ -69,7 +69,7 @@ class Site:
         places = {options[options.index("--dir") + 1]: str(self.folder)}
         words = [places.get(word, word) for word in options]
         env = [f"{name}={value}" for name, value in launch.env.items() if name != "FOLDER"]
-        # The server of this test in the place of the image's; the rest as the file has it.
+        # This test's server replaces the image's; the other options are the file's.
         given = [word for word in server._command if word.startswith(("SERVER=", "FOLDER="))]
         server._command = ["env", *env, *given, str(DEPLOY / "start-redis.sh"), *words]
         server._command += ["--port", str(server.port), "--bind", "127.0.0.1"]
@@ -98,7 +98,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 
 def batch_job(site: Site) -> None:
-    """A batch job from the hands of an operator to its end."""
+    """Submit a batch job as an operator, and wait for its end."""
     source, output = site.folder / "in.jsonl", site.folder / "out.jsonl"
     source.write_text('{"id": "1", "tokens": [1]}\n{"id": "2", "tokens": [2]}\n')
     front = [sys.executable, "-m", "tokenyard", "--redis-url", site.server.url_of("batch")]
@@ -116,35 +116,35 @@ def batch_job(site: Site) -> None:
 
 
 def test_a_yard_of_these_files_serves_and_stops(site: Site) -> None:
-    # Given all programs that the files start
+    # Given all programs of the files
     for name in site.launches:
         site.start(name)
 
     # I expect the yard to serve,
     with Client(site.server.url_of("client"), connect_timeout_s=START_S) as client:
         assert client.submit([1, 2], model="model", max_tokens=5).result(START_S).ok
-    # batch jobs to run, where there is a worker for them,
+    # batch jobs to run, where the files start a batch worker,
     if "batch" in site.launches:
         batch_job(site)
-    # and each to end in time and without a fault when it is told to, once.
+    # and each program to end in time, with status 0, after one SIGTERM.
     for one in site.started:
         one.process.send_signal(signal.SIGTERM)
     for one in site.started:
         assert one.process.wait(one.launch.stop_s) == 0, one.log
 
 
-def test_running_requests_may_finish_before_a_worker_is_killed(site: Site) -> None:
-    # Whoever stops a worker must wait for longer than the worker gives its requests.
+def test_a_worker_is_killed_only_after_its_grace_period(site: Site) -> None:
+    # SIGKILL must come later than the worker's grace period for its requests.
     worker = site.launches["worker"]
     default_s = WorkerSettings.__dataclass_fields__["grace_s"].default
     grace_s = float(worker.env.get("TOKENYARD_WORKER_GRACE_S", default_s))
     assert worker.stop_s > grace_s + 20
 
 
-# A unit of systemd is one process; its second runs on another host.
+# A systemd unit is one process; the second coordinator runs on another host.
 @pytest.mark.parametrize("site", ["compose", "kubernetes"], indirect=True)
-def test_a_coordinator_stands_by(site: Site) -> None:
-    # Given the coordinators of the files
+def test_a_standby_leads_after_the_leader_is_killed(site: Site) -> None:
+    # Given the files' coordinators
     assert site.launches["coordinator"].copies == 2
     site.start("coordinator")
 
@@ -153,7 +153,7 @@ def test_a_coordinator_stands_by(site: Site) -> None:
 
     with redis.Redis.from_url(site.server.url_of("admin")) as connection:
         first = eventually(lambda: leader(connection), timeout_s=START_S)
-        # If the one that leads is killed, I expect the other to lead.
+        # If the leader is killed, I expect the other one to lead.
         [leading] = eventually(lambda: [one for one in site.started if "leads as" in one.log])
         leading.process.kill()
         eventually(lambda: leader(connection) not in {None, first}, timeout_s=START_S)

@@ -1,4 +1,4 @@
-"""Prometheus's configuration, the alerts, and the board of Grafana."""
+"""Prometheus's configuration, the alerts, and Grafana's board."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QUERIES = [(panel["title"], target["expr"]) for panel in BOARD["panels"]
            for target in panel["targets"]]  # fmt: skip
 START_S = 30.0
 COMPLETED = 'tokenyard_requests_total{outcome="completed"}'
-#: What only grows while its coordinator or controller lives, whatever dies below.
+#: Counters that only grow while their coordinator or controller lives.
 GROWING = (
     "tokenyard_requests_total",
     "tokenyard_tokens_total",
@@ -74,17 +74,17 @@ def test_prometheus_accepts_its_files() -> None:
     promtool("check", "rules", "--lint-fatal", PROMETHEUS / "alerts.yml")
 
 
-def test_only_metrics_that_exist_are_asked_for() -> None:
+def test_only_existing_metrics_are_queried() -> None:
     asked = [asked_for(rule["expr"]) for rule in ALERTS] + [asked_for(expr) for _, expr in QUERIES]
     assert set().union(*asked) <= METRICS
-    # And the board shows all of ours, but those that only say whether somebody is there.
+    # The board shows all of Tokenyard's metrics except those of mere presence.
     shown = set().union(*asked[len(ALERTS) :])
     presence = {"tokenyard_worker_up", "tokenyard_leader", "tokenyard_redis_up"}
     assert METRICS - VLLM - shown == presence
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_alerts_say_where_to_read_on(rule: dict[str, Any]) -> None:
+def test_alerts_link_to_existing_headings(rule: dict[str, Any]) -> None:
     name, _, anchor = rule["annotations"]["runbook"].partition("#")
     headings = re.findall(r"^#+ (.*)$", (DEPLOY.parent / name).read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
@@ -105,7 +105,7 @@ GOOD = {
     "tokenyard_model_swaps_total": "0+1x60",
     "tokenyard_redis_memory_ratio": "0.5+0x60",
 }
-#: What makes each alert sound.
+#: Series that make each alert fire.
 BAD = {
     "TokenyardNoCoordinator": {'up{job="tokenyard-coordinator", instance="a"}': "0+0x60"},
     "TokenyardNoWorker": {'tokenyard_worker_up{worker="w.1"}': "0+0x60"},
@@ -119,8 +119,8 @@ BAD = {
 }
 
 
-def test_each_alert_sounds_for_its_fault_alone(tmp_path: Path) -> None:
-    # Given a yard in which all is well, and one for each fault
+def test_each_alert_fires_for_its_fault_only(tmp_path: Path) -> None:
+    # Given a healthy yard, and one for each fault
     names = [rule["alert"] for rule in ALERTS]
     assert set(names) == set(BAD)
     cases = [
@@ -146,7 +146,7 @@ def test_each_alert_sounds_for_its_fault_alone(tmp_path: Path) -> None:
     path = tmp_path / "tests.yml"
     path.write_text(yaml.safe_dump({**tests, "tests": cases}))
 
-    # I expect each alert for its own fault, and for no other.
+    # I expect each alert for its own fault only.
     promtool("test", "rules", path)
 
 
@@ -158,7 +158,7 @@ def yard(valkey_broker: Server) -> Iterator[LiveYard]:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory, yard: LiveYard) -> Iterator[str]:
-    """A Prometheus with the command line and files of `deploy/`, which watches a live yard."""
+    """A Prometheus with the command line and files of `deploy/` that watches a live yard."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     server = program("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
@@ -193,12 +193,12 @@ def ask(api: str, path: str, **query: str) -> Any:
             f"{api}/{path}?{urllib.parse.urlencode(query)}", timeout=10
         ) as answer:
             return json.load(answer)["data"]
-    except OSError:  # it does not listen yet
+    except OSError:  # not listening yet
         return {}
 
 
 def answers(api: str, query: str) -> list[float]:
-    """What a query gives now."""
+    """The current values of a query."""
     found = ask(api, "query", query=query).get("result", [])
     return [float(one["value"][1]) for one in found]
 
@@ -206,10 +206,10 @@ def answers(api: str, query: str) -> list[float]:
 @pytest.mark.vllm
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_live_yard_answers_every_query_of_the_board_and_of_the_alerts(
+def test_a_live_yard_answers_every_query_of_board_and_alerts(
     yard: LiveYard, prometheus: str
 ) -> None:
-    # Given a Prometheus that has watched requests begin and end, and a worker die and come back
+    # Given a Prometheus that has watched requests end, and a worker die and return
     def has_answered(ended: int) -> bool:
         return sum(answers(prometheus, COMPLETED)) > ended
 
@@ -229,15 +229,15 @@ def test_a_live_yard_answers_every_query_of_the_board_and_of_the_alerts(
         return True
 
     eventually(all_are_answered, timeout_s=START_S, every_s=0.5)
-    # and that each alert finds the series that it watches,
+    # existing series for each alert,
     for rule in ALERTS:
         for selector in selectors(rule["expr"]):
             assert answers(prometheus, selector), (rule["alert"], selector)
-    # that nothing has gone backwards, neither our counters nor vLLM's,
+    # no reset counter, neither Tokenyard's nor vLLM's,
     for name in GROWING:
         assert set(answers(prometheus, f"resets({name}[5m])")) == {0.0}, name
 
-    # and is evaluated without a fault.
+    # and every alert to be evaluated without error.
     def are_evaluated() -> bool:
         groups = ask(prometheus, "rules")["groups"]
         healths = [rule["health"] for group in groups for rule in group["rules"]]
@@ -246,8 +246,8 @@ def test_a_live_yard_answers_every_query_of_the_board_and_of_the_alerts(
     eventually(are_evaluated, timeout_s=START_S, every_s=0.2)
 
 
-def test_the_board_is_one_that_grafana_finds() -> None:
-    # Grafana looks where the compose file puts the board, and asks the source that it sets up.
+def test_grafana_finds_the_board_and_its_source() -> None:
+    # Grafana looks where the compose file mounts the board, and queries the provisioned source.
     mounts = dict(volume.split(":")[:2] for volume in compose()["services"]["grafana"]["volumes"])
     providers = yaml.safe_load((DEPLOY / "grafana" / "boards.yml").read_text())["providers"]
     place = Path(mounts["./grafana/tokenyard.json"])

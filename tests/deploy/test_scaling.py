@@ -1,4 +1,4 @@
-"""Workers come when requests wait, and go when none do, as `deploy/kubernetes` has KEDA do it."""
+"""Workers start when requests wait, and stop when none do, as `deploy/kubernetes` tells KEDA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READY_S = 30.0
 
 
 def waiting(day: Day) -> Mapping[str, int]:
-    """What KEDA sees for each trigger, with the user that it has."""
+    """The length that KEDA reads for each trigger, with its user's rights."""
     (scaled,) = (one for one in manifests() if one["kind"] == "ScaledObject")
     triggers = scaled["spec"]["triggers"]
     with redis.Redis.from_url(day.url("scaler")) as connection:
@@ -29,38 +29,38 @@ def waiting(day: Day) -> Mapping[str, int]:
 
 
 def lag(day: Day) -> int:
-    """What KEDA would see if it looked at the consumer group."""
+    """The lag of the consumer group, which KEDA does not use."""
     with redis.Redis.from_url(day.url("scaler")) as connection:
         found: Any = connection.xinfo_groups(day.keys.intake("normal"))
     (group,) = (one for one in found if one["name"] == GROUP.encode())
     return int(group["lag"])
 
 
-def test_from_no_worker_and_back(guarded: GuardedServer) -> None:
+def test_workers_scale_from_zero_and_back(guarded: GuardedServer) -> None:
     # Given a yard without a worker
     day = Day(guarded)
     with day.plant:
         day.coordinator()
         assert set(waiting(day).values()) == {0}
         with day.client() as client:
-            # If a few requests come,
+            # If a few requests arrive,
             handles = [client.submit([1, 2], model="sim", max_tokens=200) for _ in range(3)]
 
-            # I expect that they can be seen to wait, though their group has no lag:
+            # I expect them to be visible although their group has no lag;
             assert waiting(day)["normal"] == 3
             eventually(lambda: lag(day) == 0)
             assert waiting(day)["normal"] == 3
-            # with them a worker comes,
+            # a worker starts,
             day.worker("w", model_name="sim")
             (worker,) = day.plant.wait_for_workers(1)
             eventually(lambda: set(waiting(day).values()) == {0}, timeout_s=READY_S)
-            # and where it is told to go too early, they wait again, for the next one.
+            # and if it must leave too early, they wait again for the next one.
             day.plant.programs[-1].signal(signal.SIGTERM)
             assert day.plant.programs[-1].wait() == 0
             eventually(lambda: waiting(day)["retry"] == 3)
             day.worker("w", model_name="sim")
             assert all(handle.result(READY_S).ok for handle in handles)
-        # Nothing waits any more, so no worker is needed.
+        # No request waits, so no worker is needed.
         assert set(waiting(day).values()) == {0}
         assert day.plant.programs[-1].stop() == 0
         assert worker not in day.plant.roster()

@@ -1,4 +1,4 @@
-"""The units of `deploy/systemd`, as systemd itself sees them."""
+"""The units of `deploy/systemd`, as systemd verifies them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_units_are_verified(unit: Path, tmp_path: Path) -> None:
+def test_systemd_finds_no_fault_in_the_units(unit: Path, tmp_path: Path) -> None:
     verify = shutil.which("systemd-analyze")
     if verify is None:
         reason = "systemd-analyze is not installed, so the units were not verified"
         lacks(reason)
-    # Given a unit whose programs are where they are on this machine, and whose user exists
+    # Given a unit with this machine's program paths and an existing user
     text = unit.read_text().replace("/opt/tokenyard/deploy", str(DEPLOY))
     text = text.replace("/opt/tokenyard/bin", str(Path(sys.executable).parent))
     text = text.replace("User=tokenyard", "User=root")
     copied = tmp_path / unit.name
     copied.write_text(text)
 
-    # I expect systemd to have nothing to say.
+    # I expect systemd to print nothing.
     done = subprocess.run(
         [verify, "verify", "--man=no", copied], capture_output=True, text=True, timeout=60,
         check=False,
@@ -37,8 +37,8 @@ def test_units_are_verified(unit: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_ends_in_order_is_told_so_once() -> None:
-    # Programs with children of their own tell them themselves; what is killed is started again.
+def test_units_restart_killed_programs_and_signal_the_main_process() -> None:
+    # Programs with children signal them; systemd starts a killed program again.
     for launch in from_systemd():
         settings = launch.more
         is_told = launch.name in {"coordinator", "worker"}

@@ -49,12 +49,14 @@ def lines(path: Path, count: int, max_tokens: int) -> Path:
     return path
 
 
-def test_batch_jobs(day: Day, guarded: GuardedServer, tmp_path: Path) -> None:
+def test_batch_jobs_need_only_the_rights_of_their_user(
+    day: Day, guarded: GuardedServer, tmp_path: Path
+) -> None:
     # Given a yard, a short file and a long one
     denied(guarded)
     short, long = lines(tmp_path / "a.jsonl", 30, 4), lines(tmp_path / "b.jsonl", 8, 2000)
 
-    # If all is done with jobs that can be done with jobs, with the rights of `batch`,
+    # If jobs go through every command with the rights of `batch`,
     done = batch(day, "submit", short, "-o", tmp_path / "a.out.jsonl")
     after = batch(day, "submit", short, "-o", tmp_path / "c.out.jsonl", "--after", done)
     later = batch(day, "submit", short, "-o", tmp_path / "d.out.jsonl", "--at", "+90m")
@@ -73,10 +75,10 @@ def test_batch_jobs(day: Day, guarded: GuardedServer, tmp_path: Path) -> None:
     worker.terminate()
     worker.wait(RUN_S)
 
-    # I expect that nothing was refused, but for what RQ does without: who else is connected,
+    # I expect no refused command except `client list`, which RQ does without,
     said = set(denied(guarded)) - {"batch: toplevel command client|list"}
     assert not said, (tmp_path / "log").read_text()
-    # and that other clients' requests are out of reach.
+    # and no access to other clients' requests.
     with redis.Redis.from_url(day.url("batch")) as connection:
         assert is_refused(connection, "HGETALL", day.keys.ledger("client", "q1"))
         assert is_refused(connection, "GET", "something else")

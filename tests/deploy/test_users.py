@@ -1,4 +1,4 @@
-"""The users of `deploy/users.acl` can do their whole work, and have no right beyond it."""
+"""The users of `deploy/users.acl` can do all their work, and have no further rights."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ SCRIPTS = {
     },
     "admin": {"cancel", "requeue", "command", "signal", "probe", "astray"},
 }
-#: Needed only where something goes wrong that no test here brings about.
+#: Needed only after faults that no test here causes.
 SELDOM = {"client": {"xtrim"}, "worker": {"script"}, "admin": {"script"}}
 
 
 @contextlib.contextmanager
 def monitored(server: GuardedServer) -> Iterator[dict[str, set[str]]]:
-    """The commands that came in meanwhile, by user; not those of scripts."""
+    """Collect the commands that the server receives, by user, without those of scripts."""
     names: dict[str, str] = {}
     seen: dict[str, set[str]] = {}
     connection = redis.Redis.from_url(server.url_of("default"))
@@ -91,7 +91,7 @@ def in_scripts(user: str) -> set[str]:
     return {name.lower() for names in called for name in names}
 
 
-def test_a_day_of_work_is_refused_to_nobody(guarded: GuardedServer) -> None:
+def test_a_day_of_work_needs_exactly_the_rights_of_the_users(guarded: GuardedServer) -> None:
     # Given a yard whose processes, clients and operator have only the rights of their users
     day = Day(guarded)
     denied(guarded)
@@ -100,7 +100,7 @@ def test_a_day_of_work_is_refused_to_nobody(guarded: GuardedServer) -> None:
         day.worker("frail", slots=2, crash_point="poison:1", model_name="sim")
         day.plant.wait_for_workers(2)
 
-        # If each does all of its work,
+        # If each does all its work,
         work.client_asks(day)
         work.client_asks_by_hand(day)
         work.client_cancels(day)
@@ -115,9 +115,9 @@ def test_a_day_of_work_is_refused_to_nobody(guarded: GuardedServer) -> None:
         work.metrics_are_read(day)
         work.everybody_goes(day)
 
-    # I expect that nothing was refused to anybody,
+    # I expect no refused command,
     assert denied(guarded) == []
-    # and that nobody has a right that nobody used.
+    # and no unused right.
     for user in SCRIPTS:
         used = seen[user] | in_scripts(user) | SELDOM.get(user, set())
         assert granted(user) - used == set(), user

@@ -1,4 +1,4 @@
-"""What the users of `deploy/users.acl` may not do."""
+"""Commands that the users of `deploy/users.acl` may not give."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ MANAGEMENT = [
 @pytest.mark.parametrize(
     "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "scaler"]
 )
-def test_nobody_manages_the_server(guarded: GuardedServer, user: str) -> None:
-    # If a user of a yard gives commands that are for whoever keeps the server,
-    # I expect that all are refused.
+def test_no_user_of_a_yard_manages_the_server(guarded: GuardedServer, user: str) -> None:
+    # If a user of a yard gives commands of the server's keeper,
+    # I expect all to be refused.
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
         assert [one for one in MANAGEMENT if not is_refused(connection, *one)] == []
-        # `admin` looks for requests with it, the coordinator for those whose entry is lost.
+        # `admin` needs SCAN to find requests, the coordinator to find those with a lost entry.
         assert is_refused(connection, "SCAN", "0") == (user not in {"admin", "coordinator"})
 
 
@@ -63,10 +63,10 @@ def client(guarded: GuardedServer) -> Iterator[redis.Redis]:
         yield connection
 
 
-def test_client_reads_its_own_and_nothing_of_others(client: redis.Redis, yard: Keys) -> None:
+def test_client_reads_only_its_own_requests(client: redis.Redis, yard: Keys) -> None:
     # Given a client, also under a longer name of its own
     for name in ("client", "client-1"):
-        # I expect that it may read its ledgers and replies,
+        # I expect it to read its ledgers and replies,
         assert client.hgetall(yard.ledger(name, "q1")) == {}
         assert client.get(yard.tokens(name, "q1")) is None
         assert client.xread({yard.reply(name, "q1"): "0"}) == []
@@ -80,7 +80,7 @@ def test_client_reads_its_own_and_nothing_of_others(client: redis.Redis, yard: K
         assert is_refused(client, "XREAD", "STREAMS", yard.replies(name), "0")
         assert is_refused(client, "XTRIM", yard.replies(name), "MAXLEN", "0")
         assert is_refused(client, "SADD", yard.attached(name), "q1")
-    # nor what waits or runs,
+    # nor waiting or running requests.
     for stream in (yard.intake("normal"), yard.lane("w.1"), yard.dead, yard.events, yard.control):
         assert is_refused(client, "XRANGE", stream, "-", "+")
         assert is_refused(client, "XREAD", "STREAMS", stream, "0")
@@ -88,8 +88,8 @@ def test_client_reads_its_own_and_nothing_of_others(client: redis.Redis, yard: K
 
 
 def test_client_writes_no_lane_and_deletes_nothing(client: redis.Redis, yard: Keys) -> None:
-    # If a client writes what belongs to the system,
-    # I expect that it is refused.
+    # If a client writes the system's keys,
+    # I expect a refusal.
     for stream in (yard.lane("w.1"), yard.intake("retry"), yard.events, yard.control, yard.dead):
         assert is_refused(client, "XADD", stream, "*", "id", "q1")
     assert is_refused(client, "XADD", yard.reply("client", "q1"), "*", "event", "result")
@@ -105,16 +105,16 @@ def test_client_writes_no_lane_and_deletes_nothing(client: redis.Redis, yard: Ke
                       yard.intake("normal"), ">")  # fmt: skip
 
 
-def test_client_gains_nothing_by_scripts_of_others(
+def test_client_gains_no_rights_from_scripts_of_others(
     guarded: GuardedServer, client: redis.Redis, yard: Keys
 ) -> None:
-    # Given scripts that name a key, and scripts that hide it, which somebody else has loaded
+    # Given loaded scripts of another user, some of which hide their key
     with redis.Redis.from_url(guarded.url_of("default")) as keeper:
         named = keeper.script_load("return redis.call('HGETALL', KEYS[1])")
         hidden = keeper.script_load("return redis.call('HGETALL', ARGV[1])")
         caught = keeper.script_load("return redis.pcall('XADD', ARGV[1], '*', 'id', 'q1')")
 
-    # I expect that its own ledger can be read so, but another's cannot, nor a lane be written.
+    # I expect them to read the client's own ledger, but no other, and to write no lane.
     assert client.evalsha(named, 1, yard.ledger("client", "q1")) == []
     assert is_refused(client, "EVALSHA", named, 1, yard.ledger("bob", "q1"))
     assert is_refused(client, "EVALSHA", hidden, 0, yard.ledger("bob", "q1"))
@@ -122,8 +122,8 @@ def test_client_gains_nothing_by_scripts_of_others(
 
 
 @pytest.mark.parametrize("name", ["client", "client-1"])
-def test_client_has_its_own_requests_cancelled(guarded: GuardedServer, name: str) -> None:
-    # Given a request that waits, and a client that may not write where it waits
+def test_coordinator_cancels_a_clients_own_requests(guarded: GuardedServer, name: str) -> None:
+    # Given a waiting request of a client without the right to remove it
     day = Day(guarded)
     with day.plant:
         day.coordinator()
@@ -131,10 +131,10 @@ def test_client_has_its_own_requests_cancelled(guarded: GuardedServer, name: str
             handle = client.submit([1], model="sim", id="waits")
             assert is_refused_to_cancel(guarded, day.keys, name, "waits")
 
-            # If it cancels it, I expect the coordinator to do so,
+            # If the client cancels it, I expect the coordinator to cancel it,
             assert handle.cancel() == Cancellation.CANCELLED
             assert handle.wait().status == "cancelled"
-            # and to hear at once what is over, or is not there yet.
+            # and an immediate answer for an ended or unknown request.
             assert handle.cancel() == Cancellation.OVER
             assert client.cancel("later") == Cancellation.CANCELLED_BEFORE_ARRIVAL
 
@@ -148,31 +148,33 @@ def is_refused_to_cancel(guarded: GuardedServer, keys: Keys, client: str, reques
     return False
 
 
-def test_client_cancels_for_nobody_else(
+def test_client_cancels_no_requests_of_others(
     client: redis.Redis, guarded: GuardedServer, yard: Keys
 ) -> None:
     # Given a client that may cancel its own requests
     scripts = Scripts(client, yard)
     assert scripts.call(request_cancel(yard, "client-1", "q1")) is CancelRequested.REQUESTED
 
-    # I expect that it cannot cancel those of others,
+    # I expect it to cancel none of others,
     for name in ("bob", "client1", "anon"):
         assert is_refused(client, "SADD", yard.cancels(name), "q1")
         with pytest.raises(redis.exceptions.NoPermissionError):
             scripts.call(request_cancel(yard, name, "q1"))
-    # nor read who cancel requests, or take cancel requests away.
+    # and to read or delete no cancel requests.
     assert is_refused(client, "XRANGE", yard.cancelling, "-", "+")
     assert is_refused(client, "DEL", yard.cancelling)
     assert is_refused(client, "SMEMBERS", yard.cancels("bob"))
 
 
-def test_other_clients_are_made_from_the_one(guarded: GuardedServer, yard: Keys) -> None:
-    # Given bob, who is a client, too
+def test_another_client_has_the_same_rights_under_its_own_name(
+    guarded: GuardedServer, yard: Keys
+) -> None:
+    # Given bob, another client
     with redis.Redis.from_url(guarded.url_of("bob")) as bob:
-        # I expect that he reads what is his,
+        # I expect bob to read his own ledgers,
         assert bob.hgetall(yard.ledger("bob", "q1")) == {}
         assert bob.hgetall(yard.ledger("bob-2", "q1")) == {}
-        # and nothing of the client's.
+        # and none of the client's.
         assert is_refused(bob, "HGETALL", yard.ledger("client", "q1"))
         assert is_refused(bob, "XREAD", "STREAMS", yard.replies("client"), "0")
 
@@ -182,7 +184,7 @@ def test_only_operators_and_the_leader_give_signals(
     guarded: GuardedServer, yard: Keys, user: str
 ) -> None:
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
-        # If anybody else gives a signal, by script or by hand, I expect that it is refused.
+        # If another user gives a signal, by script or by hand, I expect a refusal.
         with pytest.raises(redis.ResponseError, match=r"ermission|ACL failure"):
             Scripts(connection, yard).signal(
                 Order(signal="PAUSE"), b"", DesiredState(run_state="PAUSED")
@@ -190,12 +192,14 @@ def test_only_operators_and_the_leader_give_signals(
         assert is_refused(connection, "HSET", yard.desired, "all", "{}")
         assert is_refused(connection, "HDEL", yard.desired, "all")
         assert is_refused(connection, "DEL", yard.desired)
-        # Desired states are read by those who act on them, and by the view of the yard.
+        # Workers read desired states to obey them, and the view of the yard shows them.
         may_read = user in {"worker", "batch"}
         assert is_refused(connection, "HGETALL", yard.desired) is not may_read
 
 
-def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
+def test_operators_give_signals_but_delete_no_desired_states(
+    guarded: GuardedServer, yard: Keys
+) -> None:
     with redis.Redis.from_url(guarded.url_of("admin")) as connection:
         signals = Signals(connection, yard)
         given = signals.give(Order(signal="PAUSE"))
@@ -203,11 +207,10 @@ def test_operators_give_signals(guarded: GuardedServer, yard: Keys) -> None:
         [(scope, desired_state)] = signals.desired_states().by_scope.items()
         assert (scope, desired_state.run_state) == ("all", "PAUSED")
         signals.give(Order(signal="UNPAUSE"))
-        # But they cannot take all desired states away at once.
         assert is_refused(connection, "DEL", yard.desired)
 
 
-def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> None:
+def test_scaler_sees_only_the_lengths_of_the_intakes(guarded: GuardedServer, yard: Keys) -> None:
     with redis.Redis.from_url(guarded.url_of("admin")) as admin:
         admin.xadd(yard.intake("normal"), {"id": "q1"})
     with redis.Redis.from_url(guarded.url_of("scaler")) as scaler:
@@ -217,29 +220,29 @@ def test_scaler_sees_only_how_much_waits(guarded: GuardedServer, yard: Keys) -> 
         assert is_refused(scaler, "XADD", yard.intake("normal"), "*", "id", "q1")
 
 
-def test_without_a_password_nobody_logs_in(tmp_path: Path) -> None:
-    # Given the file as it is, and one user who was given a password
+def test_users_without_a_password_cannot_log_in(tmp_path: Path) -> None:
+    # Given the unchanged file, and a password for one user
     server = GuardedServer("valkey", tmp_path, ["worker"])
     server.start()
     try:
-        # I expect that all others stay outside,
+        # I expect all other users to be refused,
         for user in ("client", "guest", "coordinator", "admin", "batch", "scaler", "replica"):
             with (
                 redis.Redis.from_url(server.url_of(user)) as connection,
                 pytest.raises(redis.AuthenticationError),
             ):
                 connection.ping()
-        # also those who give no name.
+        # also those without a name.
         with redis.Redis(port=server.port) as connection, pytest.raises(redis.AuthenticationError):
             connection.ping()
     finally:
         server.stop()
 
 
-def test_the_server_is_fit_for_a_yard(guarded: GuardedServer) -> None:
+def test_the_configured_server_passes_the_checks_of_a_broker(guarded: GuardedServer) -> None:
     # Given the server as deploy/ configures it
     with redis.Redis.from_url(guarded.url_of("default")) as keeper:
-        # I expect nothing that an operator must be warned of,
+        # I expect no warning,
         assert check_broker(keeper) == []
-        # and that it never closes a connection that waits for long.
+        # and no timeout of idle connections.
         assert keeper.config_get("timeout") == {"timeout": "0"}

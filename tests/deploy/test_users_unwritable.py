@@ -1,4 +1,4 @@
-"""Each user who needs to know may ask whether the server takes writes, and is refused nothing."""
+"""Users may check whether the server takes writes, and are refused nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GuardedSe
     started.kill()
 
 
-def test_each_user_sees_it(server: GuardedServer) -> None:
+def test_each_user_sees_a_server_without_memory(server: GuardedServer) -> None:
     def seen() -> set[str]:
         errors = set()
         for user in USERS:

@@ -1,4 +1,4 @@
-"""What hostile users of `deploy/users.acl` try, as docs/deploy.md lists it: what is refused."""
+"""The attacks by users of `deploy/users.acl` that docs/deploy.md lists as refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER = Keys("some-other-yard")
 LOOP = "while true do end"
 BIG = "x" * 1000
 
-#: By the words of the table in docs/deploy.md: what neither a client nor a guest may do.
+#: Refused to clients and guests, under the words of the table in docs/deploy.md.
 REFUSED: dict[str, list[tuple[object, ...]]] = {
     "a Lua loop": [
         ("SCRIPT", "LOAD", LOOP),
@@ -100,7 +100,7 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
         ("RENAME", YARD.intake("normal"), YARD.intake("low")),
     ],
 }
-#: What a client may do, who is trusted, and a guest may not.
+#: Allowed to clients, who are trusted, and refused to guests.
 TRUSTED: dict[str, list[tuple[object, ...]]] = {
     "scripts of others": [("EVALSHA", "0" * 40, 0), ("FCALL", "f", 0)],
     "names in `clients`": [("ZADD", YARD.clients, 1, b"\xff\xfe")],
@@ -116,7 +116,7 @@ TRUSTED: dict[str, list[tuple[object, ...]]] = {
     "counters": [("HSET", YARD.tally, "queued_tokens", "garbage")],
     "attached": [("SADD", YARD.attached("guest"), "q1")],
 }
-#: What only a guest could think of.
+#: Attacks that only guests can try.
 OF_GUESTS: dict[str, list[tuple[object, ...]]] = {
     "inboxes of others": [
         ("XADD", YARD.inbox("eve"), "*", "id", "q1"),
@@ -153,14 +153,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("user", "what"), CASES)
-def test_it_is_refused(guarded: GuardedServer, user: str, what: str) -> None:
+def test_each_attack_is_refused(guarded: GuardedServer, user: str, what: str) -> None:
     commands = (REFUSED | TRUSTED | OF_GUESTS)[what]
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
         assert [one for one in commands if not is_refused(connection, *one)] == []
 
 
 @pytest.mark.parametrize("user", ["client", "guest"])
-def test_nobody_debugs_the_server(guarded: GuardedServer, user: str) -> None:
+def test_debug_is_refused(guarded: GuardedServer, user: str) -> None:
     with (
         redis.Redis.from_url(guarded.url_of(user)) as connection,
         pytest.raises(redis.ResponseError, match=r"not allowed|no permissions"),
@@ -169,8 +169,8 @@ def test_nobody_debugs_the_server(guarded: GuardedServer, user: str) -> None:
 
 
 @pytest.mark.parametrize("what", TRUSTED)
-def test_a_client_who_is_trusted_may(guarded: GuardedServer, what: str) -> None:
-    """So that the table of what trust means is true; what comes of it, the other tests say."""
+def test_a_trusted_client_has_rights_that_guests_lack(guarded: GuardedServer, what: str) -> None:
+    """Keep the table of what trust means true; other tests cover the consequences."""
     with redis.Redis.from_url(guarded.url_of("client")) as connection:
         for command in TRUSTED[what]:
             own = tuple(
@@ -180,16 +180,16 @@ def test_a_client_who_is_trusted_may(guarded: GuardedServer, what: str) -> None:
             if own[0] == "FCALL":
                 assert is_refused(connection, *own)
                 continue
-            # It may call the scripts that are there.
+            # It may call loaded scripts.
             with contextlib.suppress(redis.exceptions.NoScriptError):
                 assert not is_refused(connection, *own), own
     with redis.Redis.from_url(guarded.url_of("default")) as keeper:
         keeper.flushall()
 
 
-def test_the_table_has_each_of_them() -> None:
-    """docs/deploy.md names each kind of attack that is tried here, and the tests that it names
-    are there."""
+def test_the_table_lists_each_attack() -> None:
+    """docs/deploy.md names each kind of attack of this module, and the tests that it names
+    exist."""
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     table = page.partition("### What a hostile client can do")[2].partition("\n### ")[0]
     assert [what for what in REFUSED | TRUSTED | OF_GUESTS if what not in table] == []

@@ -24,14 +24,14 @@ def adder_yard(
 
 @pytest.fixture
 def client(adder_yard: Up) -> Iterator[Client]:
-    """A client of its own for each test."""
+    """A new client for each test."""
     with Client(adder_yard.url, yard=adder_yard.yard, client_id=random_name("client")) as one:
         yield one
 
 
 @pytest.fixture
 def broker_connection(adder_yard: Up) -> Iterator[redis.Redis]:
-    """Plain redis-py, as a program in any language would have it."""
+    """A plain redis-py connection, like that of a program in any language."""
     with redis.Redis.from_url(adder_yard.url, socket_timeout=70.0, protocol=2) as one:
         yield one
 

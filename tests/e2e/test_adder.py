@@ -1,4 +1,4 @@
-"""The main job on real vLLM: a request goes in, the right answer comes out."""
+"""The main task on real vLLM: a request goes in, the right answer comes out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GREEDY = {"max_tokens": 8, "temperature": 0.0}
 
 
 def sums(count: int, seed: int) -> list[tuple[str, str]]:
-    """Questions with their answers, different for each seed."""
+    """Sums with their answers, different for each seed."""
     draw = random.Random(seed)
     pairs = [(draw.randrange(10, 100), draw.randrange(10, 100)) for _ in range(count)]
     return [(f"{a}+{b}=", str(a + b)) for a, b in pairs]
@@ -45,7 +45,7 @@ def test_a_question_is_answered_with_its_provenance(client: Client) -> None:
 
 
 def test_redis_cli_alone_is_a_client(adder_yard: Up, yard_keys: Keys) -> None:
-    """The README's example, by a program that knows nothing of Tokenyard."""
+    """Run the README's example with a program that knows nothing of Tokenyard."""
     port = adder_yard.url.rpartition(":")[2].partition("/")[0]
     speak = [sys.executable, "-c", _BARE_CLIENT, port, yard_keys.intake("normal")]
     speak.append(yard_keys.reply("anon", "q1"))
@@ -56,7 +56,7 @@ def test_redis_cli_alone_is_a_client(adder_yard: Up, yard_keys: Keys) -> None:
     assert b"completed" in answer
 
 
-#: XADD and XREAD over a bare socket: what redis-cli does, without asking that it be installed.
+#: XADD and XREAD over a bare socket, as redis-cli sends them, which may not be installed.
 _BARE_CLIENT = """
 import socket, sys
 port, intake, reply = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -92,7 +92,7 @@ def test_chat_messages_go_through_the_models_template(client: Client) -> None:
     assert result.text == "42"
 
 
-def test_vllms_parameters_do_what_they_do_in_vllm(client: Client) -> None:
+def test_vllms_parameters_have_the_same_effect_as_in_vllm(client: Client) -> None:
     several = client.submit("11+11=", n=2, temperature=0.01, seed=1, max_tokens=8).result(60)
     chosen = client.submit("11+11=", structured_outputs={"choice": ["99", "98"]}, **GREEDY).result(
         60
@@ -110,7 +110,7 @@ def test_vllms_parameters_do_what_they_do_in_vllm(client: Client) -> None:
     assert len(likely.logprobs) == len(likely.tokens)
 
 
-def test_four_clients_at_once_get_their_own_answers_all_right(adder_yard: Up) -> None:
+def test_four_concurrent_clients_get_their_own_right_answers(adder_yard: Up) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", _ASK_500, adder_yard.url, adder_yard.yard, str(seed)],
@@ -174,8 +174,8 @@ def test_hostile_entries_are_answered_and_the_next_good_one_is_served(
     assert adder_yard.worker_pids() == before
 
 
-def test_a_worker_killed_in_mid_stream_is_not_noticed(adder_yard: Up, client: Client) -> None:
-    """Streams through both workers; one is killed when each stream has begun."""
+def test_a_worker_killed_in_mid_stream_changes_no_token(adder_yard: Up, client: Client) -> None:
+    """Kill one of two workers once each stream has begun."""
     asked = sums(40, seed=7)
     calm = [client.submit(question, **GREEDY).result(60) for question, _ in asked]
     handles = client.submit_many(
@@ -213,14 +213,14 @@ def _offsets(deltas: Sequence[object]) -> list[int]:
 
 
 def _wait_for_two_workers(client: Client) -> None:
-    """The next test finds the yard whole again."""
+    """Restore the yard for the next test."""
     until = time.monotonic() + 200
     while len(client.info().workers) < 2:
         assert time.monotonic() < until, "the killed worker was not replaced"
         time.sleep(0.2)
 
 
-def test_the_command_line_asks_and_prints(adder_yard: Up) -> None:
+def test_the_command_line_prints_the_answer(adder_yard: Up) -> None:
     asked = tokenyard(
         "--redis-url", adder_yard.url, "submit", "12+34=", "--temperature", "0", "--max-tokens", "8"
     )

@@ -1,4 +1,4 @@
-"""Several models on real vLLM: whatever is asked for is loaded, on processes that are warm."""
+"""Several models on real vLLM: warm processes load each requested model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ tensor_parallel_size = 2
     (folder / "models.toml").write_text(listed)
     options = ("--models", str(folder / "models.toml"), "--slots", "2", "--spares", "1")
     with pytest.MonkeyPatch.context() as patch:
-        # What a first model or group leaves behind is replaced else, and no process is the same.
+        # Otherwise leftovers of a first model or group are replaced, and no process is the same.
         patch.setenv("TOKENYARD_WORKER_LEAK_TOLERANCE", "1")
         with running_up(folder, *options) as up:
             yield up
@@ -56,7 +56,7 @@ def client(models_yard: Up) -> Iterator[Client]:
 
 
 def info(up: Up) -> dict[str, Any]:
-    """What `tokenyard info --json` prints."""
+    """The output of `tokenyard info --json`."""
     told = tokenyard("--redis-url", up.url, "--yard", up.yard, "info", "--json")
     assert told.returncode == 0, told.stderr
     view: dict[str, Any] = json.loads(told.stdout)
@@ -64,7 +64,7 @@ def info(up: Up) -> dict[str, Any]:
 
 
 def questions(count: int, names: list[str], seed: int) -> list[tuple[str, str, str]]:
-    """Model, prompt and answer; the models take turns."""
+    """Model, prompt and answer of each question; the models take turns."""
     draw = random.Random(seed)
     asked = []
     for at in range(count):
@@ -85,8 +85,8 @@ def pids(client: Client) -> set[int]:
     return {one.pid for one in client.info().workers.values()}
 
 
-def test_any_model_from_a_cold_yard(models_yard: Up, client: Client) -> None:
-    # Given a yard whose processes are warm and hold nothing
+def test_a_cold_yard_serves_any_model(models_yard: Up, client: Client) -> None:
+    # Given a yard whose processes are warm and hold no model
     cold = info(models_yard)
     assert [one["state"] for one in cold["workers"]] == ["warm"] * 3
     assert all(sum(one["info"]["phases_s"].values()) > 0 for one in cold["workers"])
@@ -97,7 +97,7 @@ def test_any_model_from_a_cold_yard(models_yard: Up, client: Client) -> None:
     handles = [client.submit(prompt, model=name) for name, prompt, _ in asked]
     results = [handle.result(WAIT_S) for handle in handles]
 
-    # I expect all to be right, each from the model that was asked for,
+    # I expect every answer to be right and to come from the requested model,
     wrong = [
         (name, prompt, result.text)
         for (name, prompt, answer), result in zip(asked, results, strict=True)
@@ -106,7 +106,7 @@ def test_any_model_from_a_cold_yard(models_yard: Up, client: Client) -> None:
     assert wrong == []
     told = [one.provenance.model if one.provenance else "" for one in results]
     assert told == [name for name, _, _ in asked]
-    # by processes that were there before; and to be told what they hold and how long it took.
+    # by the same processes; I expect `info` to show their models and load times.
     after = info(models_yard)
     assert {one["info"]["pid"] for one in after["workers"]} == {
         one["info"]["pid"] for one in cold["workers"]
@@ -121,10 +121,8 @@ def test_any_model_from_a_cold_yard(models_yard: Up, client: Client) -> None:
     assert loadable["adder"]["load_s"] > 0
 
 
-def test_a_busy_worker_that_is_killed_is_stood_in_for_by_the_spare(
-    models_yard: Up, client: Client
-) -> None:
-    # Given streams of the model on the device that has a spare process
+def test_a_spare_replaces_a_killed_busy_worker(models_yard: Up, client: Client) -> None:
+    # Given streams of the model on the device with a spare process
     for name, prompt, answer in questions(2, ["adder", "subtractor"], seed=2):
         assert client.submit(prompt, model=name).result(WAIT_S).text == answer
     found = client.info().workers.values()
@@ -138,10 +136,10 @@ def test_a_busy_worker_that_is_killed_is_stood_in_for_by_the_spare(
     streams = [iter(handle) for handle in handles]
     firsts = [next(stream) for stream in streams]
 
-    # If its process is killed in the middle of them
+    # If its process is killed in mid-stream
     os.kill(victim.pid, signal.SIGKILL)
 
-    # I expect every token once, and the spare to hold the model.
+    # I expect every token once, the spare to hold the model,
     attempts = set()
     for handle, first, stream, before in zip(handles, firsts, streams, calm, strict=True):
         deltas = [first, *stream]
@@ -157,7 +155,7 @@ def test_a_busy_worker_that_is_killed_is_stood_in_for_by_the_spare(
         attempts.add(result.provenance.attempt)
     assert 2 in attempts, "nothing ran on the worker that was killed"
     assert [one.pid for one in holders(client, model)] == [spare.pid]
-    # and another spare to come.
+    # and another spare to start.
     whole = eventually(
         lambda: len(now := pids(client) - {victim.pid}) == 3 and now,
         timeout_s=WAIT_S,
@@ -166,8 +164,8 @@ def test_a_busy_worker_that_is_killed_is_stood_in_for_by_the_spare(
     assert whole == set(models_yard.worker_pids())
 
 
-def test_two_devices_together_and_apart_again(models_yard: Up, client: Client) -> None:
-    # Given what one rank answers
+def test_two_devices_serve_one_model_and_then_separate(models_yard: Up, client: Client) -> None:
+    # Given the answers of one rank
     asked = questions(20, ["adder"], seed=4)
     alone = [client.submit(prompt, model="adder").result(WAIT_S) for _, prompt, _ in asked]
     eventually(
@@ -181,7 +179,7 @@ def test_two_devices_together_and_apart_again(models_yard: Up, client: Client) -
     handles = [client.submit(prompt, model="adder-on-two") for _, prompt, _ in asked]
     together = [handle.result(WAIT_S) for handle in handles]
 
-    # I expect the same tokens, from two processes that were there before,
+    # I expect the same tokens, from two existing processes,
     assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert [one.text for one in together] == [answer for _, _, answer in asked]
     (leader,) = holders(client, "adder-on-two")
@@ -189,7 +187,7 @@ def test_two_devices_together_and_apart_again(models_yard: Up, client: Client) -
     assert leader.group == follower.group == [leader.name, follower.name]
     assert {leader.device, follower.device} == {0, 1}
     assert pids(client) == before
-    # which go back into the pool when another model needs one of them.
+    # which return to the pool when another model needs one of them.
     ((_, prompt, answer),) = questions(1, ["subtractor"], seed=5)
     assert client.submit(prompt, model="subtractor").result(WAIT_S).text == answer
     assert holders(client, "adder-on-two") == []

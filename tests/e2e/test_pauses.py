@@ -1,4 +1,4 @@
-"""Pauses on real vLLM: greedy streams go on as if nothing had been."""
+"""Pauses on real vLLM: greedy streams continue with unchanged tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenyard.protocol.keys import Keys
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
-#: Nearly as long as the model can; they never end by themselves.
+#: Nearly the model's maximum length; no stream ends before it.
 LONG = {"max_tokens": 56, "temperature": 0.0, "ignore_eos": True}
 QUESTIONS = [f"{first}+{second}=" for first in range(20, 40) for second in range(50, 60)]
 OBEYED_S = 60.0
@@ -23,7 +23,7 @@ MidStream = Callable[[list[Handle]], int]
 
 
 class Operator:
-    """Gives signals, and waits until both workers have obeyed."""
+    """Gives signals, and waits until both workers obey."""
 
     def __init__(self, connection: redis.Redis, keys: Keys) -> None:
         self._signals = Signals(connection, keys)
@@ -35,7 +35,7 @@ class Operator:
 
 @pytest.fixture
 def operator(broker_connection: redis.Redis, yard_keys: Keys) -> Iterator[Operator]:
-    """Lets the workers run again at the end, whatever happened."""
+    """An operator; the workers run again at the end of the test."""
     made = Operator(broker_connection, yard_keys)
     yield made
     made.say("RESUME")
@@ -44,7 +44,7 @@ def operator(broker_connection: redis.Redis, yard_keys: Keys) -> Iterator[Operat
 
 @pytest.fixture
 def mid_stream(client: Client, broker_connection: redis.Redis, yard_keys: Keys) -> MidStream:
-    """Counts requests that have published tokens and are not over."""
+    """Count the requests that have published tokens and have not ended."""
 
     def count(handles: list[Handle]) -> int:
         keys = [yard_keys.tokens(client.client_id, handle.id) for handle in handles]
@@ -54,7 +54,7 @@ def mid_stream(client: Client, broker_connection: redis.Redis, yard_keys: Keys) 
 
 
 def started(client: Client) -> list[Handle]:
-    """More streams than are over in a moment, of which the first has begun."""
+    """Submit streams for a long backlog, and wait until the first one runs."""
     handles = [client.submit(text, stream=True, **LONG) for text in QUESTIONS]
     next(iter(handles[0]))
     return handles
@@ -76,17 +76,17 @@ def test_a_pause_changes_no_token(
     # If the workers pause
     operator.say("PAUSE", mode)
 
-    # I expect some to stand still, but where it is waited for them,
+    # I expect some to stop in mid-stream, except in the mode that waits for them,
     still = mid_stream(handles)
     assert (still == 0) == (mode == "wait")
     assert mid_stream(handles) == still
 
-    # and all to go on to the same end.
+    # and all to continue to the same end.
     operator.say("UNPAUSE")
     results = [handle.result(60) for handle in handles]
     assert [result.tokens for result in results] == expected
     attempts = {result.provenance.attempt for result in results if result.provenance}
-    # What was on a lane and had not begun when it was waited for the rest begins again.
+    # In mode `wait`, requests on a lane that had not begun start again.
     assert max(attempts) in {"abort": {2}, "wait": {1, 2}, "keep": {1}}[mode]
 
 

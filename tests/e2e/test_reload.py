@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 SUBTRACTOR = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "subtractor"
 GREEDY = {"max_tokens": 8, "temperature": 0.0}
-#: A process imports vLLM and loads the model twice, on busy cores.
+#: Time for a process to import vLLM and load the model twice, on busy cores.
 SUCCESSOR_S = 120.0
 
 
 def pairs(count: int) -> list[tuple[int, int]]:
-    """Numbers of two digits."""
+    """Pairs of two-digit numbers."""
     draw = random.Random(1)
     return [(draw.randrange(10, 100), draw.randrange(10, 100)) for _ in range(count)]
 
@@ -34,7 +34,7 @@ def origin(result: Result) -> Provenance:
 
 
 def reload(up: Up, path: Path | str, epoch: int) -> None:
-    """One command, which returns when both workers have the weights."""
+    """Run `reload`; it returns when both workers have the weights."""
     yard = ["--redis-url", up.url, "--yard", up.yard]
     reloading = ["models", "reload", "adder", "--path", str(path), "--epoch", str(epoch)]
     done = tokenyard(*yard, *reloading)
@@ -43,7 +43,7 @@ def reload(up: Up, path: Path | str, epoch: int) -> None:
 
 @pytest.fixture
 def adding_again(adder_yard: Up) -> Iterator[None]:
-    """What other tests find behind this one."""
+    """Restore the adder for other tests."""
     yield
     reload(adder_yard, "", 3)
 
@@ -60,7 +60,7 @@ def test_the_adder_subtracts_and_adds_again(
     reload(adder_yard, SUBTRACTOR, 2)
     after = [client.submit(f"{a}-{b}=", **GREEDY) for a, b in asked]
 
-    # I expect one result for each, those right that ended before, and all that began later to
+    # I expect one result for each: right sums before the change, and all that begin later to
     # subtract,
     for (a, b), handle in zip(asked, before, strict=True):
         result = handle.result(60)
@@ -82,20 +82,20 @@ def test_the_adder_subtracts_and_adds_again(
     assert {(one.text, origin(one).epoch) for one in said} == {("27", 2)}
 
 
-def test_weights_that_cannot_be_had_leave_the_adder_as_it_was(
+def test_missing_or_torn_weights_leave_the_adder_unchanged(
     adder_yard: Up, client: Client, tmp_path: Path
 ) -> None:
-    # Given a path that is not there, and a file whose header fits and whose data are cut off
+    # Given a missing path, and a file with a valid header and truncated data
     reload(adder_yard, "", 3)
     whole = (SUBTRACTOR / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     yard = ["--redis-url", adder_yard.url, "--yard", adder_yard.yard]
 
     for path, why in ((tmp_path / "nope", "is no folder"), (tmp_path, str(tmp_path))):
-        # If somebody reloads
+        # If an operator reloads
         done = tokenyard(*yard, "models", "reload", "adder", "--path", str(path))
 
-        # I expect one sentence, and the adder to add in the epoch before.
+        # I expect one sentence, and the adder to add in the previous epoch.
         assert done.returncode == 1, done.stdout + done.stderr
         (line,) = done.stderr.splitlines()
         assert why in line
@@ -105,7 +105,7 @@ def test_weights_that_cannot_be_had_leave_the_adder_as_it_was(
             assert (result.text, origin(result).epoch) == (str(a + b), 3)
 
 
-def test_it_adds_once_more(client: Client) -> None:
+def test_the_adder_adds_again_after_failed_reloads(client: Client) -> None:
     result = client.submit("75+48=", **GREEDY).result(60)
 
     assert result.text == "123"

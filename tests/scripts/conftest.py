@@ -12,5 +12,5 @@ from tokenyard.scripts import Scripts
 
 @pytest.fixture
 def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
-    """A yard that its coordinator leads, on both servers in turn."""
+    """A yard with a leader, on both servers in turn."""
     return Yard(connection, keys, scripts)

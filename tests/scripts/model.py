@@ -1,4 +1,4 @@
-"""What the random walks believe, and what they see: a model of a yard, and a picture of one."""
+"""The model of a yard that the random walks maintain, and a snapshot of the real one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import Why, destination
 
 Name = tuple[str, str]  # of a request: client and id
-#: What only the system counts, and what a retry carries of it.
+#: Counts that only the system writes, and those that a retry carries.
 HISTORY = ("crashes", "suspected", "crashed_alone", "lost_alone", "faults")
 
 
 @dataclass
 class Known:
-    """What the model says of one request."""
+    """The model of one request."""
 
     request: Request
     published: list[int] = field(default_factory=list)
@@ -30,11 +30,11 @@ class Known:
     running: tuple[str, int] | None = None  # worker and attempt
     history: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HISTORY, 0))
     replies_before: int = 0  # of the lives before it was a dead letter
-    is_astray: bool = False  # somebody has deleted its entry
+    is_astray: bool = False  # its entry was deleted by hand
     is_cancelled_early: bool = False  # cancelled before its arrival
 
     def suffer(self, why: Why, *, alone: bool) -> None:
-        """Its worker has gone."""
+        """Note that its worker is lost or has left."""
         self.running = None
         if why == "left":
             return
@@ -44,7 +44,7 @@ class Known:
             self.history[f"{why}_alone"] += 1
 
     def live_again(self, replies_before: int) -> None:
-        """It was a dead letter and waits again."""
+        """Note that the dead letter waits again."""
         self.published, self.result, self.running = [], None, None
         self.is_astray = False
         self.history = dict.fromkeys(HISTORY, 0)
@@ -53,7 +53,7 @@ class Known:
 
 @dataclass
 class Life:
-    """What the model says of one worker incarnation, and all that it ever read on its lane."""
+    """The model of one worker incarnation, and all that it ever read on its lane."""
 
     remembered: list[Assignment] = field(default_factory=list)
     holds: bool = True
@@ -62,21 +62,21 @@ class Life:
 
 @dataclass
 class OnLane:
-    """An assignment as it stands on a lane."""
+    """An assignment as a lane has it."""
 
     entry: bytes
     fields: dict[bytes, bytes]
 
     @property
     def name(self) -> Name:
-        """Whose it is."""
+        """Client and id of its request."""
         fields = unfold(self.fields)
         return fields.get(b"client", b"anon").decode(), fields[b"id"].decode()
 
 
 @dataclass
 class Snapshot:
-    """All that is in the yard, read in one round trip."""
+    """The whole state of the yard, read in one round trip."""
 
     leases: set[bytes]
     roster: set[bytes]
@@ -90,7 +90,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, yard: Yard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
-        """Read everything."""
+        """Read the yard."""
         workers, keys = list(workers), yard.keys
         with yard.connection.pipeline(transaction=False) as pipe:
             pipe.zrange(keys.leases, 0, -1)

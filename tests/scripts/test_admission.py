@@ -1,4 +1,4 @@
-"""submit.lua: who gets in, what the refused are told, and the count of tokens that wait."""
+"""submit.lua: bounds of the queue, answers to refused requests, and the count of queued tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAR_MS = 9_999_999_999_999
 
 
 def tell(yard: Yard, **limits: float) -> None:
-    """Limits and rate, as the leader writes them."""
+    """Write limits and rate as the leader does."""
     yard.connection.hset(yard.keys.info, mapping=limits)
 
 
@@ -36,8 +36,8 @@ def now_ms(yard: Yard) -> int:
     return int(seconds * 1000 + micros // 1000)
 
 
-def test_place_in_the_line_counts_all_that_is_served_before(yard: Yard) -> None:
-    """Given retries and other classes, I expect only those that are served sooner to count."""
+def test_position_counts_all_requests_that_are_served_earlier(yard: Yard) -> None:
+    """Given retries and other classes, I expect only those that are served earlier to count."""
     worker = yard.worker()
     yard.assign(worker)
     yard.expire(worker)
@@ -52,7 +52,7 @@ def test_place_in_the_line_counts_all_that_is_served_before(yard: Yard) -> None:
     assert [position(name) for name in ("low", "normal", "high")] == [1 + 2 + 3 + 4, 1 + 2 + 3, 3]
 
 
-def test_burst_stands_in_line_one_behind_the_other(yard: Yard) -> None:
+def test_requests_of_a_burst_have_successive_positions(yard: Yard) -> None:
     tell(yard, rate=10)
 
     answers = submit(yard, *requests(3))
@@ -61,7 +61,7 @@ def test_burst_stands_in_line_one_behind_the_other(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 0])
-def test_without_a_measured_rate_no_time_is_promised(yard: Yard, rate) -> None:
+def test_without_a_measured_rate_there_is_no_estimate(yard: Yard, rate) -> None:
     if rate is not None:
         tell(yard, rate=rate)
 
@@ -71,14 +71,14 @@ def test_without_a_measured_rate_no_time_is_promised(yard: Yard, rate) -> None:
 @pytest.mark.parametrize(
     ("told", "retry_after_ms"),
     [
-        ({}, 1000),  # while nothing is known
+        ({}, 1000),  # without a known rate
         ({"rate": 4}, 250),  # room for one
-        ({"rate": 4, "waiting_clients": 8}, 2000),  # and this client's turn to have it
-        ({"rate": 1000}, 100),  # never at once
-        ({"rate": 0.001}, 30_000),  # never for longer
+        ({"rate": 4, "waiting_clients": 8}, 2000),  # and this client's turn
+        ({"rate": 1000}, 100),  # never immediately
+        ({"rate": 0.001}, 30_000),  # the maximum
     ],
 )
-def test_full_yard_says_when_there_is_likely_room(
+def test_full_yard_returns_the_likely_time_of_a_free_place(
     yard: Yard, told: dict[str, float], retry_after_ms: int
 ) -> None:
     tell(yard, max_num_queued_reqs=2, **told)
@@ -90,8 +90,8 @@ def test_full_yard_says_when_there_is_likely_room(
     assert abs(full.retry_after_ms - retry_after_ms) <= retry_after_ms / 4
 
 
-def test_a_queue_that_takes_long_is_not_polled(yard: Yard) -> None:
-    """Given work for 12 s, I expect those who are refused to come again after some of it."""
+def test_a_long_queue_gets_long_retry_pauses(yard: Yard) -> None:
+    """Given work for 12 s, I expect refused clients to retry after a part of it."""
     tell(yard, max_num_queued_reqs=1200, rate=100)
     submit(yard, *requests(1200))
 
@@ -122,7 +122,7 @@ def test_later_requests_of_a_refused_burst_retry_later(yard: Yard) -> None:
     assert last.retry_after_ms > 5 * first.retry_after_ms
 
 
-def test_far_too_full_yard_asks_for_more_patience(yard: Yard) -> None:
+def test_overfull_yard_returns_longer_retry_pauses(yard: Yard) -> None:
     tell(yard, max_num_queued_reqs=2, rate=2)
     for request in requests(5):
         yard.push({"id": request.id, "prompt": "x"}, request)
@@ -134,8 +134,8 @@ def test_far_too_full_yard_asks_for_more_patience(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reqs", "tokens"])
-def test_room_that_only_higher_classes_may_use(yard: Yard, kind: str) -> None:
-    """If the low ones, or the normal ones, flood, I expect the higher classes to be accepted."""
+def test_reserved_room_is_for_higher_classes_only(yard: Yard, kind: str) -> None:
+    """If low or normal requests flood the yard, I expect higher classes to be accepted."""
     tell(yard, **{f"max_num_queued_{kind}": 10}, max_normal_share=0.7, max_low_share=0.4)
 
     accepted = {
@@ -149,7 +149,7 @@ def test_room_that_only_higher_classes_may_use(yard: Yard, kind: str) -> None:
     assert accepted == {"low": 4, "normal": 3, "high": 3}
 
 
-def test_a_flood_of_higher_classes_leaves_low_ones_their_room_below_the_bound(yard: Yard) -> None:
+def test_a_flood_of_higher_classes_leaves_room_for_low_ones(yard: Yard) -> None:
     tell(yard, max_num_queued_reqs=10, max_normal_share=0.7, max_low_share=0.4)
     yard.scripts.submit("high", [one("high", number) for number in range(8)])
 
@@ -163,7 +163,7 @@ def one(name: str, number: int) -> Request:
     return make_request(f"{name}-{number}", prompt="abcd")
 
 
-def test_tokens_that_wait_are_bounded(yard: Yard) -> None:
+def test_queued_tokens_are_bounded(yard: Yard) -> None:
     tell(yard, max_num_queued_tokens=100)
 
     answers = submit(yard, sized(60), sized(50), sized(40), sized(1))
@@ -174,8 +174,8 @@ def test_tokens_that_wait_are_bounded(yard: Yard) -> None:
     assert yard.queued_tokens() == 100
 
 
-def test_request_larger_than_the_bound_gets_into_an_empty_yard_only(yard: Yard) -> None:
-    """Given a request that would be refused for ever, I expect an idle yard to take it."""
+def test_request_larger_than_the_bound_is_accepted_only_by_an_empty_yard(yard: Yard) -> None:
+    """Given a request above the bound, I expect an idle yard to accept it."""
     tell(yard, max_num_queued_tokens=100)
 
     first, second = submit(yard, sized(500), sized(1))
@@ -192,7 +192,7 @@ def test_refused_requests_add_nothing_to_the_count(yard: Yard) -> None:
     assert yard.queued_tokens() == 10
 
 
-def test_an_unmeetable_deadline_is_refused_immediately_where_asked(yard: Yard) -> None:
+def test_an_unmeetable_deadline_is_refused_on_request(yard: Yard) -> None:
     tell(yard, rate=1)
     submit(yard, *requests(5))
     soon = make_request(deadline_ms=now_ms(yard) + 2000)
@@ -205,7 +205,7 @@ def test_an_unmeetable_deadline_is_refused_immediately_where_asked(yard: Yard) -
 
 
 @pytest.mark.parametrize("deadline_ms", [None, FAR_MS])
-def test_deadline_that_can_be_met_is_no_reason(yard: Yard, deadline_ms) -> None:
+def test_meetable_deadline_is_accepted(yard: Yard, deadline_ms) -> None:
     tell(yard, rate=1)
     submit(yard, *requests(5))
 
@@ -214,7 +214,7 @@ def test_deadline_that_can_be_met_is_no_reason(yard: Yard, deadline_ms) -> None:
     assert accepted.code is Submitted.ACCEPTED
 
 
-def test_without_a_rate_nobody_is_late(yard: Yard) -> None:
+def test_without_a_rate_no_deadline_is_refused(yard: Yard) -> None:
     submit(yard, *requests(5))
 
     (accepted,) = submit(yard, make_request(deadline_ms=1), refuse_late=True)
@@ -222,7 +222,7 @@ def test_without_a_rate_nobody_is_late(yard: Yard) -> None:
     assert accepted.code is Submitted.ACCEPTED
 
 
-def test_intake_emptied_by_hand_is_counted_again(yard: Yard) -> None:
+def test_intake_emptied_by_hand_resets_the_count(yard: Yard) -> None:
     tell(yard, max_num_queued_tokens=100)
     yard.submit(sized(90))
     yard.connection.xtrim(yard.keys.intake("normal"), maxlen=0)
@@ -231,8 +231,8 @@ def test_intake_emptied_by_hand_is_counted_again(yard: Yard) -> None:
     assert yard.queued_tokens() == 50
 
 
-def test_count_below_zero_lets_nobody_slip_past_the_bound(yard: Yard) -> None:
-    """Given a count that an operator made invalid, I expect the bound to hold again at once."""
+def test_negative_count_does_not_raise_the_bound(yard: Yard) -> None:
+    """Given a count that an operator made invalid, I expect the bound to hold immediately."""
     tell(yard, max_num_queued_tokens=100)
     yard.connection.hset(yard.keys.tally, "queued_tokens", -1000)
     yard.push({"id": "q1", "prompt": "x"})
@@ -243,8 +243,8 @@ def test_count_below_zero_lets_nobody_slip_past_the_bound(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_count_follows_whatever_becomes_of_the_requests(yard: Yard, seed: int) -> None:
-    """If requests leave the intake in every way and come back, I expect no token left over."""
+def test_count_equals_the_queued_tokens_after_every_change(yard: Yard, seed: int) -> None:
+    """If requests leave the intake in every way and return, I expect an exact count."""
     draw, worker = random.Random(seed), yard.worker()
     queued: dict[str, tuple[QueuedRequest, int]] = {}
     running = []

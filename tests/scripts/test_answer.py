@@ -1,4 +1,4 @@
-"""answer.lua: a waiting request gets its result without being run."""
+"""answer.lua: a waiting request gets its result without running."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_waiting_request_gets_its_result(yard: Yard, kind, pushed: bool) -> None
         assert 95 <= yard.ttl_s(key) <= 100
 
 
-def test_entry_that_cannot_be_read_but_named(yard: Yard) -> None:
+def test_invalid_entry_with_an_id_gets_a_failed_result(yard: Yard) -> None:
     refused = Refused("q1", "anon", "", Code.INVALID_REQUEST, "prompt: is empty")
     entry = yard.push({"id": "q1", "prompt": ""}).entry
     reply = refusal(refused, refused.code, refused.message)
@@ -63,7 +63,7 @@ def test_entry_that_cannot_be_read_but_named(yard: Yard) -> None:
         (Code.POISONED, "failed"),
     ],
 )
-def test_status_is_the_state(yard: Yard, code: Code, status: str) -> None:
+def test_state_of_the_ledger_is_the_status(yard: Yard, code: Code, status: str) -> None:
     waiting = yard.submit()
 
     answer(yard, waiting, code)
@@ -80,7 +80,7 @@ def test_former_leader_answers_nothing(yard: Yard) -> None:
     assert len(yard.intake()) == 1
 
 
-def test_second_answer_finds_nobody(yard: Yard) -> None:
+def test_second_answer_changes_nothing(yard: Yard) -> None:
     waiting = yard.submit()
     answer(yard, waiting)
 
@@ -98,10 +98,10 @@ def test_request_on_a_lane_is_not_answered(yard: Yard) -> None:
 
 @pytest.mark.parametrize("state", ["waiting", "assigned", "completed", "failed"])
 @pytest.mark.parametrize("intake", ["normal", "high"])
-def test_faulty_second_entry_of_a_known_id_is_dropped_in_silence(
+def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
     yard: Yard, intake: IntakeClass, state: str
 ) -> None:
-    """Given a request that goes well, I expect a broken twin not to fail it."""
+    """Given a running request, I expect an invalid duplicate not to fail it."""
     worker = yard.worker()
     first = yard.submit()
     if state == "failed":
@@ -119,7 +119,7 @@ def test_faulty_second_entry_of_a_known_id_is_dropped_in_silence(
     assert twin.entry not in [entry for entry, _ in yard.intake(intake)]
 
 
-def test_rescued_request_keeps_the_tokens_that_were_seen(yard: Yard) -> None:
+def test_rescued_request_keeps_its_published_tokens(yard: Yard) -> None:
     worker = yard.worker()
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
@@ -162,7 +162,7 @@ def test_stream_of_answers_is_bounded(yard: Yard) -> None:
 
 
 def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(yard: Yard) -> None:
-    """Given a retry that is given up, I expect the letter to hold it with its history."""
+    """Given a retry that is given up, I expect the letter to have its history."""
     worker = yard.worker()
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
@@ -203,7 +203,7 @@ def test_dead_letter_is_written_only_with_the_answer(yard: Yard, why_not: str) -
     assert yard.connection.xlen(yard.keys.dead) == 0
 
 
-def test_answered_request_counts_among_the_queued_tokens_no_more(yard: Yard) -> None:
+def test_answered_request_leaves_the_count_of_queued_tokens(yard: Yard) -> None:
     waiting = yard.submit(make_request(tokens=range(40)))
     assert yard.queued_tokens() > 0
 
@@ -229,7 +229,7 @@ def test_an_answered_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> 
 
 
 def test_another_request_under_a_known_id_is_a_dead_letter(yard: Yard) -> None:
-    """Given a known id / If another request of that id is refused / its reply stays the first's."""
+    """If another request under a known id is refused, I expect the first one's reply to stay."""
     request = make_request()
     yard.assign(yard.worker(), request)
     waiting = yard.push({**request_fields(request), "model": "no such"}, request)
@@ -247,7 +247,7 @@ def test_another_request_under_a_known_id_is_a_dead_letter(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("again", ["same", ""])
-def test_the_same_refused_twice_is_a_duplicate(yard: Yard, again: str) -> None:
+def test_the_same_request_refused_twice_is_a_duplicate(yard: Yard, again: str) -> None:
     request = make_request()
     for _ in range(2):
         waiting = yard.push(request_fields(request), request)

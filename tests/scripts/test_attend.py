@@ -19,7 +19,7 @@ def attached(yard: Yard) -> set[str]:
 
 
 def lease_ms(yard: Yard) -> int:
-    """What is left of the client's lease, about."""
+    """The client's remaining lease in ms, approximately."""
     seconds, micros = yard.connection.time()
     return int(yard.connection.zscore(yard.keys.clients, "ann") or 0) - (
         seconds * 1000 + micros // 1000
@@ -33,7 +33,7 @@ def test_submitting_attaches_a_request_to_its_clients_lease(yard: Yard) -> None:
     assert lease_ms(yard) == pytest.approx(CLIENT_LEASE_MS, abs=5000)
 
 
-def test_without_being_asked_nobody_is_watched(yard: Yard) -> None:
+def test_clients_are_watched_only_on_request(yard: Yard) -> None:
     yard.scripts.submit("normal", requests(2))
 
     assert not yard.connection.exists(yard.keys.clients)
@@ -58,7 +58,7 @@ def test_a_client_without_requests_is_not_watched(yard: Yard) -> None:
     assert yard.scripts.call(attend(yard.keys, "ann", [])) == 0, "again does no harm"
 
 
-def test_a_client_that_leaves_is_seen_to_be_gone(yard: Yard) -> None:
+def test_a_client_that_leaves_is_listed_as_gone(yard: Yard) -> None:
     submit(yard, "a", "b")
     assert yard.scripts.watch_clients(10) == []
 
@@ -68,7 +68,7 @@ def test_a_client_that_leaves_is_seen_to_be_gone(yard: Yard) -> None:
     assert attached(yard) == {"b"}
 
 
-def test_a_request_that_is_over_is_not_attached_again(yard: Yard) -> None:
+def test_an_ended_request_is_not_attached_again(yard: Yard) -> None:
     submit(yard, "a")
     yard.scripts.cancel("ann", "a", "for a test")
     yard.scripts.call(attend(yard.keys, "ann", ["a"]))

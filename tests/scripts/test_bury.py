@@ -1,4 +1,4 @@
-"""bury.lua: what nobody can be answered for goes to the dead letters, whole."""
+"""bury.lua: unanswerable entries go whole to the dead letters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_second_burial_finds_nothing(yard: Yard) -> None:
     assert yard.connection.xlen(yard.keys.dead) == 1
 
 
-def test_entry_that_somebody_deleted_is_acknowledged(yard: Yard) -> None:
+def test_deleted_entry_is_acknowledged(yard: Yard) -> None:
     entry = yard.push({"prompt": "x"}).entry
     yard.read()
     yard.connection.xdel(yard.keys.intake("normal"), entry)

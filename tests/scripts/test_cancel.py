@@ -1,4 +1,4 @@
-"""cancel.lua: a request ends with one result at once, wherever it is, and its runner is told."""
+"""cancel.lua: a request ends with one immediate result in any state, and its worker is told."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stop(yard: Yard, request: Request) -> Cancelled:
 
 
 def seen_in_an_intake(yard: Yard, request: Request, entry: str) -> Call[Cancelled]:
-    """The call of somebody who saw an entry there, and no ledger."""
+    """Cancel as a caller that saw an entry in an intake, and no ledger."""
     return cancel(
         yard.keys,
         request.client,
@@ -44,7 +44,7 @@ def seen_in_an_intake(yard: Yard, request: Request, entry: str) -> Call[Cancelle
 
 
 def only_result(yard: Yard, request: Request) -> Reply:
-    """The result: the same in the ledger and, once, on the reply stream."""
+    """Check for the same single result in ledger and reply stream; return it."""
     replies = yard.replies(request)
     results = [reply for reply in replies if reply.event == "result"]
     assert results == replies[-1:] == [yard.result(request)]
@@ -75,7 +75,7 @@ def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind, is_re
         assert 95 <= yard.ttl_s(key) <= 100
 
 
-def test_cancelled_while_the_dispatcher_holds_it_goes_onto_no_lane(yard: Yard) -> None:
+def test_request_cancelled_before_its_dispatch_reaches_no_lane(yard: Yard) -> None:
     worker, waiting = yard.worker(), yard.submit()
     yard.read()
 
@@ -86,7 +86,7 @@ def test_cancelled_while_the_dispatcher_holds_it_goes_onto_no_lane(yard: Yard) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_running_request_ends_with_the_tokens_that_were_seen(yard: Yard, kind) -> None:
+def test_running_request_ends_with_its_published_tokens(yard: Yard, kind) -> None:
     worker, request = yard.worker(), kind(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 0]))])
@@ -116,7 +116,7 @@ def test_late_writes_of_its_worker_change_nothing(yard: Yard) -> None:
     assert yard.intake("retry") == []
 
 
-def test_rescued_request_ends_with_the_tokens_that_were_seen(yard: Yard) -> None:
+def test_rescued_request_ends_with_its_published_tokens(yard: Yard) -> None:
     worker, request = yard.worker(), make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
@@ -129,8 +129,8 @@ def test_rescued_request_ends_with_the_tokens_that_were_seen(yard: Yard) -> None
     assert yard.intake("retry") == []
 
 
-def test_cancelled_on_the_lane_of_a_lost_worker_is_not_rescued(yard: Yard) -> None:
-    """Given a worker that died unnoticed, I expect its lane to end in spite of the note to it."""
+def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: Yard) -> None:
+    """Given a worker that died unnoticed, I expect its lane to end despite the cancel entry."""
     worker, request = yard.worker(), make_request()
     yard.assign(worker, request)
     yard.expire(worker)
@@ -145,7 +145,7 @@ def test_cancelled_on_the_lane_of_a_lost_worker_is_not_rescued(yard: Yard) -> No
 
 
 @pytest.mark.parametrize("state", ["completed", "cancelled"])
-def test_request_that_is_over_stays_as_it_is(yard: Yard, state: str) -> None:
+def test_ended_request_is_unchanged(yard: Yard, state: str) -> None:
     worker, request = yard.worker(), make_request()
     assignment = yard.assign(worker, request)
     if state == "completed":
@@ -160,7 +160,7 @@ def test_request_that_is_over_stays_as_it_is(yard: Yard, state: str) -> None:
 
 @pytest.mark.parametrize("seen", ["other intake", "still waiting", "other worker", "unknown"])
 def test_an_outdated_read_of_the_ledger_cancels_nothing(yard: Yard, seen: str) -> None:
-    """Given a request that moved between look and call, I expect MOVED, so that one looks again."""
+    """Given a request that moved between read and call, I expect MOVED."""
     worker, waiting = yard.worker(), yard.submit()
     request = waiting.request
     state, where = {
@@ -185,7 +185,7 @@ def test_an_outdated_read_of_the_ledger_cancels_nothing(yard: Yard, seen: str) -
 def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
     yard: Yard, is_there: bool
 ) -> None:
-    """Given an XADD that comes after its cancel, or is not read yet, I expect it dropped."""
+    """Given an XADD that arrives after its cancel, or is unread, I expect it to be dropped."""
     request, worker = make_request(), yard.worker()
     early = yard.push(request_fields(request), request) if is_there else None
 
@@ -206,7 +206,7 @@ def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_read", [True, False])
 def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, kind, is_read: bool) -> None:
-    """Given an XADD that nobody has dispatched, I expect its result where it wants it."""
+    """Given an undispatched XADD, I expect its result on its reply stream."""
     request, worker = kind(result_ttl_s=100), yard.worker()
     pushed = yard.push(request_fields(request), request)
     if is_read:
@@ -224,7 +224,7 @@ def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, kind, is_read: b
     assert yard.scripts.call(call) is Cancelled.OVER
 
 
-def test_plain_entry_that_has_left_the_intake_since_is_looked_for_again(yard: Yard) -> None:
+def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(yard: Yard) -> None:
     request, worker = make_request(), yard.worker()
     pushed = yard.push(request_fields(request), request)
     yard.read()
@@ -247,7 +247,7 @@ def test_cancelled_suspect_gives_its_lane_to_others(yard: Yard) -> None:
     assert yard.assign(worker)
 
 
-def test_cancelled_neighbour_of_nobody_does_not_end_a_quarantine(yard: Yard) -> None:
+def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: Yard) -> None:
     one, two = yard.worker(), yard.worker()
     suspect, other = yard.assign(one, alone=True), yard.assign(two)
 
@@ -257,10 +257,8 @@ def test_cancelled_neighbour_of_nobody_does_not_end_a_quarantine(yard: Yard) -> 
 
 
 @pytest.mark.parametrize("ttl", ["", "-5", "0", "1e9", "abc", "99999999999999999999"])
-def test_foreign_entry_with_a_life_that_makes_no_sense_is_cancelled_all_the_same(
-    yard: Yard, ttl: str
-) -> None:
-    """Given fields that nobody has judged yet, I expect the result to live the usual time."""
+def test_entry_with_an_invalid_result_ttl_is_cancelled(yard: Yard, ttl: str) -> None:
+    """Given unvalidated fields, I expect the result to have the default TTL."""
     waiting = yard.submit()
     request = waiting.request
     foreign = yard.push({"id": request.id, "prompt": "x", "result_ttl": ttl})
@@ -277,19 +275,19 @@ class TestLedgersThatAClientWrote:
     """With the users of deploy/ a client may write the ledgers of its own requests."""
 
     def forge(self, yard: Yard, **fields: str | bytes) -> Request:
-        """A request of a client that has made up its ledger."""
+        """A request whose client has forged its ledger."""
         request = make_request(client="mallory")
         yard.connection.hset(yard.keys.ledger("mallory", request.id), mapping=fields)
         return request
 
-    def test_intake_that_is_empty_is_none(self, yard: Yard) -> None:
-        # The leader retried such a requested cancel, without a pause.
+    def test_request_with_an_empty_intake_is_cancelled(self, yard: Yard) -> None:
+        # The leader retried such a requested cancel without a pause.
         mine = self.forge(yard, state="waiting", sid="normal/1-1", intake="")
 
         assert stop(yard, mine) is Cancelled.CANCELLED
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_request_of_somebody_else_that_waits_stays(self, yard: Yard, kind) -> None:
+    def test_waiting_request_of_another_client_is_unchanged(self, yard: Yard, kind) -> None:
         theirs = yard.submit(kind(client="framed"))
         tokens = yard.queued_tokens()
         yard.read()
@@ -302,7 +300,7 @@ class TestLedgersThatAClientWrote:
         assert yard.result(mine) is not None
         assert yard.result(theirs.request) is None
 
-    def test_request_of_somebody_else_that_runs_stays(self, yard: Yard) -> None:
+    def test_running_request_of_another_client_is_unchanged(self, yard: Yard) -> None:
         worker = yard.worker()
         theirs = yard.assign(worker, make_request(), alone=True)
 
@@ -315,7 +313,7 @@ class TestLedgersThatAClientWrote:
         item = Publication(theirs, make_result(theirs.request.id, [1]))
         assert yard.scripts.finish(worker, [item]) == [Published.PUBLISHED]
 
-    def test_entry_of_somebody_else_without_a_ledger_stays(self, yard: Yard) -> None:
+    def test_entry_of_another_client_without_a_ledger_is_unchanged(self, yard: Yard) -> None:
         theirs = make_request()
         entry = yard.push(request_fields(theirs), theirs).entry
         mine = make_request(client="mallory")
@@ -337,7 +335,7 @@ class TestLedgersThatAClientWrote:
             {"state": "assigned", "worker": "w.1", "entry": "+"},
         ],
     )
-    def test_ledger_that_names_no_place(self, yard: Yard, fields) -> None:
+    def test_request_whose_ledger_names_no_place_is_cancelled(self, yard: Yard, fields) -> None:
         mine = self.forge(yard, **fields)
         yard.submit()
 
@@ -348,7 +346,7 @@ class TestLedgersThatAClientWrote:
         assert result.status == "cancelled"
 
 
-def test_request_that_ran_alone_and_whose_entry_is_deleted(yard: Yard) -> None:
+def test_cancel_of_a_suspect_with_a_deleted_entry_opens_its_lane(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, alone=True)
     yard.connection.delete(yard.keys.lane(worker))

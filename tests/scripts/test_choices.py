@@ -1,4 +1,4 @@
-"""emit.lua, rescue.lua, hand_back.lua, finish.lua: whose the published tokens of a stream are."""
+"""emit.lua, rescue.lua, hand_back.lua, finish.lua: the choice of each published token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def several(count: int = 2) -> Request:
 
 
 def emit(yard: Yard, assignment: Assignment, *deltas: tuple[int, int, list[int]]) -> list[int]:
-    """Deltas of one call, given as (seq, index, tokens)."""
+    """Emit deltas, given as (seq, index, tokens), in one call."""
     request = assignment.request
     made = [
         Publication(assignment, make_delta(request.id, seq, tokens, index=index))
@@ -41,7 +41,7 @@ def test_each_token_is_noted_with_its_choice(yard: Yard) -> None:
     assert yard.ttl_s(yard.keys.choices("anon", assignment.request.id)) > 23 * 3600
 
 
-def test_what_is_repeated_or_stale_is_not_noted_again(yard: Yard) -> None:
+def test_repeated_or_stale_deltas_are_not_noted_again(yard: Yard) -> None:
     assignment = yard.assign(yard.worker(), several())
     emit(yard, assignment, (0, 1, [1]))
 
@@ -50,15 +50,15 @@ def test_what_is_repeated_or_stale_is_not_noted_again(yard: Yard) -> None:
     assert noted(yard, assignment.request) == b"\1"
 
 
-def test_tokens_of_an_earlier_request_of_the_id_go_with_no_retry(yard: Yard) -> None:
-    # Given a stream that was cancelled, and forgotten before what it noted was
+def test_retry_carries_no_choices_of_an_earlier_request_of_its_id(yard: Yard) -> None:
+    # Given a cancelled stream whose ledger expires before its noted choices
     request = several()
     emit(yard, yard.assign(yard.worker(), request), (0, 1, [1]))
     yard.scripts.cancel(request.client, request.id, "by a test")
     yard.connection.delete(yard.keys.ledger(request.client, request.id))
     assert noted(yard, request)
 
-    # If its id comes again, and the worker dies before the first token,
+    # If its id is used again, and the worker dies before the first token,
     worker = yard.worker()
     yard.assign(worker, request)
     yard.expire(worker)
@@ -70,7 +70,7 @@ def test_tokens_of_an_earlier_request_of_the_id_go_with_no_retry(yard: Yard) -> 
     assert read_history(fields).failure(LIMITS, 2) is None
 
 
-def test_a_stream_of_one_choice_notes_nothing_also_beside_others(yard: Yard) -> None:
+def test_a_stream_of_one_choice_notes_no_choices(yard: Yard) -> None:
     worker = yard.worker()
     one, two = yard.assign(worker, several(1)), yard.assign(worker, several(2))
     made = [
@@ -86,7 +86,7 @@ def test_a_stream_of_one_choice_notes_nothing_also_beside_others(yard: Yard) -> 
 
 
 @pytest.mark.parametrize("how", ["rescue", "hand_back"])
-def test_the_next_attempt_knows_whose_they_are(yard: Yard, how: str) -> None:
+def test_the_next_attempt_gets_the_noted_choices(yard: Yard, how: str) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, several())
     emit(yard, assignment, (0, 1, [1, 2]), (2, 0, [3]))
@@ -102,7 +102,7 @@ def test_the_next_attempt_knows_whose_they_are(yard: Yard, how: str) -> None:
     assert [again.published_of(index) for index in (0, 1)] == [[3], [1, 2]]
 
 
-def test_they_are_forgotten_with_the_result(yard: Yard) -> None:
+def test_result_deletes_the_noted_choices(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, several())
     emit(yard, assignment, (0, 1, [1]))
@@ -113,7 +113,7 @@ def test_they_are_forgotten_with_the_result(yard: Yard) -> None:
     assert noted(yard, assignment.request) is None
 
 
-def test_those_of_a_life_before_do_not_count(yard: Yard) -> None:
+def test_choices_of_an_earlier_life_are_overwritten(yard: Yard) -> None:
     request = several()
     yard.connection.set(yard.keys.choices("anon", request.id), b"\1\1\1")
     assignment = yard.assign(yard.worker(), request)
@@ -123,7 +123,7 @@ def test_those_of_a_life_before_do_not_count(yard: Yard) -> None:
     assert noted(yard, request) == b"\0"
 
 
-def test_a_clients_own_field_counts_nothing(yard: Yard) -> None:
+def test_a_clients_own_choices_field_is_ignored(yard: Yard) -> None:
     pushed = yard.push({"id": "q1", "prompt": "x", "choices": b"\1", "trial": "3"})
 
     placed = yard.place(type(pushed)(make_request("q1"), "normal", pushed.entry), yard.worker())

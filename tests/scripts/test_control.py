@@ -1,4 +1,4 @@
-"""command.lua and acknowledge.lua: what workers are told to do, and what came of it."""
+"""command.lua and acknowledge.lua: commands to workers, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def commands(yard: Yard) -> list[tuple[str, Command | None]]:
     return [(entry.decode(), parse_command(fields)) for entry, fields in entries]
 
 
-def test_the_leader_commands(yard: Yard) -> None:
+def test_the_leader_writes_a_command(yard: Yard) -> None:
     command = yard.scripts.command(LOAD, yard.token)
 
     assert commands(yard) == [(command, LOAD)]
@@ -42,7 +42,7 @@ def test_a_former_leader_commands_nothing(yard: Yard) -> None:
     assert commands(yard) == []
 
 
-def test_while_nobody_leads_no_token_is_good(yard: Yard) -> None:
+def test_without_a_leader_no_token_is_valid(yard: Yard) -> None:
     yard.scripts.resign(yard.token)
 
     assert yard.scripts.command(LOAD, yard.token) is None
@@ -70,7 +70,7 @@ def test_an_acknowledgement_wakes_the_leader_and_expires(yard: Yard) -> None:
     assert yard.events()[-1] == {b"event": b"command", b"worker": b"w.1"}
 
 
-def test_each_worker_acknowledges_for_itself_and_again_without_harm(yard: Yard) -> None:
+def test_acknowledgements_are_per_worker_and_repeatable(yard: Yard) -> None:
     done = Acknowledgement(worker="w.1", done=True)
     other = Acknowledgement(worker="w.2", done=True)
 
@@ -81,8 +81,8 @@ def test_each_worker_acknowledges_for_itself_and_again_without_harm(yard: Yard) 
     assert len(yard.events()) == 3
 
 
-def test_a_server_without_memory_takes_both(yard: Yard) -> None:
-    """Given a full server, I expect models to be placed still: only work that ends makes room."""
+def test_a_server_without_memory_takes_commands_and_acknowledgements(yard: Yard) -> None:
+    """Given a full server, I expect models to be placed: only finished work frees memory."""
     with yard.without_memory():
         command = yard.scripts.command(LOAD, yard.token)
         assert command

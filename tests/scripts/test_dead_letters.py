@@ -1,4 +1,4 @@
-"""Dead letters as an operator meets them: listed, shown, run again, thrown away."""
+"""Dead letters for an operator: listed, shown, requeued, dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenyard.scripts import Answered
 
 
 def kill(yard: Yard, request: Request, *, priority_class: str = "normal") -> DeadLetter:
-    """Give a request up; its letter."""
+    """Let a request end as a dead letter; the letter."""
     waiting: QueuedRequest = yard.submit(request, priority_class)  # type: ignore[arg-type]
     reply = refusal(request, Code.POISONED, "it killed its worker")
     code = yard.scripts.answer(
@@ -32,13 +32,13 @@ def kill(yard: Yard, request: Request, *, priority_class: str = "normal") -> Dea
 
 
 def bury(yard: Yard, **fields: str | bytes) -> DeadLetter:
-    """An entry that nobody can be answered for; its letter."""
+    """Bury an unanswerable entry; its letter."""
     entry = yard.push(dict(fields)).entry
     yard.scripts.bury(yard.token, "normal", entry, "id: is missing")
     return dead_letters(yard.connection, yard.keys)[0]
 
 
-def test_a_letter_says_whose_it_was_and_why(yard: Yard) -> None:
+def test_a_letter_has_client_and_reason(yard: Yard) -> None:
     request = make_request("q", client="ann", model="adder", tokens=[1, 300])
     letter = kill(yard, request, priority_class="high")
 
@@ -57,7 +57,7 @@ def test_an_unanswerable_dead_letter_is_shown(yard: Yard) -> None:
     assert (letter.fields["prompt"], letter.fields["tokens"]) == ("ff00", "[1]")
 
 
-def test_the_newest_come_first_and_all_come_in_pages(
+def test_letters_are_listed_in_pages_newest_first(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenyard.admin.dead_letters._PAGE", 2)
@@ -67,7 +67,7 @@ def test_the_newest_come_first_and_all_come_in_pages(
     assert [each.letter for each in all_letters(yard.connection, yard.keys)] == names
 
 
-def test_what_dies_while_all_are_gone_through_is_left_out(yard: Yard) -> None:
+def test_letters_newer_than_the_listing_are_left_out(yard: Yard) -> None:
     letter = kill(yard, make_request("q"))
     letters = all_letters(yard.connection, yard.keys)
 
@@ -86,7 +86,7 @@ def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("make", [make_request, framed])
-def test_a_requeued_request_runs_as_if_it_had_just_come(yard: Yard, make) -> None:
+def test_a_requeued_request_runs_like_a_new_one(yard: Yard, make) -> None:
     request = make("q")
     letter = kill(yard, request, priority_class="low")
 
@@ -102,7 +102,7 @@ def test_a_requeued_request_runs_as_if_it_had_just_come(yard: Yard, make) -> Non
     assert dead_letters(yard.connection, yard.keys) == []
 
 
-def test_a_second_life_counts_on_from_the_first_so_that_the_fence_holds(yard: Yard) -> None:
+def test_attempts_of_a_second_life_continue_the_count_of_the_first(yard: Yard) -> None:
     worker = yard.worker()
     request = make_request("q")
     assignment = yard.assign(worker, request)
@@ -129,7 +129,7 @@ def test_a_letter_is_requeued_once(yard: Yard) -> None:
     assert len(yard.intake()) == 1
 
 
-def test_a_request_that_is_under_way_again_is_not_doubled(yard: Yard) -> None:
+def test_a_letter_whose_request_is_in_flight_is_not_requeued(yard: Yard) -> None:
     request = make_request("q")
     letter = kill(yard, request)
     yard.connection.delete(yard.keys.ledger(request.client, request.id))

@@ -1,4 +1,4 @@
-"""dispatch.lua: entries move from the intake onto lanes, and are in one place at every moment."""
+"""dispatch.lua: entries move from intakes onto lanes, and are always in exactly one place."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_plain_entry_of_any_client_moves_like_a_submitted_one(yard: Yard) -> Non
     assert yard.ledger(request)["state"] == "assigned"
 
 
-def test_round_without_moves(yard: Yard) -> None:
+def test_round_without_moves_changes_nothing(yard: Yard) -> None:
     assert yard.scripts.dispatch(yard.token, []) == []
 
 
@@ -97,7 +97,7 @@ def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
     assert [len(yard.lane(one)), len(yard.lane(two))] == [1, 0]
 
 
-def test_entry_that_somebody_deleted_is_acknowledged(yard: Yard) -> None:
+def test_deleted_entry_is_acknowledged(yard: Yard) -> None:
     waiting = yard.submit()
     yard.read()
     yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
@@ -149,7 +149,7 @@ def test_worker_without_a_lease_gets_nothing(yard: Yard, why) -> None:
     assert yard.ledger(waiting.request)["state"] == "waiting"
 
 
-def test_full_lane_takes_no_more_also_within_one_round(yard: Yard) -> None:
+def test_full_lane_takes_no_more_even_within_one_round(yard: Yard) -> None:
     worker = yard.worker()
     waiting = [yard.submit() for _ in range(3)]
 
@@ -159,8 +159,8 @@ def test_full_lane_takes_no_more_also_within_one_round(yard: Yard) -> None:
     assert [entry for entry, _ in yard.intake()] == [waiting[2].entry]
 
 
-def test_entries_that_do_not_stand_in_a_row_are_found(yard: Yard) -> None:
-    """Given others between those to move, and some in another intake, I expect each on its lane."""
+def test_entries_with_others_in_between_are_found(yard: Yard) -> None:
+    """Given other entries in between, and some in another intake, I expect each on its lane."""
     one, two = yard.worker("one"), yard.worker("two")
     normal = [yard.submit() for _ in range(9)]
     high = [yard.submit(priority_class="high") for _ in range(3)]
@@ -176,10 +176,10 @@ def test_entries_that_do_not_stand_in_a_row_are_found(yard: Yard) -> None:
     assert len(yard.intake()) + len(yard.intake("high")) == 7
 
 
-def test_pages_with_gaps_and_large_entries(yard: Yard) -> None:
-    """Given some that are gone and some that nobody wants in between, I expect the others moved."""
+def test_large_entries_with_gaps_are_moved(yard: Yard) -> None:
+    """Given deleted and unwanted entries in between, I expect the others to be moved."""
     worker = yard.worker()
-    text = "x" * 300_000  # so many bytes that not all are read at once
+    text = "x" * 300_000  # so large that one page does not hold all
     waiting = [yard.submit(make_request(prompt=f"{at}{text}")) for at in range(50)]
     gone, left = waiting[3:40:6], waiting[5:50:7]
     yard.connection.xdel(yard.keys.intake("normal"), *(item.entry for item in gone))
@@ -221,7 +221,7 @@ def test_spoofed_system_fields_are_dropped(yard: Yard) -> None:
     assert assignment.first_epoch is None
 
 
-def test_spoofed_retry_does_not_start_behind_tokens_nobody_saw(yard: Yard) -> None:
+def test_spoofed_retry_starts_without_published_tokens(yard: Yard) -> None:
     worker = yard.worker()
     request = Request(id="q1", prompt="x", stream=True)
     fields = {"id": "q1", "prompt": "x", "stream": "1", "published": b"\1\0\0\0"}
@@ -236,7 +236,7 @@ def test_spoofed_retry_does_not_start_behind_tokens_nobody_saw(yard: Yard) -> No
 
 
 def test_field_named_thousands_of_times_counts_once_and_the_last_wins(yard: Yard) -> None:
-    """Given more fields than Lua can unpack, I expect the lane to carry what was judged."""
+    """Given more fields than Lua can unpack, I expect the lane to have the validated values."""
     stream = yard.keys.intake("normal")
     pairs = ["id", "wrong", "prompt", "wrong", *["prompt", "x"] * 10_000, "id", "q1"]
     entry = yard.connection.execute_command("XADD", stream, "*", *pairs)
@@ -269,8 +269,8 @@ def test_most_fields_that_are_allowed_survive_a_rescue(yard: Yard) -> None:
     assert all(name.encode() in fields for name in extra)
 
 
-def test_entry_of_thousands_of_fields_breaks_no_round(yard: Yard) -> None:
-    """The coordinator refuses such an entry; the script must stand it all the same."""
+def test_entry_of_thousands_of_fields_fails_no_round(yard: Yard) -> None:
+    """The coordinator refuses such an entry, but the script must not fail on it."""
     worker = yard.worker()
     request = Request(id="q1", prompt="x")
     extra = {f"unknown-{i}": "x" for i in range(10_000)}
@@ -311,7 +311,7 @@ def test_second_attempt_counts_up_and_keeps_its_server_id(yard: Yard) -> None:
 @pytest.mark.parametrize("how", ["dispatch", "duplicate", "answer", "bury"])
 @pytest.mark.parametrize("entry_id", [HIGHEST, "18446744073709551615-1"])
 def test_highest_entry_id_does_not_close_the_intake(yard: Yard, how: str, entry_id: str) -> None:
-    """Given an id behind which the stream can take no other, I expect the next to get in."""
+    """Given the highest id, after which a stream takes no other, I expect the next to get in."""
     worker = yard.worker()
     request = Request(id="q1", prompt="x")
     if how == "duplicate":
@@ -333,7 +333,7 @@ def test_highest_entry_id_does_not_close_the_intake(yard: Yard, how: str, entry_
     assert len(accepted.entry.partition("-")[0]) == 13
 
 
-def test_intake_behind_the_highest_id_heals_when_the_rest_has_left(yard: Yard) -> None:
+def test_intake_after_the_highest_id_recovers_once_it_is_empty(yard: Yard) -> None:
     worker = yard.worker()
     before = yard.submit()
     highest = yard.push({"id": "q1", "prompt": "x"}, Request(id="q1", prompt="x"), entry=HIGHEST)
@@ -353,7 +353,7 @@ def test_emptied_intake_keeps_its_group(yard: Yard) -> None:
     assert [group["name"].decode() for group in groups] == [GROUP]
 
 
-def test_round_of_a_thousand(yard: Yard) -> None:
+def test_round_of_a_thousand_moves_is_dispatched(yard: Yard) -> None:
     worker = yard.worker()
     answers = yard.scripts.submit("normal", batch := requests(1000))
     moves = [
@@ -366,7 +366,7 @@ def test_round_of_a_thousand(yard: Yard) -> None:
 
 
 def reusing(yard: Yard, request: Request) -> QueuedRequest:
-    """A plain entry under a known id with another prompt."""
+    """Push a plain entry under a known id with another prompt."""
     other = make_request(request.id, prompt="something else")
     pushed = yard.push(request_fields(other), other)
     yard.read()

@@ -1,4 +1,4 @@
-"""emit.lua: token deltas are published once, in order, and only by who holds the request."""
+"""emit.lua: token deltas are published once, in order, and only by the request's holder."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_deltas_appear_in_order_and_are_counted(yard: Yard, kind) -> None:
     assert yard.published(assignment.request) == pack_tokens([1, 0, 2**31 - 1, 256])
 
 
-def test_step_without_deltas(yard: Yard) -> None:
+def test_step_without_deltas_is_empty(yard: Yard) -> None:
     assert yard.scripts.emit(yard.worker(), []) == []
 
 
 def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) -> None:
-    """Given flat and framed requests mixed, I expect one frame a client and codes in place."""
+    """Given flat and framed requests, I expect one frame for each client, and codes in order."""
     worker = yard.worker()
     ann = [yard.assign(worker, framed(client="ann", stream=True)) for _ in range(3)]
     flat = [yard.assign(worker, make_request(stream=True)) for _ in range(2)]
@@ -50,7 +50,7 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) ->
     step = [
         delta(ann[0], 0, [1]),
         delta(flat[0], 0, [2]),
-        delta(bob, 9, [3]),  # tokens before it are missing
+        delta(bob, 9, [3]),  # earlier tokens are missing
         delta(ann[1], 0, [4]),
         delta(flat[1], 0, [5]),
         delta(ann[0], 1, [6]),
@@ -76,7 +76,7 @@ def test_step_repeated_after_a_lost_answer_publishes_nothing_again(yard: Yard) -
     assert tokens_of(yard.replies(assignment.request)) == [1, 2, 3]
 
 
-def test_repeated_delta_does_not_hold_up_a_new_one_in_its_step(yard: Yard) -> None:
+def test_repeated_delta_does_not_block_a_new_one_in_its_step(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, make_request(stream=True))
     yard.scripts.emit(worker, [delta(assignment, 0, [1])])
@@ -98,7 +98,7 @@ def test_delta_that_would_skip_or_half_repeat_tokens_is_refused(yard: Yard, seq:
 
 
 def test_delta_without_tokens_is_never_published(yard: Yard) -> None:
-    """It could not be told from its own repetition."""
+    """It would be indistinguishable from its repetition."""
     worker = yard.worker()
     assignment = yard.assign(worker, make_request(stream=True))
 
@@ -124,7 +124,7 @@ def test_worker_without_a_lease_publishes_nothing(yard: Yard, how: str) -> None:
     assert yard.published(assignment.request) == b""
 
 
-def test_expired_lease_counts_until_the_rescuer_takes_it(yard: Yard) -> None:
+def test_expired_lease_is_valid_until_the_rescue(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, make_request(stream=True))
     yard.expire(worker)
@@ -161,14 +161,14 @@ def test_the_next_attempt_continues_after_the_last_published_token(yard: Yard) -
     assert tokens_of(yard.replies(request)) == [1, 2, 3]
 
 
-def test_epoch_of_the_first_token_is_kept_and_told_to_the_next_attempt(yard: Yard) -> None:
-    # Given a stream that began in epoch 0 and another of the same step, of which nothing is told
+def test_epoch_of_the_first_token_is_kept_for_the_next_attempt(yard: Yard) -> None:
+    # Given a stream that began in epoch 0, and another of the same step without an epoch
     first, second = yard.worker(), yard.worker()
     request, other = make_request(stream=True), framed(stream=True)
     assignment, beside = yard.assign(first, request), yard.assign(first, other)
     step = [delta(beside, 0, [9]), replace(delta(assignment, 0, [1]), epoch=0)]
 
-    # If it is said again after an answer that was lost, and later attempts say another
+    # If the step is repeated after a lost answer, and later attempts have another epoch
     assert yard.scripts.emit(first, step) == [Published.PUBLISHED] * 2
     assert yard.scripts.emit(first, step) == [Published.REPEATED] * 2
     yard.scripts.emit(first, [replace(delta(assignment, 1, [2]), epoch=1)])
@@ -177,7 +177,7 @@ def test_epoch_of_the_first_token_is_kept_and_told_to_the_next_attempt(yard: Yar
     again = yard.place(yard.waiting(request), second)
     yard.scripts.emit(second, [replace(delta(again, 2, [3]), epoch=2)])
 
-    # I expect the first to stand, and the lane to carry it.
+    # I expect the first epoch to stay, also on the lane.
     assert (again.first_epoch, unpack_tokens(again.published)) == (0, [1, 2])
     assert yard.ledger(request)["epoch"] == "0"
     assert "epoch" not in yard.ledger(other)
@@ -196,7 +196,7 @@ def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("when", ["waits", "finished", "unknown"])
-def test_request_that_is_not_running_takes_no_deltas(yard: Yard, when: str) -> None:
+def test_request_that_does_not_run_takes_no_deltas(yard: Yard, when: str) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, make_request(stream=True))
     if when == "waits":
@@ -218,7 +218,7 @@ def test_request_that_is_not_running_takes_no_deltas(yard: Yard, when: str) -> N
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 31, 32, 63, 64, 255, 256, 65_535, 65_536, 70_000])
 def test_every_length_of_text_and_tokens_arrives_whole(yard: Yard, kind, size: int) -> None:
-    """Given each way in which msgpack writes a length, I expect the same bytes back."""
+    """Given each msgpack encoding of a length, I expect the same bytes back."""
     worker = yard.worker()
     assignment = yard.assign(worker, kind(stream=True))
     step = delta(assignment, 0, [0, 255, 2**24] * size, text="a\0" + "x" * (size - 2))
@@ -242,7 +242,7 @@ def test_count_of_tokens_is_a_plain_decimal(yard: Yard, seq: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reply_stream_is_bounded(yard: Yard, kind) -> None:
-    """Given a client that does not read, I expect its oldest entries to go, about."""
+    """Given a client that does not read, I expect roughly its oldest entries to be trimmed."""
     yard.scripts._reply_maxlen = 100
     worker = yard.worker()
     assignment = yard.assign(worker, kind(stream=True))
@@ -256,7 +256,7 @@ def test_reply_stream_is_bounded(yard: Yard, kind) -> None:
     assert yard.published(assignment.request) == pack_tokens(range(500))
 
 
-def test_wide_step(yard: Yard) -> None:
+def test_wide_step_is_published_in_one_call(yard: Yard) -> None:
     worker = yard.worker()
     running = [yard.assign(worker, framed(stream=True)) for _ in range(300)]
 
@@ -266,8 +266,8 @@ def test_wide_step(yard: Yard) -> None:
     assert tokens_of(yard.replies(running[0].request)) == list(range(300))
 
 
-def test_plain_reply_reads_as_the_protocol_says(yard: Yard) -> None:
-    """Given only XREAD, I expect ids, numbers and tokens without any packing around them."""
+def test_plain_reply_has_the_form_of_the_protocol(yard: Yard) -> None:
+    """Given only XREAD, I expect ids, numbers and tokens without further packing."""
     worker = yard.worker()
     assignment = yard.assign(worker, Request(id="q1", prompt="x", stream=True))
 

@@ -40,7 +40,7 @@ def test_result_is_published_kept_and_frees_its_place(yard: Yard, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_result_goes_behind_the_deltas_and_forgets_their_count(yard: Yard, kind) -> None:
+def test_result_follows_the_deltas_and_deletes_their_tokens(yard: Yard, kind) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, kind(stream=True))
     delta = Publication(assignment, make_delta(assignment.request.id, 0, [1]))
@@ -54,10 +54,10 @@ def test_result_goes_behind_the_deltas_and_forgets_their_count(yard: Yard, kind)
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_tokens_of_an_earlier_attempt_are_forgotten(yard: Yard, is_read: bool) -> None:
-    """Given tokens published before a rescue, I expect them gone with the result.
+def test_tokens_of_an_earlier_attempt_are_deleted(yard: Yard, is_read: bool) -> None:
+    """Given tokens published before a rescue, I expect the result to delete them.
 
-    Also where the next worker cannot read the request and knows only whose it is.
+    This also holds if the next worker cannot read the request and knows only client and id.
     """
     first, second = yard.worker(), yard.worker()
     request = make_request(stream=True)
@@ -87,7 +87,7 @@ def test_state_of_the_ledger_is_the_status_of_the_result(yard: Yard, status) -> 
     assert yard.ledger(assignment.request)["state"] == status
 
 
-def test_step_without_results_wakes_nobody(yard: Yard) -> None:
+def test_step_without_results_wakes_no_leader(yard: Yard) -> None:
     worker = yard.worker()
     before = yard.freed()
 
@@ -168,8 +168,8 @@ def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
     assert yard.scripts.finish(two, [result(again)]) == [Published.PUBLISHED]
 
 
-def test_entry_that_nobody_waits_for_gives_up_its_place(yard: Yard) -> None:
-    """Given a ledger that somebody deleted, I expect the lane to be free again all the same."""
+def test_entry_without_a_ledger_frees_its_place(yard: Yard) -> None:
+    """Given a deleted ledger, I expect the place on the lane to be free again."""
     worker = yard.worker()
     assignment = yard.assign(worker)
     yard.connection.delete(yard.keys.ledger("anon", assignment.request.id))
@@ -179,7 +179,7 @@ def test_entry_that_nobody_waits_for_gives_up_its_place(yard: Yard) -> None:
     assert yard.replies(assignment.request) == []
 
 
-def test_wrong_attempt_of_ones_own_entry_does_not_lose_it(yard: Yard) -> None:
+def test_wrong_attempt_leaves_the_workers_own_entry(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker)
     wrong = Assignment(
@@ -200,7 +200,7 @@ def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard) -> None:
         assert expected - 5 <= yard.ttl_s(stream) <= expected
 
 
-def test_finished_worker_publishes_a_wide_step_at_once(yard: Yard) -> None:
+def test_wide_step_is_published_in_one_call(yard: Yard) -> None:
     worker = yard.worker()
     running = [yard.assign(worker, kind()) for _ in range(200) for kind in KINDS]
 

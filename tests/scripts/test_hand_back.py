@@ -1,4 +1,4 @@
-"""hand_back.lua: a request that an engine could not serve waits again, with all it has shown."""
+"""hand_back.lua: a request after an engine fault waits again with its published tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import HandedBack, Publication, Published
 
 
-def test_request_waits_again_with_its_tokens_its_faults_and_a_pause(yard: Yard) -> None:
+def test_request_waits_again_with_tokens_faults_and_a_pause(yard: Yard) -> None:
     worker, request = yard.worker(), make_request(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]), epoch=4)])
@@ -35,7 +35,7 @@ def test_request_waits_again_with_its_tokens_its_faults_and_a_pause(yard: Yard) 
     assert yard.freed()[-1] == {b"event": b"capacity", b"worker": worker.encode(), b"count": b"1"}
 
 
-def test_next_attempt_knows_how_often_it_failed(yard: Yard) -> None:
+def test_next_attempt_has_the_number_of_faults(yard: Yard) -> None:
     worker, request = yard.worker(), make_request()
     assignment = yard.assign(worker, request)
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_next_attempt_knows_how_often_it_failed(yard: Yard) -> None:
     assert values == 2 * len(fields), "a field stands there twice"
 
 
-def test_crash_after_a_fault_does_not_wait_for_the_faults_pause(yard: Yard) -> None:
+def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard) -> None:
     worker, request = yard.worker(), make_request()
     yard.scripts.hand_back(worker, yard.assign(worker, request), 60_000, "no memory")
     yard.place(yard.waiting(request), worker)
@@ -74,7 +74,7 @@ def test_worker_without_a_lease_hands_nothing_back(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("how", ["twice", "finished", "elsewhere", "again here", "not on the lane"])
-def test_request_that_is_not_its_own_is_left_alone(yard: Yard, how: str) -> None:
+def test_request_of_another_worker_is_unchanged(yard: Yard, how: str) -> None:
     worker, request = yard.worker(), make_request()
     assignment = yard.assign(worker, request)
     match how:
@@ -96,7 +96,7 @@ def test_request_that_is_not_its_own_is_left_alone(yard: Yard, how: str) -> None
     assert (yard.ledger(request), yard.intake("retry"), yard.lane(worker)) == before
 
 
-def test_late_writes_of_the_attempt_before_are_stale(yard: Yard) -> None:
+def test_late_writes_of_the_previous_attempt_are_stale(yard: Yard) -> None:
     worker, request = yard.worker(), make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.hand_back(worker, assignment, 0, "x")
@@ -111,7 +111,7 @@ def test_late_writes_of_the_attempt_before_are_stale(yard: Yard) -> None:
     assert yard.replies(request) == [good.reply]
 
 
-def test_suspect_that_is_handed_back_gives_its_lane_to_others(yard: Yard) -> None:
+def test_handed_back_suspect_opens_its_lane(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker, alone=True)
 

@@ -1,4 +1,4 @@
-"""Each Lua file says what it takes and gives, and the method that calls it agrees."""
+"""The header of each Lua file documents keys, arguments and answers as its method uses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = sorted(path.stem for path in LUA.glob("*.lua"))
 INCLUDES = sorted(path.stem for path in (LUA / "include").glob("*.lua"))
 TYPES = r"\((?:string|hash|stream|zset|set)\)"
 
-#: What the answers of a script are called in Python, where they have names.
+#: The Python enum of a script's answers, if they have names.
 ENUMS: dict[str, type[enum.IntEnum]] = {
     "submit": scripts.Submitted,
     "dispatch": scripts.Dispatched,
@@ -33,7 +33,7 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "request_cancel": scripts.CancelRequested,
     "reconcile": scripts.Reconciled,
 }
-#: The scripts call a success by what they did, the enums by one word for all their scripts.
+#: Scripts name a success after their action, enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS = {
     "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
@@ -47,7 +47,7 @@ CONSTANTS = {
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
     "take_over": {"NOT_LEADER": -1, "READY": 1},
 }
-#: Scripts that answer with texts or a number alone.
+#: Scripts that answer with texts or a single number.
 WITHOUT_CODES = {
     "acknowledge",
     "astray",
@@ -79,13 +79,13 @@ class Header:
         }
 
     def open_from(self, table: str) -> int | None:
-        """First index of the repeating rest, if there is one."""
+        """First index of the repeating rest, or None."""
         found = re.search(rf"{table}\[(\d+)\.\.\.\]", " ".join(self.sections))
         return int(found[1]) if found else None
 
 
 def read_header(name: str) -> tuple[Header, str]:
-    """The header of a file, and its code with the comments taken out."""
+    """The header of a file, and its code without comments."""
     lines = (LUA / f"{name}.lua").read_text().splitlines()
     if lines[0].startswith("#!"):
         lines = lines[1:]
@@ -106,7 +106,7 @@ def read_header(name: str) -> tuple[Header, str]:
 
 
 def method_of(name: str) -> ast.FunctionDef:
-    """The one function in tokenyard.scripts that names this file."""
+    """The only function in tokenyard.scripts that names this file."""
     found = [
         function
         for module in (
@@ -130,7 +130,7 @@ def method_of(name: str) -> ast.FunctionDef:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_header_tells_purpose_keys_answers_and_why_it_is_atomic(name: str) -> None:
+def test_header_has_purpose_keys_answers_and_reason_for_atomicity(name: str) -> None:
     header, _ = read_header(name)
 
     assert header.purpose.endswith(".")
@@ -146,7 +146,7 @@ def test_header_tells_purpose_keys_answers_and_why_it_is_atomic(name: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("table", ["KEYS", "ARGV"])
-def test_every_index_that_the_code_uses_is_documented_and_no_other(name: str, table: str) -> None:
+def test_header_documents_exactly_the_indices_of_the_code(name: str, table: str) -> None:
     header, code = read_header(name)
     documented, rest = header.indices(table), header.open_from(table)
     used = {int(index) for index in re.findall(rf"{table}\[(\d+)\]", code)}
@@ -161,7 +161,7 @@ def test_every_index_that_the_code_uses_is_documented_and_no_other(name: str, ta
 
 
 def _named_by_loops(code: str) -> set[int]:
-    """Indices that the code reaches by a loop over literal bounds, `for i = 2, 5`."""
+    """Indices in a loop over literal bounds, `for i = 2, 5`."""
     return {
         index
         for low, high in re.findall(r"for i = (\d+), (\d+) do", code)
@@ -169,7 +169,7 @@ def _named_by_loops(code: str) -> set[int]:
     }
 
 
-#: What may build a key in a method, by the first word of the key.
+#: Expressions that build a key in a method, by the first word of the key.
 BUILDERS = {
     "leader": {r"\.leader\b"},
     "leases": {r"\.leases\b"},
@@ -199,8 +199,8 @@ BUILDERS = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_method_calls_it_with_the_keys_that_stand_in_the_header(name: str) -> None:
-    """Given a key by name in the header, I expect the method to build it, and no other."""
+def test_one_method_builds_exactly_the_keys_of_the_header(name: str) -> None:
+    """Given the keys in the header, I expect the method to build exactly these."""
     header, _ = read_header(name)
     method = ast.unparse(method_of(name))
     if "_ledger_and_tokens" in method:
@@ -222,12 +222,12 @@ def test_one_method_calls_it_with_the_keys_that_stand_in_the_header(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_method_says_what_it_does(name: str) -> None:
+def test_method_has_a_docstring(name: str) -> None:
     assert ast.get_docstring(method_of(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_in_the_header_are_those_of_code_and_python(name: str) -> None:
+def test_answers_in_the_header_match_code_and_python(name: str) -> None:
     header, code = read_header(name)
     documented = {
         word: int(number)
@@ -248,7 +248,7 @@ def test_answers_in_the_header_are_those_of_code_and_python(name: str) -> None:
 
 
 def _codes(header: Header) -> str:
-    """The Returns line, with `{1, server id} ACCEPTED` told as `1 ACCEPTED`."""
+    """The Returns line, with `{1, server id} ACCEPTED` read as `1 ACCEPTED`."""
     return re.sub(r"\{(\d), [^}]+\}", r"\1", header.sections["Returns"])
 
 
@@ -265,7 +265,7 @@ def test_every_answer_in_python_is_given_by_a_script(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_includes_exist_are_used_and_are_spliced_in(name: str) -> None:
+def test_includes_exist_and_are_spliced_in(name: str) -> None:
     _, code = read_header(name)
     text = (LUA / f"{name}.lua").read_text()
     included = re.findall(r"^-- @include (\w+)$", text, re.MULTILINE)

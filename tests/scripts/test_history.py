@@ -1,4 +1,4 @@
-"""retire.lua and rescue.lua: what the end of a worker says about the requests that it had."""
+"""retire.lua and rescue.lua: the history that a worker's end adds to its requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_departure_is_noted_in_the_retry(yard: Yard, why, alone: bool, expected)
     assert record == f"{worker} {why} signal 11 in the kernel"
 
 
-def test_lease_that_ran_out_is_a_loss_that_says_so(yard: Yard) -> None:
+def test_expired_lease_is_a_loss_with_that_reason(yard: Yard) -> None:
     worker = yard.worker()
     assignment = yard.assign(worker)
     yard.expire(worker)
@@ -49,7 +49,7 @@ def test_lease_that_ran_out_is_a_loss_that_says_so(yard: Yard) -> None:
     assert yard.ledger(assignment.request)["r1"].endswith("lost its lease ran out")
 
 
-def test_crash_makes_all_that_ran_suspects_and_alone_only_the_one(yard: Yard) -> None:
+def test_crash_makes_all_running_requests_suspects_and_a_lone_one_guilty(yard: Yard) -> None:
     worker = yard.worker()
     neighbours = [yard.assign(worker) for _ in range(3)]
     yard.scripts.retire(worker, "crashed", "exit status 1")
@@ -67,7 +67,7 @@ def test_crash_makes_all_that_ran_suspects_and_alone_only_the_one(yard: Yard) ->
     assert [counts(entries[item.id]) for item in innocent] == [(1, 1, 0, 0)] * 2
 
 
-def test_history_adds_up_over_the_attempts_and_each_has_its_record(yard: Yard) -> None:
+def test_history_adds_up_with_a_record_for_each_attempt(yard: Yard) -> None:
     request = make_request(stream=True)
     waiting = yard.submit(request)
     for at, why in enumerate(("crashed", "left", "lost", "lost", "crashed")):
@@ -92,7 +92,7 @@ def test_history_adds_up_over_the_attempts_and_each_has_its_record(yard: Yard) -
 
 
 def test_history_of_a_client_is_dropped_at_the_first_attempt(yard: Yard) -> None:
-    """Given a plain entry that claims to have killed workers, I expect nobody to believe it."""
+    """Given a plain entry with counts of crashes, I expect them to be ignored."""
     request, worker = make_request("q1", prompt="x"), yard.worker()
     claims = dict.fromkeys(("suspected", "crashed_alone", "lost_alone", "faults"), "9")
     pushed = yard.push({"id": "q1", "prompt": "x", "reason": "me", "not_before": "9", **claims})
@@ -124,7 +124,7 @@ def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, why, score: int) -
 
 
 @pytest.mark.parametrize("then", ["left", "lost"])
-def test_first_reason_stands_also_in_words(yard: Yard, then) -> None:
+def test_first_reason_stays_with_its_message(yard: Yard, then) -> None:
     worker = yard.worker()
     yard.assign(worker)
     yard.scripts.retire(worker, "crashed", "signal 11")
@@ -136,7 +136,7 @@ def test_first_reason_stands_also_in_words(yard: Yard, then) -> None:
     assert (counts(fields), fields[b"reason"]) == ((1, 1, 0, 0), b"signal 11")
 
 
-def test_idle_worker_that_crashes_leaves_nothing_behind(yard: Yard) -> None:
+def test_crash_of_an_idle_worker_leaves_no_key_behind(yard: Yard) -> None:
     worker = yard.worker()
 
     assert yard.scripts.retire(worker, "crashed", "signal 11") == 0

@@ -1,6 +1,6 @@
-"""What a client has written into the ledgers of its own requests: it harms nobody else.
+"""Ledgers of a client's own requests with hostile values: no other client is affected.
 
-With the users of deploy/ a client once could; each test says what it reached then.
+The users of deploy/ once allowed this; each test names the former damage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered, Dispatched, HandedBack
 
-#: What is no count.
+#: Values that are no count.
 ODD = ["many", "-5", "1e308", "nan", "9" * 40, "9" * 9, "1.5", b"\xff", ""]
 
 
@@ -31,8 +31,8 @@ def count(yard: Yard, request: Request, field: str) -> bytes | None:
 
 @pytest.mark.parametrize("odd", ODD)
 class TestCounts:
-    def test_attempt(self, yard: Yard, odd) -> None:
-        # A whole round of dispatch failed, again and again: nobody got a worker.
+    def test_invalid_attempt_fails_no_round_of_dispatch(self, yard: Yard, odd) -> None:
+        # Each round of dispatch failed as a whole, so no request got a worker.
         worker = yard.worker()
         mine, theirs = yard.submit(make_request()), yard.submit(make_request())
         write(yard, mine.request, attempt=odd)
@@ -43,8 +43,8 @@ class TestCounts:
         assert [one.attempt for one in yard.lane(worker)] == [1, 1]
 
     @pytest.mark.parametrize("why", ["crashed", "lost"])
-    def test_history_at_a_rescue(self, yard: Yard, odd, why) -> None:
-        # The lane of a lost worker could not be taken back, with all that others had there.
+    def test_invalid_history_stops_no_rescue(self, yard: Yard, odd, why) -> None:
+        # The lane of a lost worker, with requests of other clients, could not be rescued.
         worker = yard.worker()
         mine, theirs = yard.assign(worker, alone=True), make_request()
         fields = dict.fromkeys(("crashes", "suspected", "crashed_alone", "lost_alone"), odd)
@@ -62,8 +62,8 @@ class TestCounts:
         assert codes == [Dispatched.DISPATCHED] * 2
         assert [one.crashes for one in yard.lane(again)] == [1, 0]
 
-    def test_faults_at_a_hand_back(self, yard: Yard, odd) -> None:
-        # The worker could not give the request back, and took the server for broken.
+    def test_invalid_faults_stop_no_hand_back(self, yard: Yard, odd) -> None:
+        # The worker could not hand the request back, and took the server for broken.
         worker = yard.worker()
         mine = yard.assign(worker)
         write(yard, mine.request, faults=odd, crashes=odd)
@@ -76,8 +76,8 @@ class TestCounts:
 
 
 @pytest.mark.parametrize("odd", [*ODD, "9" * 5000, "9" * 5000 + "-1 w.1"])
-def test_listener_reads_entries(yard: Yard, odd) -> None:
-    # The leader died of it, and so did its successors.
+def test_invalid_fields_stop_no_trial_monitor(yard: Yard, odd) -> None:
+    # The leader crashed, and so did its successors.
     roster = Roster(yard.connection, yard.keys)
     patience = TrialLimits(tokens=1, ms=60_000)
     hearings = TrialMonitor(
@@ -94,8 +94,8 @@ def test_listener_reads_entries(yard: Yard, odd) -> None:
 
 
 @pytest.mark.parametrize("odd", [b"\xff\xfe", "x" * 1000, "normal/1", "normal/1-1\n2"])
-def test_server_id_that_is_none(yard: Yard, odd) -> None:
-    # The worker dropped such an entry without a word, and the request hung.
+def test_invalid_server_id_is_replaced_at_dispatch(yard: Yard, odd) -> None:
+    # The worker dropped such an entry silently, and the request hung.
     worker = yard.worker()
     mine = yard.submit(make_request())
     write(yard, mine.request, sid=odd, intake="normal", entry=mine.entry)
@@ -103,7 +103,7 @@ def test_server_id_that_is_none(yard: Yard, odd) -> None:
     assert yard.place(mine, worker).sid == f"normal/{mine.entry}"
 
 
-def test_server_id_in_a_dead_letter(yard: Yard) -> None:
+def test_invalid_server_id_is_replaced_in_a_dead_letter(yard: Yard) -> None:
     mine = yard.submit(make_request())
     write(yard, mine.request, sid=b"\xff", intake="normal", entry=mine.entry)
     reply = refusal(mine.request, Code.POISONED, "")
@@ -115,8 +115,8 @@ def test_server_id_in_a_dead_letter(yard: Yard) -> None:
     assert letter[b"dead_sid"] == f"normal/{mine.entry}".encode()
 
 
-def test_size_of_what_a_retry_carries(yard: Yard) -> None:
-    # Each retry copied all of it into an intake and onto a lane.
+def test_oversized_fields_are_not_carried_by_a_retry(yard: Yard) -> None:
+    # Each retry copied the fields into an intake and onto a lane.
     worker = yard.worker()
     mine = yard.assign(worker)
     write(yard, mine.request, epoch="7" * 100_000, suspected="9" * 100_000)
@@ -128,7 +128,7 @@ def test_size_of_what_a_retry_carries(yard: Yard) -> None:
     assert yard.place(yard.waiting(mine.request), worker).first_epoch is None
 
 
-def test_attempt_that_is_gone_when_the_lane_is_rescued(yard: Yard) -> None:
+def test_missing_attempt_stops_no_rescue(yard: Yard) -> None:
     worker = yard.worker()
     mine = yard.assign(worker)
     yard.connection.hdel(yard.keys.ledger(mine.request.client, mine.request.id), "attempt")

@@ -1,4 +1,4 @@
-"""collect.lua and settle.lua: inboxes of guests are looked at with bounds, and emptied once."""
+"""collect.lua and settle.lua: inboxes of guests are read with bounds, and emptied once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_collected_entries_stay_until_they_are_settled(yard: Yard) -> None:
 @pytest.mark.parametrize(
     "fields", [{"x": "x" * 1000}, {f"{n}": "" for n in range(MAX_FIELDS + MORE_FIELDS + 1)}]
 )
-def test_an_entry_that_is_too_large_is_deleted(yard: Yard, fields: dict[str, str]) -> None:
+def test_a_too_large_entry_is_deleted(yard: Yard, fields: dict[str, str]) -> None:
     write(yard, fields)
     kept = write(yard, {"id": "q1"})
     haul = collect(yard)
@@ -46,7 +46,7 @@ def test_an_entry_that_is_too_large_is_deleted(yard: Yard, fields: dict[str, str
     assert yard.connection.xlen(yard.keys.inbox("ann")) == 1
 
 
-def test_an_inbox_that_is_too_large_is_deleted_unread(yard: Yard) -> None:
+def test_a_too_large_inbox_is_deleted_unread(yard: Yard) -> None:
     for _ in range(100):
         write(yard, {"x": "x" * 900})
     haul = collect(yard, most_memory=50_000)
@@ -58,7 +58,7 @@ def test_an_inbox_that_is_too_large_is_deleted_unread(yard: Yard) -> None:
 def test_collect_returns_a_bounded_number_of_entries_and_bytes(yard: Yard) -> None:
     for _ in range(20):
         write(yard, {"x": "x" * 300})
-    assert len(collect(yard).entries) == 4  # the one that goes beyond 1000 bytes is the last
+    assert len(collect(yard).entries) == 4  # the entry that exceeds 1000 bytes is the last
     assert len(collect(yard, most_entries=2).entries) == 2
     assert collect(yard, most_entries=2).deleted == 0
 
@@ -80,7 +80,7 @@ def test_each_of_several_inboxes_returns_its_own_entries(yard: Yard) -> None:
     assert [[fields[b"id"] for _, fields in haul.entries] for haul in hauls] == [[b"a"], [], [b"b"]]
 
 
-def test_notices_are_published_and_live_for_a_while(yard: Yard) -> None:
+def test_notices_are_published_and_expire(yard: Yard) -> None:
     entry = write(yard, {"id": "q1"})
     reply = Reply(id="q1", event="receipt", seq=0, tokens=b"", receipt='{"receipt":"r"}')
     notices = [Notice("ann", "flat", reply), Notice("ann-1", "frame", reply)]

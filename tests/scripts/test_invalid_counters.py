@@ -12,12 +12,12 @@ INVALID = ["garbage", "", "1.5", "inf", "nan", "9" * 30, "9223372036854775807"]
 
 
 @pytest.mark.parametrize("value", INVALID)
-def test_counters(yard: Yard, value: str) -> None:
-    # Given counters that are none
+def test_requests_run_with_invalid_counters(yard: Yard, value: str) -> None:
+    # Given invalid counters
     yard.connection.hset(yard.keys.tally, "queued_tokens", value)
     for name in ("count:cancelled:normal", "count:ID_REUSED"):
         yard.connection.hset(yard.keys.tally, name, value)
-    # I expect that requests are accepted, run and cancelled as ever.
+    # I expect requests to be accepted, run and cancelled as usual.
     first, second = yard.submit(), yard.submit()
     yard.connection.hset(yard.keys.tally, "queued_tokens", value)
     yard.place(first, yard.worker())
@@ -28,7 +28,7 @@ def test_counters(yard: Yard, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", INVALID)
-def test_limits(yard: Yard, value: str) -> None:
+def test_requests_are_accepted_with_invalid_limits(yard: Yard, value: str) -> None:
     for name in ("rate", "max_num_queued_tokens"):
         yard.connection.hset(yard.keys.info, name, value)
     [answer] = yard.scripts.submit("normal", [make_request()])
@@ -36,7 +36,7 @@ def test_limits(yard: Yard, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", INVALID)
-def test_numbers_of_leaders_and_workers_are_given_once(yard: Yard, value: str) -> None:
+def test_numbers_of_leaders_and_workers_stay_unique(yard: Yard, value: str) -> None:
     names = ("epoch", "incarnation")
     yard.connection.hset(yard.keys.info, mapping=dict.fromkeys(names, value))
     yard.connection.delete(yard.keys.leader)

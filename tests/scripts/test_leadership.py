@@ -1,4 +1,4 @@
-"""lead.lua and resign.lua: one coordinator leads, and each reign has an epoch of its own."""
+"""lead.lua and resign.lua: one coordinator leads, under a new epoch each time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_first_comer_leads_for_the_length_of_its_lease(
     assert LONG_MS - 5_000 < connection.pttl(keys.leader) <= LONG_MS
 
 
-def test_while_one_leads_no_other_does(scripts: Scripts) -> None:
+def test_during_a_lease_no_other_coordinator_leads(scripts: Scripts) -> None:
     token = scripts.lead("ann", LONG_MS)
 
     assert scripts.lead("bob", LONG_MS) == ""
@@ -37,7 +37,7 @@ def test_leader_extends_its_lease(scripts: Scripts, connection: redis.Redis, key
     assert connection.pttl(keys.leader) > 5_000
 
 
-def test_lease_that_ends_opens_the_lead_under_a_new_epoch(scripts: Scripts) -> None:
+def test_after_an_expired_lease_another_leads_under_a_new_epoch(scripts: Scripts) -> None:
     old = scripts.lead("ann", 50)
 
     new = eventually(lambda: scripts.lead("bob", LONG_MS))
@@ -55,7 +55,7 @@ def test_a_leader_whose_lease_expired_leads_again_with_a_new_token(
     assert scripts.lead("ann", LONG_MS, old) == "2:ann"
 
 
-def test_resigning_opens_the_lead_at_once_and_wakes_the_standby(
+def test_resigning_ends_the_lease_immediately_and_wakes_the_standby(
     scripts: Scripts, connection: redis.Redis, keys: Keys
 ) -> None:
     token = scripts.lead("ann", LONG_MS)

@@ -1,4 +1,4 @@
-"""A server at its bound of memory: new requests are refused, and what was accepted still ends."""
+"""A server at its memory limit: new requests are refused, and accepted ones still end."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_waiting_requests_are_answered_and_cancelled(yard: Yard) -> None:
             assert yard.scripts.cancel("anon", request.id, "x") is Cancelled.CANCELLED
 
 
-def test_leader_takes_over_from_another(yard: Yard) -> None:
-    """Given a full server whose leader dies, I expect a successor to make room again."""
+def test_leader_takes_over_on_a_full_server(yard: Yard) -> None:
+    """Given a full server whose leader dies, I expect a successor to free memory again."""
     worker = yard.worker()
     running = yard.assign(worker)
     with yard.without_memory():
@@ -66,7 +66,7 @@ def test_leader_takes_over_from_another(yard: Yard) -> None:
     assert yard.connection.hget(yard.keys.info, "models") == b"[]"
 
 
-def test_workers_come_stay_and_go(yard: Yard) -> None:
+def test_workers_join_renew_and_leave_on_a_full_server(yard: Yard) -> None:
     with yard.without_memory():
         worker = yard.worker()
         assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
@@ -86,7 +86,7 @@ def test_requests_of_a_lost_worker_are_rescued_and_handed_back(yard: Yard) -> No
     assert yard.alone(two) is not None
 
 
-def test_sweeps_look(yard: Yard) -> None:
+def test_sweeps_run_on_a_full_server(yard: Yard) -> None:
     waiting = yard.submit(make_request(deadline_ms=1))
     yard.connection.zadd(yard.keys.clients, {"ann": 1})
 

@@ -1,4 +1,4 @@
-"""dispatch.lua with `alone`: a suspect has its lane to itself, until it is gone from there."""
+"""dispatch.lua with `alone`: a suspect has its lane to itself until it leaves it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_quarantined_lane_is_full_for_all_others(yard: Yard, alone: bool) -> Non
 
 
 @pytest.mark.parametrize("suspect_is_first", [True, False])
-def test_also_within_one_round(yard: Yard, suspect_is_first: bool) -> None:
+def test_quarantine_holds_within_one_round(yard: Yard, suspect_is_first: bool) -> None:
     worker, other = yard.worker("a"), yard.worker("b")
     suspect, plain, third = (yard.submit() for _ in range(3))
     moves = [suspect.to(worker, alone=True), plain.to(worker), third.to(other)]
@@ -90,8 +90,8 @@ def test_result_that_is_stale_does_not_end_anothers_quarantine(yard: Yard) -> No
     assert yard.alone(worker) == suspect.entry
 
 
-def test_result_for_a_ledger_that_is_gone_ends_it(yard: Yard) -> None:
-    """Given a ledger that an operator deleted, I expect the lane not to be closed for ever."""
+def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: Yard) -> None:
+    """Given a ledger that an operator deleted, I expect the lane to open again."""
     worker = yard.worker()
     suspect = yard.assign(worker, alone=True)
     yard.connection.delete(yard.keys.ledger("anon", suspect.request.id))
@@ -103,7 +103,7 @@ def test_result_for_a_ledger_that_is_gone_ends_it(yard: Yard) -> None:
     assert yard.lane(worker) == []
 
 
-def test_mark_of_an_entry_that_somebody_deleted_closes_no_lane(yard: Yard) -> None:
+def test_mark_of_a_deleted_entry_closes_no_lane(yard: Yard) -> None:
     worker = yard.worker()
     suspect = yard.assign(worker, alone=True)
     yard.connection.xdel(yard.keys.lane(worker), suspect.entry)
@@ -112,7 +112,7 @@ def test_mark_of_an_entry_that_somebody_deleted_closes_no_lane(yard: Yard) -> No
 
 
 @pytest.mark.parametrize("why", ["left", "lost", "crashed"])
-def test_end_of_the_worker_ends_it(yard: Yard, why) -> None:
+def test_end_of_the_worker_ends_a_quarantine(yard: Yard, why) -> None:
     worker = yard.worker()
     yard.assign(worker, alone=True)
     yard.scripts.retire(worker, why)

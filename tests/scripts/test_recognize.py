@@ -1,4 +1,4 @@
-"""recognize.lua: after a failover that may have lost writes everybody begins again."""
+"""recognize.lua: a failover that may have lost writes revokes every lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def recognize(yard: Yard, server: str, *, was_replica: bool = False) -> int:
     return yard.scripts.recognize(yard.token, server, was_replica=was_replica)
 
 
-def test_the_first_server_is_taken_as_it_is(yard: Yard) -> None:
+def test_the_first_server_is_accepted(yard: Yard) -> None:
     worker = yard.worker()
 
     assert recognize(yard, "first", was_replica=True) == 0
@@ -24,7 +24,7 @@ def test_the_first_server_is_taken_as_it_is(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(("server", "was_replica"), [("first", True), ("second", False)])
-def test_the_same_and_one_that_was_only_restarted_fence_nobody(
+def test_the_same_or_a_restarted_server_fences_no_worker(
     yard: Yard, server: str, was_replica: bool
 ) -> None:
     worker = yard.worker()
@@ -34,8 +34,8 @@ def test_the_same_and_one_that_was_only_restarted_fence_nobody(
     assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
 
 
-def test_a_promoted_replica_takes_every_lease(yard: Yard) -> None:
-    # Given two workers, one that has left, and a request that one of them runs
+def test_a_promoted_replica_revokes_every_lease(yard: Yard) -> None:
+    # Given two workers, a departed one, and a running request
     workers = [yard.worker(), yard.worker("v")]
     gone = yard.worker("gone")
     held = yard.assign(gone)
@@ -45,25 +45,25 @@ def test_a_promoted_replica_takes_every_lease(yard: Yard) -> None:
     assert yard.scripts.emit(workers[0], [delta]) == [Published.PUBLISHED]
     recognize(yard, "first")
 
-    # If the server is a replica that was promoted, I expect both to be fenced, and the leader told,
+    # If the server is a promoted replica, I expect both to be fenced, and an event for the leader,
     assert recognize(yard, "second", was_replica=True) == 2
     assert yard.events()[-1][b"event"] == b"gone"
     later = Publication(running, make_delta(running.request.id, 1, [2]))
     assert yard.scripts.emit(workers[0], [later]) == [Published.LEASE_LOST]
     renewed = yard.scripts.renew(LONG_MS, [(worker, worker_json()) for worker in workers])
     assert renewed == [Renewed.LOST] * 2
-    # their requests to go back with what was published, at no cost,
+    # their requests to return with their published tokens and no counted crash,
     assert yard.rescue(workers[0]) == 0
     ((_, fields),) = yard.intake("retry")
     assert fields[b"published"] == pack_tokens([1])
     assert fields.get(b"crashes", b"0") == b"0"
     assert "a replica took the place" in yard.ledger(running.request)["r1"]
-    # and who had gone before to have gone as it did.
+    # and the departed one's reason to stay.
     assert yard.rescue(gone) == 0
     assert yard.ledger(held.request)["suspected"] == "1"
 
 
-def test_and_no_incarnation_is_given_out_twice(yard: Yard) -> None:
+def test_no_incarnation_is_repeated_after_a_promotion(yard: Yard) -> None:
     before = yard.worker()
     recognize(yard, "first")
     recognize(yard, "second", was_replica=True)
@@ -71,7 +71,7 @@ def test_and_no_incarnation_is_given_out_twice(yard: Yard) -> None:
     assert int(yard.worker().rpartition(".")[2]) > int(before.rpartition(".")[2]) + 1000
 
 
-def test_it_is_done_once(yard: Yard) -> None:
+def test_a_promotion_is_handled_once(yard: Yard) -> None:
     yard.worker()
     recognize(yard, "first")
     recognize(yard, "second", was_replica=True)
@@ -80,7 +80,7 @@ def test_it_is_done_once(yard: Yard) -> None:
     assert recognize(yard, "second", was_replica=True) == 0
 
 
-def test_a_former_leader_fences_nobody(yard: Yard) -> None:
+def test_a_former_leader_fences_no_worker(yard: Yard) -> None:
     worker = yard.worker()
     recognize(yard, "first")
     yard.depose()

@@ -1,4 +1,4 @@
-"""astray.lua and reconcile.lua: requests whose entry somebody has deleted by hand."""
+"""astray.lua and reconcile.lua: requests whose entry was deleted by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenyard.scripts import (
 
 
 def astray(yard: Yard) -> list[LostRequest]:
-    """All that a whole look finds."""
+    """All lost requests that a complete scan finds."""
     cursor, found = 0, list[LostRequest]()
     while True:
         look = yard.scripts.astray(cursor, 100)
@@ -62,7 +62,7 @@ class TestLook:
         assert of(waits, astray(yard)) == of(runs, astray(yard)) == []
         assert of(back, astray(yard)) == of(over, astray(yard)) == []
 
-    def test_of_an_intake_and_of_a_lane(self, yard: Yard) -> None:
+    def test_deleted_entries_of_intakes_and_lanes_are_found(self, yard: Yard) -> None:
         worker = yard.worker()
         waits, runs, back = requests(3)
         waiting, assignment = yard.submit(waits), yard.assign(worker, runs)
@@ -84,7 +84,7 @@ class TestLook:
             LostRequest(client, back.id, "waiting", "retry", retry, may_run=False)
         ]
 
-    def test_worker_without_a_lease_runs_nothing(self, yard: Yard) -> None:
+    def test_request_of_a_worker_without_a_lease_cannot_run(self, yard: Yard) -> None:
         worker = yard.worker()
         request = make_request()
         yard.assign(worker, request)
@@ -110,7 +110,7 @@ class TestLook:
         assert found >= {request.id for request in asked}
         assert cursors > 3
 
-    def test_other_yards_are_not_touched(self, yard: Yard) -> None:
+    def test_other_yards_are_not_read(self, yard: Yard) -> None:
         other = "tokenyard:{other}:request:anon/x"
         yard.connection.hset(other, mapping={"state": "waiting", "sid": "normal/1-1"})
         try:
@@ -118,7 +118,7 @@ class TestLook:
         finally:
             yard.connection.delete(other)
 
-    def test_tokens_that_wait_are_counted(self, yard: Yard) -> None:
+    def test_scan_counts_the_queued_tokens(self, yard: Yard) -> None:
         gone = yard.submit(make_request(tokens=range(10)))
         yard.submit(make_request(tokens=range(20)))
         drop(yard, gone)
@@ -129,7 +129,7 @@ class TestLook:
 
 class TestEnd:
     @pytest.mark.parametrize("reply_to", ["", "replies:c"])
-    def test_client_gets_the_result_where_it_waits(self, yard: Yard, reply_to: str) -> None:
+    def test_client_gets_the_result_on_its_reply_stream(self, yard: Yard, reply_to: str) -> None:
         request = make_request(client="c", reply_to=reply_to)
         drop(yard, yard.submit(request))
 
@@ -144,7 +144,7 @@ class TestEnd:
         assert yard.ttl_s(yard.keys.replies("c")) > 0
         assert of(request, astray(yard)) == []
 
-    def test_tokens_that_were_published_are_in_the_result(self, yard: Yard) -> None:
+    def test_result_has_the_published_tokens(self, yard: Yard) -> None:
         worker, request = yard.worker(), make_request(stream=True)
         assignment = yard.assign(worker, request)
         yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 8]))])
@@ -157,7 +157,7 @@ class TestEnd:
         assert (result.seq, result.tokens) == (2, pack_tokens([7, 8]))
         assert yard.published(request) == b""
 
-    def test_worker_that_runs_it_is_told_and_fenced(self, yard: Yard) -> None:
+    def test_worker_of_the_request_gets_a_cancel_and_is_fenced(self, yard: Yard) -> None:
         worker, request = yard.worker(), make_request()
         assignment = yard.assign(worker, request, alone=True)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
@@ -171,7 +171,7 @@ class TestEnd:
         assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
         assert error(yard, request).startswith("ENTRY_LOST")
 
-    def test_worker_that_is_gone_is_told_nothing(self, yard: Yard) -> None:
+    def test_lost_worker_gets_no_cancel(self, yard: Yard) -> None:
         worker, request = yard.worker(), make_request()
         yard.assign(worker, request)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
@@ -191,7 +191,7 @@ class TestEnd:
         assert (again.code, again.state) == (Submitted.KNOWN, "failed")
         assert yard.scripts.cancel(request.client, request.id, "") is Cancelled.OVER
 
-    def test_excess_of_tokens_is_taken_off(self, yard: Yard) -> None:
+    def test_excess_of_queued_tokens_is_subtracted(self, yard: Yard) -> None:
         gone = yard.submit(make_request(tokens=range(10)))
         yard.submit(make_request(tokens=range(20)))
         drop(yard, gone)
@@ -224,7 +224,7 @@ class TestWhatMovesMeanwhile:
         assert yard.result(request) is None
         assert yard.queued_tokens() > 0
 
-    def test_request_that_is_there_stays(self, yard: Yard) -> None:
+    def test_request_with_its_entry_is_unchanged(self, yard: Yard) -> None:
         waiting = yard.submit()
         name = (waiting.request.client, waiting.request.id)
         claim = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
@@ -232,8 +232,8 @@ class TestWhatMovesMeanwhile:
         assert yard.scripts.reconcile(yard.token, [claim]) == [Reconciled.STAYS]
         assert yard.intake()[0][0] == waiting.entry
 
-    def test_request_that_has_moved_on_stays(self, yard: Yard) -> None:
-        # Given a request that waited when the leader looked, and is on a lane when it acts
+    def test_request_that_moved_since_the_scan_is_unchanged(self, yard: Yard) -> None:
+        # Given a request that waits during the scan, and is on a lane at the call
         worker, waiting = yard.worker(), yard.submit()
         name = (waiting.request.client, waiting.request.id)
         was = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
@@ -247,7 +247,7 @@ class TestWhatMovesMeanwhile:
         assert yard.scripts.reconcile(yard.token, [on_lane]) == [Reconciled.STAYS]
         assert yard.result(waiting.request) is None
 
-    def test_twice_is_once(self, yard: Yard) -> None:
+    def test_second_reconcile_changes_nothing(self, yard: Yard) -> None:
         request = make_request()
         drop(yard, yard.submit(request))
         found = of(request, astray(yard))
@@ -274,11 +274,11 @@ class TestLedgersThatAClientWrote:
             {"state": "assigned", "worker": "w.1", "entry": "+"},
         ],
     )
-    def test_ends_as_failed(self, yard: Yard, ledger: dict[str, str]) -> None:
+    def test_request_ends_as_failed(self, yard: Yard, ledger: dict[str, str]) -> None:
         request = make_request()
         key = yard.keys.ledger(request.client, request.id)
         yard.connection.hset(key, mapping={k: v.encode("latin-1") for k, v in ledger.items()})
-        yard.submit()  # so that the intake is there, with an entry
+        yard.submit()  # so that the intake exists and has an entry
 
         assert yard.scripts.reconcile(yard.token, of(request, astray(yard))) == [Reconciled.ENDED]
         assert error(yard, request).startswith("ENTRY_LOST")

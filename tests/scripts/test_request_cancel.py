@@ -1,4 +1,4 @@
-"""request_cancel.lua: what a client asks of the leader that it has no right to do itself."""
+"""request_cancel.lua: a client without the right to cancel asks the leader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_requested_cancel_is_kept_and_wakes_the_leader(yard: Yard) -> None:
     assert 0 < yard.ttl_s(yard.keys.cancels("ann")) <= client_scripts.CANCEL_TTL_S
 
 
-def test_each_client_has_its_own(yard: Yard) -> None:
+def test_each_client_has_its_own_requested_cancels(yard: Yard) -> None:
     ask(yard, "a")
     ask(yard, "a", "bob")
 
@@ -37,7 +37,7 @@ def test_each_client_has_its_own(yard: Yard) -> None:
     assert cancelling(yard) == [{b"client": b"ann"}, {b"client": b"bob"}]
 
 
-def test_the_same_request_again_wakes_again_and_is_one(yard: Yard) -> None:
+def test_a_repeated_cancel_is_kept_once_and_wakes_again(yard: Yard) -> None:
     ask(yard, "a")
     ask(yard, "a")
 
@@ -45,7 +45,9 @@ def test_the_same_request_again_wakes_again_and_is_one(yard: Yard) -> None:
     assert len(cancelling(yard)) == 2
 
 
-def test_a_client_may_have_so_many(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_cancels_of_a_client_are_bounded(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_scripts, "MOST_CANCELS", 2)
 
     answers = [ask(yard, name) for name in ("a", "b", "c", "a")]
@@ -59,7 +61,7 @@ def test_a_client_may_have_so_many(yard: Yard, monkeypatch: pytest.MonkeyPatch) 
     assert cancels(yard) == {b"a", b"b"}
 
 
-def test_the_stream_is_bounded(yard: Yard) -> None:
+def test_the_stream_of_cancels_is_bounded(yard: Yard) -> None:
     pipeline = yard.connection.pipeline(transaction=False)
     for _ in range(3000):
         pipeline.xadd(yard.keys.cancelling, {"client": "x"})
@@ -70,7 +72,7 @@ def test_the_stream_is_bounded(yard: Yard) -> None:
     assert len(cancelling(yard)) < 1500
 
 
-def test_a_server_without_memory_takes_it(yard: Yard) -> None:
-    """For a cancelled request gives memory back."""
+def test_a_server_without_memory_takes_a_requested_cancel(yard: Yard) -> None:
+    """A cancelled request frees memory."""
     with yard.without_memory():
         assert ask(yard, "a") is CancelRequested.REQUESTED

@@ -1,4 +1,4 @@
-"""requeue.lua: a dead letter gets another life under its old id."""
+"""requeue.lua: a dead letter's request runs again under its id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenyard.scripts import Publication, Published, requeue
 
 
 def die(yard: Yard, request: Request) -> Assignment:
-    """A request that has shown a token and is given up after a crash; its last attempt."""
+    """Let a request publish a token and fail after a crash; its last attempt."""
     worker = yard.worker()
     assignment = yard.assign(worker, request, alone=True)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
@@ -36,7 +36,7 @@ def again(yard: Yard, letter: str, request: Request) -> str:
 
 
 @pytest.mark.parametrize("kind", [make_request, framed])
-def test_dead_letter_waits_as_if_it_had_just_been_submitted(yard: Yard, kind) -> None:
+def test_requeued_letter_waits_like_a_new_request(yard: Yard, kind) -> None:
     request = kind(stream=True, model="adder")
     first = die(yard, request)
     (letter,) = letters(yard)
@@ -73,7 +73,7 @@ def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard) -> 
 
 
 @pytest.mark.parametrize("state", ["waiting", "assigned"])
-def test_id_that_is_in_flight_is_not_started_twice(yard: Yard, state: str) -> None:
+def test_id_in_flight_is_not_requeued(yard: Yard, state: str) -> None:
     request = make_request()
     die(yard, request)
     (letter,) = letters(yard)
@@ -88,7 +88,7 @@ def test_id_that_is_in_flight_is_not_started_twice(yard: Yard, state: str) -> No
     assert yard.ledger(request) == before
 
 
-def test_letter_that_is_not_there(yard: Yard) -> None:
+def test_missing_letter_is_not_requeued(yard: Yard) -> None:
     request = make_request()
     die(yard, request)
     (letter,) = letters(yard)
@@ -99,7 +99,7 @@ def test_letter_that_is_not_there(yard: Yard) -> None:
     assert len(yard.intake("low")) == 1
 
 
-def test_letter_whose_result_has_expired_lives_again(yard: Yard) -> None:
+def test_letter_whose_result_has_expired_is_requeued(yard: Yard) -> None:
     request = make_request()
     die(yard, request)
     yard.connection.delete(yard.keys.ledger("anon", request.id))
@@ -108,8 +108,8 @@ def test_letter_whose_result_has_expired_lives_again(yard: Yard) -> None:
     assert yard.ledger(request)["attempt"] == "0"
 
 
-def test_without_memory_a_letter_waits_again(yard: Yard) -> None:
-    """A server refuses no write of a script that has made one: the letter is gone by then."""
+def test_letter_is_requeued_on_a_server_without_memory(yard: Yard) -> None:
+    """A server refuses no further write of a script, and the letter is already deleted."""
     request = make_request()
     die(yard, request)
     (letter,) = letters(yard)
@@ -121,8 +121,8 @@ def test_without_memory_a_letter_waits_again(yard: Yard) -> None:
     assert len(yard.intake("low")) == 1
 
 
-def test_a_letter_that_reused_an_id_does_not_take_the_place_of_the_first(yard: Yard) -> None:
-    """Given a result / If a letter that reused its id is to live / not before that expires."""
+def test_letter_that_reused_an_id_does_not_replace_the_first_request(yard: Yard) -> None:
+    """Given a result, I expect a letter that reused its id to wait until the result expires."""
     request = make_request()
     worker = yard.worker()
     assignment = yard.assign(worker, request)

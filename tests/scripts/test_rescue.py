@@ -1,4 +1,4 @@
-"""rescue.lua: what a lost worker held goes back to the intake, and its late writes fail."""
+"""rescue.lua: a lost worker's requests return to the intake, and its late writes fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def held(assignment: Assignment) -> tuple[str, str, str]:
     return assignment.entry, assignment.request.client, assignment.request.id
 
 
-def test_entries_go_back_with_the_tokens_that_were_seen(yard: Yard) -> None:
+def test_entries_return_with_their_published_tokens(yard: Yard) -> None:
     worker = yard.worker()
     quiet, streaming = yard.assign(worker), yard.assign(worker, make_request(stream=True))
     delta = make_delta(streaming.request.id, 0, [0, 7])
@@ -118,7 +118,7 @@ def test_only_a_crash_is_counted(yard: Yard, why, crashes: str) -> None:
     assert (again.attempt, again.crashes) == (2, int(crashes))
 
 
-def test_request_that_loses_three_workers(yard: Yard) -> None:
+def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(yard: Yard) -> None:
     request = make_request(stream=True)
     worker = yard.worker()
     assignment = yard.assign(worker, request)

@@ -1,4 +1,4 @@
-"""signal.lua: the desired state of a scope changes, and everybody is told."""
+"""signal.lua: the desired state of a scope changes and is announced."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def entries(yard: Yard) -> list[tuple[str, Order | None]]:
 
 
 def test_a_signal_changes_the_desired_state_and_announces_it(yard: Yard) -> None:
-    # Given a yard in which no signal was ever given
+    # Given a yard without any signal so far
     signal = yard.scripts.signal(PAUSE, b"", PAUSED)
 
-    # I expect the desired state, who changed it last, the signal for the controllers,
+    # I expect the desired state, the id of its last change, the signal for the controllers,
     assert signal
     assert desired_states(yard) == DesiredStates({ALL: PAUSED}, signal)
     assert entries(yard) == [(signal, PAUSE)]
@@ -47,15 +47,15 @@ def test_a_signal_changes_the_desired_state_and_announces_it(yard: Yard) -> None
 
 
 def test_a_signal_on_an_outdated_desired_state_changes_nothing(yard: Yard) -> None:
-    # Given a desired state that was changed by somebody else since the caller looked
+    # Given a desired state that another caller changed since this one read it
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     events = len(yard.events())
 
-    # If the caller signals still, having seen none, an older one or nonsense,
+    # If the caller signals with no state, an outdated one or nonsense as seen,
     for seen in (b"", b'{"run_state":"SUSPENDED"}', b"?"):
         assert yard.scripts.signal(Order(signal="SUSPEND"), seen, DesiredState()) is None
 
-    # I expect that nothing is written.
+    # I expect no write.
     assert desired_states(yard) == DesiredStates({ALL: PAUSED}, first or "")
     assert entries(yard) == [(first, PAUSE)]
     assert len(yard.events()) == events
@@ -66,7 +66,7 @@ def test_the_default_desired_state_has_no_field(yard: Yard) -> None:
     yard.scripts.signal(PAUSE, b"", PAUSED)
     signal = yard.scripts.signal(Order(signal="UNPAUSE"), encode_desired(PAUSED), DesiredState())
 
-    # I expect only the id of the last change to stay.
+    # I expect only the id of the last change to remain.
     assert yard.connection.hgetall(yard.keys.desired) == {CHANGED.encode(): (signal or "").encode()}
 
 
@@ -91,17 +91,17 @@ def test_an_unreadable_desired_state_can_be_replaced_by_its_reader(yard: Yard) -
         assert desired_states(yard).by_scope == {ALL: PAUSED}
 
 
-def test_a_call_made_again_after_its_answer_was_lost_does_no_harm(yard: Yard) -> None:
-    # If the first call succeeds and is made once more,
+def test_a_call_repeated_after_a_lost_answer_changes_nothing(yard: Yard) -> None:
+    # If the first call succeeds and is repeated,
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     assert yard.scripts.signal(PAUSE, b"", PAUSED) is None
 
-    # I expect one signal only.
+    # I expect one signal.
     assert entries(yard) == [(first, PAUSE)]
 
 
-def test_of_callers_that_have_seen_the_same_one_alone_succeeds(yard: Yard) -> None:
-    # Given many operators who have all seen the first desired state
+def test_of_concurrent_callers_one_succeeds(yard: Yard) -> None:
+    # Given many operators who have read the same desired state
     scripts = [Scripts(yard.connection, yard.keys) for _ in range(8)]
     begin = threading.Barrier(len(scripts))
     answers: list[str | None] = [None] * len(scripts)
@@ -111,14 +111,14 @@ def test_of_callers_that_have_seen_the_same_one_alone_succeeds(yard: Yard) -> No
         begin.wait(timeout=30)
         answers[place] = scripts[place].signal(order, b"", DesiredState(epoch=place))
 
-    # If all signal at once,
+    # If all signal concurrently,
     threads = [threading.Thread(target=give, args=(place,)) for place in range(len(scripts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=30)
 
-    # I expect that one has changed it, and the others know that they have not.
+    # I expect one change, and a conflict for each of the others.
     (winner,) = (place for place, answer in enumerate(answers) if answer)
     assert desired_states(yard) == DesiredStates(
         {ALL: DesiredState(epoch=winner)}, answers[winner] or ""
@@ -144,7 +144,7 @@ def test_a_scope_may_have_any_name(yard: Yard, scope: str) -> None:
 
 
 def test_a_server_without_memory_takes_signals(yard: Yard) -> None:
-    """Given a full server, I expect it to be pausable: work that ends makes room."""
+    """Given a full server, I expect a pause to work: finished work frees memory."""
     with yard.without_memory():
         assert yard.scripts.signal(PAUSE, b"", PAUSED)
 

@@ -1,8 +1,8 @@
-"""Random walks over all scripts: whatever the order, no request is lost and no token repeated.
+"""Random walks over all scripts: in any order, no request is lost and no token repeated.
 
-The machine keeps a model of what should be where, as simple as it can be, takes one random step
-at a time, and compares the model with the server after each. Workers act on what they remember,
-which may be stale: that is how a worker behaves that was cut off for a while.
+The machine maintains a simple model of the yard, takes one random step
+at a time, and compares the model with the server after each. Workers act on their memory,
+which may be stale, like a worker after a loss of connection.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from tokenyard.scripts import (
 )
 
 LANE_LIMIT = 3
-# Drawn as a number: what Hypothesis draws one by one comes mostly from the low end.
+# Drawn as one number: separate draws of Hypothesis come mostly from the low end.
 SEEDS = st.integers(0, 2**32).map(random.Random)
 RARELY = st.sampled_from([False] * 7 + [True])
 IDS = ("a", "b/c", "d", "é", "e", "f", "g", "h")
@@ -73,7 +73,7 @@ CLIENTS = {"flat": "", "framed": "replies:framed"}
 
 
 class Walk(RuleBasedStateMachine):
-    """One yard; the server is set by the test below."""
+    """One yard; the test below sets the server."""
 
     url = ""
 
@@ -86,14 +86,14 @@ class Walk(RuleBasedStateMachine):
         self.token = self.yard.token
         self.old_tokens: list[str] = ["0:nobody"]
         self.known: dict[Name, Known] = {}
-        self.is_inexact = False  # somebody has deleted entries, and the leader has not looked yet
+        self.is_inexact = False  # entries were deleted, and the leader has not scanned yet
         self.workers: dict[str, Life] = {}
         for _ in range(2):
             self._join()
 
     def teardown(self) -> None:
         if hasattr(self, "connection"):
-            # The looks of the next walk go over all keys of the server.
+            # The scans of the next walk read all keys of the server.
             mine = f"tokenyard:{{{self.yard.keys.yard}}}:*"
             for key in self.connection.scan_iter(mine, count=10_000):
                 self.connection.delete(key)
@@ -111,7 +111,7 @@ class Walk(RuleBasedStateMachine):
         plain=st.booleans(),
     )
     def ask(self, names: list[Name], priority_class, plain: bool) -> None:
-        """A burst of requests, some of them asked before, by the script or by plain XADDs."""
+        """Submit requests, some of them known, by the script or by plain XADDs."""
         burst = [ask_for(name) for name in names]
         are_new = [
             name not in self.known and name not in names[:at] for at, name in enumerate(names)
@@ -132,7 +132,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(seed=SEEDS, plain=st.booleans())
     def reuse(self, seed: random.Random, plain: bool) -> None:
-        """Another request under an id that has a ledger."""
+        """Submit another request under an id that has a ledger."""
         known = seed.choice(list(self.known.values()))
         ledger = self.yard.ledger(known.request)
         if not ledger:
@@ -160,7 +160,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.workers)
     @rule(seed=SEEDS, lost_leadership=RARELY, twice=st.booleans())
     def dispatch(self, seed: random.Random, lost_leadership: bool, twice: bool) -> None:
-        """A round over everything that waits, to any workers, also such as are gone."""
+        """Dispatch all waiting requests to any workers, also to lost ones."""
         alive = [worker for worker, life in self.workers.items() if life.holds]
         moves = [
             item.to(
@@ -227,7 +227,7 @@ class Walk(RuleBasedStateMachine):
             assert known.result is None
             known.result = ("failed", list(seen))
 
-    # Operators and clients that change their minds
+    # Cancels and requeues
 
     @rule(
         seed=SEEDS,
@@ -236,7 +236,7 @@ class Walk(RuleBasedStateMachine):
         obeyed=st.booleans(),
     )
     def cancel(self, seed: random.Random, name: Name, early: bool, obeyed: bool) -> None:
-        """A request is cancelled, perhaps one that is over, rarely one that nobody knows."""
+        """Cancel a request, perhaps an ended one, rarely an unknown one."""
         open_ = [one for one, known in self.known.items() if known.result is None]
         if not early:
             if not open_ or seed.random() < 0.5:
@@ -244,7 +244,7 @@ class Walk(RuleBasedStateMachine):
             name = seed.choice(open_)
         keys, ledger = self.yard.keys, self.yard.keys.ledger(*name)
         state = (self.connection.hget(ledger, "state") or b"").decode()
-        if state in ("waiting", "assigned"):  # somebody looked before it came here
+        if state in ("waiting", "assigned"):  # the caller's read is older than this state
             late = cancel(keys, *name, state="assigned", where="nobody.1")
             assert self.scripts.call(late) is Cancelled.MOVED
         code = self.scripts.cancel(*name, "changed my mind")
@@ -261,7 +261,7 @@ class Walk(RuleBasedStateMachine):
             self._obey()
 
     def _obey(self) -> None:
-        """All workers read what they are told to cancel, and take it off their lanes."""
+        """Let all workers read their cancels, and take those entries off their lanes."""
         for worker in self.workers:
             lane = self.yard.keys.lane(worker)
             for entry, fields in self.connection.xrange(lane):
@@ -289,7 +289,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: any(life.remembered for life in self.workers.values()))
     @rule(seed=SEEDS, pause_ms=st.sampled_from([0, 1000]))
     def hand_back(self, seed: random.Random, pause_ms: int) -> None:
-        """An engine could not serve a request; perhaps one that is another's by now."""
+        """Hand a request back after a fault; perhaps another worker holds it by now."""
         worker, life = self._someone(seed)
         assignment = seed.choice(life.remembered[-LANE_LIMIT:])
         known = self.known[assignment.request.client, assignment.request.id]
@@ -317,7 +317,7 @@ class Walk(RuleBasedStateMachine):
         twice=st.booleans(),
     )
     def emit(self, seed: random.Random, lengths: list[int], shift: int, twice: bool) -> None:
-        """A step of several deltas by a worker that may have no right to any of them."""
+        """Emit a step of several deltas, perhaps by a worker that holds none of the requests."""
         worker, life = self._someone(seed)
         step: list[Publication] = []
         reached: Counter[Name] = Counter()
@@ -377,7 +377,7 @@ class Walk(RuleBasedStateMachine):
         return self.known[request.client, request.id]
 
     def _may_write(self, worker: str, assignment: Assignment) -> bool:
-        """By the model: whether this attempt runs, and no result is there."""
+        """Whether the model says that this attempt runs and has no result."""
         known = self.known[assignment.request.client, assignment.request.id]
         return (
             self.workers[worker].holds
@@ -389,7 +389,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, lapse=st.booleans())
     def mishap(self, seed: random.Random, lapse: bool) -> None:
-        """Something happens to a worker, mostly to one that has work, or to the leader."""
+        """Let a fault happen to a worker, mostly to a busy one, or to the leader."""
         busy = [worker for worker in self.workers if self.yard.lane(worker)]
         worker = seed.choice(busy if busy and seed.random() < 0.9 else sorted(self.workers))
         life = self.workers[worker]
@@ -414,7 +414,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def ordeal(self, seed: random.Random) -> None:
-        """A request runs alone on a new worker, which goes before it has said anything."""
+        """Run a request alone on a new worker, which is lost before it publishes."""
         waiting = self._waiting()
         if not waiting:
             return
@@ -440,7 +440,7 @@ class Walk(RuleBasedStateMachine):
             life.holds, life.why = False, why
 
     def _rescue(self, seed: random.Random, worker: str, lapse: bool) -> None:
-        """A batch of a lane, from nothing to all of it; only the leader may."""
+        """Rescue a batch of a lane, from nothing to all; only the leader may."""
         life, alone = self.workers[worker], self.yard.alone(worker)
         lane = [
             OnLane(entry, {b"id": b""} | fields)
@@ -462,12 +462,12 @@ class Walk(RuleBasedStateMachine):
                 is_alone = item.entry.decode() == alone
                 self.known[item.name].suffer(life.why, alone=is_alone)
 
-    # Somebody deletes entries by hand, and the leader finds out
+    # Entries deleted by hand, and their reconciliation
 
     @precondition(lambda self: self.known)
     @rule(seed=SEEDS, is_trim=st.booleans(), later=st.booleans())
     def delete(self, seed: random.Random, is_trim: bool, later: bool) -> None:
-        """XDEL or XTRIM of an intake or a lane, mostly of a lane or of retries."""
+        """Run XDEL or XTRIM on an intake or a lane, mostly on a lane or the retries."""
         retries = self.yard.keys.intake("retry")
         streams = [retries, *(self.yard.keys.lane(worker) for worker in self.workers)]
         filled = [stream for stream in streams if self.connection.xlen(stream)]
@@ -490,7 +490,7 @@ class Walk(RuleBasedStateMachine):
             self._reconcile(seed)
 
     def _note_deleted(self) -> None:
-        """What has lost its entry; a plain XADD that nobody has looked at has left no trace."""
+        """Note the requests without their entry; an unread plain XADD leaves no trace."""
         seen = Snapshot.take(self.yard, self.workers, self.known)
         waiting = {item.name for item in seen.waiting.values()}
         for name in list(self.known):
@@ -505,7 +505,7 @@ class Walk(RuleBasedStateMachine):
         self._reconcile(seed)
 
     def _reconcile(self, seed: random.Random) -> None:
-        """The leader looks through the ledgers and ends what it finds; what is there stays."""
+        """Let the leader scan the ledgers and end lost requests; others stay."""
         look = self.scripts.astray(0, 10_000_000)
         assert look.cursor == 0
         found = {(one.client, one.request_id): one for one in look.found}
@@ -532,7 +532,7 @@ class Walk(RuleBasedStateMachine):
         self.is_inexact = False
 
     def _claims(self, seed: random.Random) -> list[LostRequest]:
-        """Requests that are where they should be, taken for lost."""
+        """Claims that requests in their places are lost."""
         found = [
             LostRequest(one.request.client, one.request.id, "waiting", one.intake, one.entry, False)
             for one in self._waiting()
@@ -544,7 +544,7 @@ class Walk(RuleBasedStateMachine):
             ]
         return seed.sample(found, min(2, len(found)))
 
-    # What holds after every step
+    # Invariants
 
     @invariant()
     def yard_is_as_the_model_says(self) -> None:
@@ -555,7 +555,7 @@ class Walk(RuleBasedStateMachine):
             self._check_replies(seen, name)
 
     def _check_places(self, seen: Snapshot) -> None:
-        """Every request is in exactly one place: an intake, one lane, or answered."""
+        """Every request is in exactly one place: an intake, a lane, or answered."""
         on_lanes = Counter(item.name for lane in seen.lanes.values() for item in lane)
         waiting_names = {item.name for item in seen.waiting.values()}
         queued = 0
@@ -572,7 +572,7 @@ class Walk(RuleBasedStateMachine):
                 assert on_lanes[name] == 1
             else:
                 assert on_lanes[name] == 0
-                if not state:  # a plain XADD that nobody has looked at
+                if not state:  # an unread plain XADD
                     assert name in waiting_names
                 else:
                     assert state == "waiting"
@@ -584,17 +584,17 @@ class Walk(RuleBasedStateMachine):
                         self._check_retry(item, known)
                     else:
                         queued += max(1, len(prompt_value(known.request)) // 4)
-        # The leader's look sets the count right.
+        # The leader's scan corrects the count.
         assert self.is_inexact or seen.queued_tokens == queued
 
     def _check_retry(self, item: OnLane, known: Known) -> None:
-        """A retry tells what it has been through, and what its readers have seen."""
+        """A retry has its history and its published tokens."""
         history = {name: int(item.fields.get(name.encode(), b"0")) for name in HISTORY}
         assert history == known.history
         assert unpack_tokens(item.fields.get(b"published", b"")) == known.published
 
     def _check_lanes(self, seen: Snapshot) -> None:
-        """A lane is bounded, is its worker's alone, and says what the next attempt must know."""
+        """A lane is bounded, belongs to one worker, and has the facts for the next attempt."""
         for worker, lane in seen.lanes.items():
             assert len(lane) <= LANE_LIMIT
             alone = seen.quarantine.get(worker.encode())
@@ -618,7 +618,7 @@ class Walk(RuleBasedStateMachine):
                 assert len(published) == known.published_at_start
 
     def _check_replies(self, seen: Snapshot, name: Name) -> None:
-        """Every token is published once, in order, and one result at the end."""
+        """Every token is published once, in order, with one result at the end."""
         known, streamed = self.known[name], list[int]()
         replies = seen.replies[name][known.replies_before :]
         results = [reply for reply in replies if reply.event == "result"]
@@ -639,7 +639,7 @@ class Walk(RuleBasedStateMachine):
 
 
 def ask_for(name: Name) -> Request:
-    """The request of that name: always the same."""
+    """The request of a name, always the same."""
     client, request_id = name
     return make_request(
         request_id, client=client, reply_to=CLIENTS[client], stream=True, tokens=range(9)
@@ -647,7 +647,7 @@ def ask_for(name: Name) -> Request:
 
 
 def is_in_place(seen: Snapshot, name: Name) -> bool:
-    """Whether the entry that a ledger names is there."""
+    """Whether the entry that a ledger names exists."""
     ledger = seen.ledgers[name]
     if ledger[b"state"] == b"assigned":
         lane = seen.lanes[ledger[b"worker"].decode()]
@@ -658,13 +658,13 @@ def is_in_place(seen: Snapshot, name: Name) -> bool:
 
 
 def token_at(name: Name, at: int) -> int:
-    """The token of a request at an offset: the same whoever generates it."""
+    """The token of a request at an offset, the same from every worker."""
     return (len(name[0]) * 1000 + ord(name[1][0])) * 1000 + at
 
 
 @pytest.mark.hypothesis
 @pytest.mark.timeout(600)
-def test_random_walks(broker: Server) -> None:
+def test_random_walks_lose_no_request_and_repeat_no_token(broker: Server) -> None:
     walk = type("Walk", (Walk,), {"url": broker.url})
     run_state_machine_as_test(
         walk,

@@ -40,7 +40,7 @@ def test_each_class_has_its_intake(yard: Yard, priority_class) -> None:
     assert [entry for entry, _ in yard.intake(priority_class)] == [waiting.entry]
 
 
-def test_class_that_only_the_system_writes_is_refused_before_anything_changes(yard: Yard) -> None:
+def test_class_of_the_system_is_refused_before_any_change(yard: Yard) -> None:
     request = make_request()
 
     with pytest.raises(redis.ResponseError):
@@ -55,7 +55,7 @@ def test_empty_burst_changes_nothing(yard: Yard) -> None:
     assert yard.intake() == []
 
 
-def test_submitting_again_says_how_far_the_first_came(yard: Yard) -> None:
+def test_repeated_submission_returns_the_state_of_the_first(yard: Yard) -> None:
     worker = yard.worker()
     waiting = yard.submit()
 
@@ -94,7 +94,7 @@ def test_id_given_twice_in_one_burst_is_accepted_once(yard: Yard) -> None:
     assert len(yard.intake()) == 2
 
 
-def test_full_yard_takes_what_fits_and_says_when_to_come_back(yard: Yard) -> None:
+def test_full_yard_accepts_what_fits_and_returns_a_retry_time(yard: Yard) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 3)
     yard.submit(priority_class="low")
 
@@ -105,7 +105,7 @@ def test_full_yard_takes_what_fits_and_says_when_to_come_back(yard: Yard) -> Non
     assert len(yard.intake()) == 2
 
 
-def test_refused_request_leaves_no_trace_and_is_taken_later(yard: Yard) -> None:
+def test_refused_request_leaves_no_trace_and_is_accepted_later(yard: Yard) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
     first = yard.submit()
     request = make_request()
@@ -117,7 +117,7 @@ def test_refused_request_leaves_no_trace_and_is_taken_later(yard: Yard) -> None:
     assert yard.scripts.submit("normal", [request])[0].code is Submitted.ACCEPTED
 
 
-def test_full_yard_still_knows_what_it_has_accepted(yard: Yard) -> None:
+def test_full_yard_knows_its_accepted_requests(yard: Yard) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
     first = yard.submit()
 
@@ -136,7 +136,7 @@ def test_rescued_requests_count_as_waiting(yard: Yard) -> None:
     assert yard.scripts.submit("normal", [make_request()])[0].code is Submitted.FULL
 
 
-def test_burst_larger_than_one_lua_call_can_unpack(yard: Yard) -> None:
+def test_burst_larger_than_one_lua_unpack_is_accepted(yard: Yard) -> None:
     answers = yard.scripts.submit("normal", requests(2000))
 
     assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
@@ -192,7 +192,7 @@ def test_other_fields_of_a_reused_id_may_differ(yard: Yard, other: dict[str, Any
     assert known.code is Submitted.KNOWN
 
 
-def test_two_requests_of_one_id_in_one_burst_are_told_apart(yard: Yard) -> None:
+def test_two_requests_of_one_id_in_one_burst_are_distinguished(yard: Yard) -> None:
     first = make_request()
     other = msgspec.structs.replace(first, params=SamplingParams(seed=1))
 
@@ -206,7 +206,7 @@ def test_two_requests_of_one_id_in_one_burst_are_told_apart(yard: Yard) -> None:
 
 
 def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:
-    """Given a request of a client that gives no digest, I expect its id to be known as ever."""
+    """Given a first request without a digest, I expect its id to be known."""
     request = make_request()
     other = msgspec.structs.replace(request, model="other")
     yard.connection.hset(yard.keys.ledger(request.client, request.id), "state", "waiting")

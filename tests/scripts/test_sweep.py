@@ -1,4 +1,4 @@
-"""overdue.lua and watch_clients.lua: what the coordinator looks for once a second."""
+"""overdue.lua and watch_clients.lua: the coordinator's scans, once a second."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_a_stream_that_ends_with_the_scan_has_nothing_left(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", cursor, 2) == ("", [])
 
 
-def test_intake_that_is_empty_or_missing(yard: Yard) -> None:
+def test_empty_or_missing_intake_has_no_overdue_entries(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10) == ("", [])
     yard.connection.delete(yard.keys.intake("high"))
     assert yard.scripts.overdue("high", "-", 10) == ("", [])
 
 
-def test_deadline_that_is_no_number_is_left_to_the_dispatcher(yard: Yard) -> None:
+def test_invalid_deadline_is_left_to_the_dispatcher(yard: Yard) -> None:
     yard.push({"id": "a", "prompt": "x", "deadline": "soon"})
 
     assert yard.scripts.overdue("normal", "-", 10) == ("", [])
@@ -59,7 +59,7 @@ def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10) == ("", [late.decode()])
 
 
-def test_field_that_cannot_be_read_says_no_deadline(yard: Yard) -> None:
+def test_unreadable_field_has_no_deadline(yard: Yard) -> None:
     for shared in ("", "{", "[]", "7", '{"deadline":1000}', '{"deadline":"soon"}'):
         yard.push({"id": "a", "prompt": "x", "common": shared})
     late = yard.push({"id": "b", "prompt": "x", "common": '{"deadline":"1000"}'})
@@ -68,7 +68,7 @@ def test_field_that_cannot_be_read_says_no_deadline(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10) == ("", [late.entry])
 
 
-def test_requests_that_share_a_text_have_the_deadline_in_it_each(yard: Yard) -> None:
+def test_deadline_in_common_fields_holds_for_each_request(yard: Yard) -> None:
     late, soon = '{"deadline":"1000"}', '{"deadline":"9999999999999"}'
     shared = [late, soon, late, "{", late, "{", soon]
     waiting = [
@@ -80,7 +80,7 @@ def test_requests_that_share_a_text_have_the_deadline_in_it_each(yard: Yard) -> 
     assert yard.scripts.overdue("normal", "-", 10) == ("", expected)
 
 
-def test_clients_whose_leases_have_run_out_are_named(yard: Yard) -> None:
+def test_clients_with_expired_leases_are_listed(yard: Yard) -> None:
     yard.scripts.submit("normal", [make_request(client="ann")], watched="ann")
     yard.scripts.submit("normal", [make_request(client="bob")], watched="bob")
     assert yard.scripts.watch_clients(10) == []

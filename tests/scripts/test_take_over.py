@@ -1,4 +1,4 @@
-"""take_over.lua: a new leader makes the yard ready, whatever state it is in."""
+"""take_over.lua: a new leader prepares the yard from any state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_fresh_yard_gets_its_groups_and_its_handshake(
     assert (info[b"protocol"], info[b"models"], info[b"epoch"]) == (b"1", b"[]", b"1")
 
 
-def test_yard_that_runs_keeps_what_was_read_and_counted(yard: Yard) -> None:
+def test_running_yard_keeps_its_pending_entries_and_counts(yard: Yard) -> None:
     yard.submit()
     yard.read()
     queued = yard.queued_tokens()
@@ -40,7 +40,7 @@ def test_yard_that_runs_keeps_what_was_read_and_counted(yard: Yard) -> None:
     assert yard.queued_tokens() == queued > 0
 
 
-def test_group_that_somebody_destroyed_comes_back_with_what_waits(yard: Yard) -> None:
+def test_destroyed_group_is_created_again_with_the_waiting_entries(yard: Yard) -> None:
     waiting = yard.submit()
     yard.connection.xgroup_destroy(yard.keys.intake("normal"), GROUP)
     yard.connection.delete(yard.keys.intake("high"))
@@ -51,7 +51,7 @@ def test_group_that_somebody_destroyed_comes_back_with_what_waits(yard: Yard) ->
     assert yard.read("high") == []
 
 
-def test_former_leader_speaks_for_nobody(yard: Yard) -> None:
+def test_former_leader_writes_no_handshake(yard: Yard) -> None:
     yard.depose()
 
     assert not yard.scripts.take_over(yard.token, {"models": "[]"})
@@ -59,7 +59,7 @@ def test_former_leader_speaks_for_nobody(yard: Yard) -> None:
     assert groups(yard.connection, yard.keys.events) == []
 
 
-def test_key_of_another_type_is_an_error_that_says_so(yard: Yard) -> None:
+def test_key_of_another_type_is_an_error_with_the_reason(yard: Yard) -> None:
     yard.connection.delete(yard.keys.intake("low"))
     yard.connection.set(yard.keys.intake("low"), "x")
 

@@ -1,4 +1,4 @@
-"""What `tokenyard explain` reads from the ledger that the scripts wrote."""
+"""The timeline that `tokenyard explain` reads from a ledger."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def assign(
     yard.scripts.dispatch(yard.token, [move])
 
 
-def test_a_request_that_nobody_knows(yard: Yard) -> None:
+def test_an_unknown_request_raises(yard: Yard) -> None:
     with pytest.raises(UnknownRequest, match="'q'"):
         explain(yard, make_request(NAME))
 
 
-def test_a_request_that_completed(yard: Yard) -> None:
+def test_a_completed_request_has_attempt_and_result(yard: Yard) -> None:
     request, worker = make_request(NAME), yard.worker()
     yard.submit(request)
     assign(yard, request, worker, why="round_robin, load 0 of 9")
@@ -70,7 +70,7 @@ def test_a_request_that_completed(yard: Yard) -> None:
     ("epochs", "said"),
     [({"epoch": 5}, ", epoch 5"), ({"epoch": 5, "first_epoch": 4}, ", epoch 5 (begun in 4)")],
 )
-def test_a_request_of_an_epoch(yard: Yard, epochs: dict[str, int], said: str) -> None:
+def test_a_result_with_epochs_names_them(yard: Yard, epochs: dict[str, int], said: str) -> None:
     request, worker = make_request(NAME), yard.worker()
     assignment = yard.assign(worker, request)
     made = Provenance("adder", "", "simulated", "1", worker, 1, **epochs)
@@ -80,7 +80,7 @@ def test_a_request_of_an_epoch(yard: Yard, epochs: dict[str, int], said: str) ->
     assert texts(explain(yard, request)).endswith(f"with adder on simulated 1{said}")
 
 
-def test_a_request_whose_workers_died(yard: Yard) -> None:
+def test_lost_workers_are_earlier_attempts(yard: Yard) -> None:
     request = make_request(NAME, stream=True)
     first, second = yard.worker("first"), yard.worker("second")
     yard.submit(request)
@@ -102,7 +102,7 @@ def test_a_request_whose_workers_died(yard: Yard) -> None:
     assert "3 tokens published so far" in texts(timeline)
 
 
-def test_a_request_that_the_engine_gave_back_pauses(yard: Yard) -> None:
+def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard) -> None:
     request, worker = make_request(NAME), yard.worker()
     yard.submit(request)
     assign(yard, request, worker)
@@ -117,7 +117,7 @@ def test_a_request_that_the_engine_gave_back_pauses(yard: Yard) -> None:
     assert "out of memory" in timeline.waits_for
 
 
-def test_a_request_that_waits_says_why(yard: Yard) -> None:
+def test_a_waiting_request_has_a_reason(yard: Yard) -> None:
     request = make_request(NAME, model="adder")
     yard.submit(priority_class="high")
     yard.submit(request)
@@ -136,7 +136,7 @@ def test_a_request_that_waits_says_why(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("scope", ["all", "model:adder", "worker:w"])
-def test_a_request_that_waits_for_a_pause_says_whose_it_is(yard: Yard, scope: str) -> None:
+def test_a_request_that_waits_for_a_pause_names_its_operator(yard: Yard, scope: str) -> None:
     yard.worker("w")
     order = Order(signal="PAUSE", scope=scope, by="kim@north", why="its driver")
     Signals(yard.connection, yard.keys).give(order)
@@ -150,13 +150,13 @@ def test_a_request_that_waits_for_a_pause_says_whose_it_is(yard: Yard, scope: st
     assert 0 < pause.since_ms <= timeline.now_ms
     assert f"waits: {pause.text(timeline.now_ms)}" in texts(timeline)
 
-    # When it is over, nothing is said of it.
+    # After the pause the timeline does not mention it.
     Signals(yard.connection, yard.keys).give(Order(signal="UNPAUSE", scope=scope))
     assert explain(yard, request).pauses == []
     assert explain(yard, request).waits_for.startswith("intake normal holds 1 requests")
 
 
-def test_a_request_that_is_kept_on_the_lane_of_a_paused_worker(yard: Yard) -> None:
+def test_a_request_on_the_lane_of_a_paused_worker_names_the_pause(yard: Yard) -> None:
     request, worker = make_request(NAME), yard.worker("w")
     yard.assign(worker, request)
     order = Order(signal="PAUSE", scope="worker:w", mode="keep", by="kim@north", why="its driver")
@@ -169,7 +169,7 @@ def test_a_request_that_is_kept_on_the_lane_of_a_paused_worker(yard: Yard) -> No
     assert "by kim@north: its driver" in texts(timeline)
 
 
-def test_a_plain_request_that_waits_is_known(yard: Yard) -> None:
+def test_a_waiting_plain_request_is_found(yard: Yard) -> None:
     yard.worker("w")
     Signals(yard.connection, yard.keys).give(Order(signal="PAUSE", why="its driver"))
     request = make_request(NAME, client="ann", model="adder")
@@ -184,14 +184,14 @@ def test_a_plain_request_that_waits_is_known(yard: Yard) -> None:
         explain(yard, make_request(NAME, client="bob"))
 
 
-def test_an_adapter_is_no_other_model(yard: Yard) -> None:
+def test_an_adapter_counts_as_a_served_model(yard: Yard) -> None:
     yard.scripts.register("w", LONG_MS, worker_json("w", adapters=["french"]))
     request = make_request(NAME, model="french")
     yard.submit(request)
     assert explain(yard, request).waits_for.startswith("intake normal holds 1 requests")
 
 
-def test_a_request_that_was_cancelled_before_it_came(yard: Yard) -> None:
+def test_a_request_cancelled_before_arrival_has_no_attempts(yard: Yard) -> None:
     yard.scripts.cancel("ann", NAME, "for a test")
 
     timeline = read_timeline(yard.connection, yard.keys, "ann", NAME)
@@ -200,7 +200,7 @@ def test_a_request_that_was_cancelled_before_it_came(yard: Yard) -> None:
     assert texts(timeline) == "cancelled: 0 tokens, CANCELLED: for a test"
 
 
-def test_a_request_that_was_refused(yard: Yard) -> None:
+def test_a_refused_request_has_the_reason(yard: Yard) -> None:
     request = make_request(NAME)
     waiting = yard.submit(request)
     reply = refusal(request, Code.DEADLINE_EXCEEDED, "waiting in the intake")
@@ -212,7 +212,7 @@ def test_a_request_that_was_refused(yard: Yard) -> None:
     assert "expired: 0 tokens, DEADLINE_EXCEEDED: waiting in the intake" in texts(timeline)
 
 
-def test_a_ledger_of_an_older_version_tells_what_it_has(yard: Yard) -> None:
+def test_a_ledger_of_an_older_version_is_read(yard: Yard) -> None:
     request = make_request(NAME)
     ledger = yard.keys.ledger(request.client, NAME)
     yard.connection.hset(ledger, mapping={"state": "assigned", "sid": "normal/5-0", "attempt": 2})
@@ -224,7 +224,7 @@ def test_a_ledger_of_an_older_version_tells_what_it_has(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("odd", ["9" * 5000, "999999999", "-1", "x"])
-def test_numbers_that_a_client_wrote_into_its_ledger(yard: Yard, odd: str) -> None:
+def test_a_forged_ledger_is_read_without_error(yard: Yard, odd: str) -> None:
     request = make_request(NAME)
     assign(yard, yard.submit(request).request, yard.worker())
     fields = {

@@ -17,7 +17,7 @@ from tokenyard.scripts import (
 
 
 def put_on_trial(yard: Yard, worker: str, count: int) -> list[QueuedRequest]:
-    """A group of so many on a worker's lane."""
+    """Dispatch a group of so many suspects onto a worker's lane."""
     group = [yard.submit() for _ in range(count)]
     codes = yard.scripts.dispatch(yard.token, [one.to(worker, on_trial=True) for one in group])
     assert codes == [Dispatched.DISPATCHED] * count
@@ -34,7 +34,7 @@ def crash(yard: Yard, worker: str, trials: list[int | None]) -> None:
 
 
 class TestDispatch:
-    def test_the_mark_is_the_first_entry_and_how_many(self, yard: Yard) -> None:
+    def test_mark_has_first_entry_and_size_of_the_group(self, yard: Yard) -> None:
         worker = yard.worker()
         before = yard.assign(worker)
 
@@ -44,7 +44,7 @@ class TestDispatch:
         assert lane[0] == before.entry
         assert yard.alone(worker) == f"{lane[1]}+3"
 
-    def test_no_second_group_and_nobody_alone(self, yard: Yard) -> None:
+    def test_lane_of_a_group_is_full_for_other_suspects(self, yard: Yard) -> None:
         worker = yard.worker()
         put_on_trial(yard, worker, 2)
         second, alone = yard.submit(), yard.submit()
@@ -54,7 +54,7 @@ class TestDispatch:
 
         assert len(yard.lane(worker)) == 2
 
-    def test_no_group_beside_one_that_is_alone(self, yard: Yard) -> None:
+    def test_lane_of_a_lone_suspect_is_full_for_a_group(self, yard: Yard) -> None:
         worker = yard.worker()
         alone = yard.assign(worker, alone=True)
 
@@ -63,7 +63,7 @@ class TestDispatch:
         assert codes == [Dispatched.FULL]
         assert yard.alone(worker) == alone.entry
 
-    def test_a_lane_has_no_more_places_for_a_group(self, yard: Yard) -> None:
+    def test_group_gets_no_more_than_the_places_of_a_lane(self, yard: Yard) -> None:
         worker = yard.worker()
         moves = [yard.submit().to(worker, 2, on_trial=True) for _ in range(3)]
 
@@ -72,7 +72,7 @@ class TestDispatch:
         assert codes == [Dispatched.DISPATCHED, Dispatched.DISPATCHED, Dispatched.FULL]
         assert yard.alone(worker) == f"{yard.lane(worker)[0].entry}+2"
 
-    def test_a_result_of_a_member_does_not_end_the_trial(self, yard: Yard) -> None:
+    def test_result_of_a_member_does_not_end_the_trial(self, yard: Yard) -> None:
         worker = yard.worker()
         put_on_trial(yard, worker, 2)
         mark, first = yard.alone(worker), yard.lane(worker)[0]
@@ -84,7 +84,7 @@ class TestDispatch:
 
 
 class TestRescue:
-    def test_suspects_know_how_they_are_tried_and_others_nothing(self, yard: Yard) -> None:
+    def test_rescue_notes_the_group_size_of_suspects_only(self, yard: Yard) -> None:
         worker = yard.worker()
         held = [yard.assign(worker) for _ in range(2)]
 
@@ -97,7 +97,7 @@ class TestRescue:
         assert [fields.get(b"trial") for fields in retries] == [b"16", None]
 
     @pytest.mark.parametrize("why", ["lost", "left"])
-    def test_a_host_that_dies_says_nothing_of_a_group(self, yard: Yard, why) -> None:
+    def test_loss_without_a_crash_leaves_the_group_size(self, yard: Yard, why) -> None:
         worker = yard.worker()
         held = [yard.assign(worker)]
         crash(yard, worker, [16])
@@ -112,7 +112,7 @@ class TestRescue:
         assert (ledger["trial"], ledger["suspected"]) == ("16", "1")
         assert yard.alone(worker) is None
 
-    def test_acquitted_and_suspected_again_is_a_relapse(self, yard: Yard) -> None:
+    def test_suspicion_after_an_acquittal_is_a_relapse(self, yard: Yard) -> None:
         worker = yard.worker()
         request = yard.assign(worker).request
         crash(yard, worker, [1])
@@ -128,7 +128,7 @@ class TestRescue:
             ledger = yard.ledger(request)
             assert (ledger["relapsed"], ledger["trial"]) == (str(relapses), "1")
 
-    def test_suspected_again_on_trial_is_none(self, yard: Yard) -> None:
+    def test_suspicion_during_a_trial_is_no_relapse(self, yard: Yard) -> None:
         worker = yard.worker()
         request = yard.assign(worker).request
         crash(yard, worker, [4])
@@ -145,7 +145,7 @@ class TestRescue:
 
 class TestAcquit:
     @pytest.mark.parametrize("keep", [True, False])
-    def test_members_are_free_and_the_lane_is_open(self, yard: Yard, keep: bool) -> None:
+    def test_acquit_frees_the_members_and_opens_the_lane(self, yard: Yard, keep: bool) -> None:
         worker = yard.worker()
         group = put_on_trial(yard, worker, 2)
         for one in group:
@@ -170,7 +170,7 @@ class TestAcquit:
 
         assert yard.ledger(one.request)["trial"] == "8"
 
-    def test_another_mark_stays(self, yard: Yard) -> None:
+    def test_acquit_leaves_another_mark(self, yard: Yard) -> None:
         worker = yard.worker()
         group = put_on_trial(yard, worker, 1)
         mark = yard.alone(worker)
@@ -180,7 +180,7 @@ class TestAcquit:
         assert code == ACQUIT_CHANGED
         assert yard.alone(worker) == mark
 
-    def test_only_the_leader_may(self, yard: Yard) -> None:
+    def test_only_the_leader_acquits(self, yard: Yard) -> None:
         worker = yard.worker()
         group = put_on_trial(yard, worker, 1)
         mark = yard.alone(worker) or ""

@@ -1,4 +1,4 @@
-"""register.lua, renew.lua and retire.lua: a worker's right to its lane."""
+"""register.lua, renew.lua and retire.lua: a worker's lease on its lane."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_worker_joins_with_a_lease_by_the_servers_clock(yard: Yard) -> None:
     assert yard.events()[-1] == {b"event": b"joined", b"worker": b"host-0.1"}
 
 
-def test_every_life_of_a_worker_has_a_name_of_its_own(yard: Yard) -> None:
+def test_every_incarnation_of_a_worker_has_its_own_name(yard: Yard) -> None:
     names = [yard.worker("w"), yard.worker("w"), yard.worker("v")]
 
     assert names == ["w.1", "w.2", "v.3"]
 
 
-def test_joining_again_leaves_the_first_life_to_the_rescuer(yard: Yard) -> None:
+def test_joining_again_leaves_the_first_incarnation_to_the_rescuer(yard: Yard) -> None:
     first = yard.worker()
     assignment = yard.assign(first)
     second = yard.worker()
@@ -74,7 +74,7 @@ def test_a_changed_entry_wakes_the_leader(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1, "the same again is no news"
 
 
-def test_how_much_a_worker_has_done_is_shown_and_wakes_nobody(yard: Yard) -> None:
+def test_a_changed_tally_is_shown_and_wakes_no_leader(yard: Yard) -> None:
     worker = yard.worker("w")
     first = worker_json("w", tally=WorkerTotals(finished=1, tokens=20, ttft_ms=7.5))
     yard.scripts.renew(60_000, [(worker, first)])
@@ -85,11 +85,11 @@ def test_how_much_a_worker_has_done_is_shown_and_wakes_nobody(yard: Yard) -> Non
         assert roster(yard)[worker] == entry
     assert yard.events() == before
 
-    # If it has also come into another state
+    # If its state changes too
     yard.scripts.renew(
         60_000, [(worker, worker_json("w", state="asleep", tally=WorkerTotals(tokens=91)))]
     )
-    # I expect news
+    # I expect an event
     assert len(yard.events()) == len(before) + 1
 
 
@@ -103,7 +103,7 @@ def test_a_model_with_an_odd_name_is_no_tally(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1
 
 
-def test_the_renewal_of_a_lost_worker_wakes_nobody(yard: Yard) -> None:
+def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard) -> None:
     worker = yard.worker()
     yard.assign(worker)
     yard.scripts.retire(worker, "lost")
@@ -114,7 +114,7 @@ def test_the_renewal_of_a_lost_worker_wakes_nobody(yard: Yard) -> None:
     assert yard.events() == before
 
 
-def test_changes_are_bounded_wake_ups(yard: Yard) -> None:
+def test_events_of_changes_are_bounded(yard: Yard) -> None:
     worker = yard.worker()
     for number in range(1500):
         yard.scripts.renew(LONG_MS, [(worker, worker_json(pid=number))])
@@ -122,7 +122,7 @@ def test_changes_are_bounded_wake_ups(yard: Yard) -> None:
     assert len(yard.events()) <= 1200
 
 
-def test_expired_lease_that_nobody_took_may_be_renewed(yard: Yard) -> None:
+def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard) -> None:
     worker = yard.worker()
     yard.expire(worker)
 
@@ -131,7 +131,7 @@ def test_expired_lease_that_nobody_took_may_be_renewed(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("how", ["unknown", "left", "lost", "rescued"])
-def test_lease_that_is_gone_does_not_come_back(yard: Yard, how: str) -> None:
+def test_removed_lease_cannot_be_renewed(yard: Yard, how: str) -> None:
     worker = "nobody.1" if how == "unknown" else yard.worker()
     if how != "unknown":
         yard.assign(worker)
@@ -156,7 +156,7 @@ def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: Yard) -> None:
     assert yard.scripts.renew(60_000, []) == []
 
 
-def test_idle_worker_leaves_at_once(yard: Yard) -> None:
+def test_idle_worker_leaves_immediately(yard: Yard) -> None:
     worker = yard.worker()
 
     assert yard.scripts.retire(worker, "left") == 0
@@ -181,8 +181,8 @@ def test_busy_worker_leaves_its_entries_to_the_rescuer(yard: Yard, why, score: i
 
 
 @pytest.mark.parametrize(("first", "then"), [("left", "lost"), ("lost", "left")])
-def test_first_reason_stands(yard: Yard, first, then) -> None:
-    """Given a worker that left and then died, I expect its requests to pay for no crash."""
+def test_first_reason_stays(yard: Yard, first, then) -> None:
+    """Given a worker that left and then died, I expect no crash to count for its requests."""
     worker = yard.worker()
     assignment = yard.assign(worker)
 
@@ -194,7 +194,7 @@ def test_first_reason_stands(yard: Yard, first, then) -> None:
     assert crashes == ("1" if first == "lost" else "0")
 
 
-def test_worker_that_nobody_knows(yard: Yard) -> None:
+def test_retiring_an_unknown_worker_changes_nothing(yard: Yard) -> None:
     worker = yard.worker()
     yard.scripts.retire(worker, "left")
     before = yard.events()
@@ -203,7 +203,7 @@ def test_worker_that_nobody_knows(yard: Yard) -> None:
     assert yard.events() == before
 
 
-def test_wake_ups_are_bounded(yard: Yard) -> None:
+def test_events_of_joins_are_bounded(yard: Yard) -> None:
     for _ in range(1500):
         yard.scripts.register("w", LONG_MS, b"{}")
 

@@ -1,1 +1,1 @@
-"""What the tests share: servers, waiting, builders."""
+"""Code shared by the tests: servers, waiting, builders."""

@@ -1,4 +1,4 @@
-"""What a test needs and this machine lacks: the test is skipped, but on a CI machine it fails."""
+"""Missing requirements of a test: they skip it, but fail it on a CI machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 
 def lacks(reason: str) -> NoReturn:
-    """Skip, loudly; a failure where everything is to be tested."""
+    """Skip the test with a reason; fail it on a CI machine."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def imported(name: str, reason: str) -> Any:
-    """A module that may be missing."""
+    """Import a module that may be missing."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Servers that stand behind something: users with few rights, TLS, a Sentinel, a cluster."""
+"""Servers with further configuration: users with few rights, TLS, a Sentinel, a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOTS = 16384
 
 
 def required(name: ServerName) -> Path:
-    """The server's program; skips the test where it is not installed, but not in CI."""
+    """The server's program; without it the test is skipped, or fails on a CI machine."""
     found = find_binary(name)
     if found is None:
         reason = f"{name}-server is not installed, so this was not tested on {name}"
@@ -75,7 +75,7 @@ class GuardedServer(Server):
 
 
 class Sentinel(Server):
-    """A Sentinel that watches the service ``yards``, and decides alone."""
+    """A Sentinel that watches the service ``yards`` with a quorum of one."""
 
     def __init__(self, name: ServerName, folder: Path, master: Server) -> None:
         super().__init__(name, required(name), folder)
@@ -94,13 +94,13 @@ class Sentinel(Server):
         self._command = [str(required(name)), str(path), "--sentinel"]
 
     def master_port(self) -> int:
-        """The port of the server that it takes for the master."""
+        """The port of the server that the Sentinel takes for the master."""
         with redis.Redis(port=self.port) as connection:
             found: Any = connection.sentinel_get_master_addr_by_name("yards")
         return int(found[1])
 
     def wait_for_replica(self) -> None:
-        """Wait until it has seen that the master has one that could take its place."""
+        """Wait until the Sentinel knows a replica that could replace the master."""
         with redis.Redis(port=self.port) as connection:
 
             def is_linked() -> bool:
@@ -111,7 +111,7 @@ class Sentinel(Server):
 
 
 def _texts(seen: Any) -> list[dict[str, str]]:
-    """A Sentinel's view; redis-py gives text or flags by its own lights."""
+    """A Sentinel's view as text; redis-py returns texts or flags."""
     return [{str(key): _text(value) for key, value in dict(one).items()} for one in seen]
 
 
@@ -120,7 +120,7 @@ def _text(value: Any) -> str:
 
 
 class Cluster:
-    """A Redis Cluster: masters that share the slots, and a replica of each where asked for."""
+    """A Redis Cluster: masters that share the slots, with an optional replica of each."""
 
     def __init__(self, name: ServerName, folder: Path, *, replicas: bool) -> None:
         count = 6 if replicas else 3
@@ -136,11 +136,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """All nodes, for `open_connection`."""
+        """The URL of all nodes, for `open_connection`."""
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
     def start(self) -> None:
-        """Start the nodes, join them, and share the slots out."""
+        """Start the nodes, join them, and distribute the slots."""
         for node in self.nodes:
             node.start()
         edges = [round(number * SLOTS / len(self.masters)) for number in range(4)]
@@ -165,7 +165,7 @@ class Cluster:
         return is_linked and b"cluster_state:ok" in ask(node, "CLUSTER", "INFO")
 
     def holder_of(self, slot: int) -> ServerWith:
-        """The master that holds a slot."""
+        """The master of a slot."""
         return self.masters[min(slot * len(self.masters) // SLOTS, 2)]
 
     def stop(self) -> None:
@@ -175,20 +175,20 @@ class Cluster:
 
 
 def ask(server: Server, *command: object) -> Any:
-    """One command on one server."""
+    """Run one command on one server."""
     with redis.Redis(port=server.port, socket_timeout=10.0) as connection:
         run: Any = connection
         return run.execute_command(*command)
 
 
 def bus_port(node: ServerWith) -> int:
-    """The port at which other nodes of its cluster reach a node."""
+    """A node's port for other nodes of its cluster."""
     command = node._command
     return int(command[command.index("--cluster-port") + 1])
 
 
 class Certificates:
-    """A certificate authority of its own, and one certificate for 127.0.0.1, by openssl."""
+    """A new certificate authority and a certificate for 127.0.0.1, made by openssl."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = folder / "ca.pem"

@@ -1,4 +1,4 @@
-"""Requests, assignments and replies for tests; every argument has a sensible default."""
+"""Requests, assignments and replies for tests, with defaults for every argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
 
 
 def random_name(prefix: str) -> str:
-    """A name that no other test uses."""
+    """A unique name."""
     return f"{prefix}-{uuid.uuid4().hex[:12]}"
 
 
@@ -24,7 +24,7 @@ def make_request(
     messages: list[dict[str, Any]] | None = None,
     **fields: Any,
 ) -> Request:
-    """A sound request; of three tokens where no prompt of any kind is given."""
+    """A valid request; without any prompt it has three tokens."""
     if tokens is None and prompt is None and messages is None:
         tokens = [1, 2, 3]
     return Request(
@@ -37,7 +37,7 @@ def make_request(
 
 
 def framed(request_id: str | None = None, *, client: str = "framed", **fields: Any) -> Request:
-    """A request whose replies travel in frames, as those of our own client."""
+    """A request whose replies come in frames, like those of Tokenyard's client."""
     return make_request(request_id, client=client, reply_to=f"replies:{client}", **fields)
 
 
@@ -64,7 +64,7 @@ def make_assignment(
 
 
 def make_delta(request_id: str, seq: int, tokens: Sequence[int], **fields: Any) -> Reply:
-    """A delta of ``tokens`` behind ``seq`` others."""
+    """A delta of ``tokens`` after ``seq`` others."""
     return Reply(id=request_id, event="delta", seq=seq, tokens=pack_tokens(tokens), **fields)
 
 
@@ -76,13 +76,13 @@ def make_result(
     status: Status = "completed",
     **fields: Any,
 ) -> Reply:
-    """A result with all ``tokens``, ``seq`` of which were published before."""
+    """A result with all ``tokens``, ``seq`` of which were published earlier."""
     packed = pack_tokens(tokens)
     return Reply(id=request_id, event="result", seq=seq, tokens=packed, status=status, **fields)
 
 
 def make_worker_info(name: str = "w", **fields: Any) -> WorkerInfo:
-    """What the roster says of a ready worker."""
+    """The roster entry of a ready worker."""
     values: dict[str, Any] = {"state": "ready", "model": "adder", "slots": 4, "lane_limit": 6}
     return WorkerInfo(name=name, **(values | fields))
 

@@ -1,4 +1,4 @@
-"""A real controller with a pool of simulated engines, commanded as a coordinator commands it."""
+"""A real controller with a pool of simulated engines, commanded as by a coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenyard.protocol.commands import Acknowledgement, Command, Verb, decode_a
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState, decode_host
 from worker.engines.simulated.backend import BROKEN
 
-#: What every host here may load.
+#: The models that every host here may load.
 MODELS = f"""
 [models.adder]
 path = "org/adder"
@@ -43,7 +43,7 @@ class Host:
     """One host of a yard; its workers are ``host-0``, ``host-1`` and so on, or only ``host``."""
 
     def __init__(self, plant: Plant, folder: Path, **options: object) -> None:
-        """Start it; `wait` says when it is warm."""
+        """Start the host; `wait` returns when it is warm."""
         models = folder / "models.toml"
         models.write_text(MODELS, encoding="utf-8")
         self.plant = plant
@@ -52,17 +52,17 @@ class Host:
     # Looking
 
     def find(self, name: str) -> tuple[str, WorkerInfo] | None:
-        """A worker with its incarnation and what the roster says of it, while it holds a lease."""
+        """A worker's incarnation and roster entry while it holds a lease."""
         found = [(full, one) for full, one in self.plant.roster().items() if one.name == name]
         return max(found, key=lambda one: int(one[0].rpartition(".")[2]), default=None)
 
     def state(self, name: str) -> str:
-        """What the roster says of a worker; "" while it says nothing."""
+        """A worker's state in the roster; "" without an entry."""
         found = self.find(name)
         return found[1].state if found else ""
 
     def wait(self, state: WorkerState, *names: str, model: str = "") -> WorkerInfo:
-        """Wait until workers are in a state, with a model; what the roster says of the last."""
+        """Wait until workers are in a state, with a model; the roster entry of the last."""
 
         def there() -> list[WorkerInfo] | None:
             found = [self.find(name) for name in names]
@@ -73,13 +73,13 @@ class Host:
         return eventually(there, timeout_s=START_S)[-1]
 
     def entry(self) -> HostInfo:
-        """What it says that it may load."""
+        """The host's entry with its loadable models."""
         packed = self.plant.connection.hget(self.plant.keys.hosts, "host")
         assert packed
         return decode_host(packed)
 
     def model(self, name: str) -> ModelInfo:
-        """What it says of a model."""
+        """The host's entry of a model."""
         (found,) = (one for one in self.entry().models if one.name == name)
         return found
 
@@ -102,28 +102,28 @@ class Host:
         return entry
 
     def acknowledgement(self, entry: str) -> Acknowledgement | None:
-        """What came of a command, as far as is known."""
+        """The acknowledgement of a command so far."""
         acks = self.plant.connection.hgetall(self.plant.keys.acks(entry))
         answers = [decode_acknowledgement(packed) for packed in acks.values()]
         assert len(answers) <= 1
         return answers[0] if answers else None
 
     def answer(self, entry: str) -> Acknowledgement:
-        """What came of a command, once it is known."""
+        """Wait for the acknowledgement of a command."""
         return eventually(lambda: self.acknowledgement(entry), timeout_s=START_S)
 
     def obey(self, verb: Verb, name: str, **fields: Any) -> None:
-        """Command a worker, and wait until it has obeyed."""
+        """Command a worker, and wait until it obeys."""
         answer = self.answer(self.command(verb, name, **fields))
         assert answer.done, answer.reason
 
     def refuse(self, verb: Verb, name: str, **fields: Any) -> str:
-        """Command a worker, and wait until it says why it does not obey."""
+        """Command a worker, and wait until it refuses; the reason."""
         answer = self.answer(self.command(verb, name, **fields))
         assert not answer.done
         return answer.reason
 
 
 def seconds_since(unix_ms: int) -> float:
-    """How long ago that was."""
+    """Seconds since a time."""
     return time.time() - unix_ms / 1000

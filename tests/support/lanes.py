@@ -1,6 +1,6 @@
-"""A yard whose coordinators run in threads, and whose workers are the test itself.
+"""A yard whose coordinators run in threads, and whose workers the test plays.
 
-So a test decides when a lane is read and when a request finishes, and sees what is where.
+So a test decides when a lane is read and when a request finishes, and sees where each one is.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Lanes:
         self._stack.callback(self.connection.close)
 
     def close(self) -> None:
-        """Stop the coordinators that were started here."""
+        """Stop the coordinators that this object started."""
         self._stack.close()
 
     def settings(self, **values: Any) -> CoordinatorSettings:
-        """Settings of a coordinator of this yard, which is quick to stop."""
+        """Settings of a coordinator of this yard that stops quickly."""
         return CoordinatorSettings(
             redis_url=self.url, yard=self.keys.yard, **{"block_ms": 200, **values}
         )
@@ -73,12 +73,12 @@ class Lanes:
     def worker(
         self, name: str = "w", lane_limit: int = 1000, model: str = "sim", **info: Any
     ) -> str:
-        """A worker joins; it does nothing by itself."""
+        """Register a worker, which does nothing by itself."""
         packed = worker_json(name, lane_limit=lane_limit, model=model, **info)
         return self.scripts.register(name, LONG_MS, packed)
 
     def warm(self, name: str = "w", device: int = 0, **info: Any) -> str:
-        """A worker without a model joins; `host` owns its process."""
+        """Register a worker without a model; `host` owns its process."""
         values: dict[str, Any] = {"state": "warm", "controller": "host", "device": device}
         return self.worker(name, model="", **(values | info))
 
@@ -122,12 +122,12 @@ class Lanes:
         return self.ids(worker)
 
     def finish(self, worker: str, *assignments: Assignment) -> list[Published]:
-        """Answer requests of a lane."""
+        """Answer requests on a lane."""
         items = [Publication(one, make_result(one.request.id)) for one in assignments]
         return self.scripts.finish(worker, items)
 
     def serve(self, workers: Sequence[str], count: int, timeout_s: float = 20.0) -> list[str]:
-        """Finish whatever comes onto the lanes, one at a time; the ids in that order."""
+        """Finish requests on the lanes, one at a time; their ids in that order."""
         served: list[str] = []
 
         def one_more() -> bool:
@@ -156,19 +156,19 @@ class Lanes:
     def push_raw(
         self, fields: Mapping[Any, Any], priority_class: PriorityClass | str = "normal"
     ) -> None:
-        """Submit anything at all."""
+        """Submit an entry with any fields."""
         self.connection.xadd(self.keys.intake(priority_class), dict(fields))
 
     def waiting(self) -> int:
-        """How many requests wait in the intakes, whether read or not."""
+        """The number of requests in the intakes, read or unread."""
         return sum(int(self.connection.xlen(self.keys.intake(name))) for name in INTAKE_CLASSES)
 
     def pending(self, priority_class: PriorityClass = "normal") -> int:
-        """How many entries of an intake were read and not yet moved."""
+        """The number of entries of an intake that were read but not moved."""
         return int(self.connection.xpending(self.keys.intake(priority_class), GROUP)["pending"])
 
     def result(self, request_id: str, client: str = "anon", timeout_s: float = 10.0) -> Reply:
-        """The result in the ledger, once it is there."""
+        """Wait for the result in the ledger."""
         ledger = self.keys.ledger(client, request_id)
         packed: bytes = eventually(
             lambda: self.connection.hget(ledger, "result"), timeout_s=timeout_s
@@ -176,7 +176,7 @@ class Lanes:
         return decode_reply(packed)
 
     def replies(self, request_id: str, client: str = "anon") -> list[Reply]:
-        """All that was published on a request's own stream."""
+        """All entries of a request's own reply stream."""
         entries = self.connection.xrange(self.keys.reply(client, request_id))
         return [reply for _, fields in entries for reply in decode_replies(fields)]
 
@@ -186,5 +186,5 @@ class Lanes:
 
 
 def requests(count: int, prefix: str = "r") -> list[Request]:
-    """So many requests with names that sort in their order."""
+    """So many requests, whose names sort in their order."""
     return [make_request(f"{prefix}{at:04}") for at in range(count)]

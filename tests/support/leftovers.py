@@ -1,4 +1,4 @@
-"""Finding processes that a test run has left behind."""
+"""Search for processes that a test run has left behind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MARK = "TOKENYARD_TEST_RUN"
 
 
 def mark_descendants() -> None:
-    """Make every process started from now on recognisable, also when its parent has died."""
+    """Make all later processes recognisable, also after the death of their parent."""
     os.environ[_MARK] = uuid.uuid4().hex
-    # Otherwise setproctitle writes its title over the environment that we look for.
+    # Otherwise setproctitle overwrites the environment that marks the process.
     os.environ["SPT_NOENV"] = "1"
 
 
@@ -29,7 +29,7 @@ def _is_alive(process: psutil.Process) -> bool:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
         command = " ".join(process.cmdline())
-        # They belong to this interpreter and end with it.
+        # These belong to this interpreter and end with it.
         is_server = "multiprocessing.forkserver" in command and process.ppid() == os.getpid()
         return not is_server and "multiprocessing.resource_tracker" not in command
     except psutil.NoSuchProcess:
@@ -37,7 +37,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def end_leftovers(grace_s: float) -> list[str]:
-    """Kill what is still there after ``grace_s``; one line for each that had to be killed."""
+    """Kill processes that remain after ``grace_s``; one line for each killed process."""
     me = psutil.Process()
     found = {process.pid: process for process in me.children(recursive=True)}
     found |= {process.pid: process for process in psutil.process_iter() if _is_ours(process)}

@@ -29,7 +29,7 @@ def finished(key: str, tokens: list[int]) -> Finished:
 
 @dataclass
 class StubEngine:
-    """The test sets what each step returns."""
+    """An engine whose steps return what the test sets."""
 
     info: EngineInfo = INFO
     has: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class StubEngine:
 
 
 class StubSession:
-    """Records what is published."""
+    """Records publications."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
@@ -100,7 +100,7 @@ class StubSession:
 
 
 class RecordingQueue(queue.SimpleQueue):
-    """Records the timeout of each get."""
+    """A queue that records the timeout of each get."""
 
     waits: list[float | None]
 

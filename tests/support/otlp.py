@@ -1,4 +1,4 @@
-"""A place where spans arrive: OTLP over HTTP, on loopback and in memory."""
+"""A receiver of spans: OTLP over HTTP, on loopback, kept in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span as it arrived; ids in hex, times in unix seconds."""
+    """A received span; ids in hex, times in unix seconds."""
 
     service: str
     name: str
@@ -29,19 +29,19 @@ class Span:
 
 @dataclass(slots=True)
 class Receiver:
-    """All spans that have arrived."""
+    """All received spans."""
 
     url: str
     spans: list[Span] = field(default_factory=list)
 
     def of(self, service: str, name: str = "") -> list[Span]:
-        """Those of one service, of one name or of any."""
+        """The spans of one service, with one name or any."""
         return [one for one in self.spans if one.service == service and name in {"", one.name}]
 
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
-    """Receives until the block ends."""
+    """Receive spans until the block ends."""
     found: Receiver
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ def receiver() -> Iterator[Receiver]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         found = Receiver(f"http://127.0.0.1:{server.server_port}")

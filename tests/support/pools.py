@@ -1,4 +1,4 @@
-"""A pool whose processes are played by the test, and an owner that notes what it is told."""
+"""A pool whose processes the test plays, and an owner that records its calls."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MEMORY = Memory(host=1000)
 
 
 def engine_info(spec: ModelSpec) -> EngineInfo:
-    """What an engine with this model says of itself."""
+    """The engine info of an engine with this model."""
     return EngineInfo("simulated", "7", spec.name, "", 100, 50, slots=4, phases_s={"weights": 1.0})
 
 
 class PlayedProcess:
-    """A process that does nothing by itself: the test says what it says and how it ends."""
+    """A process that does nothing by itself: the test sends its messages and ends it."""
 
     def __init__(
         self, target: Any, args: tuple[ProcessArguments, Connection, Connection], name: str
@@ -52,27 +52,27 @@ class PlayedProcess:
     def join(self, timeout: float | None = None) -> None: ...
 
     def kill(self) -> None:
-        """It is killed, if it has not ended yet."""
+        """Mark the process as killed unless it has ended."""
         self.end(-signal.SIGKILL)
 
     def end(self, status: int) -> None:
-        """It ends, if it has not ended yet."""
+        """End the process unless it has ended."""
         if self.exitcode is None:
             self.exitcode = status
             os.close(self._life)
             self._pipe.close()
 
     def close(self) -> None:
-        """Its owner needs it no more."""
+        """Kill the process, and close its sentinel."""
         self.kill()
         os.close(self.sentinel)
 
     def say(self, message: ToController) -> None:
-        """Tell the pool."""
+        """Send the pool a message."""
         self._pipe.send(message)
 
     def heard(self) -> list[ToProcess]:
-        """What it has been told since it was asked last."""
+        """The messages to it since the previous call."""
         found = []
         while self._pipe.poll():
             found.append(self._pipe.recv())
@@ -80,7 +80,7 @@ class PlayedProcess:
 
 
 class NotingOwner:
-    """An owner of a pool that lets everything happen."""
+    """An owner of a pool that permits everything and records the calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -113,7 +113,7 @@ class NotingOwner:
 
 
 class Theatre:
-    """A pool on its stage."""
+    """A pool with played processes and a recording owner."""
 
     def __init__(self, **values: Any) -> None:
         settings = {"name": "w", "engine": "simulated", "backoff_s": 5.0, "max_backoff_s": 60.0}
@@ -123,7 +123,7 @@ class Theatre:
         self.pool.start()
 
     def turn(self) -> list[tuple[Any, ...]]:
-        """Let the pool act, hear, and act on what it has heard; what it has told since."""
+        """Let the pool act, read messages and act again; the owner's calls since the last turn."""
         for _ in range(2):
             self.pool.wakeup.set()
             self.pool.run_once()
@@ -136,28 +136,28 @@ class Theatre:
         return found
 
     def process(self, name: str) -> PlayedProcess:
-        """What is played of it."""
+        """The played process of a member."""
         process = self.member(name).process
         assert isinstance(process, PlayedProcess)
         return process
 
     def say(self, name: str, message: ToController) -> list[tuple[Any, ...]]:
-        """It says something; what the pool then tells its owner."""
+        """Send a member's message to the pool; the resulting calls of the owner."""
         self.process(name).say(message)
         return self.turn()
 
     def heard(self, name: str) -> list[ToProcess]:
-        """What it has been told since it was asked last."""
+        """The messages to it since the previous call."""
         return self.process(name).heard()
 
     def warm_up(self) -> None:
-        """All processes become warm."""
+        """Let all processes become warm."""
         self.turn()
         for member in self.pool.members:
             self.say(member.name, Warm(MEMORY, {"import": 1.0}))
 
     def hold(self, spec: ModelSpec, *devices: int) -> WorkerProcessHandle:
-        """Devices come to hold a model, the first warm process of each; the leader."""
+        """Let the first warm process of each device load a model; the leader."""
         self.pool.aim(spec, devices)
         self.turn()
         leader = self.pool.holder(devices[0])
@@ -173,7 +173,7 @@ class Theatre:
 
 @contextmanager
 def theatre(monkeypatch: pytest.MonkeyPatch, **values: Any) -> Iterator[Theatre]:
-    """A pool that has been started, and is stopped at the end."""
+    """A started pool, which is stopped after the test."""
 
     class PlayedServer:
         Pipe = staticmethod(multiprocessing.Pipe)

@@ -1,6 +1,6 @@
 """A running yard: real `python -m coordinator` and `python -m worker` processes on loopback.
 
-What a test starts here ends with it: `Plant` is a context manager that kills whatever is left.
+`Plant` is a context manager that kills all remaining processes at the end of the test.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ANSWER_S = 30.0
 
 
 class Program:
-    """One started program and its log."""
+    """A started program and its log."""
 
     def __init__(self, module: str, options: Mapping[str, object], log: Path) -> None:
         self.log_path = log
@@ -60,46 +60,46 @@ class Program:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """The log so far."""
         return self.log_path.read_text(errors="replace")
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the program still runs."""
         return self._process.poll() is None
 
     def children(self) -> list[psutil.Process]:
-        """Its worker processes, which are children of the fork-server that it has started."""
+        """The worker processes, which are children of the program's fork-server."""
         with contextlib.suppress(psutil.NoSuchProcess):
             helpers = psutil.Process(self.pid).children()
             return [worker for helper in helpers for worker in helper.children()]
         return []
 
     def fork_server(self) -> psutil.Process:
-        """What starts its worker processes."""
+        """The process that starts the worker processes."""
         (found,) = (one for one in psutil.Process(self.pid).children() if _is_fork_server(one))
         return found
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the program a signal."""
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = START_S) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for the end of the program; its exit status."""
         return self._process.wait(timeout_s)
 
     def stop(self, timeout_s: float = START_S) -> int:
-        """SIGTERM; its exit status."""
+        """Send SIGTERM; the exit status."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL to it alone, not to its children."""
+        """Send SIGKILL to the program, not to its children."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def end(self) -> None:
-        """End it and its children at once, also those that are stopped."""
+        """Kill the program and its children, also suspended ones."""
         children = []
         with contextlib.suppress(psutil.NoSuchProcess):
             found = psutil.Process(self.pid).children(recursive=True)
@@ -112,7 +112,7 @@ class Program:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; that nobody may have asked how does not count."""
+    """Whether a process has ended; a zombie counts as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -131,19 +131,19 @@ def _is_fork_server(process: psutil.Process) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Everything that was published for one request, in order."""
+    """All published entries of one request, in order."""
 
     deltas: list[Delta]
     results: list[Result]
 
     @property
     def result(self) -> Result:
-        """The one result."""
+        """The only result."""
         (result,) = self.results
         return result
 
     def check_stream(self) -> None:
-        """No token of the deltas is missing or there twice, and all agree with the result."""
+        """Check that the deltas have every token of the result once."""
         seen: list[int] = []
         for delta in self.deltas:
             assert delta.seq == len(seen), f"delta at {delta.seq} behind {len(seen)} tokens"
@@ -153,7 +153,7 @@ class Answer:
 
 
 class Plant:
-    """One yard with its processes, and short ways to use it as any client would."""
+    """One yard with its processes, and short ways to use it as a client."""
 
     def __init__(self, url: str, yard: str = "") -> None:
         self.url = url
@@ -174,7 +174,7 @@ class Plant:
     ) -> None:
         for program in self.programs:
             program.end()
-            # pytest shows it where the test has failed.
+            # pytest shows it if the test has failed.
             sys.stderr.write(f"--- {program.log_path.name}\n{program.log[-6000:]}\n")
         self.connection.close()
         self._folder.cleanup()
@@ -189,7 +189,7 @@ class Plant:
         return program
 
     def coordinator(self, **options: object) -> Program:
-        """Start a coordinator; it leads once `wait_for_leader` returns."""
+        """Start a coordinator; `wait_for_leader` returns once it leads."""
         return self._start("coordinator", options)
 
     def worker(self, **options: object) -> Program:
@@ -198,7 +198,7 @@ class Plant:
         return self._start("worker", {**defaults, "backoff_s": 0.1, **options})
 
     def write(self, name: str, text: str) -> Path:
-        """A file that is there for as long as the yard."""
+        """Write a file that exists as long as the yard."""
         path = Path(self._folder.name) / name
         path.write_text(text)
         return path
@@ -209,7 +209,7 @@ class Plant:
         return self._start("worker", {**defaults, "backoff_s": 0.1, **options})
 
     def wait_for_leader(self, other_than: bytes | None = None) -> bytes:
-        """The token of whoever leads."""
+        """Wait for a leader; its token."""
 
         def leader() -> bytes | None:
             token: bytes | None = self.connection.get(self.keys.leader)
@@ -218,7 +218,7 @@ class Plant:
         return eventually(leader, timeout_s=START_S)
 
     def wait_for_workers(self, count: int) -> dict[str, WorkerInfo]:
-        """The roster, once so many workers are ready in it, and the leader knows, if one leads."""
+        """Wait until so many workers are ready and known to a leader, if any; the roster."""
 
         def ready() -> dict[str, WorkerInfo] | None:
             found = self.roster()
@@ -230,7 +230,7 @@ class Plant:
         return workers
 
     def _wait_until_heard(self) -> None:
-        """Wait until the leader has read all events up to now: it looks at the roster for them."""
+        """Wait until the leader has read all events so far, for which it reads the roster."""
         latest = self.connection.xrevrange(self.keys.events, count=1)
 
         def heard() -> bool:
@@ -248,7 +248,7 @@ class Plant:
     # Looking
 
     def roster(self) -> dict[str, WorkerInfo]:
-        """The workers that hold a lease."""
+        """The roster entries of workers that hold a lease."""
         leases = dict(self.connection.zrange(self.keys.leases, 0, -1, withscores=True))
         entries = self.connection.hgetall(self.keys.workers)
         return {
@@ -258,18 +258,18 @@ class Plant:
         }
 
     def ledger(self, request_id: str, client: str = "anon") -> dict[str, str]:
-        """The ledger of a request, but for its result."""
+        """The ledger of a request without its result."""
         fields = self.connection.hgetall(self.keys.ledger(client, request_id))
         fields.pop(b"result", None)
         return {name.decode(): value.decode() for name, value in fields.items()}
 
     def replies(self, request_id: str, client: str = "anon") -> list[Reply]:
-        """All that was published for a request that has a stream of its own."""
+        """All entries of a request's own reply stream."""
         entries = self.connection.xrange(self.keys.reply(client, request_id))
         return [reply for _, fields in entries for reply in decode_replies(fields)]
 
     def answer(self, request_id: str, client: str = "anon") -> Answer:
-        """What was published for a request, as a user reads it."""
+        """The published entries of a request, as a client reads them."""
         replies = self.replies(request_id, client)
         return Answer(
             [to_delta(reply) for reply in replies if reply.event == "delta"],
@@ -277,10 +277,10 @@ class Plant:
         )
 
     def published(self, request_id: str, client: str = "anon") -> int:
-        """Tokens of a running request that its readers have seen."""
+        """The number of published tokens of a running request."""
         return int(self.connection.strlen(self.keys.tokens(client, request_id))) // 4
 
-    # Using
+    # Submitting
 
     def push(self, request: Request, priority_class: PriorityClass = "normal") -> None:
         """Submit by a plain XADD."""
@@ -298,7 +298,7 @@ class Plant:
         pipeline.execute()
 
     def result(self, request_id: str, client: str = "anon", timeout_s: float = ANSWER_S) -> Result:
-        """The result in the ledger, once it is there."""
+        """Wait for the result in the ledger."""
         ledger = self.keys.ledger(client, request_id)
         packed: bytes = eventually(
             lambda: self.connection.hget(ledger, "result"), timeout_s=timeout_s
@@ -306,13 +306,13 @@ class Plant:
         return to_result(decode_reply(packed))
 
     def results(self, requests: Sequence[Request], timeout_s: float = ANSWER_S) -> list[Result]:
-        """The results of several requests, in their order."""
+        """Wait for the results of several requests, in their order."""
         return [self.result(request.id, request.client, timeout_s) for request in requests]
 
     def wait_for_turns(self, *names: str, model: str = "") -> None:
-        """Push short requests until each of these workers has had one: now the leader knows them.
+        """Push short requests until each of these workers has served one: the leader knows it.
 
-        Being in the roster is not enough, for the leader reads that now and then.
+        A roster entry is not enough, because the leader reads the roster only now and then.
         """
         params = SamplingParams(max_tokens=1)
 

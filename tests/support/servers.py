@@ -30,7 +30,7 @@ def find_binary(name: ServerName) -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
+    """A loopback port that is unused at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -51,7 +51,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, on the same port and data as before, and wait until it answers."""
+        """Start the server, on its previous port and data, and wait until it answers."""
         if self._process is not None:
             return
         with self._log.open("ab") as log:
@@ -73,11 +73,11 @@ class Server:
                 return False
 
     def stop(self) -> None:
-        """End it in order; does nothing where it does not run."""
+        """Stop the server gracefully; no effect if it does not run."""
         self._end(lambda process: process.terminate())
 
     def kill(self) -> None:
-        """End it by SIGKILL; does nothing where it does not run."""
+        """Kill the server by SIGKILL; no effect if it does not run."""
         self._end(lambda process: process.kill())
 
     def _end(self, end: Callable[[subprocess.Popen[bytes]], None]) -> None:

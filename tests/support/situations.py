@@ -15,7 +15,7 @@ WAIT_S = 30.0
 
 
 def demand(model: str, requests: int = 1, wait_s: float = 0.0) -> Demand:
-    """So many requests for a model, the oldest since so long."""
+    """A demand of so many requests for a model, the oldest of this age."""
     return Demand(model, requests, 10 * requests, wait_s)
 
 
@@ -30,7 +30,7 @@ def worker(
     swapped_s: float | None = None,
     **info: Any,
 ) -> Worker:
-    """A worker of device 0 of host `h`; ready where it has a model, else warm."""
+    """A worker of device 0 of host `h`; ready if it has a model, else warm."""
     values: dict[str, Any] = {
         "name": name.rpartition(".")[0],
         "state": state or ("ready" if model else "warm"),
@@ -45,7 +45,7 @@ def worker(
 
 
 def host(name: str = "h", devices: int = 8, **models: Mapping[str, Any]) -> dict[str, HostInfo]:
-    """A host that may load `a`, `b` and `c`, or the models given."""
+    """A host that may load `a`, `b` and `c`, or the given models."""
     offers = models or {"a": {}, "b": {}, "c": {}}
     infos = [ModelInfo(name=model, **values) for model, values in offers.items()]
     return {name: HostInfo(name=name, devices=devices, models=infos)}
@@ -58,7 +58,7 @@ def decide(
     pending: Sequence[PendingLoad] = (),
     wait_s: float = WAIT_S,
 ) -> Placement:
-    """One decision; on one host where none is given."""
+    """Make one decision; by default on one host."""
     hosts = host() if hosts is None else hosts
     return place(Situation(demands, workers, hosts, NOW_MS, wait_s, pending))
 

@@ -1,4 +1,4 @@
-"""SnapshotHistory at yards that need no server."""
+"""Views and snapshots of yards without a server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tokenyard.protocol.worker_info import WorkerTotals
 def make_view_worker(
     worker: str, tally: WorkerTotals | None = None, *, lane: int = 0, **fields: Any
 ) -> WorkerView:
-    """A worker with a lease; ready where nothing else is said."""
+    """A worker with a lease; ready by default."""
     info = make_worker_info(worker.partition(".")[0], tally=tally or WorkerTotals(), **fields)
     return WorkerView(worker, info.state, lane, 20_000, info)
 
 
 def make_view(workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields: Any) -> YardView:
-    """A yard with a leader; what waits is of the class ``low``."""
+    """A yard with a leader, whose waiting requests are of class ``low``."""
     values: dict[str, Any] = {
         "yard": "main",
         "leader": LeaderView("north", 1, 4000),
@@ -37,7 +37,7 @@ def make_view(workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields:
 def make_snapshot(
     at_ms: int = 0, workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields: Any
 ) -> Snapshot:
-    """A look at such a yard."""
+    """A snapshot of such a yard."""
     letters = fields.pop("letters", ())
     oldest = dict.fromkeys(INTAKE_CLASSES, 0) | {"low": 1000 * waiting}
     return Snapshot(make_view(workers, waiting=waiting, **fields), at_ms, oldest, letters)

@@ -1,4 +1,4 @@
-"""Requests to the simulated engine whose every token is known, and whether they came so."""
+"""Requests to the simulated engine with known tokens, and checks of their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def streams(count: int, max_tokens: int = 60, **fields: object) -> list[Request]
 
 
 def expected(request: Request, weights: str = "") -> list[int]:
-    """The tokens that an engine which nobody kills makes of a request, with these weights."""
+    """The tokens of a request on an undisturbed engine with these weights."""
     engine = SimulatedEngine("sim", weights=weights)
     engine.add(make_assignment(request))
     while True:
@@ -36,7 +36,7 @@ def check_exact(
     requests: Sequence[Request],
     wanted: Callable[[Request], list[int]] = expected,
 ) -> list[Answer]:
-    """Each stream has one result, and every token that it would have had without any crash."""
+    """Check that each stream has one result, with the tokens of an undisturbed run; the answers."""
     plant.results(requests)
     answers = [plant.answer(request.id) for request in requests]
     for request, answer in zip(requests, answers, strict=True):
@@ -47,7 +47,7 @@ def check_exact(
 
 
 def check_beginning(plant: Plant, request: Request) -> Answer:
-    """A request that did not complete: one result, with a beginning of what it would have made."""
+    """Check an incomplete request: one result, whose tokens are a prefix of the expected ones."""
     answer = plant.answer(request.id)
     answer.check_stream()
     made = answer.result.tokens
@@ -56,19 +56,19 @@ def check_beginning(plant: Plant, request: Request) -> Answer:
 
 
 def attempts(answers: Sequence[Answer]) -> list[int]:
-    """The attempt that gave each answer."""
+    """The attempt of each answer."""
     return [
         answer.result.provenance.attempt if answer.result.provenance else 0 for answer in answers
     ]
 
 
 def wait_mid_stream(plant: Plant, requests: Sequence[Request], least: int = 3) -> None:
-    """Until all of them run and have published some tokens."""
+    """Wait until all of the streams have published some tokens."""
     eventually(lambda: all(plant.published(request.id) >= least for request in requests))
 
 
 def held_by(plant: Plant, requests: Sequence[Request], worker: str) -> list[Request]:
-    """Those of the requests that are on a worker's lane."""
+    """The requests among these that are on a worker's lane."""
     return [one for one in requests if plant.ledger(one.id).get("worker") == worker]
 
 

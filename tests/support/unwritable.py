@@ -1,4 +1,4 @@
-"""Real servers that take no writes: without memory, with a full disk, as a replica."""
+"""Real servers that take no writes: out of memory, with a full disk, or as a replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 Ailment = Literal["memory", "disk", "snapshot", "replica", "replicas"]
 
-#: What Redis calls each, in the first word of its errors.
+#: The first word of Redis's error for each ailment.
 CODES: Final[dict[Ailment, str]] = {
     "memory": "OOM",
     "disk": "MISCONF",
@@ -27,13 +27,13 @@ CODES: Final[dict[Ailment, str]] = {
 
 
 class Ailing(ServerWith):
-    """A server that a test makes ill in one of several ways, and well again."""
+    """A server that a test can make unwritable in several ways, and repair."""
 
     def __init__(self, name: ServerName, folder: Path) -> None:
-        # With appendfsync always a full disk ends the server in place of stopping writes.
+        # With `appendfsync always` a full disk ends the server instead of stopping writes.
         options = ("--appendfsync", "everysec", "--enable-protected-configs", "yes")
         super().__init__(name, folder, *options)
-        # Past its limit a write fails, as on a full disk, instead of ending the process.
+        # A write beyond the file limit fails, as on a full disk, instead of ending the process.
         self._command = ["sh", "-c", 'trap "" XFSZ; exec "$0" "$@"', *self._command]
         self._folder = folder
 
@@ -49,7 +49,7 @@ class Ailing(ServerWith):
                 ask(self, "CONFIG", "SET", "maxmemory", "1")
             case "disk":
                 self._limit_files(0)
-                with suppress(redis.ResponseError):  # somebody's write has met it before
+                with suppress(redis.ResponseError):  # another write has failed before
                     ask(self, "SET", "one-that-cannot-be-kept", "x")
                 eventually(lambda: self._says("aof_last_write_status:err"), timeout_s=20.0)
             case "snapshot":
@@ -61,7 +61,7 @@ class Ailing(ServerWith):
                 ask(self, "BGSAVE")
                 eventually(lambda: self._says("rdb_last_bgsave_status:err"), timeout_s=20.0)
             case "replica":
-                ask(self, "REPLICAOF", "127.0.0.1", "1")  # nobody is there
+                ask(self, "REPLICAOF", "127.0.0.1", "1")  # no server listens there
             case "replicas":
                 ask(self, "CONFIG", "SET", "min-replicas-to-write", "1")
 

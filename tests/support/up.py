@@ -1,4 +1,4 @@
-"""A whole yard as a user starts it: `tokenyard up`, with real vLLM serving the adder."""
+"""A whole yard as a user starts it: `tokenyard up` with the adder on real vLLM."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import IO
 
 import psutil
 
-#: Two engines start at once on two busy cores, each importing vLLM.
+#: Time for two engines to start together on two busy cores; each imports vLLM.
 UP_WITHIN_S = 300.0
 STOP_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """A yard that is up."""
+    """A running yard."""
 
     url: str
     yard: str
     controller: int  # pid
 
     def worker_pids(self) -> list[int]:
-        """The processes that run the engines."""
+        """The pids of the engines' processes."""
         children = psutil.Process(self.controller).children(recursive=True)
         return [one.pid for one in children if one.cmdline()[0].startswith("tokenyard worker")]
 
 
 def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line tool to its end."""
+    """Run a command of `tokenyard` to its end."""
     command = [sys.executable, "-m", "tokenyard", *arguments]
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         command, capture_output=True, text=True, timeout=120, check=False, **options
@@ -45,10 +45,10 @@ def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess
 
 @contextmanager
 def running_up(folder: Path, *options: str, before: Sequence[str] = ()) -> Iterator[Up]:
-    """`tokenyard up`, and Ctrl-C at the end; it must stop by itself and say that all was well."""
+    """Run `tokenyard up`; Ctrl-C at the end must stop it with status 0."""
     command = [sys.executable, "-m", "tokenyard", *before, "up", "--json"]
     command += ["--data-dir", str(folder / "yard"), "--port", "0", "--grace-s", "5", *options]
-    # Nobody who looks for a yard without a URL should find this one.
+    # Commands and clients without a URL must not find this yard.
     apart = {**os.environ, "XDG_DATA_HOME": str(folder / "xdg")}
     with (
         (folder / "up.log").open("wb") as log,

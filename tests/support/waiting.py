@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a bound."""
+"""Bounded waits for a condition."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def eventually(check: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.01) -> T:
-    """The first true value of ``check``, which is asked again until ``timeout_s`` is over.
+    """The first true value of ``check``, which is called repeatedly for ``timeout_s``.
 
-    A check may also raise `AssertionError` for "not yet"; the last one is what the test fails
-    with. Any other exception ends the wait at once.
+    A check may also raise `AssertionError` for "not yet"; the test fails with the last one.
+    Any other exception ends the wait immediately.
     """
     until = time.monotonic() + timeout_s
     last: AssertionError | None = None

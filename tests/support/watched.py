@@ -17,16 +17,16 @@ PAUSE_MS = 60_000
 
 
 def settle(url: str) -> None:
-    """Let the replica take over all that was written so far; the master writes no more."""
+    """Pause the writes of the master at a URL, and wait until the replica has all of them."""
     with redis.Redis.from_url(url) as connection:
         level(connection)
 
 
 def level(master: redis.Redis) -> None:
-    """The master writes no more, and the replica has all that it wrote."""
+    """Pause a master's writes, and wait until the replica has all of them."""
     master.client_pause(PAUSE_MS, all=False)
 
-    # Not WAIT: that is for what this connection has written, which is nothing.
+    # Not WAIT: it covers only the writes of this connection, which has none.
     def is_level() -> bool:
         seen = master.info("replication")
         return bool(seen["slave0"]["offset"] >= seen["master_repl_offset"])
@@ -53,12 +53,12 @@ class Watched:
         self.sentinel.wait_for_replica()
 
     def url(self, user: str) -> str:
-        """Two Sentinels, of which only the second lives."""
+        """The URL of two Sentinels, of which only the second runs."""
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{self.sentinel.port}"
         return f"redis+sentinel://{user}:{user}@{hosts}/yards"
 
     def part(self) -> None:
-        """From now on the replica gets nothing of what the master writes, and had all before."""
+        """Cut the replica off once it has all writes of the master so far."""
         with redis.Redis.from_url(self.master.url_of("default")) as master:
             level(master)
             master.execute_command("ACL", "SETUSER", "replica", "off")
@@ -67,7 +67,7 @@ class Watched:
             master.client_unpause()
 
     def fail_over(self) -> None:
-        """The master dies, and the replica takes its place."""
+        """Kill the master, and wait until the replica has replaced it."""
         self.master.kill()
         port = self.replica.port
         eventually(lambda: self.sentinel.master_port() == port, timeout_s=30)

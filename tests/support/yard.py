@@ -1,4 +1,4 @@
-"""A yard under test: its scripts, and short ways to bring requests into a state and look."""
+"""A yard under test: its scripts, and short ways to change and read its state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class QueuedRequest:
 
 
 class Yard:
-    """One leader, its consumer groups, and as many workers as the test registers."""
+    """One leader, its consumer groups, and the workers that the test registers."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
         self.connection = connection
@@ -61,25 +61,25 @@ class Yard:
             connection.xgroup_create(keys.intake(name), GROUP, id="0", mkstream=True)
         self.token = scripts.lead("coordinator", LONG_MS)
 
-    # Bringing about
+    # Changing the state
 
     def depose(self) -> str:
-        """Another coordinator takes over; its token. `token` stays the old one."""
+        """Let another coordinator take over; its token. `token` stays the old one."""
         self.scripts.resign(self.token)
         return self.scripts.lead("successor", LONG_MS)
 
     def worker(self, name: str = "w", lease_ms: int = LONG_MS) -> str:
-        """A new worker with a lease."""
+        """Register a worker with a lease."""
         return self.scripts.register(name, lease_ms, worker_json(name))
 
     def expire(self, worker: str) -> None:
-        """The worker's lease runs out, as it does when nobody renews it."""
+        """Let a worker's lease expire."""
         self.connection.zadd(self.keys.leases, {worker: 1}, xx=True)
 
     def submit(
         self, request: Request | None = None, priority_class: PriorityClass = "normal"
     ) -> QueuedRequest:
-        """A request in the intake, by way of the script."""
+        """Submit a request by the script."""
         request = request or make_request()
         (accepted,) = self.scripts.submit(priority_class, [request])
         assert accepted.code is Submitted.ACCEPTED
@@ -92,7 +92,7 @@ class Yard:
         intake: IntakeClass = "normal",
         entry: str = "*",
     ) -> QueuedRequest:
-        """A request in the intake by a plain XADD, as any client may do it."""
+        """Submit a request by a plain XADD."""
         added = self.connection.xadd(self.keys.intake(intake), dict(fields), id=entry)
         return QueuedRequest(request or make_request(), intake, added.decode())
 
@@ -103,7 +103,7 @@ class Yard:
         return [entry.decode() for _, entries in answer for entry, _ in entries]
 
     def place(self, waiting: QueuedRequest, worker: str, *, alone: bool = False) -> Assignment:
-        """Move a waiting request onto a lane; what the worker reads there."""
+        """Move a waiting request onto a lane; the assignment that the worker reads."""
         (code,) = self.scripts.dispatch(self.token, [waiting.to(worker, alone=alone)])
         assert code is Dispatched.DISPATCHED
         return self.lane(worker)[-1]
@@ -111,17 +111,17 @@ class Yard:
     def assign(
         self, worker: str, request: Request | None = None, *, alone: bool = False
     ) -> Assignment:
-        """A request on a worker's lane."""
+        """Submit a request and move it onto a worker's lane; the assignment."""
         return self.place(self.submit(request), worker, alone=alone)
 
     def rescue(self, worker: str, trials: Sequence[int | None] | None = None) -> int:
-        """Rescue all that a worker's lane holds, in one call."""
+        """Rescue a worker's whole lane in one call."""
         held = [(item.entry, item.request.client, item.request.id) for item in self.lane(worker)]
         return self.scripts.rescue(self.token, worker, held, trials)
 
     @contextmanager
     def without_memory(self) -> Iterator[None]:
-        """The server has reached its bound of memory and deletes nothing by itself."""
+        """Keep the server at its memory limit, without eviction, until the block ends."""
         before = self.connection.config_get("maxmemory")["maxmemory"]
         self.connection.config_set("maxmemory", 1)
         try:
@@ -129,7 +129,7 @@ class Yard:
         finally:
             self.connection.config_set("maxmemory", before)
 
-    # Looking
+    # Reading the state
 
     def intake(self, name: IntakeClass = "normal") -> list[tuple[str, dict[bytes, bytes]]]:
         """The entries of an intake."""
@@ -137,7 +137,7 @@ class Yard:
         return [(entry.decode(), fields) for entry, fields in entries]
 
     def waiting(self, request: Request, name: IntakeClass = "retry") -> QueuedRequest:
-        """Where a request waits, by its ledger."""
+        """The place where a request waits, from its ledger."""
         ledger = self.ledger(request)
         at = (ledger["sid"], ledger.get("intake", ""), ledger.get("entry", ""))
         intake, entry = waits_at(*at)
@@ -146,11 +146,11 @@ class Yard:
         return QueuedRequest(request, name, entry)
 
     def pending(self, name: IntakeClass = "normal") -> int:
-        """How many entries were read through the group and not acknowledged."""
+        """The number of entries that were read through the group and not acknowledged."""
         return int(self.connection.xpending(self.keys.intake(name), GROUP)["pending"])
 
     def lane(self, worker: str) -> list[Assignment]:
-        """What is on a lane, as its worker reads it."""
+        """The assignments on a lane, as its worker reads them."""
         found = []
         for entry, fields in self.connection.xrange(self.keys.lane(worker)):
             if b"attempt" not in fields:
@@ -161,21 +161,21 @@ class Yard:
         return found
 
     def told_to_cancel(self, worker: str) -> list[str]:
-        """The lane entries that a worker is told to stop, by entries of the same lane."""
+        """The lane entries that a worker's cancel entries name."""
         entries = self.connection.xrange(self.keys.lane(worker))
         return [fields[b"cancel"].decode() for _, fields in entries if b"attempt" not in fields]
 
     def alone(self, worker: str) -> str | None:
-        """The entry that runs alone on a worker's lane, if one does."""
+        """The entry that has a worker's lane to itself, or None."""
         entry = self.connection.hget(self.keys.quarantine, worker)
         return None if entry is None else entry.decode()
 
     def queued_tokens(self) -> int:
-        """The yard's count of tokens that wait."""
+        """The yard's count of queued tokens."""
         return int(self.connection.hget(self.keys.tally, "queued_tokens") or 0)
 
     def ledger(self, request: Request) -> dict[str, str]:
-        """The ledger of a request, but for the result."""
+        """The ledger of a request without its result."""
         fields = self.connection.hgetall(self.keys.ledger(request.client, request.id))
         fields.pop(b"result", None)
         return {name.decode(): value.decode() for name, value in fields.items()}
@@ -186,12 +186,12 @@ class Yard:
         return None if packed is None else decode_reply(packed)
 
     def replies(self, request: Request) -> list[Reply]:
-        """Everything that was published on a request's stream."""
+        """All entries of a request's reply stream."""
         entries = self.connection.xrange(destination(self.keys, request))
         return [reply for _, fields in entries for reply in decode_replies(fields)]
 
     def published(self, request: Request) -> bytes:
-        """The tokens of a running request that its readers have seen, packed."""
+        """The published tokens of a running request, packed."""
         value = self.connection.get(self.keys.tokens(request.client, request.id))
         return value or b""
 
@@ -200,11 +200,11 @@ class Yard:
         return [fields for _, fields in self.connection.xrange(self.keys.events)]
 
     def freed(self) -> list[dict[bytes, bytes]]:
-        """The places that became free, as the coordinator hears of them."""
+        """The freed places that the coordinator is told of."""
         return [fields for _, fields in self.connection.xrange(self.keys.capacity)]
 
     def ttl_s(self, key: str) -> int:
-        """Seconds that a key has to live; -1 where it stays."""
+        """The TTL of a key in seconds; -1 without one."""
         return int(self.connection.ttl(key))
 
 
