@@ -178,7 +178,7 @@ class TestPatience:
         now_ms = seconds * 1000 + micros // 1000
         _push_retry(lanes, "pauses", not_before=now_ms + 700)
 
-        assert turns(leading, 0.3) < 10
+        assert turns(leading, 0.3) < 50  # a busy loop makes hundreds
         assert lanes.load(worker) == 0
         lanes.wait_for_load(worker, 1)
         (assignment,) = lanes.lane(worker)
