@@ -291,7 +291,7 @@ class TestDeath:
         again = Host(plant, tmp_path)
 
         eventually(lambda: (found := again.find("host")) and found[0] != first[0])
-        assert again.wait("warm", "host").run_state == "PAUSED"
+        eventually(lambda: again.wait("warm", "host").run_state == "PAUSED")
         again.obey("load", "host", model="adder")
         operator.say("UNPAUSE")
         assert run_state(again) == "RUNNING"
@@ -458,7 +458,7 @@ class TestOthers:
         (reason,) = operator.reasons("START_PROFILE").values()
         assert "no profiler" in reason
         operator.say("PAUSE")
-        assert run_state(host) == "PAUSED"
+        eventually(lambda: run_state(host) == "PAUSED")  # the roster follows
 
         operator.say("STOP_PROFILE")
         operator.say("UNPAUSE")
