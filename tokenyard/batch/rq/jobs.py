@@ -29,7 +29,7 @@ from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCoun
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 
 #: Functions that RQ's worker calls, by name, so that submitting does not import them.
 _PERFORM: Final = "tokenyard.batch.rq.work.perform"
@@ -81,7 +81,7 @@ class BatchQueue:
 
     def __init__(self, connection: redis.Redis, yard: str) -> None:
         if not is_name(yard):
-            raise SettingsError([f"yard {yard!r}: use 1 to 100 of A-Z a-z 0-9 _ . : @ -"])
+            raise SettingsError([f"yard {yard!r}: {NAME_RULE}"])
         self.rq = Queue(queue_name(yard), connection=connection, serializer=JSONSerializer)
         self._connection = connection
 

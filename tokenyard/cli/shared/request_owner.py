@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from tokenyard.admin.owners import MOST_KEYS, find_owners
-from tokenyard.protocol.keys import Keys, is_name
+from tokenyard.protocol.keys import NAME_RULE, Keys, is_name
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES
 
@@ -39,7 +39,7 @@ def request_ids(
 def client_name(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """Check a client name."""
     if value is not None and not is_name(value):
-        raise click.BadParameter("use 1 to 100 of A-Z a-z 0-9 _ . : @ -")
+        raise click.BadParameter(NAME_RULE)
     return value
 
 
