@@ -59,6 +59,7 @@ class ModelSpec:
     # Sleep level on a host with sleepers; 0: unload instead.
     sleep_level: Annotated[int, Meta(ge=0, le=2)] = 1
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # more of vLLM's EngineArgs
+    serve_args: Mapping[str, Any] = field(default_factory=dict)  # of `vllm serve`, for gateways
     pin: Annotated[int, Meta(ge=0)] = 0  # workers of the yard that always hold it
     max_model_wait_s: Amount = 0.0  # longest wait of a request for the model; 0: the yard decides
 
@@ -162,7 +163,7 @@ class _Reading:
         own = self._values(at, table, _KEYS)
         merged = {
             key: {**defaults.get(key, {}), **own.get(key, {})}
-            for key in ("sampling", "engine_args")
+            for key in ("sampling", "engine_args", "serve_args")
         }
         path = self._path(at, table, own)
         spec = ModelSpec(**{**defaults, **own, **merged, "name": name, "path": path})
@@ -182,6 +183,8 @@ class _Reading:
                 found[key] = self._values(place, value, _SAMPLING_KEYS)
             elif key == "engine_args":
                 found[key] = self._engine_args(place, value)
+            elif key == "serve_args":
+                found[key] = dict(self._table(place, value))
             elif key == "adapters":
                 found[key] = self._adapters(place, value)
             elif problem := _problem(value, kinds[key]):

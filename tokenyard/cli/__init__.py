@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "completion": "tokenyard.cli.completion:completion",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
+    "gateway": "gateway.__main__:main",
 }
 ABOUT: Final = """Tokenyard is a durable job queue for LLM inference on Redis Streams.
 

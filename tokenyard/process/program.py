@@ -284,7 +284,7 @@ def yard_options(
     ]
 
 
-SettingsT = TypeVar("SettingsT", CoordinatorSettings, WorkerSettings)
+SettingsT = TypeVar("SettingsT")
 
 
 def program(

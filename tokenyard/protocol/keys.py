@@ -82,6 +82,10 @@ class Keys:
         """Stream of replies to one request, one entry each, plain fields."""
         return f"{self._prefix}reply:{client}/{request_id}"
 
+    def http_record(self, client: str, durable_id: str) -> str:
+        """What gateways remember of an HTTP request, msgpack."""
+        return f"{self._prefix}http:{client}/{durable_id}"
+
     def replies(self, client: str) -> str:
         """Stream of replies, in frames, to all requests of one client that ask for it."""
         return f"{self._prefix}replies:{client}"

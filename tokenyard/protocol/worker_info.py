@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -74,6 +74,17 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_tokens: int = 0  # capacity of its prefix cache; 0: unknown
 
 
+class ServingInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a gateway needs to render a model's requests and answers, from the models file."""
+
+    path: str  # a folder on the host, or a name that vLLM can resolve
+    revision: str = ""
+    max_model_len: int | None = None  # tokens; None: the model's own
+    trust_remote_code: bool = False
+    sampling: dict[str, Any] = msgspec.field(default_factory=dict)  # defaults for its requests
+    serve_args: dict[str, Any] = msgspec.field(default_factory=dict)  # arguments of `vllm serve`
+
+
 class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model that a host may load."""
 
@@ -87,6 +98,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     faulted_ms: int = 0  # unix time of that
     faults: int = 0  # how often in a row
     swap_s: float = 0.0  # last measured time of a swap, from files or asleep; 0: none yet
+    serving: ServingInfo | None = None
 
 
 class HostInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -118,4 +118,12 @@ def _model_info(spec: ModelSpec) -> ModelInfo:
         ranks=spec.ranks,
         pin=spec.pin,
         max_model_wait_s=spec.max_model_wait_s,
+        serving=ServingInfo(
+            path=spec.path,
+            revision=spec.revision,
+            max_model_len=spec.max_model_len,
+            trust_remote_code=spec.trust_remote_code,
+            sampling=dict(spec.sampling),
+            serve_args=dict(spec.serve_args),
+        ),
     )

@@ -1,0 +1,48 @@
+"""``python -m gateway``, which is also ``tokenyard gateway``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.settings import GatewaySettings
+from tokenyard.process.extras import refuse
+
+try:
+    from tokenyard.process.program import program
+except ModuleNotFoundError as error:
+    refuse(error)
+
+TEXTS: Final = {
+    "name": "Name of this process.  [default: host and pid]",
+    "host": "Address to listen on.",
+    "port": "Port to listen on; 0 is any free one.",
+    "record_ttl_s": "How long an idempotency key is known and a stream can be resumed.",
+    "max_body_bytes": "Most bytes of one request.",
+    "keep_alive_s": "Silence on a stream after which a comment is sent.",
+    "grace_s": "On SIGTERM, answers may finish for so long; then streams end.",
+    "refresh_s": "Pause between two looks at the yard's models.",
+}
+ABOUT: Final = """Run a gateway, which serves the yard by OpenAI's HTTP API.
+
+Any number of gateways may run side by side: all state is in Redis. It needs no GPU and loads no
+weights, but the models' tokenizers and configurations, at the paths of the models file.
+
+\b
+Examples:
+  tokenyard gateway
+  tokenyard --redis-url redis://broker:6379 gateway --port 8000
+"""
+
+
+def run(settings: GatewaySettings) -> int:
+    """Run until SIGTERM or SIGINT; the exit status."""
+    # Late, so that `tokenyard --help`, which lists this command, stays quick.
+    from gateway.server import serve
+
+    return serve(settings)
+
+
+main = program("gateway", GatewaySettings, run, about=ABOUT, texts=TEXTS)
+
+if __name__ == "__main__":
+    main()

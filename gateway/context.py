@@ -1,0 +1,67 @@
+"""What one HTTP request brings to the calls made for it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from tokenyard.protocol.keys import PriorityClass
+
+if TYPE_CHECKING:
+    from gateway.errors import GatewayError
+
+
+@dataclass(slots=True)
+class Ticket:
+    """Whether the queue has accepted the request, and why not."""
+
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    error: GatewayError | None = None
+
+    def accept(self) -> None:
+        """The queue has acknowledged the request."""
+        self.decided.set()
+
+    def fail(self, error: GatewayError) -> None:
+        """The request cannot be answered; the first error counts."""
+        if self.error is None:
+            self.error = error
+        self.decided.set()
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One HTTP request that generates."""
+
+    #: Names the request for ever; the ids of its parts on the queue begin with it.
+    durable_id: str
+    #: Owner of its requests on the queue.
+    client: str
+    #: Unix seconds of its first arrival at any gateway.
+    created: float
+    tenant: str = ""
+    priority_class: PriorityClass = "normal"
+    deadline_ms: int | None = None
+    #: Whether its requests go on when the HTTP client disconnects.
+    continues: bool = False
+    ticket: Ticket = field(default_factory=Ticket)
+    drawn: int = 0
+
+    def draw_id(self) -> str:
+        """The next of the ids that vLLM would draw at random: 16 hex digits."""
+        self.drawn += 1
+        return blake2b(f"{self.durable_id}/{self.drawn}".encode(), digest_size=8).hexdigest()
+
+
+CURRENT: ContextVar[RequestContext | None] = ContextVar("gateway_request", default=None)
+
+
+def current() -> RequestContext:
+    """The request being served; raises `LookupError` outside of one."""
+    context = CURRENT.get()
+    if context is None:
+        raise LookupError("no HTTP request is being served")
+    return context

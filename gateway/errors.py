@@ -1,0 +1,83 @@
+"""Errors as OpenAI's clients expect them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import ErrorInfo
+
+#: HTTP status and OpenAI's type by the code of a failed result.
+_BY_CODE: Final[Mapping[Code, tuple[int, str]]] = {
+    Code.INVALID_REQUEST: (400, "invalid_request_error"),
+    Code.MODEL_UNAVAILABLE: (404, "not_found_error"),
+    Code.ID_REUSED: (422, "invalid_request_error"),
+    Code.QUEUE_FULL: (429, "rate_limit_error"),
+    Code.CANCELLED: (409, "conflict_error"),
+    Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
+}
+
+
+class GatewayError(Exception):
+    """An answer other than the one asked for, in OpenAI's form."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that tell clients whether and when to ask again."""
+        if self.retry_after_s is None:
+            return {"x-should-retry": "false"} if self.status in (409, 422) else {}
+        return {
+            "retry-after": str(max(1, math.ceil(self.retry_after_s))),
+            "retry-after-ms": str(math.ceil(self.retry_after_s * 1000)),
+            "x-should-retry": "true",
+        }
+
+    def body(self, path: str = "") -> bytes:
+        """The JSON of the answer; endpoints of Anthropic's API have their own form."""
+        if path.startswith("/v1/messages"):
+            inner: dict[str, Any] = {"type": _anthropic_type(self.status), "message": self.message}
+            return json.dumps({"type": "error", "error": inner}).encode()
+        inner = {"message": self.message, "type": self.kind, "param": self.param}
+        return json.dumps({"error": inner | {"code": self.code or str(self.status)}}).encode()
+
+
+def of_result(error: ErrorInfo | None) -> GatewayError:
+    """The error of a request that ended without an answer."""
+    if error is None:
+        return GatewayError(500, "server_error", "the request failed")
+    try:
+        status, kind = _BY_CODE.get(Code(error.code), (500, "server_error"))
+    except ValueError:
+        status, kind = 500, "server_error"
+    param, _, rest = error.message.partition(": ")
+    is_field = status == 400 and rest and " " not in param
+    name = param.removeprefix("params.") if is_field else None
+    return GatewayError(status, kind, error.message, param=name, code=error.code)
+
+
+def _anthropic_type(status: int) -> str:
+    names = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
+    names |= {404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+    names |= {503: "overloaded_error", 504: "timeout_error"}
+    return names.get(status, "invalid_request_error" if status < 500 else "api_error")

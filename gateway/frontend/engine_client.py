@@ -1,0 +1,264 @@
+"""vLLM's `EngineClient` over the queue: `generate` submits, and yields what workers publish."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from vllm.engine.protocol import EngineClient
+from vllm.outputs import RequestOutput
+from vllm.renderers import renderer_from_config
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.input_processor import InputProcessor
+
+from gateway.context import RequestContext, current
+from gateway.errors import GatewayError, of_result
+from gateway.frontend.outputs import OutputStream, whole_output
+from gateway.frontend.params import wire_params
+from tokenyard.protocol.errors import NoCoordinator, TokenyardError
+from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.wire import Request, pack_tokens
+
+if TYPE_CHECKING:
+    import vllm
+    from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
+    from vllm.tasks import SupportedTask
+    from vllm.v1.engine import EngineCoreRequest
+
+    from gateway.queue.yard import YardQueue
+
+TASKS: tuple[SupportedTask, ...] = ("generate",)
+
+
+class QueueEngineClient(EngineClient):
+    """One model of the yard. There is no engine, no weight and no device in this process."""
+
+    def __init__(
+        self, model: str, config: VllmConfig, queue: YardQueue, stated: tuple[str, ...]
+    ) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.renderer = renderer_from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
+        self._model = model
+        self._queue = queue
+        self._stated = stated
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: vllm.SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Submit a tokenized request and yield its outputs; errors also settle the ticket."""
+        context = current()
+        try:
+            core = self.input_processor.process_inputs(
+                request_id,
+                prompt,
+                sampling_params,
+                TASKS,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+                session_id=session_id,
+            )
+            request = self._request(context, core, session_id, priority, trace_headers)
+            text = prompt_text if prompt_text is not None else _text_of(prompt)
+            async with aclosing(self._answer(context, request, core, text)) as outputs:
+                async for output in outputs:
+                    yield output
+        except GatewayError as error:
+            context.ticket.fail(error)
+            raise
+        except TokenyardError as error:
+            context.ticket.fail(_of_yard(error))
+            raise
+        except ValueError as error:  # vLLM's validation
+            context.ticket.fail(GatewayError(400, "invalid_request_error", str(error)))
+            raise
+
+    def _request(
+        self,
+        context: RequestContext,
+        core: EngineCoreRequest,
+        session_id: str | None,
+        priority: int,
+        trace_headers: Mapping[str, str] | None,
+    ) -> Request:
+        params = core.sampling_params
+        if params is None or core.prompt_token_ids is None or core.mm_features:
+            raise GatewayError(400, "invalid_request_error", "models here take text only")
+        is_stream = params.output_kind is RequestOutputKind.DELTA
+        # The text of a stream is made here, token by token.
+        detokenize = params.detokenize and (
+            not is_stream or bool(params.stop) or params.logprobs is not None
+        )
+        return Request(
+            id=core.request_id,
+            client=context.client,
+            tokens=pack_tokens(core.prompt_token_ids),
+            model=core.lora_request.lora_name if core.lora_request else self._model,
+            params=wire_params(params, detokenize=detokenize),
+            stream=is_stream,
+            priority=priority,
+            deadline_ms=context.deadline_ms,
+            tenant=context.tenant,
+            session=session_id or "",
+            metadata=dict(trace_headers or {}),
+            stated=self._stated,
+        )
+
+    async def _answer(
+        self, context: RequestContext, request: Request, core: EngineCoreRequest, text: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        lora = core.lora_request
+        stream = OutputStream(core, self.renderer.tokenizer, text, lora)
+        async with aclosing(self._queue.ask(request, context)) as replies:
+            async for reply in replies:
+                if reply.event == "result" and reply.status != "completed":
+                    raise of_result(to_result(reply).error)
+                if request.stream:
+                    for output in stream.read(reply):
+                        yield output
+                elif reply.event == "result":
+                    yield whole_output(
+                        request.id, text, core.prompt_token_ids, to_result(reply), lora
+                    )
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Nothing: closing the generator of a request cancels it."""
+
+    async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
+        """Text generation only."""
+        return TASKS
+
+    async def check_health(self) -> None:
+        """Always healthy: the gateway's own probes look at the broker."""
+
+    async def is_tracing_enabled(self) -> bool:
+        """Trace headers go on to the worker, which decides."""
+        return True
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Workers hold the adapters of the models file."""
+        return True
+
+    async def do_log_stats(self) -> None:
+        """Workers keep the statistics."""
+
+    async def notify_kv_transfer_request_rejected(
+        self,
+        request_id: str,
+        kv_transfer_params: dict[str, Any],
+        *,
+        data_parallel_rank: int | None = None,
+    ) -> None:
+        """No KV transfer begins before the queue."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be taken."""
+        return True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Inverse of `is_running`."""
+        return False
+
+    @property
+    def errored(self) -> bool:
+        """Never: there is no engine here that could die."""
+        return False
+
+    @property
+    def dead_error(self) -> BaseException:
+        """For `errored`."""
+        return RuntimeError("there is no engine in the gateway")
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing to shut down."""
+
+    def encode(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: models here generate text."""
+        raise _refusal("pooling")
+
+    async def start_profile(self, *_: Any, **__: Any) -> None:
+        """Refused."""
+        raise _refusal("profiles")
+
+    async def stop_profile(self) -> None:
+        """Refused."""
+        raise _refusal("profiles")
+
+    async def reset_mm_cache(self) -> None:
+        """Refused."""
+        raise _refusal("caches")
+
+    async def reset_encoder_cache(self) -> None:
+        """Refused."""
+        raise _refusal("caches")
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Refused."""
+        raise _refusal("caches")
+
+    async def sleep(self, *_: Any, **__: Any) -> None:
+        """Refused."""
+        raise _refusal("sleep")
+
+    async def release_kv_cache_memory(self) -> None:
+        """Refused."""
+        raise _refusal("caches")
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Refused."""
+        raise _refusal("sleep")
+
+    async def is_sleeping(self) -> bool:
+        """The gateway never sleeps."""
+        return False
+
+    async def pause_generation(self, **_: Any) -> None:
+        """Refused."""
+        raise _refusal("pauses")
+
+    async def resume_generation(self) -> None:
+        """Refused."""
+        raise _refusal("pauses")
+
+    async def is_paused(self) -> bool:
+        """The gateway never pauses."""
+        return False
+
+
+def _refusal(what: str) -> GatewayError:
+    return GatewayError(
+        501, "not_implemented_error", f"{what}: use the command `tokenyard`, not the gateway"
+    )
+
+
+def _of_yard(error: TokenyardError) -> GatewayError:
+    if isinstance(error, NoCoordinator):
+        return GatewayError(503, "service_unavailable_error", str(error), retry_after_s=2.0)
+    return GatewayError(503, "service_unavailable_error", str(error), retry_after_s=1.0)
+
+
+def _text_of(prompt: Any) -> str | None:
+    return prompt.get("prompt") if isinstance(prompt, dict) else None

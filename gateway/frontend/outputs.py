@@ -1,0 +1,209 @@
+"""Replies of the queue as vLLM's `RequestOutput`.
+
+Of a stream, each token becomes one output, whatever pieces the worker published: what vLLM's front
+end writes then depends on the tokens alone, and a second gateway writes the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+from tokenyard.protocol.replies import Choice, Reply, Result, to_delta, to_result
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.tokenizers import TokenizerLike
+    from vllm.v1.engine import EngineCoreRequest
+
+Position = dict[int, Logprob]
+
+
+class OutputStream:
+    """Makes the outputs of one streamed request."""
+
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        tokenizer: TokenizerLike | None,
+        prompt: str | None,
+        lora: LoRARequest | None,
+    ) -> None:
+        assert request.sampling_params is not None
+        self._request = request
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._lora = lora
+        count = request.sampling_params.n
+        self._choices = [_Choice(index, request, tokenizer) for index in range(count)]
+        self._seen = 0  # tokens of all choices
+        self._is_first = True
+
+    def read(self, reply: Reply) -> Iterator[RequestOutput]:
+        """The outputs that a reply adds; one that was read before adds none."""
+        if reply.event == "delta":
+            yield from self._read_delta(reply)
+        else:
+            yield from self._read_result(to_result(reply))
+
+    def _read_delta(self, reply: Reply) -> Iterator[RequestOutput]:
+        delta = to_delta(reply)
+        behind = self._seen - delta.seq  # tokens that are known
+        if behind >= len(delta.tokens):
+            return
+        choice = self._choices[delta.index]
+        logprobs: Sequence[Any] = (delta.logprobs or [])[behind:]
+        for at, token in enumerate(delta.tokens[behind:]):
+            self._seen += 1
+            yield self._output(choice.next(token, logprobs[at : at + 1]))
+
+    def _read_result(self, result: Result) -> Iterator[RequestOutput]:
+        ends = result.choices or [_only_choice(result)]
+        left = sum(not self._choices[end.index].is_over for end in ends)
+        for end in ends:
+            choice = self._choices[end.index]
+            tail = end.tokens[choice.count :]
+            logprobs = (end.logprobs or [])[choice.count :]
+            for at, token in enumerate(tail[:-1]):
+                yield self._output(choice.next(token, logprobs[at : at + 1]))
+            left -= 1
+            last = choice.end(tail[-1:], logprobs[-1:] if tail else [], end)
+            yield self._output(last, result, is_last=not left)
+
+    def _output(
+        self, choice: CompletionOutput, result: Result | None = None, *, is_last: bool = False
+    ) -> RequestOutput:
+        choice.lora_request = self._lora
+        is_first, self._is_first = self._is_first, False
+        return RequestOutput(
+            request_id=self._request.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._request.prompt_token_ids,
+            prompt_logprobs=_prompt_positions(result),
+            outputs=[choice],
+            finished=is_last,
+            lora_request=self._lora,
+            num_cached_tokens=_cached(result) if is_last or is_first else None,
+        )
+
+
+class _Choice:
+    """One continuation of the prompt, as far as it is known."""
+
+    def __init__(
+        self, index: int, request: EngineCoreRequest, tokenizer: TokenizerLike | None
+    ) -> None:
+        assert request.sampling_params is not None
+        self.count = 0
+        self.is_over = False
+        self._index = index
+        self._excludes_stop = not request.sampling_params.include_stop_str_in_output
+        wants_text = request.sampling_params.detokenize
+        self._text = IncrementalDetokenizer.from_new_request(
+            tokenizer if wants_text else None, request
+        )
+        self._sum = 0.0
+
+    def next(self, token: int, logprobs: Sequence[Any]) -> CompletionOutput:
+        """The output of one more token."""
+        self.count += 1
+        self._text.update([token], False)  # noqa: FBT003 - vLLM's
+        return self._piece([token], logprobs, finished=False)
+
+    def end(self, tokens: Sequence[int], logprobs: Sequence[Any], end: Choice) -> CompletionOutput:
+        """The output of the last token, with the reason for the end."""
+        self.count += len(tokens)
+        self.is_over = True
+        # As in vLLM: a token that ends the text is not part of it, unless the request says so.
+        ends_text = end.finish_reason == "stop" and not isinstance(end.stop_reason, str)
+        self._text.update(list(tokens), ends_text)
+        piece = self._piece(tokens, logprobs, finished=True)
+        piece.finish_reason, piece.stop_reason = end.finish_reason, end.stop_reason
+        return piece
+
+    def _piece(
+        self, tokens: Sequence[int], logprobs: Sequence[Any], *, finished: bool
+    ) -> CompletionOutput:
+        positions = [position_of(entry) for entry in logprobs] or None
+        self._sum += sum(entry["logprob"] or 0.0 for entry in logprobs)
+        return CompletionOutput(
+            index=self._index,
+            text=self._text.get_next_output_text(finished, delta=True),
+            token_ids=list(tokens),
+            cumulative_logprob=self._sum if positions else None,
+            logprobs=positions,
+        )
+
+
+def whole_output(
+    request_id: str,
+    prompt: str | None,
+    prompt_token_ids: list[int] | None,
+    result: Result,
+    lora: LoRARequest | None,
+) -> RequestOutput:
+    """The only output of a request that is not streamed."""
+    outputs = []
+    for choice in result.choices or [_only_choice(result)]:
+        positions = [position_of(entry) for entry in choice.logprobs or ()]
+        total = sum(entry["logprob"] or 0.0 for entry in choice.logprobs or ())
+        outputs.append(
+            CompletionOutput(
+                index=choice.index,
+                text=choice.text or "",
+                token_ids=choice.tokens,
+                cumulative_logprob=total if choice.logprobs is not None else None,
+                logprobs=positions if choice.logprobs is not None else None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                lora_request=lora,
+            )
+        )
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=prompt_token_ids,
+        prompt_logprobs=_prompt_positions(result),
+        outputs=outputs,
+        finished=True,
+        lora_request=lora,
+        num_cached_tokens=_cached(result),
+    )
+
+
+def position_of(entry: Mapping[str, Any]) -> Position:
+    """One position of logprobs in vLLM's form, the sampled token first."""
+    position = {entry["token"]: _logprob(entry)}
+    for one in entry["top"]:
+        position.setdefault(one["token"], _logprob(one))
+    return position
+
+
+def _logprob(entry: Mapping[str, Any]) -> Logprob:
+    value = entry["logprob"]
+    return Logprob(0.0 if value is None else value, entry["rank"], entry["decoded"])
+
+
+def _prompt_positions(result: Result | None) -> list[Position | None] | None:
+    if result is None or result.prompt_logprobs is None:
+        return None
+    return [None if entry is None else position_of(entry) for entry in result.prompt_logprobs]
+
+
+def _cached(result: Result | None) -> int | None:
+    return result.usage.cached_tokens if result is not None and result.usage else None
+
+
+def _only_choice(result: Result) -> Choice:
+    return Choice(
+        0,
+        result.tokens,
+        result.text,
+        result.finish_reason,
+        result.stop_reason,
+        result.logprobs,
+    )

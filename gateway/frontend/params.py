@@ -1,0 +1,58 @@
+"""vLLM's sampling parameters as those of the wire."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from gateway.errors import GatewayError
+from tokenyard.protocol.sampling import TAKEN
+from tokenyard.protocol.wire import SamplingParams
+
+if TYPE_CHECKING:
+    import vllm
+
+#: Parameters of vLLM's that have another place on the wire.
+_ELSEWHERE: Final = {"detokenize", "stream_interval", "flat_logprobs", "structured_outputs"}
+_COPIED: Final = tuple(name for name in TAKEN if name not in _ELSEWHERE)
+_DEFAULTS: Final = SamplingParams()
+_STRUCTURED: Final = (
+    *("json", "regex", "choice", "grammar", "json_object", "structural_tag"),
+    *("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"),
+)
+
+
+def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingParams:
+    """The parameters of one request; raises `GatewayError` for what the wire cannot carry."""
+    values: dict[str, Any] = {"detokenize": detokenize}
+    for name in _COPIED:
+        value = getattr(params, name)
+        if value != getattr(_DEFAULTS, name) and value not in ([], {}):
+            values[name] = _plain(value)
+    if params.structured_outputs is not None:
+        given = {name: getattr(params.structured_outputs, name) for name in _STRUCTURED}
+        values["structured_outputs"] = {
+            name: value for name, value in given.items() if value is not None and value is not False
+        }
+    if params.routed_experts_prompt_start:
+        raise GatewayError(
+            400,
+            "invalid_request_error",
+            "routed experts are not carried through the queue",
+            param="routed_experts_prompt_start",
+        )
+    try:
+        return msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$.")
+        param = where.rstrip("`") or None
+        raise GatewayError(
+            400, "invalid_request_error", f"{param}: {message}" if param else message, param=param
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A value without vLLM's types."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value

@@ -1,0 +1,18 @@
+"""What a gateway must know of a model to render its requests and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A model, and the arguments of ``vllm serve`` that shape its requests and answers."""
+
+    name: str
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    stated: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name to path

@@ -1,0 +1,1 @@
+"""The gateway's side of the queue: submit, read replies, cancel."""

@@ -1,0 +1,120 @@
+"""One yard, as the gateway uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from gateway.context import RequestContext
+from gateway.errors import GatewayError
+from gateway.queue.calls import call
+from gateway.queue.replies import ReplyReader
+from gateway.queue.submitter import Submitter
+from tokenyard.broker.connection import open_async_connection, translated
+from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.wire import Request
+from tokenyard.scripts import Acceptance, Cancelled, Submitted
+from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of
+
+log = logging.getLogger("tokenyard.gateway")
+
+
+class YardQueue:
+    """Submits requests, follows their replies, and cancels them."""
+
+    def __init__(self, url: str, yard: str) -> None:
+        self.keys = Keys(yard)
+        self.url = url
+        self.connection = open_async_connection(url)
+        self._submitter = Submitter(self.connection, url, self.keys)
+        self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
+        self.is_draining = False
+
+    async def start(self) -> None:
+        """Connect."""
+        await self._reader.start()
+
+    async def stop(self) -> None:
+        """Disconnect; requests go on."""
+        await self._reader.stop()
+        await self.connection.aclose()
+
+    async def ask(self, request: Request, context: RequestContext) -> AsyncGenerator[Reply, None]:
+        """Submit a request, unless it is known, and yield all its replies from the first.
+
+        Raises `GatewayError` where the queue refuses it. A caller that stops early cancels it,
+        unless the request continues without its client.
+        """
+        stream = await self._reader.follow(self.keys.reply(request.client, request.id))
+        is_over = False
+        try:
+            acceptance = await self._submitter.submit(
+                request, context.priority_class, refuse_late=context.deadline_ms is not None
+            )
+            refused = _refusal(acceptance)
+            if refused is not None:
+                is_over = True
+                raise refused
+            context.ticket.accept()
+            async for reply in stream:
+                is_over = reply.event == "result"
+                yield reply
+        finally:
+            self._reader.forget(stream)
+            if not is_over and not context.continues and not self.is_draining:
+                await self.cancel(request.client, request.id, "the HTTP client disconnected")
+
+    async def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
+        """Cancel a request wherever it is."""
+        run: Any = self.connection
+        code = Cancelled.MOVED
+        with contextlib.suppress(TokenyardError):
+            for _ in range(CANCEL_ATTEMPTS):
+                with translated(self.url):
+                    seen = await run.hmget(self.keys.ledger(client, request_id), *PLACE_FIELDS)
+                state, where = place_of(seen)
+                wanted = cancel(
+                    self.keys, client, request_id, state=state, where=where, reason=reason
+                )
+                code = await call(self.connection, self.url, wanted)
+                if code is not Cancelled.MOVED:
+                    return code
+        log.warning("could not cancel %s/%s", client, request_id)
+        return code
+
+
+def _refusal(acceptance: Acceptance) -> GatewayError | None:
+    match acceptance.code:
+        case Submitted.FULL:
+            return GatewayError(
+                429,
+                "rate_limit_error",
+                "the queue is full",
+                code="QUEUE_FULL",
+                retry_after_s=acceptance.retry_after_ms / 1000,
+            )
+        case Submitted.LATE:
+            return GatewayError(
+                503,
+                "service_unavailable_error",
+                f"the answer would come too late: about {acceptance.eta_ms / 1000:.1f} s of work "
+                "are waiting",
+                code="DEADLINE_UNMEETABLE",
+                retry_after_s=acceptance.eta_ms / 1000,
+            )
+        case Submitted.REUSED:
+            return GatewayError(
+                422,
+                "invalid_request_error",
+                "this idempotency key was used for another request",
+                code="ID_REUSED",
+            )
+        case _:
+            return None
+
+

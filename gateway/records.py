@@ -1,0 +1,80 @@
+"""What the yard remembers of HTTP requests, so that any gateway can take one up again."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.errors import GatewayError
+from gateway.queue.yard import YardQueue
+from tokenyard.broker.connection import translated
+
+#: Longest key that a client may choose.
+MAX_KEY: Final = 255
+
+
+class Record(Struct, frozen=True):
+    """An HTTP request under its durable id."""
+
+    durable_id: str
+    fingerprint: str  # of path and body
+    created_ms: int  # unix time of its first arrival
+
+
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def durable_id(client: str, key: str | None) -> str:
+    """32 hex digits: from the client's idempotency key, else drawn."""
+    if key is None:
+        return secrets.token_hex(16)
+    if not 1 <= len(key) <= MAX_KEY or not key.isprintable():
+        message = f"Idempotency-Key: give 1 to {MAX_KEY} printable characters"
+        raise GatewayError(400, "invalid_request_error", message, param="Idempotency-Key")
+    return blake2b(f"{client}/{key}".encode(), digest_size=16).hexdigest()
+
+
+def fingerprint(path: str, body: dict[str, Any]) -> str:
+    """Identifies equal requests; the order of keys does not matter."""
+    packed = json.dumps([path, body], sort_keys=True, separators=(",", ":"))
+    return blake2b(packed.encode(), digest_size=16).hexdigest()
+
+
+class Records:
+    """The records of one yard."""
+
+    def __init__(self, queue: YardQueue, ttl_s: int) -> None:
+        self._queue = queue
+        self._ttl_s = ttl_s
+
+    async def open(self, client: str, name: str, print_: str) -> Record:
+        """The record of a request, made now if there is none.
+
+        Raises `GatewayError` where the id belongs to another request.
+        """
+        mine = Record(name, print_, time.time_ns() // 1_000_000)
+        run: Any = self._queue.connection
+        with translated(self._queue.url):
+            known = await run.set(
+                self._queue.keys.http_record(client, name),
+                msgspec.msgpack.encode(mine),
+                nx=True,
+                get=True,
+                ex=self._ttl_s,
+            )
+        record = mine if known is None else _decoder.decode(known)
+        if record.fingerprint != print_:
+            raise GatewayError(
+                422,
+                "invalid_request_error",
+                "this idempotency key was used with another body; take a new key",
+                param="Idempotency-Key",
+                code="idempotency_key_reused",
+            )
+        return record

@@ -1,0 +1,109 @@
+"""The gateway's process: sockets, signals, and the order of start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from gateway.settings import GatewaySettings
+from tokenyard.process.program import Exit
+from tokenyard.protocol.errors import SettingsError
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+    from gateway.queue.yard import YardQueue
+
+log = logging.getLogger("tokenyard.gateway")
+
+
+def serve(settings: GatewaySettings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status."""
+    listener = listen(settings)
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "0"  # nothing is computed here
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from gateway.frontend import derived
+
+    derived.install()
+    uvloop.run(_serve(settings, listener))
+    return Exit.OK
+
+
+def listen(settings: GatewaySettings) -> socket.socket:
+    """Open the port first: a port that is taken should not cost the time of an import."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        place = f"{settings.host}:{settings.port}"
+        raise SettingsError([f"port: cannot listen on {place}: {error.strerror}"]) from error
+    return listener
+
+
+async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
+    from gateway.app import Gateway
+    from gateway.frontend import derived
+    from gateway.frontend.models import FrontEnds
+    from gateway.models import ModelWatch
+    from gateway.queue.yard import YardQueue
+
+    derived.replace_clocks()
+    queue = YardQueue(settings.redis_url, settings.yard)
+    await queue.start()
+    front_ends = FrontEnds(queue)
+    models = ModelWatch(queue, front_ends, settings.refresh_s)
+    app = Gateway(settings, queue, front_ends, models)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=None,
+    )
+    server = _Server(config)
+    try:
+        await models.start()
+        port = listener.getsockname()[1]
+        log.info("serving http://%s:%d/v1", settings.host, port)
+        stopping = asyncio.create_task(_stop_on_signal(server, queue, app, settings.grace_s))
+        await server.serve([listener])
+        stopping.cancel()
+    finally:
+        await models.stop()
+        await queue.stop()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers."""
+
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - uvicorn's
+        """Leave signals to the gateway."""
+        import contextlib
+
+        return contextlib.nullcontext()
+
+
+async def _stop_on_signal(
+    server: _Server, queue: YardQueue, app: Gateway, grace_s: float
+) -> None:
+    """End in order: take nothing new, let answers finish, then end streams."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    log.info("stopping: answers under way may finish for %g s", grace_s)
+    queue.is_draining = True
+    server.should_exit = True
+    await app.drained(grace_s)
+    server.force_exit = True

@@ -1,0 +1,48 @@
+"""Settings of a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.keys import NAME_RULE, is_name
+from tokenyard.protocol.settings import default_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What a gateway needs to know. Units stand in the names."""
+
+    redis_url: str
+    yard: str = "main"
+    name: str = field(default_factory=lambda: default_name("gateway"))
+    #: Where it listens. Keys are required on any address but loopback.
+    host: str = "127.0.0.1"
+    port: int = 8000
+    #: How long an idempotency key is known, and a stream can be taken up again.
+    record_ttl_s: int = 86_400
+    max_body_bytes: int = 4 * 1024 * 1024
+    #: Silence on a stream after which a comment is sent.
+    keep_alive_s: float = 15.0
+    #: On SIGTERM, answers under way may finish for so long; then streams end, to be taken up again.
+    grace_s: float = 30.0
+    #: Pause between two looks at the yard's models.
+    refresh_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        errors = list(self._errors())
+        if errors:
+            raise SettingsError(errors)
+
+    def _errors(self) -> Iterator[str]:
+        for label, name in (("yard", self.yard), ("name", self.name)):
+            if not is_name(name):
+                yield f"{label} {name!r}: {NAME_RULE}"
+        if not 0 <= self.port < 2**16:
+            yield "port: must be 0 to 65535; 0 is any free one"
+        for label in ("record_ttl_s", "max_body_bytes", "keep_alive_s", "refresh_s"):
+            if getattr(self, label) <= 0:
+                yield f"{label}: must be positive"
+        if self.grace_s < 0:
+            yield "grace_s: must not be negative"
