@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.settings import GatewaySettings
 from tokenyard.process.extras import refuse
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 try:
     from tokenyard.process.program import program

@@ -20,9 +20,9 @@ from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.yard import YardQueue
 from gateway.records import Records, durable_id, fingerprint
-from gateway.settings import GatewaySettings
 from gateway.sse import Answer, send_body, send_error
 from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -128,9 +128,12 @@ class Gateway:
         client = "http"
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
+        print_ = fingerprint(path, body)
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
-        record = await self._records.open(client, name, fingerprint(path, body))
+            record = await self._records.find(client, name, print_)
+        else:
+            record = await self._records.open(client, name, print_)
         wish = headers.get("x-tokenyard-on-disconnect", "continue" if key else "cancel")
         if wish not in ("continue", "cancel"):
             message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
@@ -139,7 +142,7 @@ class Gateway:
             durable_id=record.durable_id,
             client=client,
             created=record.created_ms / 1000,
-            deadline_ms=read_deadline(headers, body),
+            deadline_ms=read_deadline(headers),
             continues=wish == "continue",
         ), after
 
@@ -220,7 +223,7 @@ def read_event_id(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
+def read_deadline(headers: Headers) -> int | None:
     """Unix ms after which the answer is of no use; raises `GatewayError`."""
     given = headers.get("x-request-timeout-ms")
     if given is None:
@@ -235,5 +238,3 @@ def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
 def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:
     kept = [one for one in scope["headers"] if one[0] != b"x-request-id"]
     return [*kept, (b"x-request-id", name.encode())]
-
-

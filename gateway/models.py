@@ -79,8 +79,9 @@ def _profile(model: ModelInfo) -> ModelProfile | None:
     if serving is None:
         return None
     arguments: dict[str, Any] = dict(serving.serve_args)
+    sampling = serving.sampling
     arguments["override_generation_config"] = {
-        theirs: serving.sampling[ours] for ours, theirs in _SAMPLING.items() if ours in serving.sampling
+        theirs: sampling[ours] for ours, theirs in _SAMPLING.items() if ours in sampling
     }
     if serving.revision:
         arguments["revision"] = serving.revision
@@ -90,5 +91,5 @@ def _profile(model: ModelInfo) -> ModelProfile | None:
         model.name,
         serving.path,
         arguments,
-        tuple(name for name in _SAMPLING if name in serving.sampling),
+        tuple(name for name in _SAMPLING if name in sampling),
     )

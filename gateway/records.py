@@ -68,13 +68,27 @@ class Records:
                 get=True,
                 ex=self._ttl_s,
             )
-        record = mine if known is None else _decoder.decode(known)
-        if record.fingerprint != print_:
-            raise GatewayError(
-                422,
-                "invalid_request_error",
-                "this idempotency key was used with another body; take a new key",
-                param="Idempotency-Key",
-                code="idempotency_key_reused",
-            )
-        return record
+        return mine if known is None else _checked(known, print_)
+
+    async def find(self, client: str, name: str, print_: str) -> Record:
+        """The record of a request that is taken up again; raises `GatewayError`."""
+        run: Any = self._queue.connection
+        with translated(self._queue.url):
+            known = await run.get(self._queue.keys.http_record(client, name))
+        if known is None:
+            message = "Last-Event-ID: the answer with this event is no longer known; ask anew"
+            raise GatewayError(404, "not_found_error", message, code="event_not_found")
+        return _checked(known, print_)
+
+
+def _checked(packed: bytes, print_: str) -> Record:
+    record = _decoder.decode(packed)
+    if record.fingerprint != print_:
+        raise GatewayError(
+            422,
+            "invalid_request_error",
+            "this idempotency key was used with another body; take a new key",
+            param="Idempotency-Key",
+            code="idempotency_key_reused",
+        )
+    return record

@@ -7,14 +7,16 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
-from gateway.settings import GatewaySettings
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -86,16 +88,13 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers."""
 
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - uvicorn's
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the gateway."""
-        import contextlib
-
-        return contextlib.nullcontext()
+        yield
 
 
-async def _stop_on_signal(
-    server: _Server, queue: YardQueue, app: Gateway, grace_s: float
-) -> None:
+async def _stop_on_signal(server: _Server, queue: YardQueue, app: Gateway, grace_s: float) -> None:
     """End in order: take nothing new, let answers finish, then end streams."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - vLLM's class decides on the arguments
 """vLLM's `EngineClient` over the queue: `generate` submits, and yields what workers publish."""
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ class QueueEngineClient(EngineClient):
                 priority=priority,
                 session_id=session_id,
             )
-            request = self._request(context, core, session_id, priority, trace_headers)
+            params = core.sampling_params or sampling_params
+            request = self._request(context, core, params, session_id, priority, trace_headers)
             text = prompt_text if prompt_text is not None else _text_of(prompt)
-            async with aclosing(self._answer(context, request, core, text)) as outputs:
+            async with aclosing(self._answer(context, request, core, params, text)) as outputs:
                 async for output in outputs:
                     yield output
         except GatewayError as error:
@@ -96,12 +98,12 @@ class QueueEngineClient(EngineClient):
         self,
         context: RequestContext,
         core: EngineCoreRequest,
+        params: vllm.SamplingParams,
         session_id: str | None,
         priority: int,
         trace_headers: Mapping[str, str] | None,
     ) -> Request:
-        params = core.sampling_params
-        if params is None or core.prompt_token_ids is None or core.mm_features:
+        if core.prompt_token_ids is None or core.mm_features:
             raise GatewayError(400, "invalid_request_error", "models here take text only")
         is_stream = params.output_kind is RequestOutputKind.DELTA
         # The text of a stream is made here, token by token.
@@ -124,10 +126,15 @@ class QueueEngineClient(EngineClient):
         )
 
     async def _answer(
-        self, context: RequestContext, request: Request, core: EngineCoreRequest, text: str | None
+        self,
+        context: RequestContext,
+        request: Request,
+        core: EngineCoreRequest,
+        params: vllm.SamplingParams,
+        text: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         lora = core.lora_request
-        stream = OutputStream(core, self.renderer.tokenizer, text, lora)
+        stream = OutputStream(core, params, self.renderer.tokenizer, text, lora)
         async with aclosing(self._queue.ask(request, context)) as replies:
             async for reply in replies:
                 if reply.event == "result" and reply.status != "completed":

@@ -40,10 +40,16 @@ class _CurrentState:
         setattr(self._own if STATE.get(None) is None else STATE.get(), name, value)
 
 
+def default_args() -> Namespace:
+    """The defaults of ``vllm serve``."""
+    make_parser: Any = FlexibleArgumentParser  # it has no types
+    args: Namespace = make_arg_parser(make_parser()).parse_args([])
+    return args
+
+
 def serve_args(profile: ModelProfile) -> Namespace:
     """The arguments that ``vllm serve`` would have for this model."""
-    parser = make_arg_parser(FlexibleArgumentParser())
-    args = parser.parse_args([])
+    args = default_args()
     args.model = args.model_tag = profile.path
     args.served_model_name = [profile.name]
     args.enable_log_requests = False
@@ -102,8 +108,6 @@ class FrontEnds:
 
 
 def _build() -> FastAPI:
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args = default_args()
     args.disable_fastapi_docs = True
     return build_app(args, TASKS)
-
-

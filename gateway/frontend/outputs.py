@@ -16,6 +16,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from tokenyard.protocol.replies import Choice, Reply, Result, to_delta, to_result
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.tokenizers import TokenizerLike
     from vllm.v1.engine import EngineCoreRequest
@@ -29,17 +30,16 @@ class OutputStream:
     def __init__(
         self,
         request: EngineCoreRequest,
+        params: SamplingParams,
         tokenizer: TokenizerLike | None,
         prompt: str | None,
         lora: LoRARequest | None,
     ) -> None:
-        assert request.sampling_params is not None
         self._request = request
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._lora = lora
-        count = request.sampling_params.n
-        self._choices = [_Choice(index, request, tokenizer) for index in range(count)]
+        self._choices = [_Choice(index, request, params, tokenizer) for index in range(params.n)]
         self._seen = 0  # tokens of all choices
         self._is_first = True
 
@@ -95,23 +95,24 @@ class _Choice:
     """One continuation of the prompt, as far as it is known."""
 
     def __init__(
-        self, index: int, request: EngineCoreRequest, tokenizer: TokenizerLike | None
+        self,
+        index: int,
+        request: EngineCoreRequest,
+        params: SamplingParams,
+        tokenizer: TokenizerLike | None,
     ) -> None:
-        assert request.sampling_params is not None
         self.count = 0
         self.is_over = False
         self._index = index
-        self._excludes_stop = not request.sampling_params.include_stop_str_in_output
-        wants_text = request.sampling_params.detokenize
         self._text = IncrementalDetokenizer.from_new_request(
-            tokenizer if wants_text else None, request
+            tokenizer if params.detokenize else None, request
         )
         self._sum = 0.0
 
     def next(self, token: int, logprobs: Sequence[Any]) -> CompletionOutput:
         """The output of one more token."""
         self.count += 1
-        self._text.update([token], False)  # noqa: FBT003 - vLLM's
+        self._text.update([token], False)
         return self._piece([token], logprobs, finished=False)
 
     def end(self, tokens: Sequence[int], logprobs: Sequence[Any], end: Choice) -> CompletionOutput:

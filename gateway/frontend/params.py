@@ -55,4 +55,5 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
 
 def _plain(value: Any) -> Any:
     """A value without vLLM's types."""
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return dataclasses.asdict(value) if is_object else value

@@ -37,7 +37,7 @@ class Submitter:
         self, request: Request, priority_class: PriorityClass, *, refuse_late: bool
     ) -> Acceptance:
         """Submit one request; raises a `TokenyardError` where the broker does not answer."""
-        accepted = asyncio.get_running_loop().create_future()
+        accepted: asyncio.Future[Acceptance] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(request, priority_class, refuse_late, accepted))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send(), name="gateway-submit")

@@ -116,5 +116,3 @@ def _refusal(acceptance: Acceptance) -> GatewayError | None:
             )
         case _:
             return None
-
-

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
+from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from tokenyard.protocol.texts import nearest
 
@@ -16,6 +17,7 @@ _PREFIX: Final = "TOKENYARD_"
 _PROGRAMS: Final = {
     "coordinator": ("TOKENYARD_COORDINATOR_", CoordinatorSettings),
     "worker": ("TOKENYARD_WORKER_", WorkerSettings),
+    "gateway": ("TOKENYARD_GATEWAY_", GatewaySettings),
 }
 #: Variables of all programs.
 _COMMON: Final = (URL_VARIABLE, YARD_VARIABLE, "TOKENYARD_OPERATOR")

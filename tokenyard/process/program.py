@@ -39,7 +39,6 @@ from tokenyard.protocol.errors import (
     WaitTimeout,
 )
 from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from tokenyard.protocol.texts import harmless, nearest
 from tokenyard.telemetry import logs
 

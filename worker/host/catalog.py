@@ -11,7 +11,7 @@ import msgspec
 
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo
 from worker.models import ModelSpec, read_models
 
 
