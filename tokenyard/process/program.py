@@ -38,7 +38,9 @@ from tokenyard.protocol.errors import (
     UnknownRequest,
     WaitTimeout,
 )
+from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import NAME_RULE, is_name
+from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from tokenyard.protocol.texts import harmless, nearest
 from tokenyard.telemetry import logs
 
@@ -283,7 +285,7 @@ def yard_options(
     ]
 
 
-SettingsT = TypeVar("SettingsT")
+SettingsT = TypeVar("SettingsT", CoordinatorSettings, WorkerSettings, GatewaySettings)
 
 
 def program(
