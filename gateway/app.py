@@ -104,10 +104,8 @@ class Gateway:
         headers = Headers(scope=scope)
         context, after = await self._context(headers, path, body)
         CURRENT.set(context)
-        own = [(b"x-request-id", context.durable_id.encode())]
-        answer = Answer(
-            send, context, path, own, after=after, keep_alive_s=self._settings.keep_alive_s
-        )
+        keep_alive_s = self._settings.keep_alive_s
+        answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
         if path == "/v1/responses":
             raw = json.dumps(body | {"request_id": f"resp_{context.durable_id}"}).encode()
@@ -134,7 +132,8 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
-        wish = headers.get("x-tokenyard-on-disconnect", "continue" if key else "cancel")
+        usual = "continue" if "idempotency-key" in headers else "cancel"
+        wish = headers.get("x-tokenyard-on-disconnect", usual)
         if wish not in ("continue", "cancel"):
             message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
             raise GatewayError(400, "invalid_request_error", message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -33,6 +34,7 @@ class YardQueue:
         self.connection = open_async_connection(url)
         self._submitter = Submitter(self.connection, url, self.keys)
         self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
+        self._cancels: set[asyncio.Task[Cancelled]] = set()
         self.is_draining = False
 
     async def start(self) -> None:
@@ -67,7 +69,14 @@ class YardQueue:
         finally:
             self._reader.forget(stream)
             if not is_over and not context.continues and not self.is_draining:
-                await self.cancel(request.client, request.id, "the HTTP client disconnected")
+                self._cancel_later(request)
+
+    def _cancel_later(self, request: Request) -> None:
+        """Cancel in a task of its own: the caller is being cancelled itself."""
+        why = "the HTTP client disconnected"
+        task = asyncio.create_task(self.cancel(request.client, request.id, why))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
 
     async def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
         """Cancel a request wherever it is."""
