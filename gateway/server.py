@@ -56,6 +56,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.frontend import derived
     from gateway.frontend.models import FrontEnds
     from gateway.models import ModelWatch
+    from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
 
     derived.replace_clocks()
@@ -63,7 +64,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     await queue.start()
     front_ends = FrontEnds(queue)
     models = ModelWatch(queue, front_ends, settings.refresh_s)
-    app = Gateway(settings, queue, front_ends, models)
+    health = YardHealth(queue.connection, settings.redis_url, queue.keys, settings.without_leader_s)
+    app = Gateway(settings, queue, front_ends, models, health)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -74,6 +76,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     )
     server = _Server(config)
     try:
+        await health.start()
         await models.start()
         port = listener.getsockname()[1]
         log.info("serving http://%s:%d/v1", settings.host, port)
@@ -82,6 +85,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         stopping.cancel()
     finally:
         await models.stop()
+        await health.stop()
         await queue.stop()
 
 
