@@ -50,6 +50,7 @@ class Gateway:
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue, settings.record_ttl_s)
+        self._callers = CallerLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
         self._health_of_yard = health
         self._under_way = 0

@@ -98,7 +98,9 @@ class _GatewayServer(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(server: _GatewayServer, queue: YardQueue, app: Gateway, grace_s: float) -> None:
+async def _stop_on_signal(
+    server: _GatewayServer, queue: YardQueue, app: Gateway, grace_s: float
+) -> None:
     """End in order: take nothing new, let answers finish, then end streams."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
