@@ -66,7 +66,7 @@ def create(
     """Create a key and print it. It cannot be shown again."""
     wrong = set(classes or ()) - set(get_args(PriorityClass))
     if wrong:
-        raise click.BadParameter(f"there is no class {sorted(wrong)[0]!r}", param_hint="--classes")
+        raise click.BadParameter(f"there is no class {min(wrong)!r}", param_hint="--classes")
     with opened(ctx.obj) as (connection, yard):
         key, key_id = create_key(
             connection,
