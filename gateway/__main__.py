@@ -20,6 +20,7 @@ TEXTS: Final = {
     "max_body_bytes": "Most bytes of one request.",
     "keep_alive_s": "Silence on a stream after which a comment is sent.",
     "grace_s": "On SIGTERM, answers may finish for so long; then streams end.",
+    "without_leader_s": "Requests are refused (503) after so long without a coordinator.",
     "refresh_s": "Pause between two looks at the yard's models.",
 }
 ABOUT: Final = """Run a gateway, which serves the yard by OpenAI's HTTP API.

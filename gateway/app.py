@@ -18,6 +18,7 @@ from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
+from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.records import Records, durable_id, fingerprint
 from gateway.sse import Answer, send_body, send_error
@@ -43,18 +44,21 @@ class Gateway:
         queue: YardQueue,
         front_ends: FrontEnds,
         models: ModelWatch,
+        health: YardHealth,
     ) -> None:
         self._settings = settings
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue, settings.record_ttl_s)
         self._watch = models
+        self._health_of_yard = health
         self._under_way = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._own: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
+            ("GET", "/livez"): self._live,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,13 +105,12 @@ class Gateway:
         if path in RENDERING:
             await self._front_ends.app(scope, replay(raw, receive), send)
             return
+        self._health_of_yard.check()
         headers = Headers(scope=scope)
         context, after = await self._context(headers, path, body)
         CURRENT.set(context)
-        own = [(b"x-request-id", context.durable_id.encode())]
-        answer = Answer(
-            send, context, path, own, after=after, keep_alive_s=self._settings.keep_alive_s
-        )
+        keep_alive_s = self._settings.keep_alive_s
+        answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
         if path == "/v1/responses":
             raw = json.dumps(body | {"request_id": f"resp_{context.durable_id}"}).encode()
@@ -134,7 +137,8 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
-        wish = headers.get("x-tokenyard-on-disconnect", "continue" if key else "cancel")
+        usual = "continue" if "idempotency-key" in headers else "cancel"
+        wish = headers.get("x-tokenyard-on-disconnect", usual)
         if wish not in ("continue", "cancel"):
             message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
             raise GatewayError(400, "invalid_request_error", message)
@@ -168,6 +172,12 @@ class Gateway:
         return json.dumps({"object": "list", "data": data}).encode()
 
     async def _health(self) -> bytes:
+        self._health_of_yard.check()
+        if self._queue.is_draining:
+            raise GatewayError(503, "service_unavailable_error", "this gateway is stopping")
+        return b"{}"
+
+    async def _live(self) -> bytes:
         return b"{}"
 
 

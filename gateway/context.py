@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.replies import Timing
 
 if TYPE_CHECKING:
     from gateway.errors import GatewayError
@@ -48,7 +49,23 @@ class RequestContext:
     #: Whether its requests go on when the HTTP client disconnects.
     continues: bool = False
     ticket: Ticket = field(default_factory=Ticket)
+    #: Of the last of its requests that has ended.
+    timing: Timing | None = None
     drawn: int = 0
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the answer, with what is known when it begins."""
+        found = [(b"x-request-id", self.durable_id.encode())]
+        timing = self.timing
+        if timing is None:
+            return found
+        parts = {"queue": timing.queue_ms, "engine": timing.engine_ms}
+        parts["first_token"] = timing.first_token_ms
+        shown = ", ".join(f"{name};dur={ms:g}" for name, ms in parts.items() if ms is not None)
+        whole = timing.queue_ms + (timing.engine_ms or 0.0)
+        found.append((b"openai-processing-ms", b"%d" % whole))
+        found.append((b"server-timing", shown.encode()))
+        return found
 
     def draw_id(self) -> str:
         """The next of the ids that vLLM would draw at random: 16 hex digits."""

@@ -19,7 +19,8 @@ class Answer:
     """The `send` of one request, between vLLM's app and the server.
 
     The head of a stream is held back until the ticket is decided, so that a refusal by the queue
-    still has its own status. Each event gets an id, and those up to ``after`` are left out.
+    still has its own status. Each event gets an id, and those up to ``after`` are left out. A
+    stream that is silent for ``keep_alive_s`` gets a comment.
     """
 
     def __init__(
@@ -27,7 +28,6 @@ class Answer:
         send: Send,
         context: RequestContext,
         path: str,
-        headers: Headers,
         *,
         after: int = 0,
         keep_alive_s: float = 15.0,
@@ -35,17 +35,17 @@ class Answer:
         self._send = send
         self._context = context
         self._path = path
-        self._headers = list(headers)
         self._after = after
         self._keep_alive_s = keep_alive_s
-        self._head: Message | None = None  # held back
+        self._held: list[Message] = []  # head and body of a stream, until the ticket is decided
         self._is_stream = False
-        self._has_begun = False
+        self._is_held = False
         self._is_replaced = False
         self._rest = b""
         self._number = 0
+        self._was_silent = True
         self._lock = asyncio.Lock()
-        self._silence: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def is_replaced(self) -> bool:
@@ -54,44 +54,65 @@ class Answer:
 
     async def send(self, message: Message) -> None:
         """Take a message from the app."""
-        if self._is_replaced:
-            return
-        if message["type"] == "http.response.start":
-            await self._take_head(message)
-        elif message["type"] == "http.response.body":
-            await self._take_body(message)
-        else:
-            await self._send(message)
+        async with self._lock:
+            if message["type"] == "http.response.start":
+                await self._take_head(message)
+            elif self._is_held:
+                self._held.append(message)
+                if self._context.ticket.decided.is_set() or not message.get("more_body", False):
+                    await self._release()
+            elif not self._is_replaced:
+                await self._pass_on(message)
 
     async def _take_head(self, head: Message) -> None:
         if self._context.ticket.error is not None:
-            await self.refuse(self._context.ticket.error)
+            await self._refuse(self._context.ticket.error)
             return
         kind = dict(head["headers"]).get(b"content-type", b"")
-        head["headers"] = [*head["headers"], *self._headers]
+        head["headers"] = [*head["headers"], *self._context.headers()]
         if head["status"] == 200 and kind.startswith(b"text/event-stream"):
-            self._is_stream = True
-            self._head = head
-            self._silence = asyncio.create_task(self._keep_alive())
+            self._is_stream = self._is_held = True
+            self._held.append(head)
+            self._watch = asyncio.create_task(self._follow(), name="gateway-answer")
         else:
-            self._has_begun = True
             await self._send(head)
 
-    async def _take_body(self, message: Message) -> None:
-        if not self._is_stream:
+    async def _follow(self) -> None:
+        """Send what is held back once the ticket is decided, then comments in times of silence."""
+        await self._context.ticket.decided.wait()
+        async with self._lock:
+            await self._release()
+        while not self._is_replaced:
+            self._was_silent = True
+            await asyncio.sleep(self._keep_alive_s)
+            async with self._lock:
+                if self._was_silent:
+                    await self._send(
+                        {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
+                    )
+
+    async def _release(self) -> None:
+        held, self._held = self._held, []
+        if not self._is_held:
+            return
+        self._is_held = False
+        if self._context.ticket.error is not None:
+            await self._refuse(self._context.ticket.error)
+            return
+        for message in held:
+            await self._pass_on(message)
+
+    async def _pass_on(self, message: Message) -> None:
+        if not self._is_stream or message["type"] != "http.response.body":
             await self._send(message)
             return
-        body, is_last = message.get("body", b""), not message.get("more_body", False)
-        if body or is_last:
-            await self._begin()
-        if self._is_replaced:
-            return
-        async with self._lock:
-            events = self._number_events(body, is_last=is_last)
-            if events or is_last:
-                await self._send(
-                    {"type": "http.response.body", "body": events, "more_body": not is_last}
-                )
+        is_last = not message.get("more_body", False)
+        events = self._number_events(message.get("body", b""), is_last=is_last)
+        if events or is_last:
+            self._was_silent = False
+            await self._send(
+                {"type": "http.response.body", "body": events, "more_body": not is_last}
+            )
         if is_last:
             self.close()
 
@@ -104,53 +125,19 @@ class Answer:
         out = []
         name = self._context.durable_id.encode()
         for event in events:
-            if event.startswith(b":"):
-                out.append(event + b"\n\n")
-                continue
             self._number += 1
             if self._number > self._after:
                 out.append(b"id: %s:%d\n%s\n\n" % (name, self._number, event))
         return b"".join(out)
 
-    async def _begin(self) -> None:
-        """Send the head once the queue has accepted, or the refusal instead."""
-        await self._context.ticket.decided.wait()
-        async with self._lock:
-            head, self._head = self._head, None
-            if head is None:
-                return
-            if self._context.ticket.error is not None and not self._has_begun:
-                await self._refuse(self._context.ticket.error)
-                return
-            self._has_begun = True
-            await self._send(head)
-
-    async def _keep_alive(self) -> None:
-        """Send the head as soon as possible, and comments while nothing else is sent."""
-        await self._begin()
-        while not self._is_replaced and not self._number:
-            await asyncio.sleep(self._keep_alive_s)
-            async with self._lock:
-                if not self._number:
-                    await self._send(
-                        {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
-                    )
-
-    async def refuse(self, error: GatewayError) -> None:
-        """Answer with an error, unless an answer has begun."""
-        async with self._lock:
-            if not self._has_begun:
-                await self._refuse(error)
-        self.close()
-
     async def _refuse(self, error: GatewayError) -> None:
-        self._has_begun = self._is_replaced = True
-        await send_error(self._send, error, self._path, self._headers)
+        self._is_replaced = True
+        await send_error(self._send, error, self._path, self._context.headers())
 
     def close(self) -> None:
         """End the task that keeps the connection alive."""
-        if self._silence is not None and self._silence is not asyncio.current_task():
-            self._silence.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
 
 
 async def send_error(send: Send, error: GatewayError, path: str, headers: Headers = ()) -> None:

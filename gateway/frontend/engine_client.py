@@ -145,15 +145,16 @@ class QueueEngineClient(EngineClient):
         stream = OutputStream(core, params, self.renderer.tokenizer, text, lora)
         async with aclosing(self._queue.ask(request, context)) as replies:
             async for reply in replies:
-                if reply.event == "result" and reply.status != "completed":
-                    raise of_result(to_result(reply).error)
+                result = to_result(reply) if reply.event == "result" else None
+                if result is not None:
+                    context.timing = result.timing
+                    if not result.ok:
+                        raise of_result(result.error)
                 if request.stream:
                     for output in stream.read(reply):
                         yield output
-                elif reply.event == "result":
-                    yield whole_output(
-                        request.id, text, core.prompt_token_ids, to_result(reply), lora
-                    )
+                elif result is not None:
+                    yield whole_output(request.id, text, core.prompt_token_ids, result, lora)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Nothing: closing the generator of a request cancels it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -12,7 +13,7 @@ from gateway.context import RequestContext
 from gateway.errors import GatewayError
 from gateway.queue.calls import call
 from gateway.queue.replies import ReplyReader
-from gateway.queue.submitter import Submitter
+from gateway.queue.submitter import BurstSubmitter
 from tokenyard.broker.connection import open_async_connection, translated
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys
@@ -31,8 +32,9 @@ class YardQueue:
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
-        self._submitter = Submitter(self.connection, url, self.keys)
+        self._submitter = BurstSubmitter(self.connection, url, self.keys)
         self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
+        self._cancels: set[asyncio.Task[Cancelled]] = set()
         self.is_draining = False
 
     async def start(self) -> None:
@@ -67,7 +69,14 @@ class YardQueue:
         finally:
             self._reader.forget(stream)
             if not is_over and not context.continues and not self.is_draining:
-                await self.cancel(request.client, request.id, "the HTTP client disconnected")
+                self._cancel_later(request)
+
+    def _cancel_later(self, request: Request) -> None:
+        """Cancel in a task of its own: the caller is being cancelled itself."""
+        why = "the HTTP client disconnected"
+        task = asyncio.create_task(self.cancel(request.client, request.id, why))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
 
     async def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
         """Cancel a request wherever it is."""

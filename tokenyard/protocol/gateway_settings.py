@@ -27,6 +27,8 @@ class GatewaySettings:
     keep_alive_s: float = 15.0
     #: On SIGTERM, answers under way may finish for so long; then streams end, to be taken up again.
     grace_s: float = 30.0
+    #: Requests are refused where no coordinator has led for so long; a failover takes seconds.
+    without_leader_s: float = 10.0
     #: Pause between two looks at the yard's models.
     refresh_s: float = 1.0
 
@@ -41,7 +43,13 @@ class GatewaySettings:
                 yield f"{label} {name!r}: {NAME_RULE}"
         if not 0 <= self.port < 2**16:
             yield "port: must be 0 to 65535; 0 is any free one"
-        for label in ("record_ttl_s", "max_body_bytes", "keep_alive_s", "refresh_s"):
+        for label in (
+            "record_ttl_s",
+            "max_body_bytes",
+            "keep_alive_s",
+            "without_leader_s",
+            "refresh_s",
+        ):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
         if self.grace_s < 0:
