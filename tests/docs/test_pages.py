@@ -22,7 +22,7 @@ SCRIPTS = {file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua")}
 PARTS = {"cycles_child.py", "llama_weights.py"}
 TRANSITION = re.compile(r"^ +(\S+) --> (\S+):", re.MULTILINE)
 DECISIONS = sorted((ROOT / "docs/decisions").iterdir())
-HERE = [ROOT, *(ROOT / part for part in ("tokenyard", "coordinator", "worker"))]
+HERE = [ROOT, *(ROOT / part for part in ("tokenyard", "coordinator", "gateway", "worker"))]
 HERE += [ROOT / "worker" / "engines", ROOT / "benchmarks", ROOT / "tests" / "deploy"]
 PROSE = (
     "README.md",
