@@ -11,16 +11,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gateway.context import CURRENT, RequestContext
 from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.incoming import parse_body, read_body, read_event_id, replay
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.records import Records, durable_id, fingerprint
+from gateway.responses.api import UNDER as UNDER_RESPONSES
+from gateway.responses.api import ResponsesApi
 from gateway.sse import Answer, send_body, send_error
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -32,6 +35,8 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+#: Owner of the requests on the queue.
+CLIENT: Final = "http"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
@@ -52,6 +57,7 @@ class Gateway:
         self._records = Records(queue, settings.record_ttl_s)
         self._callers = CallerLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
+        self._responses = ResponsesApi(settings, queue, front_ends, models)
         self._health_of_yard = health
         self._under_way = 0
         self._is_idle = asyncio.Event()
@@ -94,6 +100,8 @@ class Gateway:
             await send_body(send, 200, await own())
         elif scope["method"] == "POST" and path in GENERATING | RENDERING:
             await self._answer(scope, receive, send, path)
+        elif path.startswith(UNDER_RESPONSES):
+            await self._responses.serve(scope, receive, send, CLIENT)
         else:
             raise GatewayError(404, "not_found_error", f"there is no {scope['method']} {path}")
 
@@ -109,13 +117,14 @@ class Gateway:
         self._health_of_yard.check()
         headers = Headers(scope=scope)
         context, after = await self._context(headers, path, body)
+        if path == "/v1/responses":
+            create = self._responses.create
+            await create(scope, receive, send, body, profile.name, context, after)
+            return
         CURRENT.set(context)
         keep_alive_s = self._settings.keep_alive_s
         answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
-        if path == "/v1/responses":
-            raw = json.dumps(body | {"request_id": f"resp_{context.durable_id}"}).encode()
-            inner["headers"] = [one for one in inner["headers"] if one[0] != b"content-length"]
         try:
             await self._front_ends.app(inner, replay(raw, receive), answer.send)
         except Exception:
@@ -129,7 +138,7 @@ class Gateway:
         self, headers: Headers, path: str, body: dict[str, Any]
     ) -> tuple[RequestContext, int]:
         """The request's own record and options, and the last event that the client has."""
-        client = "http"
+        client = CLIENT
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
         print_ = fingerprint(path, body)
@@ -180,58 +189,6 @@ class Gateway:
 
     async def _live(self) -> bytes:
         return b"{}"
-
-
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body; raises `GatewayError` where it is too large or the client is gone."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GatewayError(499, "invalid_request_error", "the client disconnected")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise GatewayError(
-                413, "invalid_request_error", f"the body has more than {limit} bytes"
-            )
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a body; raises `GatewayError`."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise GatewayError(400, "invalid_request_error", f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise GatewayError(400, "invalid_request_error", "the body is no JSON object")
-    return body
-
-
-def replay(raw: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body again, then what the connection brings."""
-    is_read = False
-
-    async def again() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": raw, "more_body": False}
-
-    return again
-
-
-def read_event_id(text: str) -> tuple[str, int]:
-    """Durable id and number of an event; raises `GatewayError`."""
-    name, _, number = text.partition(":")
-    if len(name) != 32 or not number.isascii() or not number.isdecimal() or len(number) > 9:
-        raise GatewayError(
-            400, "invalid_request_error", "Last-Event-ID: this is no id of an event of this server"
-        )
-    return name, int(number)
 
 
 def read_deadline(headers: Headers) -> int | None:

@@ -126,6 +126,7 @@ class QueueEngineClient(EngineClient):
             stream=is_stream,
             priority=priority,
             deadline_ms=context.deadline_ms,
+            result_ttl_s=context.keep_s,
             tenant=context.tenant,
             session=session_id or "",
             metadata=dict(trace_headers or {}),
