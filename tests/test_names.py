@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("tokenyard", "coordinator", "worker")
+PRODUCT = ("tokenyard", "coordinator", "gateway", "worker")
 #: What is read for old words, by folder and ending.
 READ = {
     ".": ("*.md",),

@@ -14,7 +14,7 @@ import pytest
 import tokenyard
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("tokenyard", "coordinator", "worker")
+PACKAGES = ("tokenyard", "coordinator", "gateway", "worker")
 BUILD_TIMEOUT_S = 100
 
 

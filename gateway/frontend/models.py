@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from argparse import Namespace
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,15 @@ class FrontEnds:
 
 
 def _build() -> FastAPI:
+    root = logging.getLogger()
+    level = root.level  # a library that vLLM calls here lowers it
+    try:
+        return _build_app()
+    finally:
+        root.setLevel(level)
+
+
+def _build_app() -> FastAPI:
     args = default_args()
     args.disable_fastapi_docs = True
     return build_app(args, TASKS)

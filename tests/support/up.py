@@ -47,7 +47,8 @@ def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess
 def running_up(folder: Path, *options: str, before: Sequence[str] = ()) -> Iterator[Up]:
     """Run `tokenyard up`; Ctrl-C at the end must stop it with status 0."""
     command = [sys.executable, "-m", "tokenyard", *before, "up", "--json"]
-    command += ["--data-dir", str(folder / "yard"), "--port", "0", "--grace-s", "5", *options]
+    command += ["--data-dir", str(folder / "yard"), "--port", "0", "--grace-s", "5"]
+    command += ["--no-gateway", *options]
     # Commands and clients without a URL must not find this yard.
     apart = {**os.environ, "XDG_DATA_HOME": str(folder / "xdg")}
     with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import random
 import shutil
 import tempfile
@@ -10,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
@@ -25,6 +28,7 @@ from tokenyard.cli.up.engine_options import (
     device_options,
     example_model,
 )
+from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
 from tokenyard.cli.up.progress import spinner
 from tokenyard.client.sync import Client
@@ -36,9 +40,10 @@ from tokenyard.protocol.texts import counted
 
 ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
 
-Starts a broker in a temporary folder, a coordinator and the workers, which serve the example model
-`adder`; streams a few answers, sends the rest, prints a table, and stops everything. It needs a
-checkout, but neither Redis nor a GPU; with one GPU it starts one worker.
+Starts a broker in a temporary folder, a coordinator, the workers, which serve the example model
+`adder`, and a gateway; streams a few answers, sends the rest, asks a few by HTTP, prints a table,
+and stops everything. It needs a checkout, but neither Redis nor a GPU; with one GPU it starts one
+worker.
 
 \b
 Examples:
@@ -145,6 +150,7 @@ def demo(
             name="demo",
             grace_s=_GRACE_S,
             enforce_eager=True,
+            http_port=choose_http_port(0),
             debug=choice.debug,
         )
         answers = _run(plan, console, used, sums(requests))
@@ -156,7 +162,7 @@ def demo(
     ctx.exit(Exit.OK if correct == requests else Exit.FAILED)
 
 
-demo.reads = ("coordinator", "worker")
+demo.reads = ("coordinator", "worker", "gateway")
 
 
 @contextlib.contextmanager
@@ -188,7 +194,9 @@ def _run(
             _start(yard, plan, console, used)
             with Client(yard.url, yard=plan.yard) as client:
                 streamed = _stream(client, console, questions[:_STREAMED])
-                return streamed + _ask(client, console, questions[_STREAMED:])
+                answers = streamed + _ask(client, console, questions[_STREAMED:])
+            _ask_by_http(yard.http_url, plan, console, questions[:_STREAMED])
+            return answers
         except KeyboardInterrupt:
             raise click.Abort from None
         finally:
@@ -200,7 +208,8 @@ def _run(
 
 def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> None:
     console.print(
-        f"Starting a broker, a coordinator and {counted(plan.workers, 'vLLM worker')} on {used}.\n"
+        f"Starting a broker, a coordinator, a gateway and"
+        f" {counted(plan.workers, 'vLLM worker')} on {used}.\n"
         "Their engines need about half a minute to start."
     )
     with spinner(console, plan.workers) as tell:
@@ -236,6 +245,33 @@ def _ask(client: Client, console: Console, questions: Sequence[Sum]) -> list[Dem
             results[index] = result
             progress.advance(task)
     return [DemoAnswer(question, results[at]) for at, question in enumerate(questions)]
+
+
+def _ask_by_http(
+    url: str | None, plan: LocalPlan, console: Console, questions: Sequence[Sum]
+) -> None:
+    """Ask the gateway as an OpenAI client does; raises `YardFailed` for a wrong answer."""
+    if url is None:
+        raise YardFailed("the gateway is off")
+    console.print(f"\nBy OpenAI's API, POST {url}/completions:")
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.netloc, timeout=_TIMEOUT_S)
+    with contextlib.closing(connection):
+        for question in questions:
+            body: dict[str, object] = {"prompt": question.prompt}
+            body |= {"model": Path(plan.model).name, "max_tokens": _MAX_TOKENS, "temperature": 0}
+            headers = {"Content-Type": "application/json"}
+            connection.request(
+                "POST", f"{place.path}/completions", msgspec.json.encode(body), headers
+            )
+            answer = connection.getresponse().read()
+            try:
+                text = msgspec.json.decode(answer)["choices"][0]["text"]
+            except (msgspec.DecodeError, LookupError, TypeError) as error:
+                raise YardFailed(f"the gateway answered {answer!r}") from error
+            console.print(f"  {question.prompt} {text}")
+            if text != question.answer:
+                raise YardFailed(f"the gateway answered {text!r} to {question.prompt!r}")
 
 
 def _table(answers: Sequence[DemoAnswer], rows: int) -> Table:

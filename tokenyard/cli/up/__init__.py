@@ -22,6 +22,7 @@ from tokenyard.cli.up.engine_options import (
     device_options,
     example_model,
 )
+from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up.progress import spinner
 from tokenyard.process.program import PlainCommand, YardChoice
@@ -32,7 +33,7 @@ from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings, 
 from tokenyard.protocol.texts import counted
 
 _DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(WorkerSettings)}
-ABOUT: Final = """Run a whole yard on this machine: broker, coordinator and workers.
+ABOUT: Final = """Run a whole yard on this machine: broker, coordinator, workers and gateway.
 
 Without --redis-url it starts its own broker (the embedded Valkey, or --server) on a loopback port,
 which keeps its data in --data-dir, so that accepted requests survive a restart. The port is 6379 if
@@ -48,7 +49,7 @@ Examples:
   tokenyard up --models models.toml --slots 2     several models on demand
   tokenyard up --server auto          with this machine's valkey-server or redis-server
   tokenyard --redis-url redis://localhost:6379 up
-  tokenyard up --engine simulated     invented answers, without a model and vLLM
+  tokenyard up --engine simulated     invented answers, without a model and vLLM; no gateway
 
 Then, in another terminal: tokenyard submit "12+34="
 
@@ -129,6 +130,18 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     " if it is free]",
 )
 @click.option(
+    "--http-port",
+    envvar="TOKENYARD_GATEWAY_PORT",
+    type=click.IntRange(0, 65535),
+    help="Port of the gateway, which speaks OpenAI's HTTP API; 0 is any free one."
+    "  [default: 8000, or any if it is taken]",
+)
+@click.option(
+    "--gateway/--no-gateway",
+    default=None,
+    help="Whether to run a gateway.  [default: with engine vllm]",
+)
+@click.option(
     "--grace-s",
     envvar="TOKENYARD_WORKER_GRACE_S",
     type=click.FloatRange(0),
@@ -162,6 +175,8 @@ def up(
     data_dir: Path | None,
     server: str,
     port: int | None,
+    http_port: int | None,
+    gateway: bool | None,
     grace_s: float,
     start_timeout_s: float,
     as_json: bool,
@@ -174,6 +189,9 @@ def up(
     if engine == "vllm" and not models:
         model = _existing(model or str(example_model("adder")))
     slots, used = count_workers(engine, device, devices, workers)
+    if gateway and engine != "vllm":
+        raise click.UsageError("--gateway needs --engine vllm: it uses the model's tokenizer")
+    has_gateway = gateway is not False and engine == "vllm"
     plan = LocalPlan(
         yard=choice.yard,
         redis_url=choice.redis_url,
@@ -192,6 +210,7 @@ def up(
         start_timeout_s=start_timeout_s,
         name=name or default_name("worker"),
         enforce_eager=example,
+        http_port=choose_http_port(http_port) if has_gateway else None,
         debug=choice.debug,
     )
     # With --json, standard output is only JSON.
@@ -210,7 +229,7 @@ def _given_first(model: str | None, models: Path | None) -> tuple[str | None, Pa
     return model, models
 
 
-up.reads = ("coordinator", "worker")
+up.reads = ("coordinator", "worker", "gateway")
 
 
 def _existing(model: str) -> str:
@@ -296,14 +315,19 @@ class Foreground:
     def _announce(self) -> None:
         url = self._yard.url
         if self._as_json:
-            ready = {"url": url, "yard": self._plan.yard, "pids": self._yard.pids}
-            ready |= {"server": self._yard.server}
+            ready: dict[str, object] = {
+                "url": url,
+                "yard": self._plan.yard,
+                "pids": self._yard.pids,
+            }
+            ready |= {"server": self._yard.server, "http_url": self._yard.http_url}
             say(msgspec.json.encode(ready | {"data_dir": str(self._plan.data_dir)}))
         else:
-            self._console.print(how_to_try(self._plan, url, is_found=self._is_found))
+            how = how_to_try(self._plan, url, self._yard.http_url, is_found=self._is_found)
+            self._console.print(how)
 
 
-def how_to_try(plan: LocalPlan, url: str, *, is_found: bool) -> str:
+def how_to_try(plan: LocalPlan, url: str, http_url: str | None, *, is_found: bool) -> str:
     """Instructions for a yard that is up."""
     keys = Keys(plan.yard)
     options = "" if plan.yard == "main" else f" --yard {plan.yard}"
@@ -313,15 +337,25 @@ def how_to_try(plan: LocalPlan, url: str, *, is_found: bool) -> str:
     params = """'{"max_tokens":8,"temperature":0}'"""
     question = 'submit "12+34="' if plan.models is None else 'submit --model NAME "12+34="'
     model = "" if plan.models is None else " model NAME"
+    by_http = served = ""
+    if http_url is not None:
+        served = f"OpenAI's API is at {http_url}\n"
+        name = "NAME" if plan.models else Path(plan.model).name
+        body = f"""'{{"model":"{name}","prompt":"12+34=","max_tokens":8,"temperature":0}}'"""
+        by_http = f"""or by HTTP:
+
+  curl {http_url}/completions -H 'Content-Type: application/json' -d {body}
+
+"""
     return f"""
 The yard {plan.yard!r} is up at {public_url(url)}
-Logs are in {plan.data_dir / "logs"}
+{served}Logs are in {plan.data_dir / "logs"}
 
 Try it in another terminal:
 
   tokenyard{options} {question}
 
-or with nothing but redis-cli:
+{by_http}or with nothing but redis-cli:
 
   {redis_cli} XADD '{keys.intake("normal")}' '*' id q1{model} prompt '12+34=' params {params}
   {redis_cli} XREAD BLOCK 5000 STREAMS '{keys.reply("anon", "q1")}' 0

@@ -1,8 +1,9 @@
-"""Runs a whole yard on this machine: broker, coordinator, and a controller with its workers."""
+"""Runs a whole yard on this machine: broker, coordinator, controller with workers, gateway."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import sys
 import time
@@ -32,9 +33,11 @@ _COORDINATOR_STOP_S: Final = 10.0
 #: Time for a controller beyond that for its requests.
 _CONTROLLER_STOP_S: Final = 15.0
 _WORKER: Final = "worker"
+_GATEWAY: Final = "gateway"
 #: Variables that the plan contains already; the child must not read them again.
 _DECIDED: Final = ("TOKENYARD_WORKER_MODEL", "TOKENYARD_WORKER_MODELS")
 _POLL_S: Final = 0.1
+_HEALTH_S: Final = 2.0
 
 
 class YardFailed(click.ClickException):
@@ -70,6 +73,7 @@ class LocalPlan:
     enforce_eager: bool = False
     device: DeviceName = "auto"  # what engines use
     devices: tuple[str, ...] = ()  # GPUs, one for each worker
+    http_port: int | None = None  # of a gateway on loopback; None: there is none
     debug: bool = False
 
     @property
@@ -152,6 +156,10 @@ class LocalYard:
         yield Child("coordinator", coordinator, logs / "coordinator.log", env, _COORDINATOR_STOP_S)
         stop_s = plan.grace_s + _CONTROLLER_STOP_S
         yield Child(_WORKER, controller, logs / "worker.log", env, stop_s)
+        if plan.http_port is not None:
+            gateway = [*program, "gateway", *debug, f"--port={plan.http_port}"]
+            gateway += [f"--grace-s={plan.grace_s}"]
+            yield Child(_GATEWAY, gateway, logs / "gateway.log", env, stop_s)
 
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
         """Wait until a coordinator leads and all our workers are ready, or warm.
@@ -168,15 +176,39 @@ class LocalYard:
             tell(view.leader is not None, ready)
             if self._is_drained:
                 raise YardFailed("its workers have been drained or stopped before they were ready")
-            if view.leader and ready >= self._plan.processes:
+            if view.leader and ready >= self._plan.processes and self._serves_http():
                 return
             if time.monotonic() > until:
                 raise YardFailed(
                     f"after {self._plan.start_timeout_s:g} s, {ready} of"
                     f" {counted(self._plan.processes, 'worker')} came up; the end of the log:\n"
-                    + self._children[-1].log_end()
+                    + self._child(_WORKER).log_end()
                 )
             time.sleep(_POLL_S)
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self._children if child.name == name)
+
+    @property
+    def http_url(self) -> str | None:
+        """The base URL for OpenAI's clients; None without a gateway."""
+        has_gateway = any(child.name == _GATEWAY for child in self._children)
+        return f"http://127.0.0.1:{self._plan.http_port}/v1" if has_gateway else None
+
+    def _serves_http(self) -> bool:
+        """Whether the gateway answers, if there is one."""
+        if self.http_url is None or self._plan.http_port is None:
+            return True
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self._plan.http_port, timeout=_HEALTH_S
+        )
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def _is_up(self, worker: WorkerView) -> bool:
         """Whether it can serve, or load a model."""
@@ -205,7 +237,7 @@ class LocalYard:
 
     def watch(self) -> None:
         """Pass on new log lines, and restart parts that have died."""
-        for child in self._children:
+        for child in tuple(self._children):
             for line in child.listen():
                 self._say(child.name, line)
             if child.status is not None:
@@ -225,7 +257,11 @@ class LocalYard:
         self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
         if child.name == _WORKER:
             self._retire_ours()
-        if not child.restart():
+        if child.name == _GATEWAY and not child.restart():
+            self._children.remove(child)
+            self._say(child.name, LogLine("WARNING", f"is off: {child.error() or child.log}"))
+            return
+        if child.name != _GATEWAY and not child.restart():
             raise YardFailed(
                 f"the {child.name} has ended for good (status {status}); the end of"
                 f" {child.log}:\n{child.log_end()}"

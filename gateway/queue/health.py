@@ -1,0 +1,70 @@
+"""Whether the yard can be asked: its broker answers, and a coordinator leads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from gateway.errors import GatewayError
+from tokenyard.broker.connection import AsyncRedis, translated
+from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.keys import Keys
+
+_EVERY_S: Final = 1.0
+
+
+class YardHealth:
+    """Looks at the yard once a second."""
+
+    def __init__(
+        self, connection: AsyncRedis, url: str, keys: Keys, without_leader_s: float
+    ) -> None:
+        self._connection = connection
+        self._url = url
+        self._keys = keys
+        self._without_leader_s = without_leader_s
+        self._led_at = time.monotonic()
+        self._error = ""
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look once, and go on looking."""
+        await self._look()
+        self._task = asyncio.create_task(self._run(), name="gateway-health")
+
+    async def stop(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raise `GatewayError` where a request would have nobody to serve it."""
+        if self._error:
+            raise GatewayError(503, "service_unavailable_error", self._error, retry_after_s=1.0)
+        if time.monotonic() - self._led_at > self._without_leader_s:
+            raise GatewayError(
+                503,
+                "service_unavailable_error",
+                "no coordinator leads the yard; start one with `tokenyard coordinator`",
+                code="NO_COORDINATOR",
+                retry_after_s=2.0,
+            )
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        run: Any = self._connection
+        try:
+            with translated(self._url):
+                leader = await run.get(self._keys.leader)
+        except TokenyardError as error:
+            self._error = str(error)
+            return
+        self._error = ""
+        if leader is not None:
+            self._led_at = time.monotonic()

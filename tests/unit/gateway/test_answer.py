@@ -1,0 +1,192 @@
+"""The answer on its way from vLLM's app to the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from gateway.context import RequestContext
+from gateway.errors import GatewayError
+from gateway.sse import KEEP_ALIVE, Answer
+
+NAME = "0123456789abcdef0123456789abcdef"
+FULL = GatewayError(429, "rate_limit_error", "the queue is full", retry_after_s=2.5)
+STREAM = {"type": "http.response.start", "status": 200}
+STREAM["headers"] = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
+
+class Connection:
+    """What the client would get."""
+
+    def __init__(self) -> None:
+        self.head: dict[str, Any] = {}
+        self.body = b""
+        self.is_over = False
+        self.changed = asyncio.Event()
+
+    async def send(self, message: Any) -> None:
+        assert not self.is_over
+        if message["type"] == "http.response.start":
+            assert not self.head
+            self.head = message
+        else:
+            assert self.head, "the head comes first"
+            self.body += message["body"]
+            self.is_over = not message.get("more_body", False)
+        self.changed.set()
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.head["headers"])
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 10))
+
+
+def answer(connection: Connection, *, after: int = 0, keep_alive_s: float = 60.0) -> Answer:
+    context = RequestContext(NAME, "http", 0.0)
+    return Answer(
+        connection.send, context, "/v1/completions", after=after, keep_alive_s=keep_alive_s
+    )
+
+
+def body(text: bytes, *, more: bool = True) -> Any:
+    return {"type": "http.response.body", "body": text, "more_body": more}
+
+
+def head() -> Any:
+    return {**STREAM, "headers": list(STREAM["headers"])}  # type: ignore[arg-type]
+
+
+def test_the_head_of_a_stream_waits_for_the_queue() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection)
+        await one.send(head())
+        await one.send(body(b"data: 1\n\n"))
+        await asyncio.sleep(0)
+        assert not connection.head
+        one._context.ticket.accept()
+        await connection.changed.wait()
+        await one.send(body(b"data: [DONE]\n\n", more=False))
+        assert connection.head["status"] == 200
+        assert connection.headers[b"x-request-id"] == NAME.encode()
+        assert connection.is_over
+        expected = f"id: {NAME}:1\ndata: 1\n\nid: {NAME}:2\ndata: [DONE]\n\n"
+        assert connection.body == expected.encode()
+
+    run(scenario())
+
+
+def test_the_head_does_not_wait_for_the_first_event() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection)
+        await one.send(head())
+        one._context.ticket.accept()
+        await connection.changed.wait()
+        assert connection.head["status"] == 200
+        one.close()
+
+    run(scenario())
+
+
+def test_a_refusal_by_the_queue_takes_the_place_of_a_stream() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection)
+        await one.send(head())
+        await one.send(body(b"event: response.created\ndata: {}\n\n"))
+        one._context.ticket.fail(FULL)
+        await one.send(body(b"data: error\n\n", more=False))
+        assert one.is_replaced
+        assert connection.head["status"] == 429
+        assert connection.headers[b"retry-after"] == b"3"
+        assert connection.headers[b"retry-after-ms"] == b"2500"
+        assert connection.headers[b"x-should-retry"] == b"true"
+        assert json.loads(connection.body)["error"]["message"] == "the queue is full"
+        assert connection.is_over
+
+    run(scenario())
+
+
+def test_a_refusal_takes_the_place_of_whatever_status_the_app_gives_it() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection)
+        one._context.ticket.fail(FULL)
+        await one.send({"type": "http.response.start", "status": 500, "headers": []})
+        await one.send(body(b"Internal Server Error", more=False))
+        assert connection.head["status"] == 429
+        assert b"Internal" not in connection.body
+
+    run(scenario())
+
+
+def test_an_error_of_the_app_without_a_submission_is_passed_on() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection)
+        await one.send({"type": "http.response.start", "status": 400, "headers": []})
+        await one.send(body(b"no", more=False))
+        assert (connection.head["status"], connection.body) == (400, b"no")
+
+    run(scenario())
+
+
+def test_a_stream_that_ends_without_a_submission_is_passed_on() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection)
+        await one.send(head())
+        await one.send(body(b"data: broken parser\n\n"))
+        await one.send(body(b"", more=False))
+        assert connection.head["status"] == 200
+        assert b"broken parser" in connection.body
+        assert connection.is_over
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_events_that_the_client_has_are_left_out(after: int) -> None:
+    async def scenario() -> None:
+        whole, rest = Connection(), Connection()
+        for connection, skipped in ((whole, 0), (rest, after)):
+            one = answer(connection, after=skipped)
+            one._context.ticket.accept()
+            await one.send(head())
+            await one.send(body(b"data: 1\n\nda"))
+            await one.send(body(b"ta: 2\n"))
+            await one.send(body(b"\ndata: 3\n\n", more=False))
+        known = b"".join(f"id: {NAME}:{n}\ndata: {n}\n\n".encode() for n in range(1, after + 1))
+        assert known + rest.body == whole.body
+        assert whole.body.count(b"id: ") == 3
+
+    run(scenario())
+
+
+def test_a_silent_stream_gets_comments_that_are_not_counted() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection, keep_alive_s=0.01)
+        one._context.ticket.accept()
+        await one.send(head())
+        while connection.body.count(KEEP_ALIVE) < 2:
+            connection.changed.clear()
+            await connection.changed.wait()
+        await one.send(body(b"data: 1\n\n", more=False))
+        assert connection.body.endswith(f"id: {NAME}:1\ndata: 1\n\n".encode())
+
+    run(scenario())
+
+
+def test_the_errors_of_messages_have_their_own_form() -> None:
+    error = json.loads(FULL.body("/v1/messages"))
+    assert error["type"] == "error"
+    assert error["error"]["type"] == "rate_limit_error"
