@@ -44,7 +44,7 @@ def test_every_setting_is_explained_with_its_default(heading: str) -> None:
 def test_the_table_of_failures_names_settings_that_exist() -> None:
     text = section(page("docs/operations.md"), "## What each failure looks like")
     settings = {field.name for kind in SETTINGS.values() for field in dataclasses.fields(kind)}
-    named = {name for row in rows(text) for name in names(row[3])}
+    named = {name for row in rows(text) for name in names(row[2])}
     assert named <= settings | {"maxmemory"}
     assert {"hang_timeout_s", "max_crashes", "max_lost_alone", "max_faults"} <= named
 
