@@ -125,7 +125,7 @@ def test_the_page_has_the_statuses_of_the_program() -> None:
 def test_help_and_page_name_all_schemes_of_urls() -> None:
     """Given the schemes of `tokenyard.broker.url`, I expect help and page to name them."""
     several = ("redis+sentinel", "redis+cluster")
-    settings = section(page("docs/operations.md"), "### Coordinator")
+    settings = section(page("docs/operations.md"), "### Both programs")
     for scheme in (*SCHEMES, *several):
         assert f"{scheme}://" in REDIS_URL_HELP
         assert f"{scheme}://" in settings

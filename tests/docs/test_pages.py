@@ -33,7 +33,8 @@ PROSE = (
 
 @pytest.mark.parametrize("heading", SETTINGS)
 def test_every_setting_is_explained_with_its_default(heading: str) -> None:
-    text = section(page("docs/operations.md"), heading)
+    operations = page("docs/operations.md")
+    text = section(operations, "### Both programs") + section(operations, heading)
     fields = {field.name: field for field in dataclasses.fields(SETTINGS[heading])}
     assert first_names(text) == set(fields)
     for row in rows(text):
