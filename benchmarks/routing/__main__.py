@@ -12,18 +12,16 @@ import asyncio
 import gc
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Final, get_args
 
 import click
 
+from benchmarks.llama import Shape, models_folder, write_llama
 from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
-from benchmarks.routing import model as routing_model
 from benchmarks.routing.loads import Loads, Scale, Session
 from benchmarks.routing.run import Figures, Sample, figures, median, run
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard, vllm_yard
@@ -55,7 +53,8 @@ SCALE: Final = Scale(
     answer=24,
 )
 VLLM_WORKERS: Final = 2
-VLLM_SCALE: Final = replace(SCALE, vocabulary=routing_model.VOCABULARY, session_rate=0.8, answer=8)
+VLLM_SHAPE: Final = Shape("llama-small", 512, 4, 8, 8, 1024, 512)
+VLLM_SCALE: Final = replace(SCALE, vocabulary=VLLM_SHAPE.vocabulary, session_rate=0.8, answer=8)
 VLLM_OPTIONS: Final = (
     *("--max-num-seqs", "32", "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048"),
     # Blocks as small as on a GPU; the CPU's default is 128 tokens.
@@ -138,17 +137,20 @@ def measure_simulated(policies: Sequence[PolicyName], names: Sequence[str], plan
 
 def measure_vllm(policies: Sequence[PolicyName], plan: Plan) -> Measured:
     """Measure the sessions with vLLM's own prefix cache."""
-    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
-        routing_model.write_model(Path(folder))
+    with models_folder() as models:
+        model = write_llama(VLLM_SHAPE, models)
 
         def opened(
             broker: EmbeddedBroker, name: str, policy: PolicyName
         ) -> AbstractContextManager[Yard]:
             options = ["--policy", policy]
-            return vllm_yard(broker, name, VLLM_WORKERS, Path(folder), options, VLLM_OPTIONS)
+            return vllm_yard(broker, name, VLLM_WORKERS, model, options, VLLM_OPTIONS)
+
+        def answer(prompt: list[int], count: int) -> list[int]:
+            return VLLM_SHAPE.answer(prompt[-1], count)
 
         def make(number: int) -> Sequence[Session]:
-            return Loads(VLLM_SCALE, routing_model.answer, seed=number).sessions(plan.requests)
+            return Loads(VLLM_SCALE, answer, seed=number).sessions(plan.requests)
 
         return measure(policies, {"sessions_on_vllm": make}, opened, VLLM_WORKERS, plan.rounds)
 
