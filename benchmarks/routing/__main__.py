@@ -24,12 +24,11 @@ from benchmarks.machine import machine, machine_facts
 from benchmarks.measure import print_table
 from benchmarks.routing.loads import Loads, Scale, Session
 from benchmarks.routing.run import Figures, Sample, figures, median, run
+from benchmarks.simulated import simulated_answer
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard, vllm_yard
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.settings import PolicyName
-from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
-from worker.engines import Finished
-from worker.engines.simulated.engine import SimulatedEngine
+from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 
 POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 LOADS: Final = ("uniform", "heavy", "sessions")
@@ -73,16 +72,11 @@ class Plan:
     rounds: int
 
 
-def simulated_answer(prompt: list[int], count: int) -> list[int]:
+def answer(prompt: list[int], count: int) -> list[int]:
     """The simulated engine's answer."""
-    engine = SimulatedEngine(max_model_len=2 * SCALE.longest)
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     request = Request(id="x", tokens=pack_tokens(prompt), params=params)
-    engine.add(Assignment(request=request, entry="1-0", sid="normal/1-0", attempt=1))
-    [end] = engine.step()
-    if not isinstance(end, Finished):
-        raise TypeError(f"the simulated engine said {end}")
-    return end.choices[0].tokens
+    return simulated_answer(request, max_model_len=2 * SCALE.longest).tokens
 
 
 def simulated(
@@ -127,7 +121,7 @@ def measure_simulated(policies: Sequence[PolicyName], names: Sequence[str], plan
     """Measure all workloads on simulated workers."""
 
     def make(load: str, number: int) -> Sequence[Session]:
-        loads = Loads(SCALE, simulated_answer, seed=number)
+        loads = Loads(SCALE, answer, seed=number)
         make_load = {"uniform": loads.uniform, "heavy": loads.heavy, "sessions": loads.sessions}
         return make_load[load](plan.requests)
 
@@ -146,11 +140,11 @@ def measure_vllm(policies: Sequence[PolicyName], plan: Plan) -> Measured:
             options = ["--policy", policy]
             return vllm_yard(broker, name, VLLM_WORKERS, model, options, VLLM_OPTIONS)
 
-        def answer(prompt: list[int], count: int) -> list[int]:
+        def counted(prompt: list[int], count: int) -> list[int]:
             return VLLM_SHAPE.answer(prompt[-1], count)
 
         def make(number: int) -> Sequence[Session]:
-            return Loads(VLLM_SCALE, answer, seed=number).sessions(plan.requests)
+            return Loads(VLLM_SCALE, counted, seed=number).sessions(plan.requests)
 
         return measure(policies, {"sessions_on_vllm": make}, opened, VLLM_WORKERS, plan.rounds)
 

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, get_args
+from typing import Final, TypeVar, get_args
 
 import click
 
@@ -26,7 +26,9 @@ from benchmarks.scale import map as scale_map
 from benchmarks.scale import workers as scale_workers
 from benchmarks.scale.targets import Figures, Part, has_targets, missed
 from benchmarks.yard import ServerName, embedded_broker, end_in_order
+from tokenyard.process.embedded_broker import EmbeddedBroker
 
+T = TypeVar("T")
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
@@ -65,12 +67,11 @@ QUICK: Final = Plan(
 
 def measure_workers(plan: Plan) -> Figures:
     """Measure by the number of workers; the numbers take turns."""
-    runs: dict[int, list[scale_workers.Run]] = {count: [] for count in plan.workers}
-    for _ in range(plan.rounds):
-        for count, found in runs.items():
-            with embedded_broker(plan.server) as broker:
-                run = scale_workers.measure(broker, count, plan.worker_requests, plan.idle_s)
-            found.append(run)
+    runs = _in_turn(
+        plan,
+        plan.workers,
+        lambda *one: scale_workers.measure(*one, plan.worker_requests, plan.idle_s),
+    )
     return {str(count): scale_workers.figures(found) for count, found in runs.items()}
 
 
@@ -84,12 +85,21 @@ def measure_backlog(plan: Plan) -> Figures:
 
 def measure_clients(plan: Plan) -> Figures:
     """Measure by the number of clients; the numbers take turns."""
-    runs: dict[int, list[scale_clients.Run]] = {count: [] for count in plan.clients}
-    for _ in range(plan.rounds):
-        for count, found in runs.items():
-            with embedded_broker(plan.server) as broker:
-                found.append(scale_clients.measure(broker, count, plan.client_requests))
+    runs = _in_turn(
+        plan, plan.clients, lambda *one: scale_clients.measure(*one, plan.client_requests)
+    )
     return {str(count): scale_clients.figures(found) for count, found in runs.items()}
+
+
+def _in_turn(
+    plan: Plan, sizes: Sequence[int], measure: Callable[[EmbeddedBroker, int], T]
+) -> dict[int, list[T]]:
+    runs: dict[int, list[T]] = {size: [] for size in sizes}
+    for _ in range(plan.rounds):
+        for size, found in runs.items():
+            with embedded_broker(plan.server) as broker:
+                found.append(measure(broker, size))
+    return runs
 
 
 def measure_map(plan: Plan) -> Figures:
