@@ -10,7 +10,6 @@ every answer is checked.
 
 from __future__ import annotations
 
-import json
 import random
 import secrets
 import statistics
@@ -23,7 +22,6 @@ from typing import Final
 import click
 
 from benchmarks import raw
-from benchmarks.machine import machine_facts
 from benchmarks.measure import (
     Latencies,
     Throughput,
@@ -32,6 +30,7 @@ from benchmarks.measure import (
     paced,
     print_table,
 )
+from benchmarks.progress import publish
 from benchmarks.simulated import simulated_answer
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client, Handle
@@ -233,10 +232,7 @@ def main(requests: int, paced_requests: int, rounds: int, quick: bool, as_json: 
             ours.append(measure_yard(yard, plan))
             theirs.append(measure_raw(broker, plan, ours[-1].throughput.per_s / 2))
     figures = summary(ours, theirs)
-    if as_json:
-        print(json.dumps({**figures, "machine": machine_facts()}))
-    else:
-        show(figures, requests, rounds)
+    publish(figures, lambda: show(figures, requests, rounds), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,10 +19,12 @@ from typing import Final, get_args
 import click
 
 from benchmarks.llama import Shape, models_folder, write_llama
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
+from benchmarks.progress import publish
 from benchmarks.routing.loads import Loads, Scale, Session
-from benchmarks.routing.run import Figures, Sample, figures, median, run
+from benchmarks.routing.run import Figures, Sample, median, run
+from benchmarks.routing.run import figures as figures_of
 from benchmarks.simulated import simulated_answer
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard, vllm_yard
 from tokenyard.process.embedded_broker import EmbeddedBroker
@@ -104,7 +105,7 @@ def measure(
                 for policy in policies:
                     name = f"{load}-{policy}-{number}".replace("_", "-")
                     samples = _one(open_yard(broker, name, policy), sessions)
-                    found[load][policy].append(figures(samples, workers))
+                    found[load][policy].append(figures_of(samples, workers))
     return {
         load: {policy: median(runs) for policy, runs in by_policy.items()}
         for load, by_policy in found.items()
@@ -215,13 +216,9 @@ def main(
         measured |= measure_vllm(chosen, replace(plan, requests=min(plan.requests, 400)))
     if not any(measured.values()):
         sys.exit("nothing was measured: name one workload at least, or --vllm, and one policy")
-    if as_json:
-        found = {
-            load: {p: asdict(one) for p, one in each.items()} for load, each in measured.items()
-        }
-        print(json.dumps({**found, "ratios": targets(measured), "machine": machine_facts()}))
-    else:
-        show(measured, plan)
+    found = {load: {p: asdict(one) for p, one in each.items()} for load, each in measured.items()}
+    figures = {**found, "ratios": targets(measured)}
+    publish(figures, lambda: show(measured, plan), as_json=as_json)
     wrong = sum(one.wrong for by_policy in measured.values() for one in by_policy.values())
     if wrong:
         sys.exit(f"{wrong} answers were wrong")

@@ -9,7 +9,6 @@ thousand of them fit on one machine.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,9 @@ from typing import Final, TypeVar, get_args
 
 import click
 
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
+from benchmarks.progress import publish
 from benchmarks.scale import backlog as scale_backlog
 from benchmarks.scale import clients as scale_clients
 from benchmarks.scale import many as scale_many
@@ -157,9 +157,8 @@ def main(
     plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
     found = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
-    if as_json:
-        print(json.dumps({**found, "missed": told, "machine": machine_facts()}))
-    else:
+
+    def show_all() -> None:
         for part, figures in found.items():
             show(part, figures)
         is_judged = not quick and any(map(has_targets, found))
@@ -167,6 +166,8 @@ def main(
             *(told or ["every target holds" if is_judged else "no target was looked at"]), sep="\n"
         )
         print(machine())
+
+    publish({**found, "missed": told}, show_all, as_json=as_json)
     sys.exit(bool(told))
 
 

@@ -12,9 +12,7 @@ With a shape, the Llama has a real size, and the sides run in sequence, as the G
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,9 +21,9 @@ import click
 
 from benchmarks.device import on_gpu
 from benchmarks.llama import SHAPES
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.progress import LIMIT, save
+from benchmarks.progress import exit_if_failed, limit_option, publish, save
 from benchmarks.serving import figures as serving_figures
 from benchmarks.serving.case import Outcome, poisson
 from benchmarks.serving.figures import (
@@ -192,12 +190,8 @@ def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: b
     plan = plan_for_shape(name, rounds, limit_s, quick=quick)
     found = measure_shape(plan, lambda so_far: save(serving_figures.summary(so_far, plan)))
     figures = serving_figures.summary(found, plan)
-    if as_json:
-        print(json.dumps(figures))
-    else:
-        serving_figures.show(figures)
-    if found.failed:
-        sys.exit("\n".join(f"{engine} failed: {words}" for engine, words in found.failed.items()))
+    publish(figures, lambda: serving_figures.show(figures), as_json=as_json)
+    exit_if_failed(found.failed)
 
 
 @click.command(context_settings={"show_default": True})
@@ -208,13 +202,7 @@ def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: b
     "  [default: tiny on a CPU, 1b on a GPU]",
 )
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
-@click.option(
-    "--limit-s",
-    default=420.0,
-    envvar=LIMIT,
-    type=click.FloatRange(min=0.0, min_open=True),
-    help="With 1b and 8b: no round begins that would end later; one of each side does.",
-)
+@limit_option("With 1b and 8b: no round begins that would end later; one of each side does.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(shape: str | None, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
@@ -228,12 +216,8 @@ def main(shape: str | None, rounds: int, limit_s: float, *, quick: bool, as_json
     if on_gpu():
         raise click.UsageError("all sides at once have no room on a GPU; use --shape 1b or 8b")
     plan = plan_for(rounds, quick=quick)
-    figures = {**summary(measure(plan)), "machine": machine_facts()}
-    save(figures)
-    if as_json:
-        print(json.dumps(figures))
-    else:
-        show(figures, plan, threads)
+    figures = summary(measure(plan))
+    publish(figures, lambda: show(figures, plan, threads), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.serving.case import ANSWER_TOKENS, PROMPT_TOKENS, Outcome
 from benchmarks.serving.shape import Found, Plan
@@ -44,7 +44,7 @@ BySide = Mapping[str, Sequence[Outcome]]
 
 def summary(found: Found, plan: Plan) -> Figures:
     """The figures for ``--json``, null if not measured, with the reasons in `reasons`."""
-    figures: Figures = {"shape": plan.shape.name, "machine": machine_facts()}
+    figures: Figures = {"shape": plan.shape.name}
     figures |= {"requests": plan.requests, "concurrent": plan.concurrent, "failed": found.failed}
     figures |= {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS}
     figures["rounds"] = {side: len(outcomes) for side, outcomes in found.full.items()}
