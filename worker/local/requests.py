@@ -11,7 +11,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.parse import parse_request, read_chat_options
+from tokenyard.protocol.fields import read_chat_options
+from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     ChatOptions,
