@@ -49,10 +49,6 @@ TEXTS: Final = {
     "simulated_cache_tokens": "Simulated engine: tokens that its prefix cache holds.",
     "simulated_load_s": "Simulated engine: seconds that loading a model takes.",
     "crash_point": "Simulated engine, for tests: where the process kills itself.",
-    "metrics_port": "Show metrics to Prometheus at this port; 0 does not (docs/metrics.md).",
-    "metrics_host": "Address to show them at; 0.0.0.0 is all of this host's.",
-    "liveness_timeout_s": "/livez beside the metrics fails after so long without progress.",
-    "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; else as OTEL_* variables say.",
 }
 ABOUT: Final = """Run this host's workers, one process for each slot.
 
