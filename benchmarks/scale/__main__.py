@@ -70,7 +70,9 @@ def measure_workers(plan: Plan) -> Figures:
     runs = _in_turn(
         plan,
         plan.workers,
-        lambda *one: scale_workers.measure(*one, plan.worker_requests, plan.idle_s),
+        lambda broker, count: scale_workers.measure(
+            broker, count, plan.worker_requests, plan.idle_s
+        ),
     )
     return {str(count): scale_workers.figures(found) for count, found in runs.items()}
 
@@ -86,7 +88,9 @@ def measure_backlog(plan: Plan) -> Figures:
 def measure_clients(plan: Plan) -> Figures:
     """Measure by the number of clients; the numbers take turns."""
     runs = _in_turn(
-        plan, plan.clients, lambda *one: scale_clients.measure(*one, plan.client_requests)
+        plan,
+        plan.clients,
+        lambda broker, count: scale_clients.measure(broker, count, plan.client_requests),
     )
     return {str(count): scale_clients.figures(found) for count, found in runs.items()}
 
@@ -159,15 +163,16 @@ def main(
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
 
     def show_all() -> None:
-        for part, figures in found.items():
-            show(part, figures)
+        for part in found:
+            show(part, found[part])
         is_judged = not quick and any(map(has_targets, found))
         print(
             *(told or ["every target holds" if is_judged else "no target was looked at"]), sep="\n"
         )
         print(machine())
 
-    publish({**found, "missed": told}, show_all, as_json=as_json)
+    figures: dict[str, object] = {**found, "missed": told}
+    publish(figures, show_all, as_json=as_json)
     sys.exit(bool(told))
 
 
