@@ -163,8 +163,8 @@ def main(
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
 
     def show_all() -> None:
-        for part in found:
-            show(part, found[part])
+        for part, one in found.items():
+            show(part, one)
         is_judged = not quick and any(map(has_targets, found))
         print(
             *(told or ["every target holds" if is_judged else "no target was looked at"]), sep="\n"

@@ -17,7 +17,7 @@ from tokenyard.client.tokenization import Tokenizer
 from tokenyard.protocol.digest import canonical_messages
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.fields import UNKNOWN_FIELD, check_ids, parse_messages, read_chat_options
-from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     MAX_TOKEN_ID,
@@ -25,7 +25,6 @@ from tokenyard.protocol.wire import (
     ChatOptions,
     Request,
     SamplingParams,
-    Unanswerable,
     chat_fields,
     pack_tokens,
     request_fields,
@@ -147,12 +146,7 @@ def check_request(request: Request) -> Request:
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in fields.items()
     }
-    read = parse_request(wire)
-    if isinstance(read, Request):
-        return msgspec.structs.replace(read, stated=request.stated)
-    reason = read.reason if isinstance(read, Unanswerable) else read.message
-    name, _, message = reason.partition(": ")
-    raise InvalidRequest(name, message)
+    return msgspec.structs.replace(read_request(wire), stated=request.stated)
 
 
 def read_params(

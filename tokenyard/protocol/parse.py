@@ -89,6 +89,18 @@ def parse_request(
     return _parse_request(fields, defaults)
 
 
+def read_request(
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> Request:
+    """`parse_request` for requests of our own; raises `InvalidRequest` where one is refused."""
+    read = parse_request(fields, defaults)
+    if isinstance(read, Request):
+        return read
+    reason = read.reason if isinstance(read, Unanswerable) else read.message
+    field, _, message = reason.partition(": ")
+    raise InvalidRequest(field, message)
+
+
 def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     """The fields of an entry together with those in its field ``common``; its own take precedence.
 
