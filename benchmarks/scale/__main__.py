@@ -159,7 +159,7 @@ def main(
     """Measure what grows with a yard; the status is not 0 where a target is missed."""
     end_in_order()
     plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
-    found = {part: _MEASURES[part](plan) for part in parts or PARTS}
+    found: dict[str, Figures] = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
 
     def show_all() -> None:

@@ -1,4 +1,4 @@
-"""Groups of processes that run one model together, each as one rank."""
+"""PoolGroups of processes that run one model together, each as one rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.host.allocation import Goal
 from worker.host.process_handle import WorkerProcessHandle
 
 
-class Groups:
+class PoolGroups:
     """Forms and ends the groups of a host."""
 
     def __init__(self, members: Sequence[WorkerProcessHandle]) -> None:

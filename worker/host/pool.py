@@ -27,7 +27,7 @@ from worker.host.allocation import (
 )
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
-from worker.host.groups import Groups
+from worker.host.groups import PoolGroups
 from worker.host.load_retries import LoadRetries
 from worker.host.pool_listener import PoolListener
 from worker.host.process_handle import WorkerProcessHandle
@@ -73,7 +73,7 @@ class Pool:
         self._rules = Rules(settings.sleepers)
         self._watched_at = time.monotonic()
         self._retries = LoadRetries(settings.backoff_s, settings.max_backoff_s)
-        self._groups = Groups(self.members)
+        self._groups = PoolGroups(self.members)
 
     def start(self) -> None:
         """Prepare the host; `run_once` starts the processes."""
