@@ -159,7 +159,7 @@ def main(
     """Measure what grows with a yard; the status is not 0 where a target is missed."""
     end_in_order()
     plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
-    found: dict[str, Figures] = {part: _MEASURES[part](plan) for part in parts or PARTS}
+    found = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
 
     def show_all() -> None:
@@ -171,8 +171,8 @@ def main(
         )
         print(machine())
 
-    figures: dict[str, object] = {**found, "missed": told}
-    publish(figures, show_all, as_json=as_json)
+    figures = {str(part): one for part, one in found.items()}
+    publish({**figures, "missed": told}, show_all, as_json=as_json)
     sys.exit(bool(told))
 
 
