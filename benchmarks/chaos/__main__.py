@@ -56,7 +56,7 @@ PATIENCE_S: Final = 90.0
 VLLM_PATIENCE_S: Final = 240.0
 #: Mean pause of a thread between requests to vLLM, which answers immediately.
 VLLM_PAUSE_S: Final = 0.4
-_STALE_LINE: Final = re.compile(rb"is another attempt's now|has lost its lease")
+_STALE_LINE: Final = re.compile(rb"belongs to another attempt|has lost its lease")
 _SHOWN: Final = 5
 #: Faults after which streams continue on another worker.
 RECOVERIES: Final = ("worker kill", "worker crash", "host kill", "controller kill")

@@ -257,7 +257,7 @@ class EngineLoop:
             if known is None:
                 self._engine.add(assignment)
             else:
-                log.info("%s was answered here before", assignment.request.id)
+                log.info("%s: this process already has its result", assignment.request.id)
                 self._put([Remembered(assignment.entry, known)])
         except InvalidRequest as refused:
             self._put([RequestError(assignment.entry, Code.INVALID_REQUEST, str(refused))])

@@ -369,14 +369,14 @@ class VllmEngine:
             # Other choices may already have new tokens.
             asked = replace(asked, published=answer.shown[0], several=answer.shown)
         self.abort([asked.key])
-        logger.warning("request %s: %s; going on behind it", asked.assignment.sid, fault)
+        logger.warning("request %s: %s; continuing after that", asked.assignment.sid, fault)
         text_is_lost = not self._tokenizer.can_continue(asked)
         if asked.params.structured_outputs is not None or text_is_lost:
             self._ready.append(
                 RequestError(
                     asked.key,
                     Code.INFERENCE_ERROR,
-                    f"cannot be taken up after a crash: {fault}",
+                    f"cannot continue after a crash: {fault}",
                 )
             )
             return
