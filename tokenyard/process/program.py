@@ -350,7 +350,7 @@ def _settings_options(
 ) -> Iterator[click.Option]:
     hints = typing.get_type_hints(settings_type)
     fields = {field.name: field for field in dataclasses.fields(settings_type)}
-    for field in map(fields.__getitem__, texts):
+    for field in (fields[name] for name in texts if name not in {"redis_url", "yard"}):
         # A default that says nothing to a reader is left to the settings themselves.
         is_plain = field.default is not dataclasses.MISSING and field.default not in {"", ()}
         yield click.Option(
