@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -561,8 +562,9 @@ class TestResizing:
         engine = controller.create(SIM)
         broken = replace(engine._booking.spec, path=BROKEN, tensor_parallel_size=2)
 
+        order = partial(engine._pool.bookings.resize, engine._booking, broken)
         with pytest.raises(LoadFailed, match="broken model"):
-            engine._pool.resize(engine._booking, broken, START_S)
+            engine._pool.carry_out(order, engine._booking, "resized", START_S)
 
         assert engine.generate("a")[0].ok
         assert engine.devices == (0,)
@@ -662,7 +664,8 @@ class TestSleeping:
         # Given an engine that refuses, like those on devices without sleep
         controller = start()
         engine = controller.create(SIM)
-        engine._pool.put_to_sleep(engine._booking, 7, START_S)
+        order = partial(engine._pool.bookings.put_to_sleep, engine._booking, 7)
+        engine._pool.carry_out(order, engine._booking, "asleep", START_S)
 
         assert states(controller) == [("warm", "")]
         engine.wake()
