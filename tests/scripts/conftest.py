@@ -14,3 +14,9 @@ from tokenyard.scripts import Scripts
 def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
     """A yard with a leader, on both servers in turn."""
     return Yard(connection, keys, scripts)
+
+
+@pytest.fixture
+def worker(yard: Yard) -> str:
+    """A worker of the yard, with a lease and an empty lane."""
+    return yard.worker()

@@ -99,10 +99,9 @@ def test_request_on_a_lane_is_not_answered(yard: Yard) -> None:
 @pytest.mark.parametrize("state", ["waiting", "assigned", "completed", "failed"])
 @pytest.mark.parametrize("intake", ["normal", "high"])
 def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
-    yard: Yard, intake: IntakeClass, state: str
+    yard: Yard, worker: str, intake: IntakeClass, state: str
 ) -> None:
     """Given a running request, I expect an invalid duplicate not to fail it."""
-    worker = yard.worker()
     first = yard.submit()
     if state == "failed":
         answer(yard, first)
@@ -119,13 +118,11 @@ def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
     assert twin.entry not in [entry for entry, _ in yard.intake(intake)]
 
 
-def test_rescued_request_keeps_its_published_tokens(yard: Yard) -> None:
-    worker = yard.worker()
+def test_rescued_request_keeps_its_published_tokens(yard: Yard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [1, 2]))])
-    yard.expire(worker)
-    yard.rescue(worker)
+    yard.lose(worker)
     again = yard.waiting(request)
 
     assert answer(yard, again, published=yard.published(request)) is Answered.DONE
@@ -161,9 +158,10 @@ def test_stream_of_answers_is_bounded(yard: Yard) -> None:
     assert 100 <= yard.connection.xlen(yard.keys.replies("ann")) <= 300
 
 
-def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(yard: Yard) -> None:
+def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
+    yard: Yard, worker: str
+) -> None:
     """Given a retry that is given up, I expect the letter to have its history."""
-    worker = yard.worker()
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
@@ -201,15 +199,6 @@ def test_dead_letter_is_written_only_with_the_answer(yard: Yard, why_not: str) -
 
     assert code is not Answered.DONE
     assert yard.connection.xlen(yard.keys.dead) == 0
-
-
-def test_answered_request_leaves_the_count_of_queued_tokens(yard: Yard) -> None:
-    waiting = yard.submit(make_request(tokens=range(40)))
-    assert yard.queued_tokens() > 0
-
-    answer(yard, waiting)
-
-    assert yard.queued_tokens() == 0
 
 
 def answer_as(yard: Yard, waiting: QueuedRequest, digest: str) -> Answered:

@@ -79,13 +79,3 @@ def test_acknowledgements_are_per_worker_and_repeatable(yard: Yard) -> None:
 
     assert set(yard.connection.hkeys(yard.keys.acks("1-0"))) == {b"w.1", b"w.2"}
     assert len(yard.events()) == 3
-
-
-def test_a_server_without_memory_takes_commands_and_acknowledgements(yard: Yard) -> None:
-    """Given a full server, I expect models to be placed: only finished work frees memory."""
-    with yard.without_memory():
-        command = yard.scripts.command(LOAD, yard.token)
-        assert command
-        yard.scripts.acknowledge(command, Acknowledgement(worker="w.1", done=True))
-
-    assert len(commands(yard)) == 1

@@ -86,7 +86,7 @@ def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("make", [make_request, framed])
-def test_a_requeued_request_runs_like_a_new_one(yard: Yard, make) -> None:
+def test_a_requeued_request_runs_like_a_new_one(yard: Yard, worker: str, make) -> None:
     request = make("q")
     letter = kill(yard, request, priority_class="low")
 
@@ -97,46 +97,8 @@ def test_a_requeued_request_runs_like_a_new_one(yard: Yard, make) -> None:
     assert not any(name.startswith(b"dead_") for name in fields)
     assert yard.ledger(request)["state"] == "waiting"
     assert yard.result(request) is None
-    worker = yard.worker()
     assert yard.place(QueuedRequest(request, "low", entry), worker).request == request
     assert dead_letters(yard.connection, yard.keys) == []
-
-
-def test_attempts_of_a_second_life_continue_the_count_of_the_first(yard: Yard) -> None:
-    worker = yard.worker()
-    request = make_request("q")
-    assignment = yard.assign(worker, request)
-    yard.expire(worker)
-    yard.rescue(worker)
-    waiting = yard.waiting(request)
-    reply = refusal(request, Code.POISONED, "x")
-    yard.scripts.answer(yard.token, "retry", waiting.entry, request, reply, dead="x")
-    [letter] = dead_letters(yard.connection, yard.keys)
-    assert letter.priority_class == "normal"
-
-    requeue_letter(yard.connection, yard.keys, letter)
-
-    [(entry, _)] = yard.intake("normal")
-    again = yard.place(QueuedRequest(request, "normal", entry), yard.worker("w2"))
-    assert (again.attempt, again.crashes, again.published) == (assignment.attempt + 1, 0, b"")
-
-
-def test_a_letter_is_requeued_once(yard: Yard) -> None:
-    letter = kill(yard, make_request("q"))
-
-    assert requeue_letter(yard.connection, yard.keys, letter)
-    assert requeue_letter(yard.connection, yard.keys, letter) == ""
-    assert len(yard.intake()) == 1
-
-
-def test_a_letter_whose_request_is_in_flight_is_not_requeued(yard: Yard) -> None:
-    request = make_request("q")
-    letter = kill(yard, request)
-    yard.connection.delete(yard.keys.ledger(request.client, request.id))
-    yard.submit(request)
-
-    assert requeue_letter(yard.connection, yard.keys, letter) == ""
-    assert dead_letters(yard.connection, yard.keys) == [letter]
 
 
 def test_an_unanswerable_dead_letter_cannot_be_requeued(yard: Yard) -> None:

@@ -222,11 +222,6 @@ def test_one_method_builds_exactly_the_keys_of_the_header(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_method_has_a_docstring(name: str) -> None:
-    assert ast.get_docstring(method_of(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_answers_in_the_header_match_code_and_python(name: str) -> None:
     header, code = read_header(name)
     documented = {

@@ -24,8 +24,7 @@ def test_new_request_is_refused_and_leaves_no_trace(yard: Yard) -> None:
     assert not yard.connection.exists(yard.keys.clients)
 
 
-def test_accepted_requests_run_stream_and_end(yard: Yard) -> None:
-    worker = yard.worker()
+def test_accepted_requests_run_stream_and_end(yard: Yard, worker: str) -> None:
     waiting, running = yard.submit(), yard.assign(worker, framed(stream=True))
     request = running.request
     delta = Publication(running, make_delta(request.id, 0, [1]))
@@ -52,9 +51,8 @@ def test_waiting_requests_are_answered_and_cancelled(yard: Yard) -> None:
             assert yard.scripts.cancel("anon", request.id, "x") is Cancelled.CANCELLED
 
 
-def test_leader_takes_over_on_a_full_server(yard: Yard) -> None:
+def test_leader_takes_over_on_a_full_server(yard: Yard, worker: str) -> None:
     """Given a full server whose leader dies, I expect a successor to free memory again."""
-    worker = yard.worker()
     running = yard.assign(worker)
     with yard.without_memory():
         token = yard.depose()

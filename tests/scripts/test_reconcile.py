@@ -7,7 +7,7 @@ import pytest
 from tests.scripts.test_invalid_counters import INVALID
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
-from tokenyard.protocol.replies import decode_replies, to_result
+from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
 from tokenyard.scripts import (
     Cancelled,
@@ -48,8 +48,7 @@ def error(yard: Yard, request: Request) -> str:
 
 
 class TestLook:
-    def test_requests_in_their_places_are_not_lost(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_requests_in_their_places_are_not_lost(self, yard: Yard, worker: str) -> None:
         waits, runs, back, over = requests(4)
         yard.submit(waits)
         yard.assign(worker, runs)
@@ -62,8 +61,7 @@ class TestLook:
         assert of(waits, astray(yard)) == of(runs, astray(yard)) == []
         assert of(back, astray(yard)) == of(over, astray(yard)) == []
 
-    def test_deleted_entries_of_intakes_and_lanes_are_found(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_deleted_entries_of_intakes_and_lanes_are_found(self, yard: Yard, worker: str) -> None:
         waits, runs, back = requests(3)
         waiting, assignment = yard.submit(waits), yard.assign(worker, runs)
         yard.scripts.hand_back(worker, yard.assign(worker, back), 0, "no memory")
@@ -84,8 +82,7 @@ class TestLook:
             LostRequest(client, back.id, "waiting", "retry", retry, may_run=False)
         ]
 
-    def test_request_of_a_worker_without_a_lease_cannot_run(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_request_of_a_worker_without_a_lease_cannot_run(self, yard: Yard, worker: str) -> None:
         request = make_request()
         yard.assign(worker, request)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
@@ -144,8 +141,8 @@ class TestEnd:
         assert yard.ttl_s(yard.keys.replies("c")) > 0
         assert of(request, astray(yard)) == []
 
-    def test_result_has_the_published_tokens(self, yard: Yard) -> None:
-        worker, request = yard.worker(), make_request(stream=True)
+    def test_result_has_the_published_tokens(self, yard: Yard, worker: str) -> None:
+        request = make_request(stream=True)
         assignment = yard.assign(worker, request)
         yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 8]))])
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
@@ -157,8 +154,10 @@ class TestEnd:
         assert (result.seq, result.tokens) == (2, pack_tokens([7, 8]))
         assert yard.published(request) == b""
 
-    def test_worker_of_the_request_gets_a_cancel_and_is_fenced(self, yard: Yard) -> None:
-        worker, request = yard.worker(), make_request()
+    def test_worker_of_the_request_gets_a_cancel_and_is_fenced(
+        self, yard: Yard, worker: str
+    ) -> None:
+        request = make_request()
         assignment = yard.assign(worker, request, alone=True)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
 
@@ -171,8 +170,8 @@ class TestEnd:
         assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
         assert error(yard, request).startswith("ENTRY_LOST")
 
-    def test_lost_worker_gets_no_cancel(self, yard: Yard) -> None:
-        worker, request = yard.worker(), make_request()
+    def test_lost_worker_gets_no_cancel(self, yard: Yard, worker: str) -> None:
+        request = make_request()
         yard.assign(worker, request)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
         yard.scripts.retire(worker, "crashed", "x")
@@ -232,9 +231,9 @@ class TestWhatMovesMeanwhile:
         assert yard.scripts.reconcile(yard.token, [claim]) == [Reconciled.STAYS]
         assert yard.intake()[0][0] == waiting.entry
 
-    def test_request_that_moved_since_the_scan_is_unchanged(self, yard: Yard) -> None:
+    def test_request_that_moved_since_the_scan_is_unchanged(self, yard: Yard, worker: str) -> None:
         # Given a request that waits during the scan, and is on a lane at the call
-        worker, waiting = yard.worker(), yard.submit()
+        waiting = yard.submit()
         name = (waiting.request.client, waiting.request.id)
         was = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
         assignment = yard.place(waiting, worker)
@@ -300,12 +299,3 @@ class TestLedgersThatAClientWrote:
 
         yard.scripts.reconcile(yard.token, of(request, astray(yard)))
         assert error(yard, request).startswith("ENTRY_LOST")
-
-
-def test_frames_of_a_client_that_reads_them(yard: Yard) -> None:
-    request = make_request(client="c", reply_to="replies:c")
-    drop(yard, yard.submit(request))
-    yard.scripts.reconcile(yard.token, of(request, astray(yard)))
-
-    ((_, fields),) = yard.connection.xrange(yard.keys.replies("c"))
-    assert [one.id for one in decode_replies(fields)] == [request.id]

@@ -70,9 +70,3 @@ def test_the_stream_of_cancels_is_bounded(yard: Yard) -> None:
     ask(yard, "a")
 
     assert len(cancelling(yard)) < 1500
-
-
-def test_a_server_without_memory_takes_a_requested_cancel(yard: Yard) -> None:
-    """A cancelled request frees memory."""
-    with yard.without_memory():
-        assert ask(yard, "a") is CancelRequested.REQUESTED

@@ -58,11 +58,10 @@ def test_requeued_letter_waits_like_a_new_request(yard: Yard, kind) -> None:
     assert yard.ttl_s(yard.keys.ledger(request.client, request.id)) == -1
 
 
-def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard) -> None:
+def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard, worker: str) -> None:
     request = make_request(stream=True)
     first = die(yard, request)
     again(yard, letters(yard)[0], request)
-    worker = yard.worker()
 
     second = yard.place(yard.waiting(request, "low"), worker)
 
@@ -121,10 +120,11 @@ def test_letter_is_requeued_on_a_server_without_memory(yard: Yard) -> None:
     assert len(yard.intake("low")) == 1
 
 
-def test_letter_that_reused_an_id_does_not_replace_the_first_request(yard: Yard) -> None:
+def test_letter_that_reused_an_id_does_not_replace_the_first_request(
+    yard: Yard, worker: str
+) -> None:
     """Given a result, I expect a letter that reused its id to wait until the result expires."""
     request = make_request()
-    worker = yard.worker()
     assignment = yard.assign(worker, request)
     yard.scripts.finish(worker, [Publication(assignment, make_result(request.id))])
     pushed = yard.push({"id": request.id, "prompt": "another"})

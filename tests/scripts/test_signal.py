@@ -141,11 +141,3 @@ def test_a_scope_may_have_any_name(yard: Yard, scope: str) -> None:
     order = Order(signal="PAUSE", scope=scope)
     assert yard.scripts.signal(order, b"", DesiredState(run_state="PAUSED"))
     assert set(desired_states(yard).by_scope) == {scope}
-
-
-def test_a_server_without_memory_takes_signals(yard: Yard) -> None:
-    """Given a full server, I expect a pause to work: finished work frees memory."""
-    with yard.without_memory():
-        assert yard.scripts.signal(PAUSE, b"", PAUSED)
-
-    assert desired_states(yard).by_scope == {ALL: PAUSED}

@@ -40,8 +40,8 @@ def test_an_unknown_request_raises(yard: Yard) -> None:
         explain(yard, make_request(NAME))
 
 
-def test_a_completed_request_has_attempt_and_result(yard: Yard) -> None:
-    request, worker = make_request(NAME), yard.worker()
+def test_a_completed_request_has_attempt_and_result(yard: Yard, worker: str) -> None:
+    request = make_request(NAME)
     yard.submit(request)
     assign(yard, request, worker, why="round_robin, load 0 of 9")
     [assignment] = yard.lane(worker)
@@ -70,8 +70,10 @@ def test_a_completed_request_has_attempt_and_result(yard: Yard) -> None:
     ("epochs", "said"),
     [({"epoch": 5}, ", epoch 5"), ({"epoch": 5, "first_epoch": 4}, ", epoch 5 (begun in 4)")],
 )
-def test_a_result_with_epochs_names_them(yard: Yard, epochs: dict[str, int], said: str) -> None:
-    request, worker = make_request(NAME), yard.worker()
+def test_a_result_with_epochs_names_them(
+    yard: Yard, worker: str, epochs: dict[str, int], said: str
+) -> None:
+    request = make_request(NAME)
     assignment = yard.assign(worker, request)
     made = Provenance("adder", "", "simulated", "1", worker, 1, **epochs)
     reply = make_result(NAME, [1], provenance=json_text(made))
@@ -102,8 +104,8 @@ def test_lost_workers_are_earlier_attempts(yard: Yard) -> None:
     assert "3 tokens published so far" in texts(timeline)
 
 
-def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard) -> None:
-    request, worker = make_request(NAME), yard.worker()
+def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard, worker: str) -> None:
+    request = make_request(NAME)
     yard.submit(request)
     assign(yard, request, worker)
     [assignment] = yard.lane(worker)

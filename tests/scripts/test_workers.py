@@ -103,8 +103,7 @@ def test_a_model_with_an_odd_name_is_no_tally(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1
 
 
-def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard) -> None:
-    worker = yard.worker()
+def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard, worker: str) -> None:
     yard.assign(worker)
     yard.scripts.retire(worker, "lost")
     before = yard.events()
@@ -114,16 +113,14 @@ def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard) -> None:
     assert yard.events() == before
 
 
-def test_events_of_changes_are_bounded(yard: Yard) -> None:
-    worker = yard.worker()
+def test_events_of_changes_are_bounded(yard: Yard, worker: str) -> None:
     for number in range(1500):
         yard.scripts.renew(LONG_MS, [(worker, worker_json(pid=number))])
 
     assert len(yard.events()) <= 1200
 
 
-def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard) -> None:
-    worker = yard.worker()
+def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard, worker: str) -> None:
     yard.expire(worker)
 
     assert yard.scripts.renew(60_000, [(worker, b"{}")]) == [Renewed.HELD]
@@ -156,9 +153,7 @@ def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: Yard) -> None:
     assert yard.scripts.renew(60_000, []) == []
 
 
-def test_idle_worker_leaves_immediately(yard: Yard) -> None:
-    worker = yard.worker()
-
+def test_idle_worker_leaves_immediately(yard: Yard, worker: str) -> None:
     assert yard.scripts.retire(worker, "left") == 0
 
     assert lease(yard, worker) is None
@@ -167,8 +162,9 @@ def test_idle_worker_leaves_immediately(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0)])
-def test_busy_worker_leaves_its_entries_to_the_rescuer(yard: Yard, why, score: int) -> None:
-    worker = yard.worker()
+def test_busy_worker_leaves_its_entries_to_the_rescuer(
+    yard: Yard, worker: str, why, score: int
+) -> None:
     held = [yard.assign(worker) for _ in range(2)]
 
     assert yard.scripts.retire(worker, why) == 2
@@ -180,22 +176,7 @@ def test_busy_worker_leaves_its_entries_to_the_rescuer(yard: Yard, why, score: i
     assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
 
 
-@pytest.mark.parametrize(("first", "then"), [("left", "lost"), ("lost", "left")])
-def test_first_reason_stays(yard: Yard, first, then) -> None:
-    """Given a worker that left and then died, I expect no crash to count for its requests."""
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-
-    assert yard.scripts.retire(worker, first) == 1
-    assert yard.scripts.retire(worker, then) == 1
-
-    yard.rescue(worker)
-    crashes = yard.ledger(assignment.request).get("crashes", "0")
-    assert crashes == ("1" if first == "lost" else "0")
-
-
-def test_retiring_an_unknown_worker_changes_nothing(yard: Yard) -> None:
-    worker = yard.worker()
+def test_retiring_an_unknown_worker_changes_nothing(yard: Yard, worker: str) -> None:
     yard.scripts.retire(worker, "left")
     before = yard.events()
 

@@ -119,6 +119,11 @@ class Yard:
         held = [(item.entry, item.request.client, item.request.id) for item in self.lane(worker)]
         return self.scripts.rescue(self.token, worker, held, trials)
 
+    def lose(self, worker: str) -> int:
+        """Let a worker's lease expire, and rescue its whole lane."""
+        self.expire(worker)
+        return self.rescue(worker)
+
     @contextmanager
     def without_memory(self) -> Iterator[None]:
         """Keep the server at its memory limit, without eviction, until the block ends."""
