@@ -9,6 +9,8 @@ from tests.support.yard import Yard
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
+pytest.register_assert_rewrite("tests.scripts.model", "tests.scripts.walk")
+
 
 @pytest.fixture
 def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:

@@ -100,17 +100,6 @@ class TestHostEntry:
             ModelInfo(name="large", ranks=4),
         ]
 
-    def test_the_entry_shows_how_long_a_load_takes(self, entry: HostEntry) -> None:
-        entry.loaded("adder", 1.5)
-
-        assert [model.load_s for model in entry.info.models] == [1.5, 0.0]
-
-    def test_a_load_of_unknown_length_keeps_the_last_length(self, entry: HostEntry) -> None:
-        entry.loaded("adder", 1.5)
-        entry.loaded("adder", 0.0)
-
-        assert entry.info.models[0].load_s == 1.5
-
     def test_faults_are_forgiven_when_the_weights_change(self, entry: HostEntry) -> None:
         entry.load_failed("adder", "no such file", "/step-1")
         entry.load_failed("large", "out of memory")
