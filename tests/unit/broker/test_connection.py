@@ -8,47 +8,32 @@ from redis import exceptions
 from tokenyard.broker.connection import (
     open_async_connection,
     open_connection,
-    public_url,
     translated,
 )
 from tokenyard.protocol.errors import (
     BrokerNotWritable,
     BrokerUnavailable,
     BrokerUnsuitable,
-    SettingsError,
     TokenyardError,
     WaitTimeout,
 )
 
 
+@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    "url",
     [
-        ("redis://localhost", "redis://localhost"),
-        ("redis://:secret@host:6379/0", "redis://host:6379/0"),
-        ("rediss://user:secret@host/1?ssl_cert_reqs=none", "rediss://host/1?ssl_cert_reqs=none"),
-        ("unix:///run/redis.sock?db=2&password=secret", "unix:///run/redis.sock?db=2"),
-        ("unix://user@/run/redis.sock?password=secret&db=2", "unix:///run/redis.sock?db=2"),
+        "redis://host",
+        "rediss://host",
+        "unix:///run/redis.sock",
+        "redis+cluster://a",
+        "rediss+sentinel://a/yards",
     ],
 )
-def test_messages_show_no_secrets(url: str, shown: str) -> None:
-    assert public_url(url) == shown
-
-
-@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
-def test_every_wait_has_a_bound(open_one: type) -> None:
-    for url in ("redis://host", "rediss://host", "unix:///run/redis.sock"):
-        options = open_one(url, timeout_s=3.0).connection_pool.connection_kwargs
-        assert options["socket_timeout"] == 3.0
-        assert options["socket_connect_timeout"] == 5.0
-
-
-@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
-@pytest.mark.parametrize("url", ["http://u:secret@host", "host:6379", "redis://host:port"])
-def test_a_bad_url_is_refused(open_one: type, url: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        open_one(url)
-    assert "secret" not in str(caught.value)
+def test_every_wait_has_a_bound(open_one: type, url: str) -> None:
+    options = open_one(url, timeout_s=3.0).connection_pool.connection_kwargs
+    assert options["socket_timeout"] == 3.0
+    assert options["socket_connect_timeout"] == 5.0
 
 
 @pytest.mark.parametrize(
@@ -60,6 +45,11 @@ def test_a_bad_url_is_refused(open_one: type, url: str) -> None:
         (exceptions.BusyLoadingError("loading"), BrokerUnavailable),
         (exceptions.OutOfMemoryError("OOM"), BrokerUnavailable),
         (exceptions.ReadOnlyError("replica"), BrokerUnavailable),
+        (exceptions.ClusterDownError("The cluster is down"), BrokerUnavailable),
+        (exceptions.MasterDownError("Link with MASTER is down"), BrokerUnavailable),
+        (exceptions.ResponseError("UNBLOCKED force unblock"), BrokerUnavailable),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), BrokerUnavailable),
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), BrokerUnavailable),
         (exceptions.AuthenticationError("WRONGPASS"), BrokerUnsuitable),
         (exceptions.NoPermissionError("NOPERM"), BrokerUnsuitable),
         (exceptions.ResponseError("WRONGTYPE"), BrokerUnsuitable),

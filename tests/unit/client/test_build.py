@@ -42,6 +42,11 @@ class Bytes:
         return b"".join(parts).decode(errors="replace")
 
 
+@pytest.fixture
+def builder() -> RequestBuilder:
+    return RequestBuilder("me", None)
+
+
 def wire_size(prepared: Any) -> int:
     """Bytes of the entry that `submit` writes."""
     template, prompt = template_of(prepared.request), prompt_value(prepared.request)
@@ -96,7 +101,7 @@ def test_a_chat_travels_with_what_its_template_is_given() -> None:
 @pytest.mark.parametrize(
     ("messages", "options", "error"),
     [
-        (["x"], {}, "messages"),
+        ([CHAT[0], "x"], {}, "messages[1]"),
         ([{"content": "x"}], {}, "messages[0].role"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "messages[0].content[0]"),
         ([{"role": "user", "content": object()}], {}, "messages"),
@@ -114,9 +119,6 @@ def test_a_chat_travels_with_what_its_template_is_given() -> None:
 def test_a_chat_that_cannot_be_is_refused_at_the_client(
     messages: Any, options: dict[str, Any], error: str
 ) -> None:
-    if messages == ["x"]:
-        messages = [CHAT[0], "x"]
-        error = "messages[1]"
     with pytest.raises(InvalidRequest) as refused:
         RequestBuilder("me", None).prepare(messages, options)
     assert refused.value.field == error
@@ -127,8 +129,7 @@ def test_default_options_of_a_chat_may_be_said_of_a_text() -> None:
     assert prepared.request.prompt == "x"
 
 
-def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
-    builder = RequestBuilder("me", None)
+def test_the_largest_request_passes_and_one_byte_more_does_not(builder: RequestBuilder) -> None:
     builder.max_request_bytes = builder.prepare("xxxx", {"id": "q"}).size
     builder.prepare("xxxx", {"id": "q"})
     with pytest.raises(InvalidRequest, match="bytes"):
@@ -136,8 +137,7 @@ def test_the_largest_request_passes_and_one_byte_more_does_not() -> None:
 
 
 @pytest.mark.parametrize("alike", [True, 1.0])
-def test_options_of_another_type_are_read_again(alike: Any) -> None:
-    builder = RequestBuilder("me", None)
+def test_options_of_another_type_are_read_again(builder: RequestBuilder, alike: Any) -> None:
     builder.prepare([1], {"seed": 1})
 
     with pytest.raises(InvalidRequest, match="seed"):
@@ -147,10 +147,10 @@ def test_options_of_another_type_are_read_again(alike: Any) -> None:
 
 
 def test_options_of_concurrent_threads_are_not_mixed_up(
+    builder: RequestBuilder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a thread that looks whether the options are those that are known,
-    builder = RequestBuilder("me", None)
     builder.prepare([1], {"model": "a"})
     compare = checks.are_same
 
@@ -171,8 +171,7 @@ def test_ids_of_our_making_differ() -> None:
     assert len(ids) == 200
 
 
-def test_options_of_an_item_override_shared_options() -> None:
-    builder = RequestBuilder("me", None)
+def test_options_of_an_item_override_shared_options(builder: RequestBuilder) -> None:
     item: Any = {"prompt": [1], "temperature": 0.5, "model": "b"}
     [own, shared] = builder.prepare_many([item, [2]], {"temperature": 0.1, "model": "a"})
     assert not isinstance(own, InvalidRequest)
@@ -215,8 +214,7 @@ def test_none_leaves_an_option_out() -> None:
     assert (request.model, request.deadline_ms, request.params.max_tokens) == ("", None, None)
 
 
-def test_a_deadline_is_by_the_servers_clock() -> None:
-    builder = RequestBuilder("me", None)
+def test_a_deadline_is_by_the_servers_clock(builder: RequestBuilder) -> None:
     builder.clock_offset_s = 3600.0
     deadline_ms = builder.prepare("x", {"deadline_s": 60}).request.deadline_ms
     now_ms = datetime.datetime.now(datetime.UTC).timestamp() * 1000

@@ -14,13 +14,13 @@ from coordinator.guests.commands import (
     Unreadable,
     parse_guest_command,
 )
+from tests.support.builders import entry_fields
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import (
     COMMON_FIELDS,
     Request,
     SamplingParams,
-    request_fields,
     template_of,
 )
 from tokenyard.scripts import submit
@@ -73,11 +73,7 @@ def test_fields_of_a_submission_are_kept_as_they_were_given() -> None:
     # Given a request with an explicit default, which the model's own default must not replace
     params = SamplingParams(temperature=1.0, max_tokens=7)
     said = Request(id="q", client="ann", prompt="x", params=params, stated=("temperature",))
-    fields = {
-        name.encode(): value if isinstance(value, bytes) else str(value).encode()
-        for name, value in request_fields(said).items()
-    }
-    read = parse_guest_command("ann", fields, MOST_TTL_S)
+    read = parse_guest_command("ann", entry_fields(said), MOST_TTL_S)
     assert isinstance(read, Submission)
     shared = msgspec.json.decode(read.template.common, type=dict[str, str])
     assert msgspec.json.decode(shared["params"]) == {"temperature": 1.0, "max_tokens": 7}

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.builders import entry_fields
 from tokenyard.client.build import RequestBuilder
 from tokenyard.protocol.digest import DEFINING, UNREADABLE, entry_digest, request_digest
-from tokenyard.protocol.wire import Request, prompt_value, request_fields, template_of
+from tokenyard.protocol.wire import Request, prompt_value, template_of
 
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
 INCIDENTAL = {
@@ -73,14 +74,6 @@ class Numbers:
         return "x" * len(tokens)
 
 
-def wire(request: Request) -> dict[bytes, bytes]:
-    """The fields of a plain entry."""
-    return {
-        name.encode(): value if isinstance(value, bytes) else str(value).encode()
-        for name, value in request_fields(request).items()
-    }
-
-
 def test_each_field_of_a_request_is_either_defining_or_not() -> None:
     """A new field of `Request` fails here until it is in one of the two."""
     assert set(Request.__struct_fields__) == DEFINING | INCIDENTAL
@@ -103,7 +96,7 @@ def test_clients_and_coordinator_agree(
     }
 
     assert draft.digest == request_digest(request)
-    assert draft.digest == entry_digest(wire(request))
+    assert draft.digest == entry_digest(entry_fields(request))
     assert draft.digest == entry_digest(shared)
 
 

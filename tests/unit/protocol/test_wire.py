@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.builders import make_assignment, make_request
+from tests.support.builders import entry_fields, make_assignment, make_request
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import (
@@ -27,13 +27,6 @@ from tokenyard.protocol.wire import (
     request_fields,
     unpack_tokens,
 )
-
-
-def as_redis_gives_it(fields: dict[str, bytes | str | int]) -> dict[bytes, bytes]:
-    return {
-        name.encode(): value if isinstance(value, bytes) else str(value).encode()
-        for name, value in fields.items()
-    }
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))
@@ -148,7 +141,7 @@ def requests(draw: st.DrawFn) -> Request:
 @given(requests())
 def test_request_comes_back_from_its_fields(request: Request) -> None:
     assert is_name(request.client)
-    assert parse_request(as_redis_gives_it(request_fields(request))) == request
+    assert parse_request(entry_fields(request)) == request
 
 
 def test_defaults_stay_off_the_wire() -> None:

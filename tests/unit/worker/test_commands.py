@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.worker.commander import Commander
 from tests.support.pools import MEMORY, PAIR, A, B, engine_info, theatre
+from tests.unit.worker.commander import Commander
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from worker.host.process_state import State
 from worker.messages import (
