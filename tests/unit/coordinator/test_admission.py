@@ -107,11 +107,7 @@ def test_a_request_for_an_unknown_model_is_refused(
     ("history", "code"),
     [
         ({"crashes": b"99", "suspected": b"9"}, None),
-        ({"crashed_alone": b"1"}, None),
         ({"crashed_alone": b"2", "reason": b"ended by SIGSEGV"}, "POISONED"),
-        ({"lost_alone": b"2"}, None),
-        ({"lost_alone": b"3"}, "POISONED"),
-        ({"faults": b"2"}, None),
         ({"faults": b"3", "reason": b"out of cheese"}, "INFERENCE_ERROR"),
     ],
 )

@@ -134,19 +134,6 @@ class TestTime:
     def test_without_deadlines_and_back_off_there_is_no_next_time(self) -> None:
         assert holding(queued("r")).next_ms is None
 
-    def test_removed_requests_are_never_due(self) -> None:
-        now = int(NOW_MS)
-        gone = [queued("a", deadline_ms=now), queued("b", "retry", not_before_ms=now)]
-        overdue = queued("c", deadline_ms=now - 1)
-        backlog = holding(*gone, overdue)
-        backlog.advance(NOW_MS - 1)
-
-        for one in [*gone, overdue, *gone]:
-            backlog.remove(one)
-        backlog.advance(NOW_MS)
-
-        assert (len(backlog), late(backlog), names(backlog), backlog.next_ms) == (0, [], [], None)
-
 
 class TestDemand:
     def test_demand_is_requests_tokens_and_the_oldest_wait_of_each_model(self) -> None:

@@ -242,16 +242,6 @@ def alternating(count: int, *models: str) -> list[str]:
     return list(islice(cycle(models), count))
 
 
-def test_a_cold_first_request_starts_a_load_immediately() -> None:
-    yard = Yard([Model("a"), Model("b")], devices=1)
-    yard.submit("a")
-
-    yard.step()
-
-    assert [command.model for command in yard.commands] == ["a"]
-    assert yard.devices[0].state == "loading"
-
-
 def test_a_thousand_alternating_requests_at_once_on_one_device() -> None:
     """I expect few swaps, and at least 70 % of the throughput of one model alone."""
     alone = Yard([Model("a")], devices=1)

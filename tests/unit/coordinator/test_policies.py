@@ -41,31 +41,6 @@ def any_lanes(draw: st.DrawFn) -> list[Lane]:
     ]
 
 
-def test_round_robin_takes_turns() -> None:
-    lanes = [lane("a"), lane("b"), lane("c")]
-
-    assert round_robin(lanes, "") == lanes[0]
-    assert round_robin(lanes, "a") == lanes[1]
-    assert round_robin(lanes, "c") == lanes[0]
-
-
-def test_round_robin_skips_a_full_lane() -> None:
-    lanes = [lane("a"), lane("b", load=2), lane("c")]
-
-    assert round_robin(lanes, "a") == lanes[2]
-
-
-def test_round_robin_continues_behind_a_worker_that_has_left() -> None:
-    lanes = [lane("a"), lane("c")]
-
-    assert round_robin(lanes, "b") == lanes[1]
-
-
-def test_no_lane_is_chosen_where_all_are_full() -> None:
-    assert round_robin([lane("a", load=2), lane("b", load=3)], "a") is None
-    assert round_robin([], "a") is None
-
-
 def test_a_lane_is_found_by_the_name_of_its_worker() -> None:
     lanes = Lanes([lane("a"), lane("b", load=2)])
 
