@@ -49,10 +49,8 @@ class TestHandshake:
         client.start()
         late.join(10)
 
-    def test_client_refuses_another_protocol(
-        self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
-    ) -> None:
-        StandIn(connection, scripts).open(protocol=2)
+    def test_client_refuses_another_protocol(self, yard: StandIn, new_client: NewClient) -> None:
+        yard.tell(protocol=2)
         with pytest.raises(ProtocolMismatch, match="version 2"):
             new_client().start()
 
@@ -73,14 +71,9 @@ class TestHandshake:
         assert isinstance(caught.value, BrokerUnsuitable)
         assert "secret" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "url", ["http://localhost", "redis://localhost:port", "localhost:6379"]
-    )
-    def test_an_invalid_url_is_refused_immediately(
-        self, new_client_at: NewClient, url: str
-    ) -> None:
+    def test_an_invalid_url_is_refused_immediately(self, new_client_at: NewClient) -> None:
         with pytest.raises(SettingsError, match="redis"):
-            new_client_at(url)
+            new_client_at("http://localhost")
 
     def test_an_invalid_name_is_refused_immediately(self, new_client: NewClient) -> None:
         with pytest.raises(SettingsError, match="client_id"):

@@ -15,7 +15,6 @@ from tokenyard import RequestFailed, UnknownRequest, WaitTimeout
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import encode_reply
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts import Scripts
 
 
 @pytest.fixture
@@ -64,11 +63,8 @@ class TestMap:
         assert answers[1].error.code == "INVALID_REQUEST"
         assert (answers[0].tokens, answers[2].tokens) == ([2], [4])
 
-    def test_map_waits_for_a_full_queue(
-        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
-    ) -> None:
-        yard = StandIn(connection, scripts)
-        yard.open(max_num_queued_reqs=4)
+    def test_map_waits_for_a_full_queue(self, yard: StandIn, new_client: NewClient) -> None:
+        yard.tell(max_num_queued_reqs=4)
         with yard.running():
             answers = list(new_client().map([[number] for number in range(1, 21)]))
         assert sorted(result.tokens[0] for _, result in answers) == list(range(2, 22))

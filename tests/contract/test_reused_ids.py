@@ -9,7 +9,7 @@ import pytest
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.contract.test_submitting import Letters
-from tokenyard import IdReused, InvalidRequest, TokenyardError
+from tokenyard import IdReused
 
 OTHERS: list[tuple[Any, dict[str, Any]]] = [
     ([2], {}),
@@ -111,8 +111,3 @@ def test_map_returns_the_reuse_as_that_items_result(yard: StandIn, new_client: N
 
     assert results[0].tokens == [6]
     assert (results[1].status, results[1].error.code) == ("failed", "ID_REUSED")
-
-
-def test_an_unknown_request_is_neither_transient_nor_invalid() -> None:
-    assert issubclass(IdReused, TokenyardError)
-    assert not issubclass(IdReused, InvalidRequest)

@@ -9,9 +9,7 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
-from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Publication, Submitted
 
@@ -268,9 +266,8 @@ def test_count_equals_the_queued_tokens_after_every_change(
                 yard.scripts.dispatch(yard.token, twice)
                 running.append(yard.lane(worker)[-1])
             elif action == "answer":
-                reply = refusal(chosen.request, Code.INVALID_REQUEST, "x")
                 for _ in range(2):
-                    yard.scripts.answer(yard.token, "normal", chosen.entry, chosen.request, reply)
+                    yard.answer(chosen)
             else:
                 for _ in range(2):
                     yard.scripts.cancel("anon", chosen.request.id, "x")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.scripts.test_hostile_ledgers import NOWHERE
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.errors import Code
@@ -311,20 +312,7 @@ class TestLedgersThatAClientWrote:
         assert yard.scripts.call(seen_in_an_intake(yard, mine, entry)) is Cancelled.MOVED
         assert len(yard.intake()) == 1
 
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {"state": "waiting"},
-            {"state": "waiting", "sid": "events/1-1"},
-            {"state": "waiting", "sid": "normal/nothing"},
-            {"state": "waiting", "sid": "normal/99999999999999999999-1"},
-            {"state": "waiting", "sid": b"\xff/1-1"},
-            {"state": "waiting", "sid": "normal/1-1", "intake": "retry"},
-            {"state": "assigned"},
-            {"state": "assigned", "worker": b"\xff", "entry": "1-1"},
-            {"state": "assigned", "worker": "w.1", "entry": "+"},
-        ],
-    )
+    @pytest.mark.parametrize("fields", NOWHERE)
     def test_request_whose_ledger_names_no_place_is_cancelled(self, yard: Yard, fields) -> None:
         mine = self.forge(yard, **fields)
         yard.submit()

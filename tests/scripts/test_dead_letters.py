@@ -15,19 +15,15 @@ from tokenyard.admin.dead_letters import (
     requeue_letter,
 )
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered
 
 
-def kill(yard: Yard, request: Request, *, priority_class: str = "normal") -> DeadLetter:
+def kill(yard: Yard, request: Request, *, priority_class: PriorityClass = "normal") -> DeadLetter:
     """Let a request end as a dead letter; the letter."""
-    waiting: QueuedRequest = yard.submit(request, priority_class)  # type: ignore[arg-type]
-    reply = refusal(request, Code.POISONED, "it killed its worker")
-    code = yard.scripts.answer(
-        yard.token, waiting.intake, waiting.entry, request, reply, dead="it killed its worker"
-    )
-    assert code is Answered.DONE
+    waiting = yard.submit(request, priority_class)
+    assert yard.answer(waiting, Code.POISONED, dead="it killed its worker") is Answered.DONE
     return dead_letters(yard.connection, yard.keys)[0]
 
 

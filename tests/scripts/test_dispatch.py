@@ -7,10 +7,8 @@ import pytest
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.digest import request_digest
-from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import GROUP
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import MAX_FIELDS, Request, request_fields
 from tokenyard.scripts import Dispatched, Publication
 
@@ -299,8 +297,7 @@ def test_highest_entry_id_does_not_close_the_intake(
         case "dispatch" | "duplicate":
             yard.scripts.dispatch(yard.token, [pushed.to(worker)])
         case "answer":
-            reply = refusal(request, Code.INVALID_REQUEST, "x")
-            yard.scripts.answer(yard.token, "normal", pushed.entry, request, reply)
+            yard.answer(pushed)
         case _:
             yard.scripts.bury(yard.token, "normal", pushed.entry, "x")
 

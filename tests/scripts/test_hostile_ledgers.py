@@ -12,13 +12,26 @@ from coordinator.roster import Roster
 from coordinator.routing.suspicion import TrialLimits
 from tests.support.builders import make_request
 from tests.support.yard import QueuedRequest, Yard
-from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered, Dispatched, HandedBack
 
 #: Values that are no count.
 ODD = ["many", "-5", "1e308", "nan", "9" * 40, "9" * 9, "1.5", b"\xff", ""]
+#: Ledgers that name no place.
+NOWHERE: list[dict[str, str | bytes]] = [
+    {"state": "waiting"},
+    {"state": "waiting", "sid": "normal"},
+    {"state": "waiting", "sid": "events/1-1"},
+    {"state": "waiting", "sid": "../x/1-1"},
+    {"state": "waiting", "sid": "normal/-"},
+    {"state": "waiting", "sid": "normal/nothing"},
+    {"state": "waiting", "sid": "normal/99999999999999999999-1"},
+    {"state": "waiting", "sid": b"\xff/1-1"},
+    {"state": "waiting", "sid": "normal/1-1", "intake": "retry"},
+    {"state": "assigned"},
+    {"state": "assigned", "worker": b"\xff", "entry": "1-1"},
+    {"state": "assigned", "worker": "w.1", "entry": "+"},
+]
 
 
 def write(yard: Yard, request: Request, **fields: str | bytes) -> None:
@@ -102,11 +115,9 @@ def test_invalid_server_id_is_replaced_at_dispatch(yard: Yard, worker: str, odd)
 def test_invalid_server_id_is_replaced_in_a_dead_letter(yard: Yard) -> None:
     mine = yard.submit(make_request())
     write(yard, mine.request, sid=b"\xff", intake="normal", entry=mine.entry)
-    reply = refusal(mine.request, Code.POISONED, "")
 
-    code = yard.scripts.answer(yard.token, "normal", mine.entry, mine.request, reply, dead="x")
+    assert yard.answer(mine, dead="x") is Answered.DONE
 
-    assert code is Answered.DONE
     ((_, letter),) = yard.connection.xrange(yard.keys.dead)
     assert letter[b"dead_sid"] == f"normal/{mine.entry}".encode()
 

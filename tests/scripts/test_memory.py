@@ -7,8 +7,6 @@ import redis
 
 from tests.support.builders import framed, make_delta, make_request, make_result, worker_json
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import refusal
 from tokenyard.scripts import Answered, Cancelled, HandedBack, Publication, Published, Renewed
 
 
@@ -40,13 +38,9 @@ def test_accepted_requests_run_stream_and_end(yard: Yard, worker: str) -> None:
 
 def test_waiting_requests_are_answered_and_cancelled(yard: Yard) -> None:
     invalid, unwanted, running = yard.submit(), yard.submit(), yard.assign(yard.worker())
-    reply = refusal(invalid.request, Code.INVALID_REQUEST, "x")
 
     with yard.without_memory():
-        answered = yard.scripts.answer(
-            yard.token, "normal", invalid.entry, invalid.request, reply, dead="x"
-        )
-        assert answered is Answered.DONE
+        assert yard.answer(invalid, dead="x") is Answered.DONE
         for request in (unwanted.request, running.request):
             assert yard.scripts.cancel("anon", request.id, "x") is Cancelled.CANCELLED
 

@@ -9,7 +9,6 @@ from tests.support.yard import Yard
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens
 from tokenyard.scripts import Publication, Published, requeue
 
@@ -22,8 +21,7 @@ def die(yard: Yard, request: Request) -> Assignment:
     yard.scripts.retire(worker, "crashed", "signal 11")
     yard.rescue(worker)
     waiting = yard.waiting(request)
-    reply = refusal(request, Code.POISONED, "signal 11", published=pack_tokens([7]))
-    yard.scripts.answer(yard.token, "retry", waiting.entry, request, reply, dead="POISONED")
+    yard.answer(waiting, Code.POISONED, published=pack_tokens([7]), dead="POISONED")
     return assignment
 
 

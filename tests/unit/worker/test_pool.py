@@ -28,29 +28,31 @@ from worker.messages import (
 from worker.models import ModelSpec
 
 
-class TestProcesses:
-    def _made(self, monkeypatch: pytest.MonkeyPatch, **values: int) -> list[tuple[str, int]]:
-        with theatre(monkeypatch, **values) as played:
-            played.turn()
-            assert {member.state for member in played.pool.members} == {State.WARMING}
-            return [(one.name, played.process(one.name).device) for one in played.pool.members]
+@pytest.mark.parametrize(
+    ("values", "devices"),
+    [
+        pytest.param({"slots": 2}, [0, 1], id="one for each device"),
+        pytest.param({"slots": 2, "spares": 3}, [0, 1, 0, 1, 0], id="spares are spread"),
+        pytest.param(
+            {"slots": 2, "sleepers": 2, "spares": 1}, [0, 1, 0, 1, 0, 1, 0], id="sleepers of each"
+        ),
+    ],
+)
+def test_processes_are_started_on_the_devices(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, int], devices: list[int]
+) -> None:
+    with theatre(monkeypatch, **values) as played:
+        played.turn()
 
-    def test_each_device_has_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self._made(monkeypatch, slots=2) == [("w-0", 0), ("w-1", 1)]
+        members = played.pool.members
+        assert [member.name for member in members] == [f"w-{at}" for at in range(len(devices))]
+        assert [played.process(member.name).device for member in members] == devices
+        assert {member.state for member in members} == {State.WARMING}
 
-    def test_a_single_process_has_the_plain_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self._made(monkeypatch) == [("w", 0)]
 
-    def test_spares_are_spread_over_the_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = self._made(monkeypatch, slots=2, spares=3)
-
-        assert [device for _, device in made] == [0, 1, 0, 1, 0]
-
-    def test_each_device_has_its_sleepers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = self._made(monkeypatch, slots=2, sleepers=2, spares=1)
-
-        assert [device for _, device in made] == [0, 1, 0, 1, 0, 1, 0]
-        assert len({name for name, _ in made}) == 7
+def test_a_single_process_has_the_plain_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with theatre(monkeypatch) as played:
+        assert [member.name for member in played.pool.members] == ["w"]
 
 
 class TestWaits:
