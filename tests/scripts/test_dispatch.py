@@ -38,17 +38,6 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard, worker: str) -> No
     }
 
 
-def test_plain_entry_of_any_client_moves_like_a_submitted_one(yard: Yard, worker: str) -> None:
-    request = Request(id="q1", prompt="Hello")
-    pushed = yard.push({"id": "q1", "prompt": "Hello"}, request)
-
-    assignment = yard.place(pushed, worker)
-
-    assert assignment.request == request
-    assert assignment.sid == f"normal/{pushed.entry}"
-    assert yard.ledger(request)["state"] == "assigned"
-
-
 def test_round_without_moves_changes_nothing(yard: Yard) -> None:
     assert yard.scripts.dispatch(yard.token, []) == []
 
@@ -269,19 +258,6 @@ def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: Yard, worker: str) ->
     assert [item.request.id for item in yard.lane(worker)] == ids
 
 
-def test_second_attempt_counts_up_and_keeps_its_server_id(yard: Yard) -> None:
-    first = yard.worker()
-    assignment = yard.assign(first, make_request(stream=True))
-    yard.scripts.emit(first, [Publication(assignment, make_delta("x", 0, [7, 0, 8]))])
-    yard.lose(first)
-
-    again = yard.place(yard.waiting(assignment.request), yard.worker())
-
-    assert (again.sid, again.attempt, again.crashes) == (assignment.sid, 2, 1)
-    assert again.published == yard.published(assignment.request)
-    assert again.published == b"\7\0\0\0\0\0\0\0\10\0\0\0"
-
-
 @pytest.mark.parametrize("how", ["dispatch", "duplicate", "answer", "bury"])
 @pytest.mark.parametrize("entry_id", [HIGHEST, "18446744073709551615-1"])
 def test_highest_entry_id_does_not_close_the_intake(
@@ -345,13 +321,17 @@ def reusing(yard: Yard, request: Request) -> QueuedRequest:
     return pushed
 
 
-def test_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> None:
+def test_plain_entry_moves_like_a_submitted_one_and_leaves_its_digest(
+    yard: Yard, worker: str
+) -> None:
     request = make_request(prompt="Hello")
     pushed = yard.push(request_fields(request), request)
 
-    yard.place(pushed, yard.worker())
+    assignment = yard.place(pushed, worker)
 
-    assert yard.ledger(request)["digest"] == request_digest(request)
+    assert (assignment.request, assignment.sid) == (request, f"normal/{pushed.entry}")
+    ledger = yard.ledger(request)
+    assert (ledger["state"], ledger["digest"]) == ("assigned", request_digest(request))
 
 
 @pytest.mark.parametrize("is_first_plain", [True, False])

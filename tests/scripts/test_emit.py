@@ -102,15 +102,10 @@ def test_delta_without_tokens_is_never_published(yard: Yard, worker: str) -> Non
     assert yard.replies(assignment.request) == []
 
 
-@pytest.mark.parametrize("how", ["retired", "rescued", "unknown"])
+@pytest.mark.parametrize("how", ["lost", "rescued", "unknown"])
 def test_worker_without_a_lease_publishes_nothing(yard: Yard, worker: str, how: str) -> None:
     assignment = yard.assign(worker, make_request(stream=True))
-    if how == "retired":
-        yard.scripts.retire(worker, "lost")
-    elif how == "rescued":
-        yard.expire(worker)
-        yard.scripts.rescue(yard.token, worker)
-    sender = "nobody.1" if how == "unknown" else worker
+    sender = yard.fence(worker, how)
 
     step = [delta(assignment, 0, [1]), delta(assignment, 1, [2])]
 

@@ -127,15 +127,10 @@ def test_request_twice_in_one_step_finishes_once(yard: Yard, worker: str) -> Non
     assert len(yard.replies(assignment.request)) == 1
 
 
-@pytest.mark.parametrize("how", ["retired", "rescued", "unknown"])
+@pytest.mark.parametrize("how", ["lost", "rescued", "unknown"])
 def test_worker_without_a_lease_finishes_nothing(yard: Yard, worker: str, how: str) -> None:
     assignment = yard.assign(worker)
-    if how == "retired":
-        yard.scripts.retire(worker, "lost")
-    elif how == "rescued":
-        yard.expire(worker)
-        yard.scripts.rescue(yard.token, worker)
-    sender = "nobody.1" if how == "unknown" else worker
+    sender = yard.fence(worker, how)
 
     assert yard.scripts.finish(sender, [result(assignment)] * 2) == [Published.LEASE_LOST] * 2
     assert yard.replies(assignment.request) == []

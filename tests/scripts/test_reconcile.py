@@ -151,7 +151,6 @@ class TestEnd:
         yard.scripts.reconcile(yard.token, of(request, astray(yard)))
 
         result = yard.result(request)
-        assert result is not None
         assert (result.seq, result.tokens) == (2, pack_tokens([7, 8]))
         assert yard.published(request) == b""
 

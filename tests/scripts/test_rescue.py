@@ -98,6 +98,7 @@ def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(
 ) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
+    sid = assignment.sid
     for seq in range(3):
         delta = make_delta(request.id, seq, [seq])
         yard.scripts.emit(worker, [Publication(assignment, delta, epoch=4 + seq)])
@@ -105,7 +106,7 @@ def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(
         worker = yard.worker()
         assignment = yard.place(yard.waiting(request), worker)
 
-    assert (assignment.attempt, assignment.crashes) == (4, 3)
+    assert (assignment.sid, assignment.attempt, assignment.crashes) == (sid, 4, 3)
     assert (assignment.published, assignment.first_epoch) == (pack_tokens([0, 1, 2]), 4)
     assert assignment.request == request
     lane = yard.keys.lane(worker)

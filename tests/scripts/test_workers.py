@@ -128,15 +128,9 @@ def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard, worker: str)
 
 
 @pytest.mark.parametrize("how", ["unknown", "left", "lost", "rescued"])
-def test_removed_lease_cannot_be_renewed(yard: Yard, how: str) -> None:
-    worker = "nobody.1" if how == "unknown" else yard.worker()
-    if how != "unknown":
-        yard.assign(worker)
-    if how in ("left", "lost"):
-        yard.scripts.retire(worker, how)  # type: ignore[arg-type]
-    elif how == "rescued":
-        yard.expire(worker)
-        yard.scripts.rescue(yard.token, worker)
+def test_removed_lease_cannot_be_renewed(yard: Yard, worker: str, how: str) -> None:
+    yard.assign(worker)
+    worker = yard.fence(worker, how)
     before = lease(yard, worker), roster(yard)
 
     assert yard.scripts.renew(60_000, [(worker, b"new")]) == [Renewed.LOST]

@@ -73,6 +73,15 @@ class Yard:
         """Register a worker with a lease."""
         return self.scripts.register(name, lease_ms, worker_json(name))
 
+    def fence(self, worker: str, how: str) -> str:
+        """End a worker's lease, its lane unchanged; the name under which it writes from then on."""
+        if how == "rescued":
+            self.expire(worker)
+            self.scripts.rescue(self.token, worker)
+        elif how in ("left", "lost"):
+            self.scripts.retire(worker, how)
+        return "nobody.1" if how == "unknown" else worker
+
     def expire(self, worker: str) -> None:
         """Let a worker's lease expire."""
         self.connection.zadd(self.keys.leases, {worker: 1}, xx=True)

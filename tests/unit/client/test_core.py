@@ -81,14 +81,6 @@ def test_listening_ends_with_the_client() -> None:
         next(core.leave())
 
 
-def test_read_entries_are_deleted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
-    steps = make_core().listen()
-    next(steps)
-    trim = command(steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]]))
-    assert (trim[0], *trim[2:]) == ("XTRIM", "MINID", "5-2")
-
-
 def test_a_submission_that_breaks_is_followed_no_longer() -> None:
     core = make_core()
     steps = core.submitter.submit([prepare("q")])

@@ -123,7 +123,6 @@ class TestPrefixAffinity:
 
         pick = prefix_affinity([lane("a"), lane("b")], "", found)
 
-        assert pick
         assert pick.why == "its session was there, 9 of 10 blocks of its prompt were there"
 
     def test_one_prefix_for_all_does_not_starve_other_workers(self) -> None:
@@ -131,7 +130,6 @@ class TestPrefixAffinity:
         lanes, given_to, known = [lane(name, 0, 99) for name in "abc"], [], {"a"}
         for _ in range(60):
             pick = prefix_affinity(lanes, "", matches(**dict.fromkeys(known, 10)))
-            assert pick
             at = lanes.index(pick.lane)
             lanes[at] = lane(pick.lane.name, pick.lane.load + 1, 99)
             known.add(pick.lane.name)

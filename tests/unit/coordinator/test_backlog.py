@@ -66,7 +66,6 @@ class TestOrder:
         backlog = holding(queued("r", "retry"), queued("s", "retry", suspect=True))
 
         queue = backlog.queue("m")
-        assert queue is not None
         assert [one.entry for one in queue.suspects] == ["s"]
         assert names(backlog) == ["r"]
         assert [one.entry for one in queue] == ["s", "r"]

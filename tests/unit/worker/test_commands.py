@@ -150,7 +150,6 @@ class TestGroups:
         host.command("load", "w-1", model="pair")
 
         goal = host.played.pool.goals[0]
-        assert goal
         assert goal.devices == (1, 0)
 
     def test_named_devices_form_the_group(self, host: Commander) -> None:

@@ -166,7 +166,6 @@ class TestGroups:
         assert isinstance(load, LoadModel)
         assert isinstance(attach, Attach)
         assert load.spec == PAIR
-        assert load.group
         assert (load.group.rank, attach.group.rank) == (0, 1)
         assert load.group.address == attach.group.address
         assert load.group.devices == attach.group.devices == (1, 0)
@@ -177,7 +176,6 @@ class TestGroups:
         for _ in range(2):
             two.aim(PAIR, 0, 1)
             group = two.member("w-0").group
-            assert group
             addresses.add(group.address)
             two.say("w-0", Ready(engine_info(PAIR), MEMORY))
             two.aim(None, 0, 1)

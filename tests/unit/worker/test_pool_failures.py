@@ -112,7 +112,6 @@ class TestFailedLoads:
         assert "failed" not in {name for name, *_ in told}
         assert one.pool.goals == {0: goal}
         holder = one.pool.holder(0)
-        assert holder
         assert one.heard(holder.name)[-1] == LoadModel(B)
 
 

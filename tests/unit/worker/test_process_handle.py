@@ -198,7 +198,6 @@ class TestStart:
         hindrance = handle.start()
 
         # I expect the process to count as dead.
-        assert hindrance
         assert hindrance.said.startswith(type(fault).__name__)
         assert (handle.state, handle.process, handle.pipe) == (State.DOWN, None, None)
         assert handle.start_at > clock.now
