@@ -112,12 +112,16 @@ class TestCancel:
         yard.dispatch()
         assert not yard.lane, "the worker was told"
 
-    def test_an_ended_request_is_not_cancelled(self, yard: StandIn, new_client: NewClient) -> None:
-        handle = new_client().submit([1])
+    def test_an_ended_request_is_not_cancelled(
+        self, yard: StandIn, cancelling: NewClient, connection: redis.Redis, keys: Keys
+    ) -> None:
+        client = cancelling()
+        handle = client.submit([1])
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]
         assert handle.cancel() == Cancellation.OVER
         assert handle.wait().status == "completed"
+        assert not connection.exists(keys.cancelling, keys.cancels(client.client_id))
 
     def test_a_second_cancel_changes_nothing(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit([1])
@@ -171,16 +175,6 @@ class TestCancel:
 
 class TestCancelWithoutTheRight:
     """A client with only the rights of `client` in deploy/users.acl."""
-
-    def test_cancel_of_an_ended_request_is_over_immediately(
-        self, yard: StandIn, confined: NewClient, connection: redis.Redis, keys: Keys
-    ) -> None:
-        client = confined()
-        handle = client.submit([1])
-        yard.answer_all()
-        assert handle.result(WAIT_S).tokens == [2]
-        assert handle.cancel() == Cancellation.OVER
-        assert not connection.exists(keys.cancelling, keys.cancels(client.client_id))
 
     def test_cancel_of_a_request_that_ends_meanwhile_is_over(
         self, yard: StandIn, confined: NewClient, granting: Granting

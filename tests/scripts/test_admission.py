@@ -196,20 +196,19 @@ def test_an_unmeetable_deadline_is_refused_on_request(yard: Yard) -> None:
     assert submit(yard, soon)[0].code is Submitted.ACCEPTED
 
 
-@pytest.mark.parametrize("deadline_ms", [None, FAR_MS])
-def test_meetable_deadline_is_accepted(yard: Yard, deadline_ms) -> None:
-    tell(yard, rate=1)
+@pytest.mark.parametrize(
+    ("rate", "deadline_ms"),
+    [
+        pytest.param(1, None, id="no deadline"),
+        pytest.param(1, FAR_MS, id="in time"),
+        pytest.param(0, 1, id="no rate"),
+    ],
+)
+def test_a_deadline_is_accepted(yard: Yard, rate: int, deadline_ms: int | None) -> None:
+    tell(yard, rate=rate)
     submit(yard, *requests(5))
 
     (accepted,) = submit(yard, make_request(deadline_ms=deadline_ms), refuse_late=True)
-
-    assert accepted.code is Submitted.ACCEPTED
-
-
-def test_without_a_rate_no_deadline_is_refused(yard: Yard) -> None:
-    submit(yard, *requests(5))
-
-    (accepted,) = submit(yard, make_request(deadline_ms=1), refuse_late=True)
 
     assert accepted.code is Submitted.ACCEPTED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import refusal
@@ -56,16 +56,15 @@ def test_invalid_entry_with_an_id_gets_a_failed_result(yard: Yard) -> None:
         (Code.POISONED, "failed"),
     ],
 )
-def test_state_of_the_ledger_is_the_status(yard: Yard, code: Code, status: str) -> None:
-    waiting = yard.submit()
-
+def test_state_of_the_ledger_is_the_status(
+    yard: Yard, waiting: QueuedRequest, code: Code, status: str
+) -> None:
     yard.answer(waiting, code)
 
     assert yard.ledger(waiting.request)["state"] == status
 
 
-def test_former_leader_answers_nothing(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_former_leader_answers_nothing(yard: Yard, waiting: QueuedRequest) -> None:
     yard.depose()
 
     assert yard.answer(waiting) is Answered.NOT_LEADER
@@ -73,16 +72,14 @@ def test_former_leader_answers_nothing(yard: Yard) -> None:
     assert len(yard.intake()) == 1
 
 
-def test_second_answer_changes_nothing(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_second_answer_changes_nothing(yard: Yard, waiting: QueuedRequest) -> None:
     yard.answer(waiting)
 
     assert yard.answer(waiting) is Answered.GONE
     assert len(yard.replies(waiting.request)) == 1
 
 
-def test_request_on_a_lane_is_not_answered(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_request_on_a_lane_is_not_answered(yard: Yard, waiting: QueuedRequest) -> None:
     yard.place(waiting, yard.worker())
 
     assert yard.answer(waiting) is Answered.GONE
@@ -177,8 +174,9 @@ def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
 
 
 @pytest.mark.parametrize("why_not", ["succeeded", "twin", "gone"])
-def test_dead_letter_is_written_only_with_the_answer(yard: Yard, why_not: str) -> None:
-    waiting = yard.submit()
+def test_dead_letter_is_written_only_with_the_answer(
+    yard: Yard, waiting: QueuedRequest, why_not: str
+) -> None:
     if why_not == "succeeded":
         yard.depose()
     elif why_not == "twin":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scripts.test_hostile_ledgers import NOWHERE
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, pack_tokens, request_fields
@@ -149,9 +149,10 @@ def test_ended_request_is_unchanged(yard: Yard, worker: str, state: str) -> None
 
 
 @pytest.mark.parametrize("seen", ["other intake", "still waiting", "other worker", "unknown"])
-def test_an_outdated_read_of_the_ledger_cancels_nothing(yard: Yard, worker: str, seen: str) -> None:
+def test_an_outdated_read_of_the_ledger_cancels_nothing(
+    yard: Yard, worker: str, waiting: QueuedRequest, seen: str
+) -> None:
     """Given a request that moved between read and call, I expect MOVED."""
-    waiting = yard.submit()
     request = waiting.request
     state, where = {
         "other intake": ("waiting", "high"),
@@ -249,9 +250,10 @@ def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("ttl", ["", "-5", "0", "1e9", "abc", "99999999999999999999"])
-def test_entry_with_an_invalid_result_ttl_is_cancelled(yard: Yard, ttl: str) -> None:
+def test_entry_with_an_invalid_result_ttl_is_cancelled(
+    yard: Yard, waiting: QueuedRequest, ttl: str
+) -> None:
     """Given unvalidated fields, I expect the result to have the default TTL."""
-    waiting = yard.submit()
     request = waiting.request
     foreign = yard.push({"id": request.id, "prompt": "x", "result_ttl": ttl})
     ledger = yard.keys.ledger("anon", request.id)

@@ -69,8 +69,7 @@ def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
     assert [len(yard.lane(one)), len(yard.lane(two))] == [1, 0]
 
 
-def test_deleted_entry_is_acknowledged(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_deleted_entry_is_acknowledged(yard: Yard, waiting: QueuedRequest) -> None:
     yard.read()
     yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
 

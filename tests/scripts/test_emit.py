@@ -64,8 +64,9 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, wo
     assert yard.replies(bob.request) == []
 
 
-def test_step_repeated_after_a_lost_answer_publishes_nothing_again(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_step_repeated_after_a_lost_answer_publishes_nothing_again(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     step = [delta(assignment, 0, [1, 2]), delta(assignment, 2, [3])]
     yard.scripts.emit(worker, step)
 
@@ -73,8 +74,9 @@ def test_step_repeated_after_a_lost_answer_publishes_nothing_again(yard: Yard, w
     assert tokens_of(yard.replies(assignment.request)) == [1, 2, 3]
 
 
-def test_repeated_delta_does_not_block_a_new_one_in_its_step(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_repeated_delta_does_not_block_a_new_one_in_its_step(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.scripts.emit(worker, [delta(assignment, 0, [1])])
 
     codes = yard.scripts.emit(worker, [delta(assignment, 0, [1]), delta(assignment, 1, [2])])
@@ -85,26 +87,27 @@ def test_repeated_delta_does_not_block_a_new_one_in_its_step(yard: Yard, worker:
 
 @pytest.mark.parametrize("seq", [1, 3, 99])
 def test_delta_that_would_skip_or_half_repeat_tokens_is_refused(
-    yard: Yard, worker: str, seq: int
+    yard: Yard, worker: str, assignment: Assignment, seq: int
 ) -> None:
-    assignment = yard.assign(worker, make_request(stream=True))
     yard.scripts.emit(worker, [delta(assignment, 0, [1, 2])])
 
     assert yard.scripts.emit(worker, [delta(assignment, seq, [8, 9])]) == [Published.STALE]
     assert tokens_of(yard.replies(assignment.request)) == [1, 2]
 
 
-def test_delta_without_tokens_is_never_published(yard: Yard, worker: str) -> None:
+def test_delta_without_tokens_is_never_published(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     """It would be indistinguishable from its repetition."""
-    assignment = yard.assign(worker, make_request(stream=True))
 
     assert yard.scripts.emit(worker, [delta(assignment, 0, [], text="x")]) == [Published.REPEATED]
     assert yard.replies(assignment.request) == []
 
 
 @pytest.mark.parametrize("how", ["lost", "rescued", "unknown"])
-def test_worker_without_a_lease_publishes_nothing(yard: Yard, worker: str, how: str) -> None:
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_worker_without_a_lease_publishes_nothing(
+    yard: Yard, worker: str, assignment: Assignment, how: str
+) -> None:
     sender = yard.fence(worker, how)
 
     step = [delta(assignment, 0, [1]), delta(assignment, 1, [2])]
@@ -114,8 +117,9 @@ def test_worker_without_a_lease_publishes_nothing(yard: Yard, worker: str, how: 
     assert yard.published(assignment.request) == b""
 
 
-def test_expired_lease_is_valid_until_the_rescue(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_expired_lease_is_valid_until_the_rescue(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.expire(worker)
 
     assert yard.scripts.emit(worker, [delta(assignment, 0, [1])]) == [Published.PUBLISHED]
@@ -182,8 +186,9 @@ def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard, worker: 
 
 
 @pytest.mark.parametrize("when", ["waits", "finished", "unknown"])
-def test_request_that_does_not_run_takes_no_deltas(yard: Yard, worker: str, when: str) -> None:
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_request_that_does_not_run_takes_no_deltas(
+    yard: Yard, worker: str, assignment: Assignment, when: str
+) -> None:
     if when == "waits":
         yard.lose(worker)
         worker = yard.worker()

@@ -75,9 +75,9 @@ def test_tokens_of_an_earlier_attempt_are_deleted(yard: Yard, is_read: bool) -> 
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "expired"])
-def test_state_of_the_ledger_is_the_status_of_the_result(yard: Yard, worker: str, status) -> None:
-    assignment = yard.assign(worker)
-
+def test_state_of_the_ledger_is_the_status_of_the_result(
+    yard: Yard, worker: str, assignment: Assignment, status
+) -> None:
     yard.scripts.finish(worker, [result(assignment, status=status)])
 
     assert yard.ledger(assignment.request)["state"] == status
@@ -106,8 +106,9 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, wo
     assert yard.freed()[-1][b"count"] == b"3"
 
 
-def test_result_repeated_after_a_lost_answer_appears_once(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_result_repeated_after_a_lost_answer_appears_once(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     first = result(assignment, [1])
     yard.scripts.finish(worker, [first])
     freed = yard.freed()
@@ -118,9 +119,9 @@ def test_result_repeated_after_a_lost_answer_appears_once(yard: Yard, worker: st
     assert yard.freed() == freed
 
 
-def test_request_twice_in_one_step_finishes_once(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
-
+def test_request_twice_in_one_step_finishes_once(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     codes = yard.scripts.finish(worker, [result(assignment, [1]), result(assignment, [2])])
 
     assert codes == [Published.PUBLISHED, Published.REPEATED]
@@ -128,8 +129,9 @@ def test_request_twice_in_one_step_finishes_once(yard: Yard, worker: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["lost", "rescued", "unknown"])
-def test_worker_without_a_lease_finishes_nothing(yard: Yard, worker: str, how: str) -> None:
-    assignment = yard.assign(worker)
+def test_worker_without_a_lease_finishes_nothing(
+    yard: Yard, worker: str, assignment: Assignment, how: str
+) -> None:
     sender = yard.fence(worker, how)
 
     assert yard.scripts.finish(sender, [result(assignment)] * 2) == [Published.LEASE_LOST] * 2
@@ -153,8 +155,9 @@ def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
     assert yard.scripts.finish(two, [result(again)]) == [Published.PUBLISHED]
 
 
-def test_wrong_attempt_leaves_the_workers_own_entry(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_wrong_attempt_leaves_the_workers_own_entry(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     wrong = Assignment(
         request=assignment.request, entry=assignment.entry, sid=assignment.sid, attempt=7
     )

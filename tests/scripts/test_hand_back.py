@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
-from tokenyard.protocol.wire import pack_tokens
+from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import HandedBack, Publication
 
 
@@ -63,8 +63,9 @@ def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard, worker: s
     assert (fields[b"faults"], fields[b"crashes"], fields[b"reason"]) == (b"1", b"1", b"signal 9")
 
 
-def test_worker_without_a_lease_hands_nothing_back(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_worker_without_a_lease_hands_nothing_back(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.scripts.retire(worker, "lost")
 
     assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.LEASE_LOST

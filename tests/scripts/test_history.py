@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_delta, make_request
 from tests.support.yard import Yard
-from tokenyard.protocol.wire import pack_tokens
+from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import Publication
 
 HISTORY = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone")
@@ -37,8 +37,9 @@ def test_departure_is_noted_in_the_retry(
     assert record == f"{worker} {why} signal 11 in the kernel"
 
 
-def test_expired_lease_is_a_loss_with_that_reason(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_expired_lease_is_a_loss_with_that_reason(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.expire(worker)
 
     yard.rescue(worker)
@@ -132,9 +133,8 @@ def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, worker: str, why, 
     ],
 )
 def test_first_reason_stays_with_its_message(
-    yard: Yard, worker: str, first, then, expected
+    yard: Yard, worker: str, assignment: Assignment, first, then, expected
 ) -> None:
-    assignment = yard.assign(worker)
     yard.scripts.retire(worker, first, "signal 11")
     yard.scripts.retire(worker, then, "thrown out")
 

@@ -223,17 +223,17 @@ class TestWhatMovesMeanwhile:
         assert yard.result(request) is None
         assert yard.queued_tokens() > 0
 
-    def test_request_with_its_entry_is_unchanged(self, yard: Yard) -> None:
-        waiting = yard.submit()
+    def test_request_with_its_entry_is_unchanged(self, yard: Yard, waiting: QueuedRequest) -> None:
         name = (waiting.request.client, waiting.request.id)
         claim = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
 
         assert yard.scripts.reconcile(yard.token, [claim]) == [Reconciled.STAYS]
         assert yard.intake()[0][0] == waiting.entry
 
-    def test_request_that_moved_since_the_scan_is_unchanged(self, yard: Yard, worker: str) -> None:
+    def test_request_that_moved_since_the_scan_is_unchanged(
+        self, yard: Yard, worker: str, waiting: QueuedRequest
+    ) -> None:
         # Given a request that waits during the scan, and is on a lane at the call
-        waiting = yard.submit()
         name = (waiting.request.client, waiting.request.id)
         was = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
         assignment = yard.place(waiting, worker)

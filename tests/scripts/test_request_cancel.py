@@ -29,20 +29,12 @@ def test_a_requested_cancel_is_kept_and_wakes_the_leader(yard: Yard) -> None:
     assert 0 < yard.ttl_s(yard.keys.cancels("ann")) <= client_scripts.CANCEL_TTL_S
 
 
-def test_each_client_has_its_own_requested_cancels(yard: Yard) -> None:
-    ask(yard, "a")
-    ask(yard, "a", "bob")
+def test_each_cancel_is_kept_once_for_its_client_and_wakes_again(yard: Yard) -> None:
+    for client in ("ann", "bob", "ann"):
+        ask(yard, "a", client)
 
     assert cancels(yard) == {b"a"}
-    assert cancelling(yard) == [{b"client": b"ann"}, {b"client": b"bob"}]
-
-
-def test_a_repeated_cancel_is_kept_once_and_wakes_again(yard: Yard) -> None:
-    ask(yard, "a")
-    ask(yard, "a")
-
-    assert cancels(yard) == {b"a"}
-    assert len(cancelling(yard)) == 2
+    assert [one[b"client"] for one in cancelling(yard)] == [b"ann", b"bob", b"ann"]
 
 
 def test_requested_cancels_of_a_client_are_bounded(

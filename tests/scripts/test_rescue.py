@@ -37,8 +37,7 @@ def test_entries_return_with_their_published_tokens(yard: Yard, worker: str) -> 
     assert yard.connection.hget(yard.keys.workers, worker) is None
 
 
-def test_former_leader_rescues_nothing(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_former_leader_rescues_nothing(yard: Yard, worker: str, assignment: Assignment) -> None:
     yard.expire(worker)
     yard.depose()
 
@@ -46,15 +45,12 @@ def test_former_leader_rescues_nothing(yard: Yard, worker: str) -> None:
     assert yard.lane(worker) == [assignment]
 
 
-def test_running_lease_protects_a_lane(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
-
+def test_running_lease_protects_a_lane(yard: Yard, worker: str, assignment: Assignment) -> None:
     assert yard.scripts.rescue(yard.token, worker, [held(assignment)]) == RESCUE_HELD
     assert yard.lane(worker) == [assignment]
 
 
-def test_first_call_only_ends_the_lease(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_first_call_only_ends_the_lease(yard: Yard, worker: str, assignment: Assignment) -> None:
     yard.expire(worker)
 
     assert yard.scripts.rescue(yard.token, worker) == 1
@@ -133,8 +129,9 @@ def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: Yard, worker: str) 
     assert yard.intake("retry") == []
 
 
-def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     ((_, fields),) = yard.connection.xrange(lane := yard.keys.lane(worker))
     copy = yard.connection.xadd(lane, fields).decode()
     yard.expire(worker)
@@ -146,8 +143,9 @@ def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(yard: Yard, w
     assert len(yard.intake("retry")) == 1
 
 
-def test_unknown_worker_with_a_lane_is_rescued_as_lost(yard: Yard, worker: str) -> None:
-    assignment = yard.assign(worker)
+def test_unknown_worker_with_a_lane_is_rescued_as_lost(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.connection.zrem(yard.keys.leases, worker)
 
     assert yard.rescue(worker) == 0

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tests.support.builders import make_request, make_result
-from tests.support.yard import Yard, requests
+from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import SamplingParams
@@ -47,9 +47,9 @@ def test_empty_burst_changes_nothing(yard: Yard) -> None:
     assert yard.intake() == []
 
 
-def test_repeated_submission_returns_the_state_of_the_first(yard: Yard, worker: str) -> None:
-    waiting = yard.submit()
-
+def test_repeated_submission_returns_the_state_of_the_first(
+    yard: Yard, worker: str, waiting: QueuedRequest
+) -> None:
     def state() -> str:
         (known,) = yard.scripts.submit("high", [waiting.request])
         assert known.code is Submitted.KNOWN
@@ -134,8 +134,9 @@ def test_burst_larger_than_one_lua_unpack_is_accepted(yard: Yard) -> None:
     assert len({answer.sid for answer in answers}) == 2000
 
 
-def test_another_request_under_a_known_id_is_refused(yard: Yard, worker: str) -> None:
-    waiting = yard.submit()
+def test_another_request_under_a_known_id_is_refused(
+    yard: Yard, worker: str, waiting: QueuedRequest
+) -> None:
     another = msgspec.structs.replace(waiting.request, model="subtractor")
 
     def refused() -> str:
@@ -166,8 +167,7 @@ def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:
     assert (without.code, empty.code) == (Submitted.KNOWN, Submitted.KNOWN)
 
 
-def test_a_submitter_without_a_digest_is_not_compared(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_a_submitter_without_a_digest_is_not_compared(yard: Yard, waiting: QueuedRequest) -> None:
     call = submit(yard.keys, "normal", [msgspec.structs.replace(waiting.request, model="other")])
 
     answer = yard.scripts.call(dataclasses.replace(call, args=[*call.args[:-1], ""]))

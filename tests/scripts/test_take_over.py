@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.support.yard import Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
 
@@ -40,8 +40,9 @@ def test_running_yard_keeps_its_pending_entries_and_counts(yard: Yard) -> None:
     assert yard.queued_tokens() == queued > 0
 
 
-def test_destroyed_group_is_created_again_with_the_waiting_entries(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_destroyed_group_is_created_again_with_the_waiting_entries(
+    yard: Yard, waiting: QueuedRequest
+) -> None:
     yard.connection.xgroup_destroy(yard.keys.intake("normal"), GROUP)
     yard.connection.delete(yard.keys.intake("high"))
 

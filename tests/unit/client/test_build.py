@@ -19,7 +19,6 @@ from tokenyard.client.options import SamplingOptions
 from tokenyard.client.tokenization import Detokenizer, LocalText, Tokenizer, load_tokenizer
 from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.wire import (
-    ChatOptions,
     SamplingParams,
     prompt_value,
     request_fields,
@@ -28,6 +27,17 @@ from tokenyard.protocol.wire import (
 )
 
 MODELS = Path(__file__).parents[3] / "examples" / "arithmetic" / "models"
+
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+CHAT_OPTIONS: dict[str, Any] = {
+    "tools": TOOLS,
+    "documents": [{"title": "t", "text": "x"}],
+    "chat_template_kwargs": {"enable_thinking": False},
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
 
 
 class Bytes:
@@ -64,38 +74,25 @@ def test_sampling_options_are_those_of_the_wire() -> None:
 
 @pytest.mark.parametrize("tokenizer", [None, Bytes()])
 @pytest.mark.parametrize(
-    "prompt", ["Grüße", [1, 2, 3], array("i", [1, 2]), [{"role": "user", "content": "ß"}]]
+    ("prompt", "more"),
+    [
+        ("Grüße", {}),
+        ([1, 2, 3], {}),
+        (array("i", [1, 2]), {}),
+        ([{"role": "user", "content": "ß"}], {}),
+        (CHAT, CHAT_OPTIONS),
+    ],
 )
-def test_the_size_is_what_the_coordinator_counts(tokenizer: Tokenizer, prompt: Any) -> None:
+def test_the_size_is_what_the_coordinator_counts(
+    tokenizer: Tokenizer, prompt: Any, more: dict[str, Any]
+) -> None:
     builder = RequestBuilder("me", tokenizer)
     said: list[dict[str, Any]] = [{}, {"id": "ß"}, {"stop": ["ß"], "detokenize": True}]
     said += [{"max_tokens": 3, "metadata": {"x": '"ß"'}, "stream": True}]
     for options in said:
-        prepared = builder.prepare(prompt, options)
+        prepared = builder.prepare(prompt, options | more)
         assert prepared.size == wire_size(prepared)
         assert prepared.template == template_of(prepared.request)
-
-
-CHAT: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
-TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-
-
-def test_a_chat_travels_with_what_its_template_is_given() -> None:
-    options: dict[str, Any] = {
-        "tools": TOOLS,
-        "documents": [{"title": "t", "text": "x"}],
-        "chat_template_kwargs": {"enable_thinking": False},
-        "add_generation_prompt": False,
-        "continue_final_message": True,
-    }
-    for builder in (RequestBuilder("me", None), RequestBuilder("me", Bytes())):
-        prepared = builder.prepare(CHAT, options)
-        assert prepared.request.messages == CHAT
-        assert prepared.request.chat == ChatOptions(**options)
-        assert prepared.size == wire_size(prepared)
-        assert {"tools", "documents", "chat_template_kwargs"} <= request_fields(
-            prepared.request
-        ).keys()
 
 
 @pytest.mark.parametrize(

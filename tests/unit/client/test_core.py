@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import make_request, make_result
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, ClientCore
-from tokenyard.client.operations import Ask, Delay, Operation
+from tokenyard.client.operations import Operation
 from tokenyard.client.router import CHECK_AFTER_S
 from tokenyard.client.submission import bursts
 from tokenyard.client.sync import LISTEN_TIMEOUT_S
@@ -31,7 +31,6 @@ def prepare(
 
 def command(operation: Operation) -> Any:
     """The one command of an operation."""
-    assert isinstance(operation, Ask)
     [only] = operation.commands
     return only
 
@@ -63,7 +62,6 @@ def test_listening_reads_on_where_the_server_went_away() -> None:
     pauses = []
     for _ in range(10):
         pause = steps.throw(BrokerUnavailable("gone"))
-        assert isinstance(pause, Delay)
         pauses.append(pause.seconds)
         assert command(steps.send(None))[-1] == "5-1"
     assert pauses[0] < 0.1

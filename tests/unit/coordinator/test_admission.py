@@ -40,7 +40,6 @@ def test_a_valid_request_is_queued() -> None:
 
     queued = admit(entry_fields(request), entry_id="5-0")
 
-    assert isinstance(queued, QueuedRequest)
     assert (queued.entry, queued.model, queued.since_ms) == ("5-0", "adder", 5.0)
     reply = (queued.id, queued.client, queued.reply_to, queued.result_ttl_s, queued.deadline_ms)
     assert reply == ("q1", "c", "replies:c", 60, 9)
@@ -49,7 +48,6 @@ def test_a_valid_request_is_queued() -> None:
 def test_an_entry_of_the_future_came_in_now() -> None:
     queued = admit(entry_fields(make_request("q1")), entry_id="99999999-0")
 
-    assert isinstance(queued, QueuedRequest)
     assert queued.since_ms == NOW_MS
 
 
@@ -60,14 +58,12 @@ def test_a_request_without_an_id_is_unanswerable() -> None:
 def test_a_bad_request_is_refused() -> None:
     verdict = admit({b"id": b"q1", b"prompt": b"p", b"params": b"{"})
 
-    assert isinstance(verdict, Refused)
     assert verdict.code == "INVALID_REQUEST"
 
 
 def test_a_request_with_too_many_bytes_is_refused() -> None:
     verdict = admit(entry_fields(make_request("q1", prompt="x" * 1000)))
 
-    assert isinstance(verdict, Refused)
     assert verdict.code == "INVALID_REQUEST"
     assert verdict.message.startswith("request: 10")
 
@@ -77,7 +73,6 @@ def test_a_refusal_goes_where_the_reply_would_have_gone() -> None:
 
     verdict = admit(entry_fields(request))
 
-    assert isinstance(verdict, Refused)
     assert (verdict.client, verdict.reply_to, verdict.result_ttl_s) == ("c", "replies:c", 60)
 
 
@@ -141,10 +136,8 @@ def test_only_retries_have_a_history() -> None:
 
     new, retry = admit(fields), admit(fields, "retry")
 
-    assert isinstance(new, QueuedRequest)
     assert (new.trial, new.not_before_ms, new.published) == (None, 0, b"")
     assert new.digest
-    assert isinstance(retry, QueuedRequest)
     assert (retry.trial, retry.not_before_ms, retry.published) == (0, past, b"\0" * 4)
     assert not retry.digest, "the ledger has it"
 
@@ -158,7 +151,6 @@ def test_a_retry_with_several_choices_continues_only_where_the_choice_of_each_to
     known = entry_fields(request, published=b"\0\0\0\0", choices=b"\1")
     assert isinstance(admit(known, "retry"), QueuedRequest)
     verdict = admit(entry_fields(request, published=b"\0\0\0\0"), "retry")
-    assert isinstance(verdict, Refused)
     assert verdict.code == "WORKER_LOST"
 
 
@@ -190,5 +182,4 @@ def test_requests_for_adapters_wait_for_their_base_model() -> None:
 def test_a_refusal_names_models_and_adapters() -> None:
     verdict = admit(entry_fields(make_request(model="x")), roman="adder")
 
-    assert isinstance(verdict, Refused)
     assert verdict.message == "model: x; served: adder, roman"

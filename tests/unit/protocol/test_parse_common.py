@@ -7,7 +7,6 @@ import pytest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.wire import (
-    Refused,
     Request,
     Unanswerable,
     pack_tokens,
@@ -37,7 +36,6 @@ def test_common_is_parsed_once(prompt: dict[bytes, bytes]) -> None:
 def test_an_entry_has_the_last_word_on_what_it_shares() -> None:
     found = parse_request({**FOLDED, b"params": b'{"max_tokens":4}'})
 
-    assert isinstance(found, Request)
     assert (found.client, found.params.max_tokens) == ("ann", 4)
 
 
@@ -78,7 +76,6 @@ def test_a_client_field_beside_an_unreadable_common_gets_a_refusal(
 
     found = parse_request({**own, b"prompt": b"x", b"common": b"{"})
 
-    assert isinstance(found, Refused)
     assert (found.id, found.client, found.code) == ("q1", "ann", Code.INVALID_REQUEST)
     assert found.reply_to == (reply_to if reply_to == "replies:ann" else "")
     assert found.message.startswith("common: ")
@@ -104,12 +101,10 @@ def test_an_error_in_common_is_reported_like_one_in_an_own_field(
     given_as = FOLDED | fields
     found = parse_request({name: value for name, value in given_as.items() if value is not None})
 
-    assert isinstance(found, Refused)
     assert found.message.startswith(field)
 
 
 def test_defaults_of_a_model_fill_what_is_shared() -> None:
     found = parse_request(FOLDED, {"temperature": 0.5})
 
-    assert isinstance(found, Request)
     assert (found.params.max_tokens, found.params.temperature) == (3, 0.5)

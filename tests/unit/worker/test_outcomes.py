@@ -62,7 +62,6 @@ class TestMerge:
 
         (joined,) = merge(parts)
 
-        assert isinstance(joined, TokenDelta)
         assert joined.logprobs == [{"token": 1}, {"token": 2}]
 
     def test_a_missing_text_stays_none(self) -> None:

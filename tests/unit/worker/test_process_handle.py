@@ -118,17 +118,11 @@ class TestMemory:
         assert handle.memory.baseline == Memory(host=1000)
         assert handle.memory.kept == 100
 
-    def test_on_a_gpu_its_memory_counts(self) -> None:
+    @pytest.mark.parametrize("reserved", [400, 0])
+    def test_on_a_gpu_its_memory_counts(self, reserved: int) -> None:
         handle = make_handle()
-        handle.warm(Warm(Memory(host=1000, device=400), {}))
-        handle.warm(Warm(Memory(host=9000, device=404), {}))
-
-        assert handle.memory.kept == 4
-
-    def test_a_gpu_without_reserved_memory_is_still_a_gpu(self) -> None:
-        handle = make_handle()
-        handle.warm(Warm(Memory(host=1000, device=0), {}))
-        handle.warm(Warm(Memory(host=9000, device=4), {}))
+        handle.warm(Warm(Memory(host=1000, device=reserved), {}))
+        handle.warm(Warm(Memory(host=9000, device=reserved + 4), {}))
 
         assert handle.memory.kept == 4
 
