@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -37,25 +36,6 @@ class TestMap:
         assert {index: result.tokens for index, result in answers} == {
             index: [index + 2] for index in range(500)
         }
-
-    def test_the_window_bounds_the_pulled_prompts(
-        self, yard: StandIn, new_client: NewClient
-    ) -> None:
-        pulled = itertools.count(1)
-        given_back = 0
-        furthest = 0
-
-        def prompts() -> Iterator[list[int]]:
-            nonlocal furthest
-            for number in itertools.islice(pulled, 100):
-                furthest = max(furthest, number - given_back)
-                yield [number]
-
-        with yard.running():
-            for _ in new_client().map(prompts(), window=10, ordered=True):
-                given_back += 1
-        assert given_back == 100
-        assert furthest <= 11  # the window, and the result in use
 
     def test_a_bad_prompt_has_a_failed_result(self, yard: StandIn, new_client: NewClient) -> None:
         with yard.running():

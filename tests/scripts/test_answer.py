@@ -64,14 +64,6 @@ def test_state_of_the_ledger_is_the_status(
     assert yard.ledger(waiting.request)["state"] == status
 
 
-def test_former_leader_answers_nothing(yard: Yard, waiting: QueuedRequest) -> None:
-    yard.depose()
-
-    assert yard.answer(waiting) is Answered.NOT_LEADER
-    assert yard.replies(waiting.request) == []
-    assert len(yard.intake()) == 1
-
-
 def test_second_answer_changes_nothing(yard: Yard, waiting: QueuedRequest) -> None:
     yard.answer(waiting)
 

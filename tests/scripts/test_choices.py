@@ -117,11 +117,3 @@ def test_choices_of_an_earlier_life_are_overwritten(yard: Yard) -> None:
     emit(yard, assignment, (0, 0, [1]))
 
     assert noted(yard, request) == b"\0"
-
-
-def test_a_clients_own_choices_field_is_ignored(yard: Yard) -> None:
-    pushed = yard.push({"id": "q1", "prompt": "x", "choices": b"\1", "trial": "3"})
-
-    placed = yard.place(type(pushed)(make_request("q1"), "normal", pushed.entry), yard.worker())
-
-    assert (placed.choices, placed.published) == (b"", b"")

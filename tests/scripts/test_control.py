@@ -33,15 +33,6 @@ def test_an_operator_needs_no_token(yard: Yard) -> None:
     assert commands(yard) == [(command, LOAD)]
 
 
-def test_a_former_leader_commands_nothing(yard: Yard) -> None:
-    yard.depose()
-
-    assert yard.scripts.command(LOAD, yard.token) is None
-    assert yard.scripts.command(LOAD, "0:nobody") is None
-
-    assert commands(yard) == []
-
-
 def test_without_a_leader_no_token_is_valid(yard: Yard) -> None:
     yard.scripts.resign(yard.token)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, make_request, make_result
+from tests.support.builders import make_assignment, make_delta, make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.keys import GROUP
@@ -40,15 +40,6 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard, worker: str) -> No
 
 def test_round_without_moves_changes_nothing(yard: Yard) -> None:
     assert yard.scripts.dispatch(yard.token, []) == []
-
-
-def test_former_leader_moves_nothing(yard: Yard, worker: str) -> None:
-    moves = [yard.submit().to(worker), yard.submit().to(worker)]
-    yard.depose()
-
-    assert yard.scripts.dispatch(yard.token, moves) == [Dispatched.NOT_LEADER] * 2
-    assert len(yard.intake()) == 2
-    assert yard.lane(worker) == []
 
 
 def test_round_repeated_after_a_lost_answer_moves_nothing_again(yard: Yard, worker: str) -> None:
@@ -174,17 +165,24 @@ def test_codes_follow_the_order_of_the_moves(yard: Yard, worker: str) -> None:
     ]
 
 
-def test_spoofed_system_fields_are_dropped(yard: Yard) -> None:
-    spoofed = {"sid": "high/9-9", "attempt": "77", "crashes": "99", "published": b"\1\0\0\0"}
-    spoofed["epoch"] = "5"
+def test_spoofed_system_fields_are_dropped(yard: Yard, worker: str) -> None:
+    names = ("attempt", "crashes", "suspected", "crashed_alone", "lost_alone", "faults", "epoch")
+    spoofed = dict.fromkeys((*names, "not_before", "trial", "reason"), "9")
+    spoofed |= {"sid": "high/9-9", "published": b"\1\0\0\0", "choices": b"\1"}
     request = Request(id="q1", prompt="x")
     pushed = yard.push({**spoofed, "id": "q1", "prompt": "x"}, request)
 
-    assignment = yard.place(pushed, yard.worker())
+    assignment = yard.place(pushed, worker)
 
-    assert (assignment.sid, assignment.attempt) == (f"normal/{pushed.entry}", 1)
-    assert (assignment.crashes, assignment.published) == (0, b"")
-    assert assignment.first_epoch is None
+    assert assignment == make_assignment(
+        request, entry=assignment.entry, sid=f"normal/{pushed.entry}"
+    )
+    yard.lose(worker)
+    ((_, retry),) = yard.intake("retry")
+    assert (retry[b"crashes"], retry[b"reason"]) == (b"1", b"its lease ran out")
+    carried = {"sid", "attempt", "crashes", "reason", "published"}
+    assert not {name.encode() for name in spoofed.keys() - carried} & retry.keys()
+    assert not retry.get(b"published")
 
 
 def test_spoofed_retry_starts_without_published_tokens(yard: Yard, worker: str) -> None:

@@ -104,19 +104,6 @@ def test_delta_without_tokens_is_never_published(
     assert yard.replies(assignment.request) == []
 
 
-@pytest.mark.parametrize("how", ["lost", "rescued", "unknown"])
-def test_worker_without_a_lease_publishes_nothing(
-    yard: Yard, worker: str, assignment: Assignment, how: str
-) -> None:
-    sender = yard.fence(worker, how)
-
-    step = [delta(assignment, 0, [1]), delta(assignment, 1, [2])]
-
-    assert yard.scripts.emit(sender, step) == [Published.LEASE_LOST] * 2
-    assert yard.replies(assignment.request) == []
-    assert yard.published(assignment.request) == b""
-
-
 def test_expired_lease_is_valid_until_the_rescue(
     yard: Yard, worker: str, assignment: Assignment
 ) -> None:

@@ -128,18 +128,6 @@ def test_request_twice_in_one_step_finishes_once(
     assert len(yard.replies(assignment.request)) == 1
 
 
-@pytest.mark.parametrize("how", ["lost", "rescued", "unknown"])
-def test_worker_without_a_lease_finishes_nothing(
-    yard: Yard, worker: str, assignment: Assignment, how: str
-) -> None:
-    sender = yard.fence(worker, how)
-
-    assert yard.scripts.finish(sender, [result(assignment)] * 2) == [Published.LEASE_LOST] * 2
-    assert yard.replies(assignment.request) == []
-    assert yard.result(assignment.request) is None
-    assert len(yard.lane(worker)) == 1
-
-
 def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     old = yard.assign(one)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
-from tokenyard.protocol.wire import Assignment, pack_tokens
+from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import HandedBack, Publication
 
 
@@ -61,16 +61,6 @@ def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard, worker: s
 
     assert b"not_before" not in fields
     assert (fields[b"faults"], fields[b"crashes"], fields[b"reason"]) == (b"1", b"1", b"signal 9")
-
-
-def test_worker_without_a_lease_hands_nothing_back(
-    yard: Yard, worker: str, assignment: Assignment
-) -> None:
-    yard.scripts.retire(worker, "lost")
-
-    assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.LEASE_LOST
-    assert yard.intake("retry") == []
-    assert yard.lane(worker) == [assignment]
 
 
 @pytest.mark.parametrize("how", ["twice", "finished", "elsewhere", "again here", "not on the lane"])

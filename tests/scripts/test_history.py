@@ -93,21 +93,6 @@ def test_history_adds_up_with_a_record_for_each_attempt(yard: Yard) -> None:
         assert (words, end) == ("the test says so", f"{why} reason {attempt - 1}")
 
 
-def test_history_of_a_client_is_dropped_at_the_first_attempt(yard: Yard, worker: str) -> None:
-    """Given a plain entry with counts of crashes, I expect them to be ignored."""
-    request = make_request("q1", prompt="x")
-    claims = dict.fromkeys(("suspected", "crashed_alone", "lost_alone", "faults"), "9")
-    pushed = yard.push({"id": "q1", "prompt": "x", "reason": "me", "not_before": "9", **claims})
-
-    yard.place(type(pushed)(request, "normal", pushed.entry), worker)
-    yard.lose(worker)
-
-    ((_, fields),) = yard.intake("retry")
-    assert counts(fields) == (1, 0, 0, 0)
-    assert (fields[b"reason"], fields.get(b"faults")) == (b"its lease ran out", None)
-    assert b"not_before" not in fields
-
-
 @pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0), ("crashed", -2)])
 def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, worker: str, why, score: int) -> None:
     held = [yard.assign(worker) for _ in range(2)]

@@ -75,11 +75,3 @@ def test_a_promotion_is_handled_once(yard: Yard) -> None:
     yard.worker()
 
     assert recognize(yard, "second", was_replica=True) == 0
-
-
-def test_a_former_leader_fences_no_worker(yard: Yard, worker: str) -> None:
-    recognize(yard, "first")
-    yard.depose()
-
-    assert recognize(yard, "second", was_replica=True) == NOT_LEADER
-    assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]

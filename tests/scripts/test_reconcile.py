@@ -211,18 +211,6 @@ class TestEnd:
 
 
 class TestWhatMovesMeanwhile:
-    def test_former_leader_ends_nothing(self, yard: Yard) -> None:
-        request = make_request()
-        drop(yard, yard.submit(request))
-        found = of(request, astray(yard))
-        yard.depose()
-
-        codes = yard.scripts.reconcile(yard.token, found, excess_tokens=1)
-
-        assert codes == [Reconciled.NOT_LEADER]
-        assert yard.result(request) is None
-        assert yard.queued_tokens() > 0
-
     def test_request_with_its_entry_is_unchanged(self, yard: Yard, waiting: QueuedRequest) -> None:
         name = (waiting.request.client, waiting.request.id)
         claim = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)

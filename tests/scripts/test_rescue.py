@@ -7,7 +7,6 @@ from tests.support.yard import Yard
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
     RESCUE_HELD,
-    RESCUE_NOT_LEADER,
     Publication,
     Published,
 )
@@ -35,14 +34,6 @@ def test_entries_return_with_their_published_tokens(yard: Yard, worker: str) -> 
     assert not yard.connection.exists(yard.keys.lane(worker))
     assert yard.connection.zscore(yard.keys.leases, worker) is None
     assert yard.connection.hget(yard.keys.workers, worker) is None
-
-
-def test_former_leader_rescues_nothing(yard: Yard, worker: str, assignment: Assignment) -> None:
-    yard.expire(worker)
-    yard.depose()
-
-    assert yard.scripts.rescue(yard.token, worker, [held(assignment)]) == RESCUE_NOT_LEADER
-    assert yard.lane(worker) == [assignment]
 
 
 def test_running_lease_protects_a_lane(yard: Yard, worker: str, assignment: Assignment) -> None:

@@ -52,14 +52,6 @@ def test_destroyed_group_is_created_again_with_the_waiting_entries(
     assert yard.read("high") == []
 
 
-def test_former_leader_writes_no_handshake(yard: Yard) -> None:
-    yard.depose()
-
-    assert not yard.scripts.take_over(yard.token, {"models": "[]"})
-    assert not yard.connection.hexists(yard.keys.info, "models")
-    assert groups(yard.connection, yard.keys.events) == []
-
-
 def test_key_of_another_type_is_an_error_with_the_reason(yard: Yard) -> None:
     yard.connection.delete(yard.keys.intake("low"))
     yard.connection.set(yard.keys.intake("low"), "x")

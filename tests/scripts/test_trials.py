@@ -9,7 +9,6 @@ from tests.support.yard import QueuedRequest, Yard
 from tokenyard.scripts import (
     ACQUIT_CHANGED,
     ACQUIT_DONE,
-    ACQUIT_NOT_LEADER,
     Dispatched,
     Publication,
     Published,
@@ -170,14 +169,4 @@ class TestAcquit:
         code = yard.scripts.acquit(yard.token, worker, "1-0+1", names(group), keep=False)
 
         assert code == ACQUIT_CHANGED
-        assert yard.alone(worker) == mark
-
-    def test_only_the_leader_acquits(self, yard: Yard, worker: str) -> None:
-        group = put_on_trial(yard, worker, 1)
-        mark = yard.alone(worker) or ""
-        yard.depose()
-
-        code = yard.scripts.acquit(yard.token, worker, mark, names(group), keep=False)
-
-        assert code == ACQUIT_NOT_LEADER
         assert yard.alone(worker) == mark

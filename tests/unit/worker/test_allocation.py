@@ -155,46 +155,42 @@ class TestGivingWay:
 
 
 class TestSleep:
-    @pytest.mark.parametrize(
-        ("spec", "group", "others", "sleeps"),
-        [
-            pytest.param(A, None, [(State.WARM, None)], True, id="another takes over"),
-            pytest.param(A, None, [(State.WARMING, None)], True, id="another will take over"),
-            pytest.param(A, None, [(State.DOWN, None)], False, id="the other is down"),
-            pytest.param(A, None, [], False, id="no other"),
-            pytest.param(
-                A,
-                None,
-                [(State.WARM, None), (State.ASLEEP, WAKEFUL)],
-                False,
-                id="too many sleepers",
-            ),
-            pytest.param(A, None, [(State.ASLEEP, B)], True, id="the sleeper wakes"),
-            pytest.param(WAKEFUL, None, [(State.WARM, None)], False, id="must not sleep"),
-            pytest.param(
-                PAIR, RankGroup("x", 0, (0, 1)), [(State.WARM, None)], False, id="a group"
-            ),
-        ],
-    )
-    def test_a_model_that_gives_way_sleeps_if_it_may(
-        self,
-        spec: ModelSpec,
-        group: RankGroup | None,
-        others: list[tuple[State, ModelSpec | None]],
-        sleeps: bool,
-    ) -> None:
-        holder = member(State.DRAINED, spec, group=group)
+    def _sleeps(
+        self, holder: WorkerProcessHandle, *others: WorkerProcessHandle, goal: Goal | None = None
+    ) -> bool:
+        (step,) = steps([holder, *others], goal or Goal(B, (0,)), rules=SLEEPERS)
+        assert isinstance(step, GiveWay)
+        assert step.member is holder
+        return step.sleeps
 
-        found = steps(
-            [holder, *(member(*other) for other in others)], Goal(B, (0,)), rules=SLEEPERS
-        )
+    def test_a_model_sleeps_if_another_process_takes_over(self) -> None:
+        assert self._sleeps(member(State.DRAINED, A), member(State.WARM))
+        assert self._sleeps(member(State.DRAINED, A), member(State.WARMING))
 
-        assert found == [GiveWay(holder, sleeps=sleeps)]
+    def test_a_model_does_not_sleep_if_no_process_takes_over(self) -> None:
+        assert not self._sleeps(member(State.DRAINED, A), member(State.DOWN))
+        assert not self._sleeps(member(State.DRAINED, A))
+
+    def test_only_as_many_models_sleep_as_the_limit_allows(self) -> None:
+        sleeper = member(State.ASLEEP, WAKEFUL)
+
+        assert not self._sleeps(member(State.DRAINED, A), member(State.WARM), sleeper)
+
+    def test_a_sleeper_and_an_awake_model_change_places(self) -> None:
+        assert self._sleeps(member(State.DRAINED, A), member(State.ASLEEP, B))
 
     def test_no_model_sleeps_if_the_operator_forbids_it(self) -> None:
         holder = member(State.DRAINED, A)
 
         assert steps([holder, member(State.WARM)], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
+
+    def test_a_model_that_must_not_sleep_is_unloaded(self) -> None:
+        assert not self._sleeps(member(State.DRAINED, WAKEFUL), member(State.WARM))
+
+    def test_a_group_does_not_sleep(self) -> None:
+        group = RankGroup("address", 0, (0, 1))
+
+        assert not self._sleeps(member(State.DRAINED, PAIR, group=group), member(State.WARM))
 
     def test_a_command_may_put_a_model_to_sleep(self) -> None:
         # Given a process that was told to sleep, on a host that keeps no sleepers

@@ -9,7 +9,7 @@ from tests.support.pools import A, engine_info, make_handle, make_ready, make_wa
 from tests.unit.worker.conftest import Clock
 from worker.engines import Memory, RankGroup
 from worker.host.leak import Verdict
-from worker.host.process_state import AWAKE, State
+from worker.host.process_state import State
 from worker.messages import Asleep, Ready, Stop, Warm
 
 INFO = engine_info(A)
@@ -89,15 +89,6 @@ class TestLife:
         assert handle.since == since
         handle.unload()
         assert handle.since == since + 5
-
-    @pytest.mark.parametrize("state", State)
-    def test_only_a_process_that_holds_the_device_is_awake(self, state: State) -> None:
-        handle = make_handle()
-        handle.state = state
-
-        others = {State.DOWN, State.WARMING, State.WARM, State.ASLEEP, State.STOPPED}
-        assert handle.is_awake == (state not in others)
-        assert others.isdisjoint(AWAKE)
 
     def test_an_attached_process_belongs_to_its_group(self) -> None:
         handle = make_warm()
