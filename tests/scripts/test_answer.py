@@ -132,14 +132,6 @@ def test_a_short_result_ttl_does_not_shorten_the_life_of_other_results(yard: Yar
     assert yard.ttl_s(yard.keys.replies("ann")) > 900
 
 
-def test_stream_of_answers_is_bounded(yard: Yard) -> None:
-    yard.scripts._reply_maxlen = 100
-    for _ in range(500):
-        yard.answer(yard.submit(framed(client="ann")))
-
-    assert 100 <= yard.connection.xlen(yard.keys.replies("ann")) <= 300
-
-
 def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
     yard: Yard, worker: str
 ) -> None:

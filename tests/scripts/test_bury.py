@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.yard import Yard
-from tokenyard.scripts import Answered, Scripts
+from tokenyard.scripts import Answered
 
 
 def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
@@ -48,11 +48,3 @@ def test_entry_of_thousands_of_fields_keeps_its_beginning(yard: Yard) -> None:
     ((_, fields),) = yard.connection.xrange(yard.keys.dead)
     assert fields[b"field-0"] == b"x"
     assert 50 < len(fields) < 200
-
-
-def test_dead_letters_are_bounded(yard: Yard) -> None:
-    scripts = Scripts(yard.connection, yard.keys, dead_maxlen=100)
-    for _ in range(500):
-        scripts.bury(yard.token, "normal", yard.push({"prompt": "x"}).entry, "x")
-
-    assert 100 <= yard.connection.xlen(yard.keys.dead) <= 300

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import framed, make_request
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.builders import make_request
+from tests.support.yard import Yard
 from tokenyard.admin.dead_letters import (
     DeadLetter,
     all_letters,
@@ -81,19 +81,12 @@ def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: Yard) -> None:
     assert find_letter(yard.connection, yard.keys, "nobody") is None
 
 
-@pytest.mark.parametrize("make", [make_request, framed])
-def test_a_requeued_request_runs_like_a_new_one(yard: Yard, worker: str, make) -> None:
-    request = make("q")
-    letter = kill(yard, request, priority_class="low")
+def test_a_letter_is_requeued_in_its_class(yard: Yard) -> None:
+    letter = kill(yard, make_request("q"), priority_class="low")
 
     sid = requeue_letter(yard.connection, yard.keys, letter)
 
-    [(entry, fields)] = yard.intake("low")
-    assert sid == f"low/{entry}"
-    assert not any(name.startswith(b"dead_") for name in fields)
-    assert yard.ledger(request)["state"] == "waiting"
-    assert yard.result(request) is None
-    assert yard.place(QueuedRequest(request, "low", entry), worker).request == request
+    assert [f"low/{entry}" for entry, _ in yard.intake("low")] == [sid]
     assert dead_letters(yard.connection, yard.keys) == []
 
 

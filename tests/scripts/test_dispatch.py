@@ -96,15 +96,17 @@ def test_plain_entry_before_and_after_a_submission_runs_once(yard: Yard, worker:
     assert codes == [Dispatched.DUPLICATE, Dispatched.DUPLICATE, Dispatched.DISPATCHED]
 
 
-@pytest.mark.parametrize("why", ["unknown", "left", "lost"])
-def test_worker_without_a_lease_gets_nothing(yard: Yard, why) -> None:
-    worker = "nobody.1" if why == "unknown" else yard.worker()
-    if why != "unknown":
-        yard.assign(worker)
-        yard.scripts.retire(worker, why)
-    waiting = yard.submit()
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("how", ["unknown", "left", "lost"])
+def test_worker_without_a_lease_gets_nothing(
+    yard: Yard, worker: str, how: str, alone: bool
+) -> None:
+    yard.assign(worker)
+    worker, waiting = yard.fence(worker, how), yard.submit()
 
-    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
+    codes = yard.scripts.dispatch(yard.token, [waiting.to(worker, alone=alone)])
+
+    assert (codes, yard.alone(worker)) == ([Dispatched.CLOSED], None)
     assert [entry for entry, _ in yard.intake()] == [waiting.entry]
     assert yard.ledger(waiting.request)["state"] == "waiting"
 

@@ -130,8 +130,10 @@ def test_first_reason_stays_with_its_message(
     assert yard.ledger(assignment.request)["r1"].endswith(f"{first} signal 11")
 
 
-def test_crash_of_an_idle_worker_leaves_no_key_behind(yard: Yard, worker: str) -> None:
-    assert yard.scripts.retire(worker, "crashed", "signal 11") == 0
+@pytest.mark.parametrize("why", ["left", "crashed"])
+def test_end_of_an_idle_worker_leaves_no_key_behind(yard: Yard, worker: str, why) -> None:
+    assert yard.scripts.retire(worker, why, "signal 11") == 0
 
     for key in (yard.keys.departed, yard.keys.quarantine, yard.keys.leases, yard.keys.workers):
         assert not yard.connection.exists(key)
+    assert yard.events()[-1] == {b"event": b"gone", b"worker": worker.encode()}

@@ -54,15 +54,6 @@ def test_quarantine_holds_within_one_round(yard: Yard, suspect_is_first: bool) -
     assert (yard.alone(worker) is not None) is suspect_is_first
 
 
-def test_worker_without_a_lease_is_closed_for_a_suspect(yard: Yard) -> None:
-    suspect = yard.submit()
-
-    codes = yard.scripts.dispatch(yard.token, [suspect.to("nobody.1", alone=True)])
-
-    assert codes == [Dispatched.CLOSED]
-    assert yard.alone("nobody.1") is None
-
-
 @pytest.mark.parametrize("status", ["completed", "failed", "expired"])
 def test_result_ends_a_quarantine(yard: Yard, worker: str, status) -> None:
     suspect = yard.assign(worker, alone=True)

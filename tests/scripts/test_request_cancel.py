@@ -51,14 +51,3 @@ def test_requested_cancels_of_a_client_are_bounded(
         CancelRequested.REQUESTED,
     ]
     assert cancels(yard) == {b"a", b"b"}
-
-
-def test_the_stream_of_cancels_is_bounded(yard: Yard) -> None:
-    pipeline = yard.connection.pipeline(transaction=False)
-    for _ in range(3000):
-        pipeline.xadd(yard.keys.cancelling, {"client": "x"})
-    pipeline.execute()
-
-    ask(yard, "a")
-
-    assert len(cancelling(yard)) < 1500

@@ -87,17 +87,6 @@ def test_id_given_twice_in_one_burst_is_accepted_once(yard: Yard) -> None:
     assert len(yard.intake()) == 2
 
 
-def test_full_yard_accepts_what_fits_and_returns_a_retry_time(yard: Yard) -> None:
-    yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 3)
-    yard.submit(priority_class="low")
-
-    answers = yard.scripts.submit("normal", requests(4))
-
-    assert [answer.code for answer in answers] == [Submitted.ACCEPTED] * 2 + [Submitted.FULL] * 2
-    assert 750 <= answers[-1].retry_after_ms <= 1250
-    assert len(yard.intake()) == 2
-
-
 def test_refused_request_leaves_no_trace_and_is_accepted_later(yard: Yard) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
     first = yard.submit()

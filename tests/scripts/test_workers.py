@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import Yard
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import RETIRE_UNKNOWN, Dispatched, Renewed
 
@@ -40,16 +40,6 @@ def test_every_incarnation_of_a_worker_has_its_own_name(yard: Yard) -> None:
     names = [yard.worker("w"), yard.worker("w"), yard.worker("v")]
 
     assert names == ["w.1", "w.2", "v.3"]
-
-
-def test_joining_again_leaves_the_first_incarnation_to_the_rescuer(yard: Yard) -> None:
-    first = yard.worker()
-    assignment = yard.assign(first)
-    second = yard.worker()
-
-    assert yard.lane(second) == []
-    assert yard.lane(first) == [assignment]
-    assert set(roster(yard)) == {first, second}
 
 
 def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: Yard) -> None:
@@ -113,13 +103,6 @@ def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard, worker: str) -
     assert yard.events() == before
 
 
-def test_events_of_changes_are_bounded(yard: Yard, worker: str) -> None:
-    for number in range(1500):
-        yard.scripts.renew(LONG_MS, [(worker, worker_json(pid=number))])
-
-    assert len(yard.events()) <= 1200
-
-
 def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard, worker: str) -> None:
     yard.expire(worker)
 
@@ -147,14 +130,6 @@ def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: Yard) -> None:
     assert yard.scripts.renew(60_000, []) == []
 
 
-def test_idle_worker_leaves_immediately(yard: Yard, worker: str) -> None:
-    assert yard.scripts.retire(worker, "left") == 0
-
-    assert lease(yard, worker) is None
-    assert roster(yard) == {}
-    assert yard.events()[-1] == {b"event": b"gone", b"worker": worker.encode()}
-
-
 @pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0)])
 def test_busy_worker_leaves_its_entries_to_the_rescuer(
     yard: Yard, worker: str, why, score: int
@@ -176,10 +151,3 @@ def test_retiring_an_unknown_worker_changes_nothing(yard: Yard, worker: str) -> 
 
     assert yard.scripts.retire(worker, "left") == RETIRE_UNKNOWN
     assert yard.events() == before
-
-
-def test_events_of_joins_are_bounded(yard: Yard) -> None:
-    for _ in range(1500):
-        yard.scripts.register("w", LONG_MS, b"{}")
-
-    assert len(yard.events()) <= 1200

@@ -109,27 +109,6 @@ class TestTime:
         assert backlog.next_ms == NOW_MS + 1
         assert [one.entry for one in backlog.late(2)] == ["suspect", "earlier"]
 
-    def test_back_off_is_kept(self) -> None:
-        pauses = (300, 1, 0, 20)
-        backlog = holding(
-            *(queued(f"r{n}", "retry", not_before_ms=int(NOW_MS) + n) for n in pauses)
-        )
-
-        backlog.advance(NOW_MS)
-        assert names(backlog) == ["r0"]
-        assert backlog.next_ms == NOW_MS + 1
-        backlog.advance(NOW_MS + 20)
-        assert names(backlog) == ["r0", "r1", "r20"]
-
-    def test_a_deadline_ends_a_back_off(self) -> None:
-        now = int(NOW_MS)
-        backlog = holding(queued("r", "retry", deadline_ms=now, not_before_ms=now + 90))
-
-        backlog.advance(NOW_MS)
-        backlog.advance(NOW_MS + 90)
-
-        assert (late(backlog), names(backlog), backlog.next_ms) == (["r"], [], None)
-
     def test_without_deadlines_and_back_off_there_is_no_next_time(self) -> None:
         assert holding(queued("r")).next_ms is None
 
