@@ -64,13 +64,6 @@ def test_state_of_the_ledger_is_the_status(
     assert yard.ledger(waiting.request)["state"] == status
 
 
-def test_second_answer_changes_nothing(yard: Yard, waiting: QueuedRequest) -> None:
-    yard.answer(waiting)
-
-    assert yard.answer(waiting) is Answered.GONE
-    assert len(yard.replies(waiting.request)) == 1
-
-
 def test_request_on_a_lane_is_not_answered(yard: Yard, waiting: QueuedRequest) -> None:
     yard.place(waiting, yard.worker())
 

@@ -23,14 +23,6 @@ def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
     assert yard.pending() == 0
 
 
-def test_second_burial_finds_nothing(yard: Yard) -> None:
-    entry = yard.push({"prompt": "x"}).entry
-    yard.scripts.bury(yard.token, "normal", entry, "x")
-
-    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.GONE
-    assert yard.connection.xlen(yard.keys.dead) == 1
-
-
 def test_deleted_entry_is_acknowledged(yard: Yard) -> None:
     entry = yard.push({"prompt": "x"}).entry
     yard.read()

@@ -42,14 +42,6 @@ def test_round_without_moves_changes_nothing(yard: Yard) -> None:
     assert yard.scripts.dispatch(yard.token, []) == []
 
 
-def test_round_repeated_after_a_lost_answer_moves_nothing_again(yard: Yard, worker: str) -> None:
-    move = yard.submit().to(worker)
-    yard.scripts.dispatch(yard.token, [move])
-
-    assert yard.scripts.dispatch(yard.token, [move]) == [Dispatched.GONE]
-    assert len(yard.lane(worker)) == 1
-
-
 def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     waiting = yard.submit()

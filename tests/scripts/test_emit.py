@@ -64,16 +64,6 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, wo
     assert yard.replies(bob.request) == []
 
 
-def test_step_repeated_after_a_lost_answer_publishes_nothing_again(
-    yard: Yard, worker: str, assignment: Assignment
-) -> None:
-    step = [delta(assignment, 0, [1, 2]), delta(assignment, 2, [3])]
-    yard.scripts.emit(worker, step)
-
-    assert yard.scripts.emit(worker, step) == [Published.REPEATED] * 2
-    assert tokens_of(yard.replies(assignment.request)) == [1, 2, 3]
-
-
 def test_repeated_delta_does_not_block_a_new_one_in_its_step(
     yard: Yard, worker: str, assignment: Assignment
 ) -> None:

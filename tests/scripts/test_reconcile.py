@@ -234,16 +234,6 @@ class TestWhatMovesMeanwhile:
         assert yard.scripts.reconcile(yard.token, [on_lane]) == [Reconciled.STAYS]
         assert yard.result(waiting.request) is None
 
-    def test_second_reconcile_changes_nothing(self, yard: Yard) -> None:
-        request = make_request()
-        drop(yard, yard.submit(request))
-        found = of(request, astray(yard))
-
-        codes = yard.scripts.reconcile(yard.token, found * 2)
-
-        assert codes == [Reconciled.ENDED, Reconciled.STAYS]
-        assert len(yard.replies(request)) == 1
-
 
 class TestLedgersThatAClientWrote:
     @pytest.mark.parametrize("ledger", NOWHERE)

@@ -91,15 +91,6 @@ def test_an_unreadable_desired_state_can_be_replaced_by_its_reader(yard: Yard) -
         assert desired_states(yard).by_scope == {ALL: PAUSED}
 
 
-def test_a_call_repeated_after_a_lost_answer_changes_nothing(yard: Yard) -> None:
-    # If the first call succeeds and is repeated,
-    first = yard.scripts.signal(PAUSE, b"", PAUSED)
-    assert yard.scripts.signal(PAUSE, b"", PAUSED) is None
-
-    # I expect one signal.
-    assert entries(yard) == [(first, PAUSE)]
-
-
 def test_of_concurrent_callers_one_succeeds(yard: Yard) -> None:
     # Given many operators who have read the same desired state
     scripts = [Scripts(yard.connection, yard.keys) for _ in range(8)]

@@ -47,13 +47,20 @@ def test_empty_burst_changes_nothing(yard: Yard) -> None:
     assert yard.intake() == []
 
 
-def test_repeated_submission_returns_the_state_of_the_first(
-    yard: Yard, worker: str, waiting: QueuedRequest
+@pytest.mark.parametrize(
+    ("other", "code"), [({}, Submitted.KNOWN), ({"model": "subtractor"}, Submitted.REUSED)]
+)
+def test_known_id_returns_the_state_of_the_first_request(
+    yard: Yard, worker: str, other: dict[str, str], code: Submitted
 ) -> None:
+    waiting = yard.submit()
+
     def state() -> str:
-        (known,) = yard.scripts.submit("high", [waiting.request])
-        assert known.code is Submitted.KNOWN
-        return known.state
+        again = msgspec.structs.replace(waiting.request, **other)
+        before = yard.ledger(waiting.request)
+        (answer,) = yard.scripts.submit("high", [again])
+        assert (answer.code, yard.ledger(waiting.request)) == (code, before)
+        return answer.state
 
     assert state() == "waiting"
     assignment = yard.place(waiting, worker)
@@ -61,6 +68,8 @@ def test_repeated_submission_returns_the_state_of_the_first(
     yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
     assert state() == "completed"
     assert yard.intake("high") == []
+    reused = yard.connection.hget(yard.keys.tally, "count:ID_REUSED")
+    assert reused == (b"3" if code is Submitted.REUSED else None)
 
 
 def test_id_of_another_client_is_another_request(yard: Yard) -> None:
@@ -121,27 +130,6 @@ def test_burst_larger_than_one_lua_unpack_is_accepted(yard: Yard) -> None:
 
     assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
     assert len({answer.sid for answer in answers}) == 2000
-
-
-def test_another_request_under_a_known_id_is_refused(
-    yard: Yard, worker: str, waiting: QueuedRequest
-) -> None:
-    another = msgspec.structs.replace(waiting.request, model="subtractor")
-
-    def refused() -> str:
-        (answer,) = yard.scripts.submit("normal", [another])
-        assert answer.code is Submitted.REUSED
-        return answer.state
-
-    assert refused() == "waiting"
-    assert [entry for entry, _ in yard.intake()] == [waiting.entry]
-    assignment = yard.place(waiting, worker)
-    assert refused() == "assigned"
-    yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
-    before = yard.ledger(waiting.request)
-    assert refused() == "completed"
-    assert yard.ledger(waiting.request) == before
-    assert yard.connection.hget(yard.keys.tally, "count:ID_REUSED") == b"3"
 
 
 def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:

@@ -157,16 +157,18 @@ def test_what_is_another_chat() -> None:
     assert entry_digest({**chat, b"add_generation_prompt": b"1"}) == entry_digest(chat)
 
 
-def test_packed_tokens_are_the_array_of_the_same_ids() -> None:
-    assert entry_digest({b"tokens": b"[1, 2]"}) == entry_digest({b"tokens": b"\1\0\0\0\2\0\0\0"})
-
-
-def test_a_prompt_may_stand_in_the_shared_fields() -> None:
-    assert entry_digest({b"common": b'{"prompt":"Hello"}'}) == entry_digest({b"prompt": b"Hello"})
-
-
-def test_tokens_are_not_text_of_the_same_bytes() -> None:
-    assert entry_digest({b"tokens": b"abcd"}) != entry_digest({b"prompt": b"abcd"})
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ({b"tokens": b"[1, 2]"}, {b"tokens": b"\1\0\0\0\2\0\0\0"}, True),
+        ({b"common": b'{"prompt":"Hello"}'}, {b"prompt": b"Hello"}, True),
+        ({b"tokens": b"abcd"}, {b"prompt": b"abcd"}, False),
+    ],
+)
+def test_forms_of_a_prompt(
+    one: dict[bytes, bytes], other: dict[bytes, bytes], is_same: bool
+) -> None:
+    assert (entry_digest(one) == entry_digest(other)) is is_same
 
 
 def test_long_parameters_are_read_as_short_ones_are() -> None:

@@ -74,13 +74,10 @@ class TestCatalog:
             )
         }
 
-    def test_a_model_without_a_name_has_that_of_its_folder(self) -> None:
-        assert list(read_catalog(settings(model="/models/adder"))) == ["adder"]
-
-    def test_without_a_length_the_models_own_counts(self) -> None:
+    def test_a_model_without_name_and_length_has_its_own(self) -> None:
         (spec,) = read_catalog(settings(model="/models/adder")).values()
 
-        assert spec.max_model_len is None
+        assert (spec.name, spec.max_model_len) == ("adder", None)
 
 
 class TestHostEntry:
