@@ -14,6 +14,7 @@ from tokenyard.protocol.errors import (
     BrokerNotWritable,
     BrokerUnavailable,
     BrokerUnsuitable,
+    NotPermitted,
     TokenyardError,
     WaitTimeout,
 )
@@ -51,7 +52,7 @@ def test_every_wait_has_a_bound(open_one: type, url: str) -> None:
         (exceptions.ResponseError("MISCONF Errors"), BrokerNotWritable, r"\(MISCONF\)$"),
         (exceptions.ResponseError("NOREPLICAS Not"), BrokerNotWritable, r"\(NOREPLICAS\)$"),
         (exceptions.AuthenticationError("WRONGPASS"), BrokerUnsuitable, "the user or password"),
-        (exceptions.NoPermissionError("NOPERM"), BrokerUnsuitable, "lacks a permission"),
+        (exceptions.NoPermissionError("NOPERM"), NotPermitted, "lacks a permission"),
         (exceptions.ResponseError("WRONGTYPE"), BrokerUnsuitable, "WRONGTYPE"),
     ],
 )
