@@ -121,11 +121,6 @@ def test_a_file_of_models_is_enough_for_vllm() -> None:
     assert worker(engine="vllm", models=Path(__file__)).models
 
 
-def test_they_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        coordinator().yard = "other"
-
-
 def test_default_names_are_names() -> None:
     assert coordinator(name=default_name("coordinator"))
 
