@@ -10,7 +10,6 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import tokenyard
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
@@ -116,8 +115,3 @@ def test_verdict_names_the_worker(ask: Ask, arguments: tuple[str, ...]) -> None:
     result = ask("dead", *arguments)
     assert result.exit_code == Exit.USAGE
     assert "name letters, or give --all" in result.stderr
-
-
-def test_batch_worker_is_a_program(yard: dict[str, Any], letter: dict[str, str]) -> None:
-    done = tokenyard("--redis-url", yard["url"], "dead", "drop", letter["letter"])
-    assert done.returncode == Exit.OK, done.stderr

@@ -16,7 +16,6 @@ import redis
 
 from tests.cli.running import environment, tokenyard
 from tests.support.builders import framed, make_request, random_name
-from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard import Client, RequestFailed
 from tokenyard.process.program import Exit
@@ -254,17 +253,3 @@ def test_verdict_names_the_worker(run: Any, arguments: tuple[str, ...]) -> None:
     done = run("requeue", *arguments)
     assert done.returncode == Exit.USAGE
     assert "name requests, or give --all" in done.stderr
-
-
-def test_a_requeued_request_gets_its_answer(yard: dict[str, Any]) -> None:
-    keys = Keys("main")
-    with redis.Redis.from_url(yard["url"]) as connection:
-        name = random_name("dead")
-        fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
-        connection.xadd(
-            keys.dead, fields | {"id": name, "prompt": "x", "params": '{"max_tokens": 3}'}
-        )
-        done = tokenyard("--redis-url", yard["url"], "requeue", name)
-        assert done.returncode == Exit.OK, done.stderr
-        ledger = keys.ledger("anon", name)
-        assert eventually(lambda: connection.hget(ledger, "state") == b"completed", timeout_s=30)

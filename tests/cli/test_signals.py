@@ -342,24 +342,6 @@ def test_suspended_workers_sleep_and_wake(live: Run) -> None:
     assert run_states(live) == {"PAUSED"}
 
 
-def test_one_worker_is_paused_and_the_others_serve(live: Run, yard: dict[str, Any]) -> None:
-    workers = json.loads(live("info", "--json").stdout)["workers"]
-    name = workers[0]["info"]["name"]
-    try:
-        assert said(live("pause", "--worker", name, "--json"))["unacknowledged"] == []
-        with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
-            for handle in client.submit_many(["hello"] * 4, max_tokens=1):
-                assert not handle.result().provenance.worker.startswith(f"{name}.")
-    finally:
-        assert live("unpause", "--worker", name).returncode == Exit.OK
-
-
-def test_results_have_their_epoch(live: Run, yard: dict[str, Any]) -> None:
-    assert live("epoch", "7").stdout == "all workers: in epoch 7\n"
-    with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
-        assert client.submit("hello", max_tokens=1).result().provenance.epoch == 7
-
-
 def test_an_engine_without_a_profiler_refuses_the_signal(live: Run) -> None:
     try:
         done = live("profile", "start", "--json")

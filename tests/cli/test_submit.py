@@ -16,7 +16,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import environment, tokenyard
+from tests.cli.running import environment
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -239,9 +239,3 @@ def test_submit_waits_for_a_late_coordinator(
     # It has read the handshake of the late coordinator.
     eventually(lambda: results)
     assert "99" in results[0].stderr
-
-
-def test_batch_worker_is_a_program(yard: dict[str, Any]) -> None:
-    done = tokenyard("--redis-url", yard["url"], "submit", "--max-tokens", "2", "hello")
-    assert done.returncode == Exit.OK, done.stderr
-    assert len(done.stdout.rstrip("\n")) == 2

@@ -26,7 +26,6 @@ from tests.support.waiting import eventually
 from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,
-    PAUSE_MODES,
     RUN_STATES,
     SIGNALS,
     DesiredState,
@@ -393,36 +392,6 @@ def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: R
     assert not any(one.profiling for one in cast.newest().values())
     # and all to obey once the signal is taken back.
     cast.tell("STOP_PROFILE")
-    cast.go_on()
-    cast.check_requests()
-
-
-@pytest.mark.parametrize("mode", PAUSE_MODES)
-def test_a_pause_in_each_mode_stops_all_tokens(plant: Plant, mode: PauseMode) -> None:
-    # Given three workers, one of which is frozen
-    cast = start(plant, "PAUSE", "RUNNING")
-    victim = cast.freeze("b")
-    cast.prolong(victim)
-
-    # If all must pause, and a fourth joins,
-    given = cast.signals.give(cast.order("PAUSE", mode))
-    cast.enter("d")
-    late = cast.ask(4)
-
-    # I expect the others to obey in every mode, and the wait to name the frozen one until its
-    # successor obeys;
-    assert only(cast, given, victim)
-    cast.kill("b")
-    assert workers(cast.signals.wait(given, 0.0)) == [victim]
-    cast.enter("b")
-    assert cast.signals.wait(given, BOUND_S) == []
-    cast.expire(victim)
-    cast.are_in(DesiredState(run_state="PAUSED", mode=mode), "abcd")
-    # I expect no further token to be published,
-    before = {one.id: plant.published(one.id) for one in cast.sent}
-    assert not any(plant.answer(one.id).results for one in late)
-    # and every request to complete with its earlier tokens once they run again.
-    assert {one.id: plant.published(one.id) for one in cast.sent} == before
     cast.go_on()
     cast.check_requests()
 

@@ -7,7 +7,6 @@ comes when the test wants it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any, Self
 
 import msgspec
@@ -21,7 +20,6 @@ from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.commands import Acknowledgement, Command, parse_command
 from tokenyard.protocol.control import (
     ALL,
-    SIGNALS,
     DesiredState,
     Invalid,
     Order,
@@ -243,43 +241,6 @@ def test_desired_state_of_another_version_keeps_unknown_fields(
     assert signals.give(PAUSE).is_redundant
     assert not signals.give(Order(signal="SUSPEND")).is_redundant
     assert ordered(signals) == {ALL: DesiredState(run_state="SUSPENDED", epoch=4)}
-
-
-def test_operators_who_race_all_succeed(
-    connection: redis.Redis, keys: Keys, signals: Signals
-) -> None:
-    # Given many operators, each of whom wants something else of the same scope
-    orders = [
-        Order(signal="START_PROFILE"),
-        Order(signal="PAUSE", mode="keep"),
-        *(Order(signal="SET_GENERATION_EPOCH", epoch=epoch) for epoch in range(1, 7)),
-    ]
-    begin = threading.Barrier(len(orders))
-    found: list[SignalReceipt] = []
-
-    def give(order: Order) -> None:
-        begin.wait(timeout=BOUND_S)
-        found.append(Signals(connection, keys).give(order))
-
-    # If all give their signals at once,
-    threads = [threading.Thread(target=give, args=(order,)) for order in orders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=BOUND_S)
-
-    # I expect that none was lost, and that the last one stands.
-    assert len(found) == len(orders)
-    assert sorted(one.ids[0] for one in found) == [
-        entry.decode() for entry, _ in connection.xrange(keys.control)
-    ]
-    desired_states = signals.desired_states()
-    (last,) = (one.order for one in found if one.ids == (desired_states.changed,))
-    if last.epoch is not None:
-        assert desired_states.by_scope[ALL].epoch == last.epoch
-    assert desired_states.by_scope[ALL].run_state == "PAUSED"
-    assert desired_states.by_scope[ALL].mode == "keep"
-    assert desired_states.by_scope[ALL].profiling
 
 
 def test_of_two_operators_who_pause_at_once_one_is_redundant(
@@ -820,34 +781,3 @@ def test_a_reload_that_is_done_already_changes_nothing_in_the_end(
 
 
 # All of them
-
-
-@pytest.mark.parametrize("signal", SIGNALS)
-def test_every_signal_can_be_given_and_waited_for(
-    signals: Signals, host: Host, signal: str
-) -> None:
-    # Given a worker in the desired state that the signal needs
-    needs: dict[str, list[Callable[[], SignalReceipt]]] = {
-        "UNPAUSE": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
-        "SUSPEND": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
-        "RESUME": [
-            lambda: signals.give(Order(signal="PAUSE", scope=ADDER)),
-            lambda: signals.give(Order(signal="SUSPEND", scope=ADDER)),
-        ],
-        "STOP_PROFILE": [lambda: signals.give(Order(signal="START_PROFILE", scope=ADDER))],
-        "RELOAD_WEIGHTS": [lambda: signals.give(Order(signal="PAUSE", scope=ADDER))],
-    }
-    for step in needs.get(signal, []):
-        step()
-    worker = host.join("w")
-    order = Order(signal="PAUSE", scope=ADDER, epoch=1, weights="/x")
-    given = signals.give(replace_order(order, signal=signal))
-
-    # I expect it to be waited for until it has obeyed, or gone.
-    assert not given.is_redundant
-    assert names(signals.wait(given, 0.0)) == [worker]
-    if signal in {"DRAIN", "STOP"}:
-        host.leave(worker)
-    else:
-        host.obey(worker, given)
-    assert eventually(lambda: signals.unacknowledged(given) == [])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,50 +251,6 @@ def dispatch(plant: Plant, worker: str, request: Request) -> None:
     plant.connection.delete(plant.keys.leader)
 
 
-class TestDeath:
-    @pytest.mark.parametrize("mode", PAUSE_MODES)
-    def test_a_process_that_dies_returns_paused(
-        self, plant: Plant, new_host: NewHost, operator: Operator, mode: PauseMode
-    ) -> None:
-        # Given a paused worker
-        host = new_host()
-        host.obey("load", "host", model="adder")
-        requests = running(plant)
-        operator.say("PAUSE", mode=mode)
-        process = host.process("host")
-
-        # If its process is killed, and the model is loaded again
-        process.kill()
-        process.wait(10.0)
-        eventually(lambda: host.program.log.count("is up with adder") == 2, timeout_s=START_S)
-
-        # I expect it to be paused as before, and the streams to continue afterwards.
-        eventually(lambda: host.state("host") == "ready")
-        assert run_state(host) == "PAUSED"
-        stands = published(plant, requests)
-        assert "PAUSED" in {info.run_state for info in plant.roster().values()}
-        operator.say("UNPAUSE")
-        check_exact(plant, requests)
-        assert len(stands) == 3
-
-    def test_a_restarted_controller_finds_the_desired_state(
-        self, plant: Plant, new_host: NewHost, operator: Operator, tmp_path: Path
-    ) -> None:
-        host = new_host()
-        operator.say("PAUSE", mode="keep")
-        first = host.find("host")
-        assert first
-        host.program.end()
-
-        again = Host(plant, tmp_path)
-
-        eventually(lambda: (found := again.find("host")) and found[0] != first[0])
-        eventually(lambda: again.wait("warm", "host").run_state == "PAUSED")
-        again.obey("load", "host", model="adder")
-        operator.say("UNPAUSE")
-        assert run_state(again) == "RUNNING"
-
-
 class TestLate:
     def test_a_worker_joins_a_paused_yard(self, plant: Plant, operator: Operator) -> None:
         # Given a yard that was paused without workers
@@ -500,28 +454,6 @@ class TestOthers:
         assert info.weights == "/w/2"
         assert "Reload" not in host.program.log.rpartition("is up with adder")[2]
 
-    @pytest.mark.parametrize("given", ["DRAIN", "STOP"])
-    def test_controllers_end_with_their_workers(
-        self, plant: Plant, new_host: NewHost, operator: Operator, given: Signal
-    ) -> None:
-        # Given a host of several processes, with running streams
-        host = new_host(slots=2, spares=1)
-        host.obey("load", "host-0", model="adder")
-        requests = running(plant)
-
-        # If all are drained or stopped
-        operator.say(given)
-
-        # I expect the controller to end in order, and the streams to be finished or to wait.
-        assert host.program.wait() == 0
-        assert not plant.roster()
-        if given == "DRAIN":
-            assert attempts(check_exact(plant, requests)) == [1] * 3
-        else:
-            waiting = [one for one in requests if plant.ledger(one.id)["state"] == "waiting"]
-            assert waiting
-        count_nothing(plant, requests)
-
     def test_a_paused_worker_may_be_drained(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
@@ -552,72 +484,3 @@ class TestOthers:
         again.obey("load", "host", model="adder")
         operator.say("UNPAUSE")
         assert attempts(check_exact(plant, requests)) == [2] * 3
-
-
-#: The signals in an allowed order, from each desired state that allows them.
-STEPS = (
-    Order(signal="SET_GENERATION_EPOCH", epoch=1),
-    Order(signal="PAUSE", mode="wait"),
-    Order(signal="UNPAUSE"),
-    Order(signal="PAUSE", mode="keep"),
-    Order(signal="UNPAUSE"),
-    Order(signal="PAUSE", mode="abort"),
-    Order(signal="SET_GENERATION_EPOCH", epoch=2),
-    Order(signal="PAUSE", scope=ADDER),
-    Order(signal="RELOAD_WEIGHTS", scope=ADDER, weights="/w/2"),
-    Order(signal="UNPAUSE", scope=ADDER),
-    Order(signal="SUSPEND"),
-    Order(signal="SET_GENERATION_EPOCH", epoch=3),
-    Order(signal="RESUME"),
-    Order(signal="UNPAUSE"),
-)
-
-
-class TestTransitions:
-    def test_a_signal_reaches_workers_that_join_late_or_die(
-        self, plant: Plant, operator: Operator
-    ) -> None:
-        # Given three workers with streams
-        plant.coordinator(static=True)
-        options = {"model_name": "adder", "simulated_step_s": 0.02, "max_backoff_s": 0.2}
-        workers = plant.worker(name="w", slots=3, **options)
-        plant.wait_for_workers(3)
-        requests = running(plant, 6, 100)
-
-        for order in STEPS:
-            # If a signal is given while one of them dies and a fourth joins
-            victim = next(info.pid for info in plant.roster().values() if info.name == "w-0")
-            given = operator.signals.give(order)
-            os.kill(victim, signal.SIGKILL)
-            late = plant.worker(name="late", **options)
-
-            # I expect all four to reach the desired state,
-            assert operator.signals.wait(given, START_S) == []
-            eventually(lambda: _do_as_wanted(plant, operator, 4), timeout_s=START_S)
-            assert operator.signals.wait(given, START_S) == []
-            assert late.stop() == 0
-
-        # no request to be lost, and the controller to end with its workers.
-        plant.results(requests)
-        for request in requests:
-            plant.answer(request.id).check_stream()
-        operator.say("STOP")
-        assert workers.wait() == 0
-
-
-def _do_as_wanted(plant: Plant, operator: Operator, count: int) -> bool:
-    """Whether this many workers have reached their desired states."""
-    desired_states = operator.signals.desired_states()
-    seen = {info.name: info for info in plant.roster().values()}
-    for name, info in seen.items():
-        wanted = desired_states.of(name, "adder")
-        assert (name, info.run_state, info.obeyed) == (
-            name,
-            wanted.run_state,
-            desired_states.changed,
-        )
-        if wanted.run_state != "SUSPENDED":
-            shown = (name, info.state, info.epoch, info.weights)
-            assert shown == (name, "ready", wanted.epoch, wanted.weights)
-    assert len(seen) == count
-    return True
