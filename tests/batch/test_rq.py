@@ -21,8 +21,8 @@ import rq
 
 from tests.batch.conftest import WriteLines, completion, objects
 from tests.batch.running import batch, start
-from tests.cli.running import environment, is_gone
-from tests.support.processes import Plant
+from tests.cli.running import environment
+from tests.support.processes import Plant, is_gone
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch import submit_batch

@@ -10,6 +10,7 @@ import pytest
 import redis
 from click.testing import Result
 
+from tests.cli.running import objects
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
@@ -41,10 +42,6 @@ def nobodys(connection: redis.Redis) -> str:
     """The name of a letter without a client."""
     entry = connection.xadd(KEYS.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
     return str(entry.decode())
-
-
-def objects(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def test_the_list_is_a_table_or_json(ask: Ask, letter: dict[str, str], nobodys: str) -> None:

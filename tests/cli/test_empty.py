@@ -7,40 +7,18 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import redis
 
-from tests.cli.running import environment, tokenyard
+from tests.cli.running import environment, objects, tokenyard
 from tests.support.builders import framed, make_request, random_name
 from tests.support.yard import Yard
 from tokenyard import Client, RequestFailed
 from tokenyard.process.program import Exit
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.scripts import Scripts
-
-
-@pytest.fixture
-def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
-    """A yard of the shared broker without coordinator and workers."""
-    keys = Keys(random_name("quiet"))
-    with redis.Redis.from_url(yard["url"]) as connection:
-        yield Yard(connection, keys, Scripts(connection, keys))
-
-
-@pytest.fixture
-def run(yard: dict[str, Any], quiet: Yard) -> Callable[..., Any]:
-    """A function that runs a command on that yard, in a new process."""
-
-    def run(*arguments: str) -> Any:
-        group = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
-        return tokenyard(*group, *arguments)
-
-    return run
 
 
 def only_result(yard: Yard, request: Request) -> Any:
@@ -197,10 +175,6 @@ def dead_letter(yard: Yard, client: str = "anon") -> Request:
     fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
     yard.connection.xadd(yard.keys.dead, fields | request_fields(request))
     return request
-
-
-def objects(done: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import Up, tokenyard
+from tests.cli.running import Up, said, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
 from tokenyard.admin.snapshot import WorkerView, YardView
@@ -55,11 +55,6 @@ def run(models_yard: str) -> Iterator[Run]:
     for model in ("one", "two"):
         done = run("unload", model)
         assert done.returncode == Exit.OK, done.stderr
-
-
-def said(done: Any) -> dict[str, Any]:
-    assert done.returncode == Exit.OK, done.stderr
-    return json.loads(done.stdout)
 
 
 def holders(run: Run, model: str) -> dict[str, str]:

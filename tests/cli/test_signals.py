@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import redis
 
 from tests.cli.conftest import SLOW
-from tests.cli.running import Up, tokenyard
+from tests.cli.running import Up, said, tokenyard
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
@@ -22,39 +21,13 @@ from tokenyard import Client
 from tokenyard.process.program import Exit
 from tokenyard.protocol.commands import Acknowledgement
 from tokenyard.protocol.control import RUN_STATES
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
-from tokenyard.scripts import Scripts
 
 Run = Callable[..., Any]
 LEASE_MS = 600_000
 
 
-def said(done: Any) -> dict[str, Any]:
-    assert done.returncode == Exit.OK, done.stderr
-    return json.loads(done.stdout)
-
-
 # Workers that the test plays
-
-
-@pytest.fixture
-def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
-    """A yard of the shared broker without coordinator and workers."""
-    keys = Keys(random_name("quiet"))
-    with redis.Redis.from_url(yard["url"]) as connection:
-        yield Yard(connection, keys, Scripts(connection, keys))
-
-
-@pytest.fixture
-def run(yard: dict[str, Any], quiet: Yard) -> Run:
-    """A function that runs a command on that yard, in a new process."""
-
-    def run(*arguments: str, **options: Any) -> Any:
-        place = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
-        return tokenyard(*place, *arguments, **options)
-
-    return run
 
 
 def join(quiet: Yard, name: str, model: str = "", **more: Any) -> str:

@@ -16,7 +16,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import environment
+from tests.cli.running import environment, objects
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -25,10 +25,6 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
-
-
-def objects(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def test_a_prompt_is_answered_on_one_line(ask: Ask) -> None:

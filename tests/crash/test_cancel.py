@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psutil
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
@@ -18,12 +15,6 @@ from tokenyard.scripts import Cancelled, Submitted
 pytestmark = pytest.mark.crash
 
 LONG = 4_000  # tokens, more than a test waits for
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def cancel(plant: Plant, request: Request) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.keys import GROUP
 from tokenyard.protocol.wire import SamplingParams
@@ -18,12 +16,6 @@ from tokenyard.protocol.wire import SamplingParams
 pytestmark = pytest.mark.crash
 
 LEASE_MS = 1000
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def pending(plant: Plant) -> int:

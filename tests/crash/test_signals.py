@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import signal as signals_of_the_system
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -20,7 +20,6 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant, Program
-from tests.support.servers import Server
 from tests.support.streams import check_exact, dead_letters, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
@@ -54,12 +53,6 @@ WAYS: dict[RunState, tuple[Signal, ...]] = {
     "SUSPENDED": ("PAUSE", "SUSPEND"),
 }
 ENDS = {"DRAIN", "STOP"}
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 class Cast:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.streams import (
     attempts,
     check_exact,
@@ -29,12 +27,6 @@ from tokenyard.protocol.wire import SamplingParams
 pytestmark = pytest.mark.crash
 
 STEP_S = 0.02
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def test_streams_of_a_killed_worker_keep_their_tokens(plant: Plant) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from tests.support.brokers import Cluster
 from tests.support.lanes import Lanes
+from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.watched import Keep
+from tests.support.yard import Yard
+from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import Scripts
 
 
 @pytest.fixture
@@ -32,3 +37,16 @@ def lanes(broker: Server) -> Iterator[Lanes]:
     opened = Lanes(broker.url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    """A yard of real processes, which the test starts."""
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    """A yard whose leader and workers are calls of scripts."""
+    return Yard(connection, keys, scripts)

@@ -7,10 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import psutil
-import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import ROOT, Plant
@@ -19,12 +17,6 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.wire import Request, SamplingParams
 from worker.host.controller import Controller
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def streams(count: int, max_tokens: int) -> list[Request]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,17 +10,10 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.hosts import Host, seconds_since
 from tests.support.processes import START_S, Answer, Plant
-from tests.support.servers import Server
 from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
 
 NewHost = Callable[..., Host]
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.hosts import Host
 from tests.support.processes import START_S, Plant
-from tests.support.servers import Server
 from tests.support.streams import attempts, check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import SignalReceipt, Signals
@@ -50,12 +49,6 @@ class Operator:
         """Why each worker does not obey."""
         left = self.signals.wait(self.give(what, scope, **fields), START_S)
         return {one.name: one.reason for one in left}
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 @pytest.fixture
