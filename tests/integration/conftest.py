@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
+from tests.integration.operating import NewHost, Operator
 from tests.support.brokers import Cluster
+from tests.support.hosts import Host
 from tests.support.lanes import Lanes
 from tests.support.processes import Plant
 from tests.support.servers import Server
@@ -50,3 +53,37 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
 def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
     """A yard whose leader and workers are calls of scripts."""
     return Yard(connection, keys, scripts)
+
+
+#: Options that add up to the number of a host's processes, with their defaults.
+_COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
+
+
+@pytest.fixture
+def new_host(plant: Plant, tmp_path: Path) -> NewHost:
+    """Start a host, and wait until all its processes are warm."""
+
+    def start(**options: object) -> Host:
+        host = Host(plant, tmp_path, **options)
+        count = sum(int(str(options.get(name, least))) for name, least in _COUNTS)
+        names = [f"host-{number}" for number in range(count)] if count > 1 else ["host"]
+        host.wait("warm", *names)
+        return host
+
+    return start
+
+
+@pytest.fixture
+def led_host(plant: Plant, new_host: NewHost) -> NewHost:
+    """Start a host of slow engines, and a coordinator that commands nothing by itself."""
+
+    def start(**options: object) -> Host:
+        plant.coordinator(static=True)
+        return new_host(simulated_step_s=0.02, **options)
+
+    return start
+
+
+@pytest.fixture
+def operator(plant: Plant) -> Operator:
+    return Operator(plant)

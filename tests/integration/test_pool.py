@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
+from tests.integration.operating import NewHost
 from tests.support.builders import make_request
 from tests.support.hosts import Host, seconds_since
 from tests.support.processes import START_S, Answer, Plant
 from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
-
-NewHost = Callable[..., Host]
-
-
-@pytest.fixture
-def new_host(plant: Plant, tmp_path: Path) -> NewHost:
-    """Start the host, and wait until all its processes are warm."""
-
-    def start(**options: object) -> Host:
-        host = Host(plant, tmp_path, **options)
-        count = sum(int(str(options.get(name, least))) for name, least in _COUNTS)
-        names = [f"host-{number}" for number in range(count)] if count > 1 else ["host"]
-        host.wait("warm", *names)
-        return host
-
-    return start
-
-
-#: Options that add up to the number of processes, with their defaults.
-_COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
 
 
 class TestStart:
