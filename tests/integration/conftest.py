@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tests.integration.operating import NewHost, Operator
+from tests.integration.played_host import PlayedHost
 from tests.support.brokers import Cluster
 from tests.support.hosts import Host
 from tests.support.lanes import Lanes
@@ -16,6 +17,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.watched import Keep
 from tests.support.yard import Yard
+from tokenyard.admin.signals import Signals
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -87,3 +89,13 @@ def led_host(plant: Plant, new_host: NewHost) -> NewHost:
 @pytest.fixture
 def operator(plant: Plant) -> Operator:
     return Operator(plant)
+
+
+@pytest.fixture
+def signals(connection: redis.Redis, keys: Keys) -> Signals:
+    return Signals(connection, keys)
+
+
+@pytest.fixture
+def host(scripts: Scripts, connection: redis.Redis, keys: Keys) -> PlayedHost:
+    return PlayedHost(scripts, connection, keys)
