@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from tests.integration.local_pool import START_S, Start
 from tests.integration.operating import NewHost, Operator
 from tests.integration.played_host import PlayedHost
 from tests.support.brokers import Cluster
@@ -20,6 +22,7 @@ from tests.support.yard import Yard
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
+from worker import WorkerController
 
 
 @pytest.fixture
@@ -99,3 +102,20 @@ def signals(connection: redis.Redis, keys: Keys) -> Signals:
 @pytest.fixture
 def host(scripts: Scripts, connection: redis.Redis, keys: Keys) -> PlayedHost:
     return PlayedHost(scripts, connection, keys)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start controllers of a program's own simulated engines, and stop them after the test."""
+    started: list[WorkerController] = []
+
+    def make(models: Any = None, **options: Any) -> WorkerController:
+        defaults = {"engine": "simulated", "timeout_s": START_S, "backoff_s": 0.01, "grace_s": 0.0}
+        controller = WorkerController(models, **(defaults | options))
+        started.append(controller)
+        controller.start()
+        return controller
+
+    yield make
+    for controller in started:
+        controller.stop()
