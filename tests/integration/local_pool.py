@@ -10,17 +10,9 @@ from pathlib import Path
 from worker import EngineHandle, ModelSpec, WorkerController
 
 ROOT = Path(__file__).parents[2]
-
-
 SIM = ModelSpec("sim", "nowhere")
-
-
 PAIR = ModelSpec("pair", "nowhere", tensor_parallel_size=2)
-
-
 LONG = 8_000  # tokens: never finished, with steps of some milliseconds
-
-
 START_S = 30.0
 
 

@@ -21,14 +21,8 @@ from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, enco
 from tokenyard.scripts import Renewed, Scripts
 
 ADDER = model_scope("adder")
-
-
 PAUSE = Order(signal="PAUSE")
-
-
 SOON_S = 0.3
-
-
 BOUND_S = 30.0
 
 
