@@ -108,7 +108,7 @@ def test_an_unknown_letter_is_an_error(ask: Ask, command: str, connection: redis
 
 
 @pytest.mark.parametrize("arguments", [("requeue",), ("drop", "--all", "1-1")])
-def test_verdict_names_the_worker(ask: Ask, arguments: tuple[str, ...]) -> None:
+def test_letters_or_all_must_be_named(ask: Ask, arguments: tuple[str, ...]) -> None:
     result = ask("dead", *arguments)
     assert result.exit_code == Exit.USAGE
     assert "name letters, or give --all" in result.stderr

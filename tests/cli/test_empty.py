@@ -223,7 +223,7 @@ def test_requeue_prints_why_it_is_impossible(
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all", "q1")])
-def test_verdict_names_the_worker(run: Any, arguments: tuple[str, ...]) -> None:
+def test_requests_or_all_must_be_named(run: Any, arguments: tuple[str, ...]) -> None:
     done = run("requeue", *arguments)
     assert done.returncode == Exit.USAGE
     assert "name requests, or give --all" in done.stderr

@@ -258,7 +258,7 @@ def test_load_on_a_named_worker_displaces_its_busy_model() -> None:
         ("m", worker("other", "warm", 0), "'w' is not live now"),
     ],
 )
-def test_pauses_ignore_workers_that_cannot_load_the_model(
+def test_a_load_on_an_unusable_worker_is_refused_with_the_reason(
     model: str, one: WorkerView, reason: str
 ) -> None:
     with pytest.raises(NoPlace, match=reason):
