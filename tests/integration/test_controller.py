@@ -1,4 +1,4 @@
-"""A controller and its processes: joining, draining, handing back, restarting."""
+"""A controller and its processes: joining, draining, handing back, stopping."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ import time
 
 import psutil
 
-from tests.support.builders import make_request
 from tests.support.processes import ROOT, Plant
 from tests.support.servers import Server, free_port
+from tests.support.streams import streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.wire import Request
 from worker.host.controller import Controller
-
-
-def streams(count: int, max_tokens: int) -> list[Request]:
-    params = SamplingParams(max_tokens=max_tokens)
-    return [make_request(tokens=[n + 1, n + 2], stream=True, params=params) for n in range(count)]
 
 
 def started(plant: Plant, requests: list[Request]) -> None:
     """Push requests, and wait until all of them run."""
     plant.push_all(requests)
-    eventually(lambda: all(plant.published(request.id) >= 2 for request in requests))
+    wait_mid_stream(plant, requests)
 
 
 class TestJoining:
@@ -113,6 +108,17 @@ class TestDraining:
             assert plant.ledger(request.id).get("crashes", "0") == "0"
             plant.answer(request.id).check_stream()
 
+    def test_a_drain_ends_with_its_grace(self, plant: Plant) -> None:
+        plant.coordinator()
+        leaving = plant.worker(simulated_step_s=0.2, grace_s=1.0)
+        plant.wait_for_workers(1)
+        started(plant, streams(1, 1000))
+        asked = time.monotonic()
+
+        assert leaving.stop() == 0
+
+        assert 0.9 < time.monotonic() - asked < 5.0
+
     def test_sigint_drains_too(self, plant: Plant) -> None:
         plant.coordinator()
         leaving = plant.worker(simulated_step_s=0.02)
@@ -128,7 +134,11 @@ class TestDraining:
         assert all(result.ok for result in plant.results(requests, timeout_s=1.0))
 
 
-class TestRestarting:
+class TestStopping:
+    def _controller(self) -> Controller:
+        url = f"redis://127.0.0.1:{free_port()}"
+        return Controller(WorkerSettings(redis_url=url, engine="simulated"))
+
     def test_a_controller_stops_while_a_process_starts(self, plant: Plant) -> None:
         controller = plant.worker(slots=2)
         eventually(lambda: len(controller.children()) == 2)
@@ -136,12 +146,6 @@ class TestRestarting:
         assert controller.stop() == 0
 
         assert not plant.connection.exists(plant.keys.leases)
-
-
-class TestStopping:
-    def _controller(self) -> Controller:
-        url = f"redis://127.0.0.1:{free_port()}"
-        return Controller(WorkerSettings(redis_url=url, engine="simulated"))
 
     def test_a_stop_before_the_run_ends_it(self) -> None:
         controller = self._controller()
