@@ -173,6 +173,7 @@ def start(plant: Plant, signal: Signal, run_state: RunState) -> Cast:
     running = cast.ask(12)[:3]
     wait_mid_stream(plant, running)
     cast.tell(*WAYS[run_state])
+    cast.are_in(cast.desired_state(), "abc")
     return cast
 
 
