@@ -16,18 +16,12 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.sampling import REFUSED, TAKEN
 from tokenyard.protocol.wire import Refused, RepetitionDetection, SamplingParams, StructuredOutputs
-from worker.engines.vllm.environment import engine_environment, set_environment
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("cpu_environment")]
 
 lists_of_0_32 = pytest.mark.skipif(
     installed_vllm() < (0, 32), reason="the lists are those of vLLM 0.32"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment() -> None:
-    set_environment(engine_environment(cpu=True))
 
 
 def test_every_parameter_exists_in_vllm_with_the_same_default() -> None:
