@@ -11,7 +11,8 @@ from benchmarks.cold_start.case import WrongAnswer
 from benchmarks.serving.__main__ import SIDES, STREAMED, Report, summary
 from benchmarks.serving.case import Load, Outcome, Stream, Task, Workload, poisson
 from benchmarks.serving.load import put_load
-from benchmarks.serving.stage import Side, Stage
+from benchmarks.serving.sides import Side
+from benchmarks.serving.stage import Stage
 from worker.models import ModelSpec
 
 TASKS = [Task([1, 2], [3, 4, 5], 3), Task([6], [7], 1)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.__main__ import TEXTS as COORDINATOR_TEXTS
+from tokenyard.process.program import SERVICE_TEXTS
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings, default_name
 from worker.__main__ import TEXTS as WORKER_TEXTS
@@ -127,4 +128,4 @@ def test_default_names_are_names() -> None:
 def test_each_setting_is_explained(settings: type, texts: dict[str, str]) -> None:
     names = {field.name for field in dataclasses.fields(settings)} - {"redis_url", "yard"}
 
-    assert set(texts) == names
+    assert {*texts, *SERVICE_TEXTS} == names
