@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.context import CURRENT, RequestContext
 from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.listing import ModelList, unknown_model
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.health import YardHealth
@@ -32,6 +33,7 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+ONE_MODEL: Final = "/v1/models/"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
@@ -51,6 +53,7 @@ class Gateway:
         self._front_ends = front_ends
         self._records = Records(queue, settings.record_ttl_s)
         self._watch = models
+        self._list = ModelList(models, front_ends)
         self._health_of_yard = health
         self._under_way = 0
         self._is_idle = asyncio.Event()
@@ -91,6 +94,9 @@ class Gateway:
         own = self._own.get((scope["method"], path))
         if own is not None:
             await send_body(send, 200, await own())
+        elif scope["method"] == "GET" and path.startswith(ONE_MODEL):
+            card = await self._list.one(path.removeprefix(ONE_MODEL))
+            await send_body(send, 200, json.dumps(card).encode())
         elif scope["method"] == "POST" and path in GENERATING | RENDERING:
             await self._answer(scope, receive, send, path)
         else:
@@ -152,24 +158,18 @@ class Gateway:
 
     def _find_model(self, body: dict[str, Any]) -> ModelProfile:
         name = body.get("model")
-        if name is None and len(self._watch.profiles) == 1:
-            return next(iter(self._watch.profiles.values()))
+        profiles = self._watch.profiles
+        if name is None and len({profile.name for profile in profiles.values()}) == 1:
+            return next(iter(profiles.values()))
         if not isinstance(name, str):
             raise GatewayError(400, "invalid_request_error", "name a model", param="model")
-        profile = self._watch.profiles.get(name)
+        profile = profiles.get(name)
         if profile is None:
-            message = f"the model {name!r} does not exist; see GET /v1/models"
-            raise GatewayError(
-                404, "not_found_error", message, param="model", code="model_not_found"
-            )
+            raise unknown_model(name)
         return profile
 
     async def _models(self) -> bytes:
-        data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "tokenyard"}
-            for name in self._watch.profiles
-        ]
-        return json.dumps({"object": "list", "data": data}).encode()
+        return json.dumps(await self._list.all()).encode()
 
     async def _health(self) -> bytes:
         self._health_of_yard.check()

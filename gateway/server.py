@@ -52,6 +52,7 @@ def listen(settings: GatewaySettings) -> socket.socket:
 
 
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
+    from gateway.announcements import OwnRules
     from gateway.app import Gateway
     from gateway.frontend import derived
     from gateway.frontend.models import FrontEnds
@@ -63,7 +64,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
     front_ends = FrontEnds(queue)
-    models = ModelWatch(queue, front_ends, settings.refresh_s)
+    rules = OwnRules(settings.paths, settings.trust_remote_code)
+    models = ModelWatch(queue, front_ends, settings.refresh_s, rules)
     health = YardHealth(queue.connection, settings.redis_url, queue.keys, settings.without_leader_s)
     app = Gateway(settings, queue, front_ends, models, health)
     config = uvicorn.Config(
@@ -98,7 +100,9 @@ class _GatewayServer(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(server: _GatewayServer, queue: YardQueue, app: Gateway, grace_s: float) -> None:
+async def _stop_on_signal(
+    server: _GatewayServer, queue: YardQueue, app: Gateway, grace_s: float
+) -> None:
     """End in order: take nothing new, let answers finish, then end streams."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -31,6 +31,16 @@ class GatewaySettings:
     without_leader_s: float = 10.0
     #: Pause between two looks at the yard's models.
     refresh_s: float = 1.0
+    #: Where models lie on this machine, if not where hosts have them: "name=path".
+    model_paths: tuple[str, ...] = ()
+    #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
+    trust_remote_code: bool = False
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """`model_paths` by name."""
+        pairs = (each.partition("=") for each in self.model_paths)
+        return {name: path for name, _, path in pairs}
 
     def __post_init__(self) -> None:
         errors = list(self._errors())
@@ -54,3 +64,7 @@ class GatewaySettings:
                 yield f"{label}: must be positive"
         if self.grace_s < 0:
             yield "grace_s: must not be negative"
+        for each in self.model_paths:
+            name, _, path = each.partition("=")
+            if not name or not path:
+                yield f"model_paths: {each!r} is not name=path"
