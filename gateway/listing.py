@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.errors import GatewayError
-from gateway.frontend.models import FrontEnds
-from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from tokenyard.protocol.worker_info import WorkerInfo
+
+if TYPE_CHECKING:
+    from gateway.frontend.models import FrontEnds
+    from gateway.models import ModelWatch
 
 #: What the states of workers mean for a model, the best first.
 _WARMTH: Final[Mapping[str, str]] = {"ready": "warm", "loading": "loading", "asleep": "asleep"}

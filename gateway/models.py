@@ -6,18 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from gateway.announcements import OwnRules, by_request_name, read_hosts
 from gateway.errors import GatewayError
-from gateway.frontend.models import FrontEnds
 from gateway.profile import ModelProfile
-from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
+
+if TYPE_CHECKING:
+    from gateway.frontend.models import FrontEnds
+    from gateway.queue.yard import YardQueue
 
 log = logging.getLogger("tokenyard.gateway")
 
