@@ -11,18 +11,22 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from gateway.context import CURRENT, RequestContext
-from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.http.context import CURRENT, RequestContext
+from gateway.http.errors import GatewayError
+from gateway.http.incoming import parse_body, read_body, read_event_id, replay
+from gateway.http.principal import Principal, PrincipalLookup
+from gateway.http.records import Records, durable_id, fingerprint
+from gateway.http.sse import Answer, send_body, send_error
 from gateway.listing import ModelList, unknown_model
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
-from gateway.records import Records, durable_id, fingerprint
-from gateway.sse import Answer, send_body, send_error
+from gateway.responses.api import UNDER as UNDER_RESPONSES
+from gateway.responses.api import ResponsesApi
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
@@ -52,14 +56,15 @@ class Gateway:
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue, settings.record_ttl_s)
+        self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
         self._list = ModelList(models, front_ends)
+        self._responses = ResponsesApi(settings, queue, front_ends, models)
         self._health_of_yard = health
         self._under_way = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._own: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
-            ("GET", "/v1/models"): self._models,
+        self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/livez"): self._live,
         }
@@ -91,21 +96,31 @@ class Gateway:
             await asyncio.wait_for(self._is_idle.wait(), most_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        own = self._own.get((scope["method"], path))
-        if own is not None:
-            await send_body(send, 200, await own())
-        elif scope["method"] == "GET" and path.startswith(ONE_MODEL):
-            card = await self._list.one(path.removeprefix(ONE_MODEL))
+        method = scope["method"]
+        probe = self._probes.get((method, path))
+        if probe is not None:
+            await send_body(send, 200, await probe())
+            return
+        principal = await self._principals.find(Headers(scope=scope))
+        if method == "GET" and path == "/v1/models":
+            listed = await self._list.all(principal.may_use)
+            await send_body(send, 200, json.dumps(listed).encode())
+        elif method == "GET" and path.startswith(ONE_MODEL):
+            card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
             await send_body(send, 200, json.dumps(card).encode())
-        elif scope["method"] == "POST" and path in GENERATING | RENDERING:
-            await self._answer(scope, receive, send, path)
+        elif method == "POST" and path in GENERATING | RENDERING:
+            await self._answer(scope, receive, send, path, principal)
+        elif path.startswith(UNDER_RESPONSES):
+            await self._responses.serve(scope, receive, send, principal.client)
         else:
-            raise GatewayError(404, "not_found_error", f"there is no {scope['method']} {path}")
+            raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, path: str, principal: Principal
+    ) -> None:
         raw = await read_body(receive, self._settings.max_body_bytes)
         body = parse_body(raw)
-        profile = self._find_model(body)
+        profile = self._find_model(body, principal)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
@@ -113,14 +128,15 @@ class Gateway:
             return
         self._health_of_yard.check()
         headers = Headers(scope=scope)
-        context, after = await self._context(headers, path, body)
+        context, after = await self._context(headers, path, body, principal)
+        if path == "/v1/responses":
+            create = self._responses.create
+            await create(scope, receive, send, body, profile.name, context, after)
+            return
         CURRENT.set(context)
         keep_alive_s = self._settings.keep_alive_s
         answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
-        if path == "/v1/responses":
-            raw = json.dumps(body | {"request_id": f"resp_{context.durable_id}"}).encode()
-            inner["headers"] = [one for one in inner["headers"] if one[0] != b"content-length"]
         try:
             await self._front_ends.app(inner, replay(raw, receive), answer.send)
         except Exception:
@@ -131,10 +147,11 @@ class Gateway:
             answer.close()
 
     async def _context(
-        self, headers: Headers, path: str, body: dict[str, Any]
+        self, headers: Headers, path: str, body: dict[str, Any], principal: Principal
     ) -> tuple[RequestContext, int]:
         """The request's own record and options, and the last event that the client has."""
-        client = "http"
+        client = principal.client
+        priority_class = principal.choose_class(body)
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
         print_ = fingerprint(path, body)
@@ -144,32 +161,32 @@ class Gateway:
         else:
             record = await self._records.open(client, name, print_)
         usual = "continue" if "idempotency-key" in headers else "cancel"
-        wish = headers.get("x-tokenyard-on-disconnect", usual)
-        if wish not in ("continue", "cancel"):
+        rule = headers.get("x-tokenyard-on-disconnect", usual)
+        if rule not in ("continue", "cancel"):
             message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
             raise GatewayError(400, "invalid_request_error", message)
         return RequestContext(
             durable_id=record.durable_id,
             client=client,
             created=record.created_ms / 1000,
+            tenant=principal.tenant,
+            priority_class=priority_class,
+            may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers),
-            continues=wish == "continue",
+            continues=rule == "continue",
         ), after
 
-    def _find_model(self, body: dict[str, Any]) -> ModelProfile:
+    def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:
         name = body.get("model")
         profiles = self._watch.profiles
-        if name is None and len({profile.name for profile in profiles.values()}) == 1:
-            return next(iter(profiles.values()))
+        if name is None and len(bases := {profile.name for profile in profiles.values()}) == 1:
+            [name] = bases
         if not isinstance(name, str):
             raise GatewayError(400, "invalid_request_error", "name a model", param="model")
         profile = profiles.get(name)
-        if profile is None:
+        if profile is None or not principal.may_use(name):
             raise unknown_model(name)
         return profile
-
-    async def _models(self) -> bytes:
-        return json.dumps(await self._list.all()).encode()
 
     async def _health(self) -> bytes:
         self._health_of_yard.check()
@@ -179,58 +196,6 @@ class Gateway:
 
     async def _live(self) -> bytes:
         return b"{}"
-
-
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body; raises `GatewayError` where it is too large or the client is gone."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GatewayError(499, "invalid_request_error", "the client disconnected")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise GatewayError(
-                413, "invalid_request_error", f"the body has more than {limit} bytes"
-            )
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a body; raises `GatewayError`."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise GatewayError(400, "invalid_request_error", f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise GatewayError(400, "invalid_request_error", "the body is no JSON object")
-    return body
-
-
-def replay(raw: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body again, then what the connection brings."""
-    is_read = False
-
-    async def again() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": raw, "more_body": False}
-
-    return again
-
-
-def read_event_id(text: str) -> tuple[str, int]:
-    """Durable id and number of an event; raises `GatewayError`."""
-    name, _, number = text.partition(":")
-    if len(name) != 32 or not number.isascii() or not number.isdecimal() or len(number) > 9:
-        raise GatewayError(
-            400, "invalid_request_error", "Last-Event-ID: this is no id of an event of this server"
-        )
-    return name, int(number)
 
 
 def read_deadline(headers: Headers) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tokenyard.protocol.worker_info import WorkerInfo
 
@@ -24,17 +24,17 @@ class ModelList:
         self._models = models
         self._front_ends = front_ends
 
-    async def all(self) -> dict[str, Any]:
-        """All models and adapters, by name."""
+    async def all(self, may_use: Callable[[str], bool]) -> dict[str, Any]:
+        """All models and adapters that one may use, by name."""
         workers = await self._models.workers()
         profiles = sorted(self._models.profiles.items())
-        cards = [self._card(name, profile, workers) for name, profile in profiles]
+        cards = [self._card(name, profile, workers) for name, profile in profiles if may_use(name)]
         return {"object": "list", "data": cards}
 
-    async def one(self, name: str) -> dict[str, Any]:
+    async def one(self, name: str, may_use: Callable[[str], bool]) -> dict[str, Any]:
         """One of them; raises `GatewayError`."""
         profile = self._models.profiles.get(name)
-        if profile is None:
+        if profile is None or not may_use(name):
             raise unknown_model(name)
         return self._card(name, profile, await self._models.workers())
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gateway.announcements import OwnRules, by_request_name, read_hosts
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.errors import TokenyardError

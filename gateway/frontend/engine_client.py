@@ -14,10 +14,10 @@ from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
-from gateway.context import RequestContext, current
-from gateway.errors import GatewayError, of_result
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import wire_params
+from gateway.http.context import RequestContext, current
+from gateway.http.errors import GatewayError, of_result
 from tokenyard.protocol.errors import NoCoordinator, TokenyardError
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
@@ -112,6 +112,13 @@ class QueueEngineClient(EngineClient):
     ) -> Request:
         if core.prompt_token_ids is None or core.mm_features:
             raise GatewayError(400, "invalid_request_error", "models here take text only")
+        if priority < 0 and not context.may_go_first:
+            raise GatewayError(
+                403,
+                "permission_error",
+                "this key may not use a negative priority",
+                param="priority",
+            )
         is_stream = params.output_kind is RequestOutputKind.DELTA
         # The text of a stream is made here, token by token.
         detokenize = params.detokenize and (
@@ -126,6 +133,7 @@ class QueueEngineClient(EngineClient):
             stream=is_stream,
             priority=priority,
             deadline_ms=context.deadline_ms,
+            result_ttl_s=context.keep_s,
             tenant=context.tenant,
             session=session_id or "",
             metadata=dict(trace_headers or {}),

@@ -26,8 +26,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from gateway.errors import GatewayError
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
+from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 
 if TYPE_CHECKING:

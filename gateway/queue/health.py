@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any, Final
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys

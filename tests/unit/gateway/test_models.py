@@ -12,7 +12,7 @@ import pytest
 
 from gateway import models
 from gateway.announcements import OwnRules
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from gateway.listing import ModelList
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
@@ -21,6 +21,10 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, encode_worker
 
 KEYS = Keys("test")
+
+
+def anything(_: str) -> bool:
+    return True
 
 
 class Broker:
@@ -196,15 +200,15 @@ def test_a_model_that_cannot_be_served_is_complained_of_once_and_tried_again(
         await rig.look()
         await rig.look()
         assert [one.name for one in rig.ends.asked] == ["m", "n"]
-        assert (await rig.list.one("m"))["fault"] == "no /models/m"
-        assert "fault" not in await rig.list.one("n")
+        assert (await rig.list.one("m", anything))["fault"] == "no /models/m"
+        assert "fault" not in await rig.list.one("n", anything)
 
         monkeypatch.setattr(models, "_AGAIN_S", 0.0)
         await rig.look()
         rig.ends.broken = set()
         await rig.look()
 
-        assert "fault" not in await rig.list.one("m")
+        assert "fault" not in await rig.list.one("m", anything)
 
     play(test)
     assert [record.message for record in caplog.records] == ["no /models/m"]
@@ -236,7 +240,7 @@ def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm() -> None:
         rig.broker.join("w3", "ready", "o", lease=0.0)
         await rig.look()
 
-        listed = await rig.list.all()
+        listed = await rig.list.all(anything)
 
         assert listed["object"] == "list"
         told = {card["id"]: card for card in listed["data"]}
@@ -254,7 +258,7 @@ def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm() -> None:
         assert [told[name]["state"] for name in "mno"] == ["warm", "asleep", "cold"]
         assert told["n"]["max_model_len"] == 77, "its worker knows"
         with pytest.raises(GatewayError) as refused:
-            await rig.list.one("nobody's")
+            await rig.list.one("nobody's", anything)
         assert (refused.value.status, refused.value.code) == (404, "model_not_found")
 
     play(test)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from tests.unit.gateway.conftest import vllm_params
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.sampling import REFUSED, TAKEN
