@@ -16,6 +16,7 @@ TEXTS: Final = {
     "name": "Name of this process.  [default: host and pid]",
     "host": "Address to listen on.",
     "port": "Port to listen on; 0 is any free one.",
+    "keys": "Whether requests need a key (`tokenyard keys`); auto: on any address but loopback.",
     "record_ttl_s": "How long an idempotency key is known and a stream can be resumed.",
     "max_body_bytes": "Most bytes of one request.",
     "keep_alive_s": "Silence on a stream after which a comment is sent.",

@@ -13,6 +13,7 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from gateway.caller import Caller, CallerLookup
 from gateway.context import CURRENT, RequestContext
 from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
@@ -35,8 +36,6 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-#: Owner of the requests on the queue.
-CLIENT: Final = "http"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
@@ -55,14 +54,14 @@ class Gateway:
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue, settings.record_ttl_s)
+        self._callers = CallerLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
         self._responses = ResponsesApi(settings, queue, front_ends, models)
         self._health_of_yard = health
         self._under_way = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._own: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
-            ("GET", "/v1/models"): self._models,
+        self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/livez"): self._live,
         }
@@ -94,20 +93,27 @@ class Gateway:
             await asyncio.wait_for(self._is_idle.wait(), most_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        own = self._own.get((scope["method"], path))
-        if own is not None:
-            await send_body(send, 200, await own())
-        elif scope["method"] == "POST" and path in GENERATING | RENDERING:
-            await self._answer(scope, receive, send, path)
+        method = scope["method"]
+        probe = self._probes.get((method, path))
+        if probe is not None:
+            await send_body(send, 200, await probe())
+            return
+        caller = await self._callers.find(Headers(scope=scope))
+        if method == "GET" and path == "/v1/models":
+            await send_body(send, 200, self._models(caller))
+        elif method == "POST" and path in GENERATING | RENDERING:
+            await self._answer(scope, receive, send, path, caller)
         elif path.startswith(UNDER_RESPONSES):
-            await self._responses.serve(scope, receive, send, CLIENT)
+            await self._responses.serve(scope, receive, send, caller.client)
         else:
-            raise GatewayError(404, "not_found_error", f"there is no {scope['method']} {path}")
+            raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, path: str, caller: Caller
+    ) -> None:
         raw = await read_body(receive, self._settings.max_body_bytes)
         body = parse_body(raw)
-        profile = self._find_model(body)
+        profile = self._find_model(body, caller)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
@@ -115,7 +121,7 @@ class Gateway:
             return
         self._health_of_yard.check()
         headers = Headers(scope=scope)
-        context, after = await self._context(headers, path, body)
+        context, after = await self._context(headers, path, body, caller)
         if path == "/v1/responses":
             create = self._responses.create
             await create(scope, receive, send, body, profile.name, context, after)
@@ -134,10 +140,11 @@ class Gateway:
             answer.close()
 
     async def _context(
-        self, headers: Headers, path: str, body: dict[str, Any]
+        self, headers: Headers, path: str, body: dict[str, Any], caller: Caller
     ) -> tuple[RequestContext, int]:
         """The request's own record and options, and the last event that the client has."""
-        client = CLIENT
+        client = caller.client
+        priority_class = caller.choose_class(body)
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
         print_ = fingerprint(path, body)
@@ -155,28 +162,32 @@ class Gateway:
             durable_id=record.durable_id,
             client=client,
             created=record.created_ms / 1000,
+            tenant=caller.tenant,
+            priority_class=priority_class,
+            may_go_first=caller.may_go_first,
             deadline_ms=read_deadline(headers),
             continues=wish == "continue",
         ), after
 
-    def _find_model(self, body: dict[str, Any]) -> ModelProfile:
+    def _find_model(self, body: dict[str, Any], caller: Caller) -> ModelProfile:
         name = body.get("model")
         if name is None and len(self._watch.profiles) == 1:
-            return next(iter(self._watch.profiles.values()))
+            name = next(iter(self._watch.profiles))
         if not isinstance(name, str):
             raise GatewayError(400, "invalid_request_error", "name a model", param="model")
         profile = self._watch.profiles.get(name)
-        if profile is None:
+        if profile is None or not caller.may_use(name):
             message = f"the model {name!r} does not exist; see GET /v1/models"
             raise GatewayError(
                 404, "not_found_error", message, param="model", code="model_not_found"
             )
         return profile
 
-    async def _models(self) -> bytes:
+    def _models(self, caller: Caller) -> bytes:
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "tokenyard"}
             for name in self._watch.profiles
+            if caller.may_use(name)
         ]
         return json.dumps({"object": "list", "data": data}).encode()
 

@@ -48,6 +48,8 @@ class RequestContext:
     created: float
     tenant: str = ""
     priority_class: PriorityClass = "normal"
+    #: Whether it may have a negative priority.
+    may_go_first: bool = True
     deadline_ms: int | None = None
     #: Whether its requests go on when the HTTP client disconnects.
     continues: bool = False

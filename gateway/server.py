@@ -74,7 +74,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=None,
     )
-    server = _Server(config)
+    server = _GatewayServer(config)
     try:
         await health.start()
         await models.start()
@@ -89,7 +89,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         await queue.stop()
 
 
-class _Server(uvicorn.Server):
+class _GatewayServer(uvicorn.Server):
     """uvicorn without its own signal handlers."""
 
     @contextmanager
@@ -98,7 +98,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(server: _Server, queue: YardQueue, app: Gateway, grace_s: float) -> None:
+async def _stop_on_signal(
+    server: _GatewayServer, queue: YardQueue, app: Gateway, grace_s: float
+) -> None:
     """End in order: take nothing new, let answers finish, then end streams."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

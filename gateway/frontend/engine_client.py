@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
@@ -80,6 +81,12 @@ class QueueEngineClient(EngineClient):
             )
             params = core.sampling_params or sampling_params
             request = self._request(context, core, params, session_id, priority, trace_headers)
+            if params.structured_outputs is not None:  # nothing else asks where reasoning ends
+                request = replace(
+                    request,
+                    reasoning_ended=reasoning_ended,
+                    reasoning_parser_kwargs=reasoning_parser_kwargs or {},
+                )
             text = prompt_text if prompt_text is not None else _text_of(prompt)
             async with aclosing(self._answer(context, request, core, params, text)) as outputs:
                 async for output in outputs:
@@ -105,6 +112,13 @@ class QueueEngineClient(EngineClient):
     ) -> Request:
         if core.prompt_token_ids is None or core.mm_features:
             raise GatewayError(400, "invalid_request_error", "models here take text only")
+        if priority < 0 and not context.may_go_first:
+            raise GatewayError(
+                403,
+                "permission_error",
+                "this key may not use a negative priority",
+                param="priority",
+            )
         is_stream = params.output_kind is RequestOutputKind.DELTA
         # The text of a stream is made here, token by token.
         detokenize = params.detokenize and (
@@ -124,6 +138,7 @@ class QueueEngineClient(EngineClient):
             session=session_id or "",
             metadata=dict(trace_headers or {}),
             stated=self._stated,
+            cache_salt=core.cache_salt or "",
         )
 
     async def _answer(

@@ -13,7 +13,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-from tokenyard.protocol.replies import Choice, Reply, Result, to_delta, to_result
+from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, to_result
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -41,6 +41,7 @@ class OutputStream:
         self._lora = lora
         self._choices = [_Choice(index, request, params, tokenizer) for index in range(params.n)]
         self._seen = 0  # tokens of all choices
+        self._cached: int | None = None
         self._is_first = True
 
     def read(self, reply: Reply) -> Iterator[RequestOutput]:
@@ -53,17 +54,26 @@ class OutputStream:
     def _read_delta(self, reply: Reply) -> Iterator[RequestOutput]:
         delta = to_delta(reply)
         behind = self._seen - delta.seq  # tokens that are known
-        if behind >= len(delta.tokens):
+        # Behind a hole (reply streams are bounded) the result has everything.
+        if not 0 <= behind < len(delta.tokens):
             return
+        if not delta.seq:
+            self._cached = delta.cached_tokens
         choice = self._choices[delta.index]
-        logprobs: Sequence[Any] = (delta.logprobs or [])[behind:]
-        for at, token in enumerate(delta.tokens[behind:]):
-            self._seen += 1
+        tokens, logprobs = delta.tokens[behind:], (delta.logprobs or [])[behind:]
+        self._seen += len(tokens)
+        is_over = delta.finish_reason is not None
+        middle = tokens[:-1] if is_over else tokens
+        for at, token in enumerate(middle):
             yield self._output(choice.next(token, logprobs[at : at + 1]))
+        if is_over:
+            yield self._output(choice.end(tokens[-1:], logprobs[-1:], delta))
 
     def _read_result(self, result: Result) -> Iterator[RequestOutput]:
+        self._cached = _cached(result) if self._cached is None else self._cached
         ends = result.choices or [_only_choice(result)]
-        left = sum(not self._choices[end.index].is_over for end in ends)
+        ends = [end for end in ends if not self._choices[end.index].is_over]
+        left = len(ends)
         for end in ends:
             choice = self._choices[end.index]
             tail = end.tokens[choice.count :]
@@ -87,7 +97,7 @@ class OutputStream:
             outputs=[choice],
             finished=is_last,
             lora_request=self._lora,
-            num_cached_tokens=_cached(result) if is_last or is_first else None,
+            num_cached_tokens=self._cached if is_last or is_first else None,
         )
 
 
@@ -108,20 +118,28 @@ class _Choice:
             tokenizer if params.detokenize else None, request
         )
         self._sum = 0.0
+        self._is_cut = False  # a stop string ended the text
 
     def next(self, token: int, logprobs: Sequence[Any]) -> CompletionOutput:
         """The output of one more token."""
         self.count += 1
-        self._text.update([token], False)
+        self._read([token])
         return self._piece([token], logprobs, finished=False)
 
-    def end(self, tokens: Sequence[int], logprobs: Sequence[Any], end: Choice) -> CompletionOutput:
+    def _read(self, tokens: Sequence[int], *, ends_text: bool = False) -> None:
+        """Add tokens to the text; those that a step made behind a stop string add nothing."""
+        if not self._is_cut:
+            self._is_cut = self._text.update(list(tokens), ends_text) is not None
+
+    def end(
+        self, tokens: Sequence[int], logprobs: Sequence[Any], end: Choice | Delta
+    ) -> CompletionOutput:
         """The output of the last token, with the reason for the end."""
         self.count += len(tokens)
         self.is_over = True
         # As in vLLM: a token that ends the text is not part of it, unless the request says so.
         ends_text = end.finish_reason == "stop" and not isinstance(end.stop_reason, str)
-        self._text.update(list(tokens), ends_text)
+        self._read(tokens, ends_text=ends_text)
         piece = self._piece(tokens, logprobs, finished=True)
         piece.finish_reason, piece.stop_reason = end.finish_reason, end.stop_reason
         return piece

@@ -23,7 +23,7 @@ class _Waiting:
     accepted: asyncio.Future[Acceptance]
 
 
-class Submitter:
+class BurstSubmitter:
     """Sends requests in bursts: while one call is under way, the next burst gathers."""
 
     def __init__(self, connection: AsyncRedis, url: str, keys: Keys) -> None:

@@ -13,7 +13,7 @@ from gateway.context import RequestContext
 from gateway.errors import GatewayError
 from gateway.queue.calls import call
 from gateway.queue.replies import ReplyReader
-from gateway.queue.submitter import Submitter
+from gateway.queue.submitter import BurstSubmitter
 from tokenyard.broker.connection import open_async_connection, translated
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys
@@ -32,7 +32,7 @@ class YardQueue:
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
-        self._submitter = Submitter(self.connection, url, self.keys)
+        self._submitter = BurstSubmitter(self.connection, url, self.keys)
         self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
         self._cancels: set[asyncio.Task[Cancelled]] = set()
         self.is_draining = False

@@ -83,6 +83,15 @@ def test_the_body_of_a_chat_becomes_the_same_request() -> None:
     assert openai.chat == plain.chat == ChatOptions(**CHAT_OPTIONS)
 
 
+def test_a_cache_salt_is_carried() -> None:
+    body = {"messages": HELLO, "cache_salt": "mine"}
+    assert drafted({**CHAT, "body": body}).cache_salt == "mine"
+    assert drafted({"id": "c", "prompt": "x", "cache_salt": "mine"}).cache_salt == "mine"
+    bad = parse_line(1, json.dumps({**CHAT, "body": body | {"cache_salt": [1]}}).encode())
+    assert isinstance(bad, BadLine)
+    assert "cache_salt" in bad.message
+
+
 def test_an_effort_goes_to_the_chat_template_as_in_vllm() -> None:
     body = {"messages": HELLO, "reasoning_effort": "none"}
     kwargs = {"reasoning_effort": "none", "enable_thinking": False}

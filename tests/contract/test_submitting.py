@@ -99,6 +99,7 @@ class TestSubmit:
             result_ttl_s=60,
             tenant="t",
             session="s",
+            cache_salt="mine",
             metadata={"traceparent": "00-1"},
         )
         yard.dispatch()
@@ -108,6 +109,7 @@ class TestSubmit:
         assert (request.priority, request.deadline_ms) == (3, 4102444800000)
         assert (request.result_ttl_s, request.tenant, request.session) == (60, "t", "s")
         assert request.metadata == {"traceparent": "00-1"}
+        assert request.cache_salt == "mine"
         assert yard.lane["mine"].sid.startswith("low/")
 
     def test_failure_is_raised_or_returned(self, yard: StandIn, new_client: NewClient) -> None:

@@ -141,9 +141,11 @@ def test_the_index_lists_every_decision() -> None:
 
 
 def test_the_python_of_the_readme_compiles() -> None:
-    [example] = code(page("README.md"), "python")
-    compile(example, "README.md", "exec")
-    assert len(example.splitlines()) <= 16
+    ours, by_openai = code(page("README.md"), "python")
+    for example in (ours, by_openai):
+        compile(example, "README.md", "exec")
+        assert len(example.splitlines()) <= 16
+    assert "from openai import OpenAI" in by_openai
 
 
 def test_what_the_readme_tells_to_type_exists() -> None:

@@ -68,6 +68,9 @@ def every_request_field() -> set[str]:
             add_generation_prompt=False,
             continue_final_message=True,
         ),
+        cache_salt="s",
+        reasoning_ended=True,
+        reasoning_parser_kwargs={"k": 1},
     )
     fields = request_fields(request)
     # Without `stated`, with `v`; those of the chat in the place of `chat`.

@@ -89,6 +89,8 @@ def test_an_answer_that_was_fully_published_ends_immediately(engine: Engine) -> 
     assert not after.deltas
 
 
+#: A third of the simulated engine's vocabulary.
+STOPS = list(range(0, 1_000, 3))
 SEVERAL = {"n": 3, "max_tokens": 12, "temperature": 2.0, "stream": True}
 
 
@@ -149,6 +151,35 @@ def test_each_of_several_choices_continues_after_its_own_tokens(
             if len(was.tokens) == len(seen[choice.index]) < 12:
                 assert choice.tokens == was.tokens, "it had ended"
         assert not engine.has_unfinished
+
+
+def test_a_choice_that_ends_before_others_says_so_in_its_last_delta(engine: Engine) -> None:
+    params = {"stop_token_ids": list(range(3, 14)) if engine.info.engine == "vllm" else STOPS}
+    for seed in range(20):
+        (outcome,) = run(engine, ask(**SEVERAL | params | {"seed": seed}))
+        ends = [delta for delta in outcome.deltas if delta.finish_reason]
+        assert outcome.finished is not None
+        for last in ends:
+            choice = outcome.finished.choices[last.index]
+            assert outcome.streamed(last.index) == choice.tokens
+            assert (last.finish_reason, last.stop_reason) == (
+                choice.finish_reason,
+                choice.stop_reason,
+            )
+            assert [one for one in outcome.deltas if one.index == last.index][-1] is last
+        early = [
+            one for one in outcome.finished.choices if outcome.streamed(one.index) == one.tokens
+        ]
+        assert len(ends) == len(early)
+        if ends:
+            return
+    raise AssertionError("no choice ended before the others")
+
+
+def test_the_only_choice_tells_its_end_in_the_result_alone(engine: Engine) -> None:
+    (outcome,) = run(engine, greedy(stream=True))
+
+    assert not any(delta.finish_reason for delta in outcome.deltas)
 
 
 def test_an_aborted_request_of_several_choices_gives_no_more_output(engine: Engine) -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.engines.harness import ask, run, spec_of
 from tests.engines.llama import write_llama
+from tokenyard.protocol.wire import Assignment
 from worker.engines import Backend
 
 pytestmark = pytest.mark.vllm
 
 BLOCK = 32  # tokens
+
+
+def with_salt(assignment: Assignment, salt: str) -> Assignment:
+    return replace(assignment, request=replace(assignment.request, cache_salt=salt))
 
 
 def test_a_repeated_prompt_is_cached_except_for_its_last_block(
@@ -27,6 +33,10 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block(
         given = [ask(f"{n}-0", tokens=prompt, max_tokens=4, temperature=0.0) for n in range(2)]
 
         (first,), (second,) = run(engine, given[0]), run(engine, given[1])
+        salted = [
+            run(engine, with_salt(ask(f"{n}-1", tokens=prompt, stream=True, max_tokens=4), salt))[0]
+            for n, salt in enumerate(["mine", "mine", "yours"])
+        ]
         engine.reset()
         (third,) = run(engine, ask("3-0", tokens=prompt, max_tokens=4, temperature=0.0))
         holds = engine.info.cache_tokens
@@ -35,5 +45,10 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block(
 
     told = [one.finished.cached_tokens for one in (first, second, third) if one.finished]
     assert told == [0, 3 * BLOCK, 0]
+    assert [one.finished.cached_tokens for one in salted if one.finished] == [0, 3 * BLOCK, 0]
+    for one in salted:
+        assert one.finished is not None
+        cached = [delta.cached_tokens for delta in one.deltas]
+        assert cached == [one.finished.cached_tokens] + [None] * (len(cached) - 1)
     assert holds > 0
     assert holds % BLOCK == 0

@@ -282,6 +282,26 @@ class TestPrefixCache:
 
         assert self.ask(engine, prompt, model="adapter").cached_tokens == 0
 
+    def test_requests_share_blocks_only_under_the_same_salt(self) -> None:
+        engine, prompt = self.engine(), list(range(40))
+        self.ask(engine, prompt)
+
+        assert self.ask(engine, prompt, cache_salt="mine").cached_tokens == 0
+        assert self.ask(engine, prompt, cache_salt="mine").cached_tokens == 32
+        assert self.ask(engine, prompt, cache_salt="yours").cached_tokens == 0
+
+    def test_the_first_delta_tells_what_was_cached(self) -> None:
+        engine, prompt = self.engine(), list(range(40))
+        self.ask(engine, prompt)
+        params = SamplingParams(max_tokens=4, n=2)
+        request = make_request(tokens=prompt, params=params, stream=True)
+        engine.add(make_assignment(request))
+
+        events = [engine.step() for _ in range(3)]
+
+        deltas = [one for step in events for one in step if isinstance(one, TokenDelta)]
+        assert [one.cached_tokens for one in deltas] == [32, None, None, None, None, None]
+
     @pytest.mark.parametrize("forget", ["reset", "reload", "sleep"])
     def test_a_reset_forgets_all_blocks(self, forget: str) -> None:
         engine, prompt = self.engine(), list(range(40))

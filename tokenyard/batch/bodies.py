@@ -43,6 +43,7 @@ _PROMPTS: Final = frozenset({"messages", "prompt"})
 #: Fields that are translated here.
 _TRANSLATED: Final = frozenset(
     {
+        "cache_salt",
         "logprobs",
         "max_completion_tokens",
         "max_tokens",
@@ -76,6 +77,8 @@ def body_options(
     if not isinstance(model, str):
         raise BadBody("body.model: must be a string")
     options: dict[str, Any] = {"model": model} if model else {}
+    if salt := body.get("cache_salt"):
+        options["cache_salt"] = _text("cache_salt", salt)
     params: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in _IGNORED or name in _PROMPTS or name in _TRANSLATED:
@@ -94,6 +97,12 @@ def body_options(
     _check_tool_choice(body)
     _translate_effort(body, options)
     return options, params
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadBody(f"body.{name}: must be a string")
+    return value
 
 
 def _check_tool_choice(body: Mapping[str, Any]) -> None:

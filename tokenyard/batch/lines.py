@@ -24,7 +24,8 @@ COMPLETIONS_URL: Final = "/v1/completions"
 _FORMS: Final[Mapping[str, Form]] = {CHAT_URL: "chat", COMPLETIONS_URL: "completion"}
 _OPENAI_FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
 _PROMPTS: Final = ("prompt", "tokens", "messages")
-_PLAIN_OPTIONS: Final = frozenset({"model", "params", "session", "tenant", "metadata"})
+_TEXTS: Final = ("model", "session", "tenant", "cache_salt")
+_PLAIN_OPTIONS: Final = frozenset({"params", "metadata", *_TEXTS})
 #: Options of a chat.
 _CHAT: Final = frozenset(ChatOptions.__struct_fields__)
 _SAMPLING: Final = frozenset(SamplingOptions.__annotations__)
@@ -128,7 +129,7 @@ def _refuse_unknown(fields: Mapping[str, Any], known: frozenset[str] | set[str])
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    for field in ("model", "session", "tenant"):
+    for field in _TEXTS:
         if not isinstance(options.get(field, ""), str):
             raise BadBody(f"{field}: must be a string")
     if not isinstance(options.get("metadata", {}), dict):

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "profile": "tokenyard.cli.profile:profile",
     "drain": "tokenyard.cli.drain:drain",
     "stop": "tokenyard.cli.drain:stop",
+    "keys": "tokenyard.cli.keys:keys",
     "scripts": "tokenyard.cli.scripts:scripts",
     "info": "tokenyard.cli.info:info",
     "top": "tokenyard.cli.top:top",

@@ -194,6 +194,7 @@ class RequestBuilder:
                 metadata=options.get("metadata", {}),
                 stated=defaults_among(params, given),
                 chat=chat or PLAIN_CHAT,
+                cache_salt=options.get("cache_salt", ""),
             )
         )
         refuse_late = bool(options.get("refuse_late"))

@@ -71,6 +71,7 @@ class SharedOptions(SamplingOptions, total=False):
     result_ttl_s: int  # how long the result is kept
     tenant: str
     session: str  # requests of a session may share a prefix
+    cache_salt: str  # prefix caches are shared only with requests of the same salt
     metadata: Mapping[str, Any]  # stored with the request, never interpreted
     tools: Sequence[Mapping[str, Any]]  # of a chat, in OpenAI's format; shown to the model
     documents: Sequence[Mapping[str, Any]]  # of a chat, for templates that support them

@@ -17,6 +17,8 @@ EXTRAS: Final = {
     "croniter": "batch",
     "zstandard": "batch",
     "prometheus_client": "metrics",
+    "uvicorn": "gateway",
+    "uvloop": "gateway",
     "opentelemetry": "tracing",
 }
 _USAGE: Final = 2  # `tokenyard.process.program.Exit`, which needs an extra itself

@@ -10,20 +10,33 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.parse import parse_chat, parse_content, parse_params, unfold
+from tokenyard.protocol.parse import (
+    parse_chat,
+    parse_content,
+    parse_params,
+    parse_reasoning,
+    unfold,
+)
 from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
 
 #: The fields of `Request` that decide the answer; the others may differ in a repeated request.
-DEFINING: Final = frozenset({"tokens", "prompt", "messages", "chat", "model", "params", "stated"})
+DEFINING: Final = frozenset(
+    {
+        *("tokens", "prompt", "messages", "chat", "model", "params", "stated"),
+        *("reasoning_ended", "reasoning_parser_kwargs"),
+    }
+)
 #: The digest of an entry that cannot be read.
 UNREADABLE: Final = "unreadable"
 
 _BYTES: Final = 8
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _PROMPTS: Final = frozenset({b"tokens", b"prompt", b"messages"})
 #: Longest fields whose parsed form is cached.
 _LONGEST_KEPT: Final = 4096
@@ -43,8 +56,18 @@ class Recipe:
 
     __slots__ = ("_prefix",)
 
-    def __init__(self, model: str, params: SamplingParams, stated: Iterable[str]) -> None:
-        said = _encode([model, params, sorted(stated)])
+    def __init__(
+        self,
+        model: str,
+        params: SamplingParams,
+        stated: Iterable[str],
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: Mapping[str, Any] = _NOTHING,
+    ) -> None:
+        decisive: list[Any] = [model, params, sorted(stated)]
+        if reasoning_ended is not None or reasoning_parser_kwargs:
+            decisive += [reasoning_ended, dict(reasoning_parser_kwargs)]
+        said = _encode(decisive)
         self._prefix = blake2b(said, digest_size=_BYTES)
 
     def digest(self, kind: str, content: bytes, chat: ChatOptions = PLAIN_CHAT) -> str:
@@ -59,7 +82,13 @@ class Recipe:
 
 def request_digest(request: Request) -> str:
     """The digest of a request with the user's own prompt."""
-    recipe = Recipe(request.model, request.params, request.stated)
+    recipe = Recipe(
+        request.model,
+        request.params,
+        request.stated,
+        request.reasoning_ended,
+        request.reasoning_parser_kwargs,
+    )
     if request.tokens is not None:
         return recipe.digest("tokens", request.tokens)
     if request.prompt is not None:
@@ -88,15 +117,23 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
 def _recipe(fields: Mapping[bytes, bytes]) -> Recipe:
     get = fields.get
     common, model, params = get(b"common", b""), get(b"model", b""), get(b"params", b"")
-    is_long = len(common) + len(model) + len(params) > _LONGEST_KEPT
-    return (_read if is_long else _read_once)(common, model, params)
+    reasoning = get(b"reasoning_ended", b""), get(b"reasoning_parser_kwargs", b"")
+    is_long = len(common) + len(model) + len(params) + len(reasoning[1]) > _LONGEST_KEPT
+    return (_read if is_long else _read_once)(common, model, params, *reasoning)
 
 
-def _read(common: bytes, model: bytes, params: bytes) -> Recipe:
-    own = {b"common": common, b"model": model, b"params": params}
+def _read(common: bytes, model: bytes, params: bytes, ended: bytes, kwargs: bytes) -> Recipe:
+    own = {
+        b"common": common,
+        b"model": model,
+        b"params": params,
+        b"reasoning_ended": ended,
+        b"reasoning_parser_kwargs": kwargs,
+    }
     fields = unfold({name: value for name, value in own.items() if value})
     read, given = parse_params(fields)
-    return Recipe(fields.get(b"model", b"").decode(), read, defaults_among(read, given))
+    name = fields.get(b"model", b"").decode()
+    return Recipe(name, read, defaults_among(read, given), *parse_reasoning(fields))
 
 
 _read_once = functools.lru_cache(maxsize=256)(_read)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import default_name
+
+KeyRule = Literal["auto", "required", "off"]
+_LOOPBACK: Final = ("127.", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class GatewaySettings:
     #: Where it listens. Keys are required on any address but loopback.
     host: str = "127.0.0.1"
     port: int = 8000
+    #: Whether requests need a key; ``auto``: on any address but loopback.
+    keys: KeyRule = "auto"
     #: How long an idempotency key is known, and a stream can be taken up again.
     record_ttl_s: int = 86_400
     max_body_bytes: int = 4 * 1024 * 1024
@@ -37,6 +43,15 @@ class GatewaySettings:
         if errors:
             raise SettingsError(errors)
 
+    @property
+    def needs_keys(self) -> bool:
+        """Whether a request without a valid key is refused."""
+        return self.keys == "required" or (self.keys == "auto" and not self._is_local)
+
+    @property
+    def _is_local(self) -> bool:
+        return self.host.startswith(_LOOPBACK)
+
     def _errors(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
@@ -52,5 +67,7 @@ class GatewaySettings:
         ):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
+        if self.keys == "off" and not self._is_local:
+            yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
         if self.grace_s < 0:
             yield "grace_s: must not be negative"

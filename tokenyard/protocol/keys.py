@@ -86,6 +86,11 @@ class Keys:
         """What gateways remember of an HTTP request, msgpack."""
         return f"{self._prefix}http:{client}/{durable_id}"
 
+    @cached_property
+    def api_keys(self) -> str:
+        """Hash: digest of an HTTP key to JSON, `tokenyard.protocol.api_keys.ApiKey`."""
+        return f"{self._prefix}api_keys"
+
     def response(self, client: str, durable_id: str) -> str:
         """A response of OpenAI's Responses API that can be asked for again, msgpack."""
         return f"{self._prefix}response:{client}/{durable_id}"

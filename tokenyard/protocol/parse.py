@@ -221,6 +221,7 @@ def _parse_body(
         raise InvalidRequest(
             "prompt", f"give exactly one of tokens, prompt, messages, not {given or 'none'}"
         )
+    reasoning_ended, reasoning_parser_kwargs = parse_reasoning(fields)
     return Request(
         id=request_id,
         client=client,
@@ -238,6 +239,9 @@ def _parse_body(
         session=_text(fields, "session"),
         metadata=_json(fields, "metadata", _object_decoder, {}),
         chat=parse_chat(fields, given[0]),
+        cache_salt=_text(fields, "cache_salt"),
+        reasoning_ended=reasoning_ended,
+        reasoning_parser_kwargs=reasoning_parser_kwargs,
     )
 
 
@@ -345,6 +349,20 @@ def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams, list[st
     Raises `InvalidRequest`.
     """
     return _params(fields, _NOTHING), list(_json(fields, "params", _members_decoder, {}))
+
+
+def parse_reasoning(fields: Mapping[bytes, bytes]) -> tuple[bool | None, dict[str, Any]]:
+    """Whether the prompt ends the reasoning, and the arguments of the model's reasoning parser.
+
+    Raises `InvalidRequest`.
+    """
+    name = "reasoning_parser_kwargs"
+    if b"reasoning_ended" not in fields and name.encode() not in fields:
+        return None, {}
+    ended = _flag(fields, "reasoning_ended") if b"reasoning_ended" in fields else None
+    kwargs: dict[str, Any] = _json(fields, name, _object_decoder, {})
+    check_objects(name, [kwargs])
+    return ended, kwargs
 
 
 def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:

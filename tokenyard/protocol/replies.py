@@ -45,6 +45,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     choices: str | None = None  # JSON array of `Choice`, where n > 1
     prompt_logprobs: str | None = None
     receipt: str | None = None  # JSON, a `tokenyard.protocol.receipts.Receipt`: to guests only
+    cached_tokens: int | None = None  # `Usage.cached_tokens`, in the first delta of a stream
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
@@ -105,7 +106,9 @@ class Delta(Struct, frozen=True):
     """A piece of a streamed reply.
 
     ``seq`` counts the tokens of the request before it; ``index`` is the choice that it continues;
-    ``logprobs`` has one entry for each token, where requested.
+    ``logprobs`` has one entry for each token, where requested. The first delta of a stream may say
+    how many tokens of the prompt were cached, and, where n > 1, the last delta of a choice how it
+    ended; the result says both, too.
     """
 
     id: str
@@ -114,6 +117,9 @@ class Delta(Struct, frozen=True):
     text: str | None = None
     index: int = 0
     logprobs: list[dict[str, Any]] | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
 class Result(Struct, frozen=True, kw_only=True, gc=False):
@@ -185,7 +191,15 @@ def to_delta(reply: Reply) -> Delta:
     """A delta with its token ids unpacked."""
     logprobs = _STRUCTURED["logprobs"].decode(reply.logprobs) if reply.logprobs else None
     return Delta(
-        reply.id, reply.seq, unpack_tokens(reply.tokens), reply.text, reply.index, logprobs
+        reply.id,
+        reply.seq,
+        unpack_tokens(reply.tokens),
+        reply.text,
+        reply.index,
+        logprobs,
+        reply.cached_tokens,
+        reply.finish_reason,
+        _opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
     )
 
 

@@ -190,6 +190,11 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     #: does not replace it. Not a field on the wire.
     stated: tuple[str, ...] = ()
     chat: ChatOptions = PLAIN_CHAT  # with messages only
+    cache_salt: str = ""  # requests share prefix caches only with those of the same salt
+    #: Of a model with a reasoning parser, for `structured_outputs`, which constrain only what
+    #: follows the reasoning: whether the prompt ends it, and arguments of the parser.
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def wants_text(self) -> bool:
@@ -303,6 +308,7 @@ COMMON_FIELDS: Final = frozenset(
     {
         *("client", "model", "params", "stream", "reply_to", "priority", "deadline", "result_ttl"),
         *("tenant", "session", "metadata", "v", *ChatOptions.__struct_fields__),
+        *("cache_salt", "reasoning_ended", "reasoning_parser_kwargs"),
     }
 )
 
@@ -330,6 +336,10 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
         fields["metadata"] = _encode_json(request.metadata)
     if request.chat is not PLAIN_CHAT:
         fields.update(chat_fields(request.chat))
+    if request.reasoning_ended is not None:
+        fields["reasoning_ended"] = int(request.reasoning_ended)
+    if request.reasoning_parser_kwargs:
+        fields["reasoning_parser_kwargs"] = _encode_json(request.reasoning_parser_kwargs)
     plain: dict[str, str | int] = {
         "client": request.client if request.client != DEFAULT_CLIENT else "",
         "model": request.model,
@@ -339,6 +349,7 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
         "result_ttl": request.result_ttl_s if request.result_ttl_s != DEFAULT_RESULT_TTL_S else 0,
         "tenant": request.tenant,
         "session": request.session,
+        "cache_salt": request.cache_salt,
     }
     fields.update((name, value) for name, value in plain.items() if value)
     return fields

@@ -38,7 +38,9 @@ class EngineInfo:
 class TokenDelta(Struct, frozen=True):
     """New tokens of one choice of a streaming request. ``key`` is the lane entry.
 
-    ``logprobs`` has one entry per token, in the form of `worker.engines.logprobs`.
+    ``logprobs`` has one entry per token, in the form of `worker.engines.logprobs`. The first delta
+    of a request says how much of the prompt was cached, if that is known. Where n > 1, the last
+    delta of a choice says how the choice ended.
     """
 
     key: str
@@ -46,6 +48,9 @@ class TokenDelta(Struct, frozen=True):
     tokens: Sequence[int]
     text: str | None = None
     logprobs: list[dict[str, Any]] | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
 class Finished(Struct, frozen=True):

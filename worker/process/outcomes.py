@@ -95,6 +95,9 @@ def _join(parts: list[TokenDelta]) -> TokenDelta:
         logprobs=None
         if first.logprobs is None
         else [entry for part in parts for entry in part.logprobs or ()],
+        cached_tokens=first.cached_tokens,
+        finish_reason=parts[-1].finish_reason,
+        stop_reason=parts[-1].stop_reason,
     )
 
 
@@ -109,6 +112,9 @@ def delta_reply(run: Run, delta: TokenDelta) -> Reply:
         text=delta.text,
         index=delta.index,
         logprobs=None if delta.logprobs is None else json_text(delta.logprobs),
+        cached_tokens=None if run.seq else delta.cached_tokens,
+        finish_reason=delta.finish_reason,
+        stop_reason=None if delta.stop_reason is None else json_text(delta.stop_reason),
     )
     run.seq += len(delta.tokens)
     if delta.index == 0:

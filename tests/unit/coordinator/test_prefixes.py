@@ -89,6 +89,14 @@ class TestHints:
     def test_adapters_have_prefixes_of_their_own(self) -> None:
         assert set(features(64).blocks).isdisjoint(features(64, model="adapter").blocks)
 
+    def test_a_salt_has_its_own_prefixes(self) -> None:
+        plain, salted, other = (
+            all_features(make_request(tokens=[1] * 64, cache_salt=salt), {})
+            for salt in ("", "a", "b")
+        )
+
+        assert len({plain.blocks[0], salted.blocks[0], other.blocks[0]}) == 3
+
     def test_a_prompt_shorter_than_a_block_has_no_blocks(self) -> None:
         assert not features(BLOCK_TOKENS - 1).blocks
         assert len(features(BLOCK_TOKENS).blocks) == 1

@@ -25,6 +25,7 @@ INCIDENTAL = {
     "tenant",
     "session",
     "metadata",
+    "cache_salt",
 }
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -125,6 +126,7 @@ PLAIN = {b"id": b"q1", b"prompt": b"Hello", b"params": b'{"max_tokens":8,"seed":
         {b"stream": b"1", b"deadline": b"5", b"result_ttl": b"7", b"metadata": b'{"a":1}'},
         {b"priority": b"-3", b"tenant": b"t", b"session": b"s", b"reply_to": b"replies:anon"},
         {b"client": b"other", b"unknown": b"field", b"sid": b"fancy", b"v": b"1"},
+        {b"cache_salt": b"x", b"reasoning_parser_kwargs": b"{}"},
     ],
 )
 def test_what_is_the_same_request(same: dict[bytes, bytes]) -> None:
@@ -140,6 +142,9 @@ def test_what_is_the_same_request(same: dict[bytes, bytes]) -> None:
         # A value that is said is not the model's default, which may be another.
         {b"params": b'{"max_tokens":8,"seed":1,"temperature":1.0}'},
         {b"common": b'{"model":"m"}'},
+        {b"reasoning_ended": b"0"},
+        {b"reasoning_parser_kwargs": b'{"chat_template_kwargs":{}}'},
+        {b"common": b'{"reasoning_ended":"1"}'},
     ],
 )
 def test_what_is_another_request(other: dict[bytes, bytes]) -> None:
@@ -162,6 +167,16 @@ def test_what_is_another_chat() -> None:
     assert len(digests) == len(others)
     # What is said as it would be without is the same.
     assert entry_digest({**chat, b"add_generation_prompt": b"1"}) == entry_digest(chat)
+
+
+@pytest.mark.parametrize("ended", [None, False, True])
+@pytest.mark.parametrize("kwargs", [{}, {"chat_template_kwargs": {"b": 1, "a": [2.0]}}])
+def test_both_sides_agree_on_reasoning(ended: bool | None, kwargs: dict[str, Any]) -> None:
+    request = Request(
+        id="q1", prompt="x", reasoning_ended=ended, reasoning_parser_kwargs=kwargs, cache_salt="s"
+    )
+
+    assert request_digest(request) == entry_digest(wire(request))
 
 
 def test_packed_tokens_are_the_array_of_the_same_ids() -> None:
@@ -196,6 +211,8 @@ def test_long_parameters_are_read_as_short_ones_are() -> None:
         {b"messages": b"[" * 5000 + b"]" * 5000},
         {b"prompt": b"x", b"params": b'{"extra_args":' + b"[" * 5000 + b"]" * 5000 + b"}"},
         {b"messages": b"[]", b"tools": b"[" * 5000 + b"]" * 5000},
+        {b"prompt": b"x", b"reasoning_ended": b"yes"},
+        {b"prompt": b"x", b"reasoning_parser_kwargs": b'{"k":' + b"[" * 5000 + b"]" * 5000 + b"}"},
     ],
 )
 def test_the_digest_of_an_unreadable_entry_equals_no_other(fields: dict[bytes, bytes]) -> None:

@@ -83,6 +83,9 @@ def test_everything_that_a_client_can_say() -> None:
         b"tenant": b"t",
         b"session": b"s",
         b"metadata": b'{"traceparent":"00-0-0-00"}',
+        b"cache_salt": b"mine",
+        b"reasoning_ended": b"0",
+        b"reasoning_parser_kwargs": b'{"chat_template_kwargs":{"thinking":true}}',
         b"v": b"1",
     }
 
@@ -100,6 +103,9 @@ def test_everything_that_a_client_can_say() -> None:
         tenant="t",
         session="s",
         metadata={"traceparent": "00-0-0-00"},
+        cache_salt="mine",
+        reasoning_ended=False,
+        reasoning_parser_kwargs={"chat_template_kwargs": {"thinking": True}},
     )
 
 

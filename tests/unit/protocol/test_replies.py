@@ -48,6 +48,7 @@ REPLIES = st.builds(
     timing=TEXTS,
     choices=TEXTS,
     prompt_logprobs=TEXTS,
+    cached_tokens=st.none() | st.integers(0, 2**31 - 1),
 )
 
 

@@ -142,6 +142,9 @@ def requests(draw: st.DrawFn) -> Request:
         tenant=draw(TEXT),
         session=draw(TEXT),
         metadata=draw(st.dictionaries(TEXT, JSON, max_size=3)),
+        cache_salt=draw(TEXT),
+        reasoning_ended=draw(st.none() | st.booleans()),
+        reasoning_parser_kwargs=draw(OBJECTS),
     )
 
 

@@ -65,6 +65,17 @@ class TestMerge:
         assert isinstance(joined, TokenDelta)
         assert joined.logprobs == [{"token": 1}, {"token": 2}]
 
+    def test_the_first_delta_tells_what_was_cached_and_the_last_how_it_ended(self) -> None:
+        parts = [
+            TokenDelta("a", 1, [1], cached_tokens=4),
+            TokenDelta("a", 1, [2]),
+            TokenDelta("a", 1, [3], finish_reason="stop", stop_reason=3),
+        ]
+
+        assert merge(parts) == [
+            TokenDelta("a", 1, [1, 2, 3], cached_tokens=4, finish_reason="stop", stop_reason=3)
+        ]
+
     def test_a_missing_text_stays_none(self) -> None:
         (joined,) = merge([delta("a", 1, text="x"), delta("a", 2, text=None)])
 
@@ -100,6 +111,22 @@ class TestReplies:
 
         assert (first.seq, first.tokens, first.text) == (0, [5, 6], "ab")
         assert (second.seq, second.tokens) == (2, [7])
+
+    @pytest.mark.parametrize(("published", "told"), [((), 2), ((9,), None)])
+    def test_only_the_first_delta_of_a_stream_tells_what_was_cached(
+        self, published: tuple[int, ...], told: int | None
+    ) -> None:
+        first = TokenDelta("1500-0", 0, [5], cached_tokens=2)
+
+        assert to_delta(delta_reply(run(published), first)).cached_tokens == told
+
+    @pytest.mark.parametrize("stop", ["end", 7, None])
+    def test_the_last_delta_of_a_choice_tells_how_it_ended(self, stop: str | int | None) -> None:
+        last = TokenDelta("1500-0", 1, [5], finish_reason="stop", stop_reason=stop)
+
+        told = to_delta(delta_reply(run(), last))
+
+        assert (told.finish_reason, told.stop_reason) == ("stop", stop)
 
     @pytest.mark.parametrize("cached", [None, 0, 2])
     def test_a_result_reports_how_much_of_the_prompt_was_cached(self, cached: int | None) -> None:

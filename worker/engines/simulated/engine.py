@@ -19,7 +19,6 @@ from worker.engines import (
     EngineInfo,
     Finished,
     RequestError,
-    TokenDelta,
     Unsupported,
 )
 from worker.engines.admission import check_resumable
@@ -27,7 +26,9 @@ from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated.cache import PrefixCache
 from worker.engines.simulated.generation import (
     Generation,
+    cache_salt,
     choice_so_far,
+    new_deltas,
     start_generation,
     tokenize,
 )
@@ -205,15 +206,16 @@ class SimulatedEngine:
             return
         request = generation.request
         prompt = tokenize(request)
-        generation.cached_tokens = self._cache.cached(request.model, prompt)
-        self._cache.put(request.model, prompt)
+        salt = cache_salt(request)
+        generation.cached_tokens = self._cache.cached(salt, prompt)
+        self._cache.put(salt, prompt)
 
     def _finish(self, generation: Generation) -> Finished:
         """The answer; adds it to the prefix cache, for requests that continue it."""
         if self._cache.tokens:
             request = generation.request
             answer = pack_tokens(generation.choices[0].tokens)
-            self._cache.put(request.model, tokenize(request) + answer)
+            self._cache.put(cache_salt(request), tokenize(request) + answer)
         return Finished(
             generation.key,
             generation.choices,
@@ -237,13 +239,4 @@ class SimulatedEngine:
             return
         if generation.streams:
             self._crash.passed("mid_stream")
-            events.extend(
-                TokenDelta(
-                    generation.key,
-                    choice.index,
-                    choice.tokens[max(start, seen) : end],
-                    None if choice.text is None else choice.text[max(start, seen) : end],
-                )
-                for choice, seen in zip(generation.choices, generation.published, strict=True)
-                if max(start, seen) < min(end, len(choice.tokens))
-            )
+            events.extend(new_deltas(generation, start, end))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import shake_128
 from typing import Any, Final
@@ -19,7 +20,7 @@ from tokenyard.protocol.wire import (
     pack_tokens,
     unpack_tokens,
 )
-from worker.engines import EngineInfo
+from worker.engines import EngineInfo, TokenDelta
 from worker.engines.admission import PromptField, check_params, check_prompt, prompt_field
 
 #: Number of cached prompts and answers. Benchmarks repeat them, and there the engine simulates a
@@ -62,6 +63,31 @@ class Generation(Struct, eq=False):
             for choice in self.choices
         ]
         self.longest = max(len(choice.tokens) for choice in self.choices)
+
+
+def new_deltas(generation: Generation, start: int, end: int) -> Iterator[TokenDelta]:
+    """The unpublished tokens of each choice from ``start`` to ``end``."""
+    cached = generation.cached_tokens if start == generation.resumed_at else None
+    for choice, seen in zip(generation.choices, generation.published, strict=True):
+        first, count = max(start, seen), len(choice.tokens)
+        if first >= min(end, count):
+            continue
+        is_over = end >= count
+        yield TokenDelta(
+            generation.key,
+            choice.index,
+            choice.tokens[first:end],
+            None if choice.text is None else choice.text[first:end],
+            cached_tokens=cached,
+            finish_reason=choice.finish_reason if is_over else None,
+            stop_reason=choice.stop_reason if is_over else None,
+        )
+        cached = None
+
+
+def cache_salt(request: Request) -> str:
+    """What separates prefix caches: the adapter, and the request's own salt."""
+    return f"{request.model}\0{request.cache_salt}" if request.cache_salt else request.model
 
 
 def choice_so_far(choice: Choice, made: int) -> Choice:

@@ -109,6 +109,9 @@ def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, An
         "use_tqdm_on_load": False,
         "scheduling_policy": "priority",  # apply a request's priority in the engine too
     }
+    # Constraints on the text begin where the reasoning ends, which only this parser finds.
+    if parser := spec.serve_args.get("reasoning_parser"):
+        named["reasoning_parser"] = parser
     return named | _lora(spec)
 
 

@@ -101,7 +101,17 @@ class Branch:
         if not tokens and not text:
             return []
         logprobs = None if choice.logprobs is None else choice.logprobs[self._tokens :]
-        return [TokenDelta(self.asked.key, self.index, tokens, text, logprobs)]
+        return [
+            TokenDelta(
+                self.asked.key,
+                self.index,
+                tokens,
+                text,
+                logprobs,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+            )
+        ]
 
     def so_far(self) -> Finished:
         """The output of all choices so far."""

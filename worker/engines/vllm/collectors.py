@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from msgspec.structs import replace
+
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
@@ -147,6 +149,7 @@ class Streamed:
         self._logprobs = wanted(asked.params)
         self._prompt_logprobs: list[Any] | None = None
         self._cached: int | None = None
+        self._is_silent = True  # no delta was made yet
         self._choices = [_Growing() for _ in range(asked.params.n)]
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
@@ -162,6 +165,9 @@ class Streamed:
                 return
             delta = self._grow(self._choices[part.index], part)
             if delta is not None and self._streams and not (output.finished or self.is_finished):
+                if self._is_silent:
+                    self._is_silent = False
+                    delta = replace(delta, cached_tokens=self._cached)
                 events.append(delta)
         if output.finished or self.is_finished:
             self.is_finished = True
@@ -189,7 +195,13 @@ class Streamed:
             logprobs = entries(tokens, _positions(part)[: len(tokens)], self._logprobs)
             choice.logprobs.extend(logprobs)
         return TokenDelta(
-            self.asked.key, part.index, tokens, text if self._shows_text else None, logprobs
+            self.asked.key,
+            part.index,
+            tokens,
+            text if self._shows_text else None,
+            logprobs,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
         )
 
     def so_far(self) -> Finished:
@@ -257,7 +269,7 @@ class Repeated(Streamed):
         # A step of several tokens may span the seam: its text then belongs to the new tokens.
         logprobs = delta.logprobs[len(seen) :] if delta.logprobs is not None else None
         tokens = delta.tokens[len(seen) :]
-        return TokenDelta(delta.key, part.index, tokens, delta.text, logprobs)
+        return replace(delta, tokens=tokens, logprobs=logprobs)
 
 
 class Continued(Streamed):

@@ -40,6 +40,7 @@ from worker.engines.vllm.collectors import (
 from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm.params import ParamsMaker, build_params, refusal
 from worker.engines.vllm.pieces import PieceSize
+from worker.engines.vllm.reasoning import Reasoning
 from worker.engines.vllm.sleep import LEVELS, choose_sleep
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
 from worker.engines.vllm.weights import add_adapters, exchange_weights, remove_adapters
@@ -113,6 +114,7 @@ class VllmEngine:
         if self._tokenizer is not None:
             self._chat = ChatPrompts(self._engine.renderer, self._max_model_len)
         self._vocab_size: int = model.get_vocab_size()
+        self._reasoning = Reasoning(config, self._tokenizer)
         self._cache_tokens = cache_tokens(config)
         self._end_tokens = _end_tokens(model, self._tokenizer)
         if self._adapters:
@@ -145,6 +147,7 @@ class VllmEngine:
         request, params = assignment.request, assignment.request.params
         check_resumable(assignment)
         check_params(params, self._vocab_size)
+        self._reasoning.check(request)
         self._check_runner(params)
         self._check_text(params, request.wants_text)
         prompt = self._prompt_tokens(assignment)
@@ -384,13 +387,16 @@ class VllmEngine:
         request_id = request_id or asked.key
         # vLLM 0.26 applies this to all requests added later.
         engine.output_processor.stream_interval = self._piece_size(answer)
+        request = asked.assignment.request
+        prompt: Any = {"type": "token", "prompt_token_ids": tokens}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        lora = self._adapters.get(request.model)
         try:
+            if self._reasoning.concerns(request):
+                prompt = self._reasoning.prepare(engine, request_id, prompt, params, lora, request)
             engine.add_request(
-                request_id,
-                {"type": "token", "prompt_token_ids": tokens},
-                params,
-                lora_request=self._adapters.get(asked.assignment.request.model),
-                priority=asked.assignment.request.priority,
+                request_id, prompt, params, lora_request=lora, priority=request.priority
             )
         except Exception as error:  # as in build_params: no common base class in all versions
             engine.abort_request([request_id])  # vLLM may have added part of it

@@ -1,0 +1,138 @@
+"""Who asks: the tenant of a key, and what the key may use."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from starlette.datastructures import Headers
+
+from gateway.errors import GatewayError
+from gateway.queue.yard import YardQueue
+from tokenyard.broker.connection import translated
+from tokenyard.protocol.api_keys import ApiKey, decode_key, key_digest
+from tokenyard.protocol.keys import PriorityClass
+
+#: How long a key that was looked up is trusted: so long a revoked one may still be used.
+_TRUSTED_S: Final = 2.0
+_MOST_CACHED: Final = 10_000
+_MOST_BYTES: Final = 512
+#: OpenAI's names for classes of service.
+_TIERS: Final[dict[Any, PriorityClass | None]] = {
+    None: None,
+    "auto": None,
+    "default": "normal",
+    "flex": "low",
+    "priority": "high",
+}
+_BEST_FIRST: Final[tuple[PriorityClass, ...]] = ("normal", "low", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The one who asks. ``models`` and ``classes`` are None where there is no limit."""
+
+    tenant: str = ""
+    models: frozenset[str] | None = None
+    classes: frozenset[PriorityClass] | None = None
+
+    @property
+    def client(self) -> str:
+        """The owner of its requests on the queue."""
+        return f"http.{self.tenant}" if self.tenant else "http"
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may use a model."""
+        return self.models is None or model in self.models
+
+    def choose_class(self, body: dict[str, Any]) -> PriorityClass:
+        """The class of a request by its ``service_tier``; raises `GatewayError`."""
+        tier = body.get("service_tier")
+        if not isinstance(tier, str | None) or tier not in _TIERS:
+            raise GatewayError(
+                400,
+                "invalid_request_error",
+                f"service_tier: give one of {', '.join(filter(None, _TIERS))}",
+                param="service_tier",
+            )
+        chosen = _TIERS[tier]
+        if chosen is None:
+            allowed = [one for one in _BEST_FIRST if self._may_have(one)]
+            chosen = allowed[0] if allowed else "normal"
+        if not self._may_have(chosen):
+            raise GatewayError(
+                403,
+                "permission_error",
+                f"this key may not use the service tier {tier!r}",
+                param="service_tier",
+            )
+        return chosen
+
+    @property
+    def may_go_first(self) -> bool:
+        """Whether it may give a priority before that of others, which is a negative one."""
+        return self._may_have("high")
+
+    def _may_have(self, name: PriorityClass) -> bool:
+        return self.classes is None or name in self.classes
+
+
+class CallerLookup:
+    """Finds the caller of a request by its key."""
+
+    def __init__(self, queue: YardQueue, *, needs_key: bool) -> None:
+        self._queue = queue
+        self._needs_key = needs_key
+        self._known: dict[str, tuple[float, Caller | None]] = {}
+
+    async def find(self, headers: Headers) -> Caller:
+        """The caller; raises `GatewayError` for a missing or an invalid key."""
+        if not self._needs_key:
+            return Caller()
+        key = _key_of(headers)
+        if not key or len(key) > _MOST_BYTES:
+            raise _refusal("give a key: Authorization: Bearer ...")
+        digest = key_digest(key)
+        at, caller = self._known.get(digest, (0.0, None))
+        if time.monotonic() - at > _TRUSTED_S:
+            caller = await self._read(digest)
+        if caller is None:
+            raise _refusal("this key is not valid")
+        return caller
+
+    async def _read(self, digest: str) -> Caller | None:
+        run: Any = self._queue.connection
+        with translated(self._queue.url):
+            packed = await run.hget(self._queue.keys.api_keys, digest)
+        caller = None
+        if packed is not None:
+            try:
+                caller = _caller_of(decode_key(packed))
+            except msgspec.DecodeError:
+                caller = None
+        if len(self._known) >= _MOST_CACHED:
+            self._known.clear()
+        self._known[digest] = time.monotonic(), caller
+        return caller
+
+
+def _caller_of(key: ApiKey) -> Caller:
+    return Caller(
+        key.tenant,
+        None if key.models is None else frozenset(key.models),
+        None if key.classes is None else frozenset(key.classes),
+    )
+
+
+def _key_of(headers: Headers) -> str:
+    """The key of OpenAI's clients, or of Anthropic's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    return headers.get("x-api-key", "").strip()
+
+
+def _refusal(message: str) -> GatewayError:
+    return GatewayError(401, "authentication_error", message, code="invalid_api_key")

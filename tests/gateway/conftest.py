@@ -1,0 +1,42 @@
+"""One yard with real vLLM for all tests of the gateway, started when the first test asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.conftest import SERVERS
+from tests.gateway import stand as stands
+from tests.gateway.stand import Door, Stand
+from tests.support.servers import Server, ServerName
+
+
+@pytest.fixture(scope="session")
+def stand(
+    shared_server: Callable[[ServerName], Server], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stand]:
+    """The yard; its gateways come with `door`."""
+    folder = tmp_path_factory.mktemp("stand")
+    with stands.running_stand(shared_server(SERVERS[0]), folder) as running:
+        yield running
+
+
+@pytest.fixture
+def door(stand: Stand) -> Door:
+    """A gateway that serves."""
+    return stand.door(0)
+
+
+@pytest.fixture
+def other_door(stand: Stand) -> Door:
+    """A second one, which shares nothing with the first but the broker."""
+    return stand.door(1)
+
+
+@pytest.fixture
+def http(door: Door) -> Iterator[httpx.Client]:
+    """Plain HTTP to the first gateway."""
+    with httpx.Client(base_url=door.url, timeout=60.0) as client:
+        yield client

@@ -1,0 +1,83 @@
+"""A client of server-sent events over a bare socket, which can be cut at any event."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+READ_S = 90.0
+
+
+class EventStream:
+    """One POST whose answer is a stream; iterating gives its events as bytes, ids included."""
+
+    def __init__(
+        self, port: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=READ_S)
+        self._connection.connect()
+        self._socket: socket.socket = self._connection.sock
+        own = {"Content-Type": "application/json", **headers}
+        self._connection.request("POST", path, json.dumps(body), own)
+        self._response = self._connection.getresponse()
+        self.status = self._response.status
+        self.headers = dict(self._response.getheaders())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cut()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Events up to the end; raises `ConnectionError` where the server vanishes."""
+        event = b""
+        while True:
+            try:
+                line = self._response.readline()
+            except (http.client.IncompleteRead, ValueError) as error:
+                raise ConnectionResetError from error
+            if not line:
+                if not self._response.isclosed():
+                    raise ConnectionResetError
+                assert not event, event
+                return
+            event += line
+            if line == b"\n":
+                if not event.startswith(b":"):
+                    yield event
+                event = b""
+
+    def body(self) -> bytes:
+        """The rest of the answer."""
+        return self._response.read()
+
+    def cut(self) -> None:
+        """Close the socket, as the kernel does for a process that was killed."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._response.close()
+        self._connection.close()
+
+
+def id_of(event: bytes) -> str:
+    """The id of an event."""
+    (line,) = (line for line in event.splitlines() if line.startswith(b"id: "))
+    return line.removeprefix(b"id: ").decode()
+
+
+def data_of(event: bytes) -> Any:
+    """The JSON of an event; None at the end of a stream."""
+    (line,) = (line for line in event.splitlines() if line.startswith(b"data: "))
+    data = line.removeprefix(b"data: ")
+    return None if data == b"[DONE]" else json.loads(data)

@@ -1,0 +1,177 @@
+"""A yard with real vLLM, and gateways before it; and vLLM's own server beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.gateway.speaker import MAX_LEN, write_speaker
+from tests.support.processes import ROOT, Plant, Program
+from tests.support.servers import Server, free_port
+from tests.support.waiting import eventually
+
+MODELS = ROOT / "examples" / "arithmetic" / "models"
+#: Time for vLLM to be imported on busy cores, and a model to be loaded.
+READY_S = 300.0
+#: Options of the speaker for gateways, and for vLLM's own server.
+SERVE_ARGS: Mapping[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+#: Settings of both models, by vLLM's names.
+_ENGINE = {"dtype": "float32", "max_num_seqs": 64}
+
+
+class Door:
+    """A gateway's process."""
+
+    def __init__(self, plant: Plant, models: set[str], **options: object) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._plant = plant
+        self._models = models
+        self._options = options
+        self.program = self._run()
+
+    def _run(self) -> Program:
+        return self._plant._start("gateway", {"port": self.port, **self._options})
+
+    def wait(self) -> None:
+        """Wait until it serves."""
+        eventually(self._answers, timeout_s=READY_S, every_s=0.1)
+
+    def _answers(self) -> bool:
+        assert self.program.is_running, self.program.log[-3000:]
+        with contextlib.suppress(httpx.TransportError):
+            found = httpx.get(f"{self.url}/v1/models", timeout=60.0).json()["data"]
+            return self._models <= {one["id"] for one in found}
+        return False
+
+    def kill_and_start(self) -> None:
+        """SIGKILL, then a new process on the same port; `wait` for it."""
+        self.program.kill()
+        self.program = self._run()
+
+
+class Stand:
+    """One yard: a broker, a coordinator, one worker with a spare process, gateways on demand."""
+
+    def __init__(self, broker: Server, folder: Path) -> None:
+        self.plant = Plant(broker.url)
+        self.speaker = write_speaker(folder / "speaker")
+        self._models = folder / "models.toml"
+        self._models.write_text(_models_file(self.speaker))
+        self._doors: list[Door] = []
+        self.coordinators: list[Program] = []
+
+    def start(self) -> None:
+        """Start everything but the gateways."""
+        for _ in range(2):
+            self.start_coordinator()
+        options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
+        self.plant.host(self._models, engine="vllm", device="cpu", **options)
+        eventually(
+            lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,
+            timeout_s=READY_S,
+        )
+
+    def start_coordinator(self) -> None:
+        """One more, which leads or stands by."""
+        number = len(self.coordinators)
+        name = f"coordinator-{number}"
+        self.coordinators.append(self.plant.coordinator(name=name, lease_ms=1500))
+
+    def door(self, number: int = 0) -> Door:
+        """A gateway that serves; the first ones are started together, when first asked for."""
+        while len(self._doors) <= max(number, 1):
+            self._doors.append(Door(self.plant, {"adder", "subtractor", "speaker"}))
+        self._doors[number].wait()
+        return self._doors[number]
+
+    def kill_worker(self) -> None:
+        """SIGKILL the process that holds a model; its spare takes over."""
+        busy = [one.pid for one in self.plant.roster().values() if one.state == "ready"]
+        for pid in busy:
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_coordinator(self) -> None:
+        """SIGKILL the leader, and start another that stands by."""
+        leader = self.plant.connection.get(self.plant.keys.leader) or b""
+        number = int(leader.decode().rpartition("coordinator-")[2].partition(".")[0] or -1)
+        if number >= 0:
+            self.coordinators[number].kill()
+            self.start_coordinator()
+
+
+def _models_file(speaker: Path) -> str:
+    return f"""
+[defaults]
+dtype = "{_ENGINE["dtype"]}"
+max_num_seqs = {_ENGINE["max_num_seqs"]}
+enforce_eager = true
+kv_cache_gib = 0.125
+max_model_wait_s = 0.5
+
+[models.adder]
+path = "{MODELS / "adder"}"
+max_model_len = 64
+
+[models.subtractor]
+path = "{MODELS / "subtractor"}"
+max_model_len = 64
+
+[models.speaker]
+path = "{speaker}"
+max_model_len = {MAX_LEN}
+
+[models.speaker.serve_args]
+enable_auto_tool_choice = true
+tool_call_parser = "hermes"
+"""
+
+
+@contextmanager
+def running_stand(broker: Server, folder: Path) -> Iterator[Stand]:
+    """A yard that ends with the block."""
+    stand = Stand(broker, folder)
+    with stand.plant:
+        stand.start()
+        yield stand
+
+
+@contextmanager
+def running_vllm(model: Path, name: str, folder: Path, *options: str) -> Iterator[str]:
+    """vLLM's own server with its own engine; its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", name, "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--dtype", str(_ENGINE["dtype"]), "--max-num-seqs", str(_ENGINE["max_num_seqs"])]
+    command += ["--enforce-eager", "--kv-cache-memory-bytes", str(2**27), *options]
+    log = folder / f"vllm-{name}.log"
+    quiet = {**os.environ, "PYTHONWARNINGS": "ignore", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=quiet, cwd=ROOT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+
+        def answers() -> bool:
+            assert process.poll() is None, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{url}/health", timeout=10.0).status_code == 200
+            return False
+
+        eventually(answers, timeout_s=READY_S, every_s=0.2)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

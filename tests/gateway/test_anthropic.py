@@ -1,0 +1,79 @@
+"""Anthropic's SDK against a gateway before real vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import anthropic
+import pytest
+from anthropic import Anthropic
+
+from tests.gateway.asked import PLACE
+from tests.gateway.speaker import text_behind
+from tests.gateway.stand import Door
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+TOOL: Final[Any] = {"name": "get_weather", "description": "The weather", "input_schema": PLACE}
+ASKED: Final[dict[str, Any]] = {
+    "model": "speaker",
+    "max_tokens": 40,
+    "messages": [{"role": "user", "content": "abc"}],
+    # The SDK's newest version does not know it.
+    "extra_body": {"temperature": 0},
+}
+
+
+@pytest.fixture
+def sdk(door: Door) -> Iterator[Anthropic]:
+    with Anthropic(base_url=door.url, api_key="none", timeout=90.0, max_retries=0) as client:
+        yield client
+
+
+def test_a_message_is_answered(sdk: Anthropic) -> None:
+    done = sdk.messages.create(**ASKED, system="Be brief")
+
+    assert [block.text for block in done.content if block.type == "text"] == [text_behind("c", 40)]
+    assert done.stop_reason == "max_tokens"
+    assert done.usage.output_tokens == 40
+
+
+def test_a_message_is_streamed(sdk: Anthropic) -> None:
+    with sdk.messages.stream(**ASKED) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+
+    assert text == text_behind("c", 40)
+    assert final.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=["any", "named"]
+)
+def test_a_tool_is_called(sdk: Anthropic, choice: Any) -> None:
+    options = ASKED | {"tools": [TOOL], "tool_choice": choice, "max_tokens": 200}
+    done = sdk.messages.create(**options)
+    with sdk.messages.stream(**options) as stream:
+        final = stream.get_final_message()
+    (call,) = [block for block in done.content if block.type == "tool_use"]
+    (streamed,) = [block for block in final.content if block.type == "tool_use"]
+
+    assert call.name == streamed.name == "get_weather"
+    assert call.input == streamed.input
+    assert set(call.input) == {"city", "unit"}
+    assert done.stop_reason == "tool_use"
+
+
+def test_tokens_are_counted_as_they_are_used(sdk: Anthropic) -> None:
+    counted = sdk.messages.count_tokens(model="speaker", messages=ASKED["messages"])
+
+    assert counted.input_tokens == sdk.messages.create(**ASKED).usage.input_tokens
+
+
+def test_errors_have_their_classes(sdk: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        sdk.messages.create(**ASKED | {"model": "divider"})
+    with pytest.raises(anthropic.BadRequestError):
+        sdk.messages.create(**ASKED | {"max_tokens": 5000})
+    with pytest.raises(anthropic.BadRequestError):
+        sdk.messages.create(**ASKED | {"extra_body": {"temperature": -1.0}})

@@ -1,0 +1,68 @@
+"""Create, list and revoke keys of the HTTP gateway."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from tokenyard.protocol.api_keys import PREFIX, ApiKey, decode_key, encode_key, key_digest, new_key
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import NAME_RULE, Keys, PriorityClass, is_name
+
+#: Tenants become part of the name of a client.
+MAX_TENANT: Final = 90
+#: The first digits of a key's digest, by which people name it.
+ID_DIGITS: Final = 12
+
+
+def create_key(
+    connection: redis.Redis,
+    keys: Keys,
+    tenant: str,
+    *,
+    name: str = "",
+    models: list[str] | None = None,
+    classes: list[PriorityClass] | None = None,
+) -> tuple[str, str]:
+    """Create a key; returns it and its id. Redis keeps only its digest.
+
+    Raises `InvalidRequest` for a tenant that cannot be one.
+    """
+    if not is_name(tenant) or len(tenant) > MAX_TENANT:
+        raise InvalidRequest("tenant", f"{tenant!r}: {NAME_RULE}, at most {MAX_TENANT}")
+    key = new_key()
+    digest = key_digest(key)
+    stored = ApiKey(
+        tenant=tenant,
+        name=name,
+        models=models,
+        classes=classes,
+        created_ms=time.time_ns() // 1_000_000,
+    )
+    connection.hset(keys.api_keys, digest, encode_key(stored))
+    return key, digest[:ID_DIGITS]
+
+
+def list_keys(connection: redis.Redis, keys: Keys) -> dict[str, ApiKey]:
+    """All keys by id, the oldest first; entries that are no keys are left out."""
+    stored: Any = connection.hgetall(keys.api_keys)
+    found = {}
+    for digest, packed in stored.items():
+        try:
+            found[digest.decode()[:ID_DIGITS]] = decode_key(packed)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return dict(sorted(found.items(), key=lambda one: one[1].created_ms))
+
+
+def revoke_key(connection: redis.Redis, keys: Keys, key_id: str) -> bool:
+    """Revoke a key by its id, or by itself; gateways notice within seconds."""
+    wanted = key_digest(key_id) if key_id.startswith(PREFIX) else key_id
+    if len(wanted) < ID_DIGITS:
+        return False
+    stored: Any = connection.hkeys(keys.api_keys)
+    digests = [digest for digest in stored if digest.startswith(wanted.encode())]
+    return bool(digests) and bool(connection.hdel(keys.api_keys, *digests))

@@ -1,0 +1,125 @@
+"""`tokenyard keys`: the keys of the HTTP gateway."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final, get_args
+
+import click
+import msgspec
+
+from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.process.program import Exit, PlainCommand, PlainGroup, words
+from tokenyard.protocol.api_keys import ApiKey
+from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.texts import counted, printable
+
+ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`).
+
+A key belongs to a tenant: requests under it carry the tenant's name, and what one tenant asked
+nobody else can read, cancel or continue. Redis keeps only a digest of each key.
+
+\b
+Examples:
+  tokenyard keys create --tenant research
+  tokenyard keys create --tenant nightly --models llama-8b --classes low
+  tokenyard keys list
+  tokenyard keys revoke 3f9a0c1d2b4e
+"""
+_COLUMNS: Final = (
+    Column("Key", is_whole=True),
+    Column("Tenant", is_whole=True),
+    Column("Name"),
+    Column("Models"),
+    Column("Classes"),
+    Column("Created", is_whole=True),
+)
+
+
+@click.group(cls=PlainGroup, help=ABOUT, short_help="Create, list or revoke keys of the gateway.")
+def keys() -> None:
+    """The group; its commands do the work."""
+
+
+@keys.command(cls=PlainCommand, short_help="Create one; it is shown once.")
+@click.option("--tenant", required=True, help="Whose key it is.")
+@click.option("--name", default="", help="What it is for.")
+@click.option("--models", type=words, help="Models that it may use, separated by commas.  [all]")
+@click.option(
+    "--classes",
+    type=words,
+    help="Priority classes that it may use: high, normal, low.  [all]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def create(
+    ctx: click.Context,
+    tenant: str,
+    name: str,
+    models: tuple[str, ...] | None,
+    classes: tuple[PriorityClass, ...] | None,
+    as_json: bool,
+) -> None:
+    """Create a key and print it. It cannot be shown again."""
+    wrong = set(classes or ()) - set(get_args(PriorityClass))
+    if wrong:
+        raise click.BadParameter(f"there is no class {min(wrong)!r}", param_hint="--classes")
+    with opened(ctx.obj) as (connection, yard):
+        key, key_id = create_key(
+            connection,
+            yard,
+            tenant,
+            name=name,
+            models=list(models) if models is not None else None,
+            classes=list(classes) if classes is not None else None,
+        )
+    if as_json:
+        say(msgspec.json.encode({"id": key_id, "key": key, "tenant": tenant}))
+    else:
+        say(f"{key}\n")
+        say(f"Key {key_id} of {tenant}. Keep it: it cannot be shown again.", err=True)
+
+
+@keys.command("list", cls=PlainCommand, short_help="List them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, a key on each line.")
+@click.pass_context
+def list_all(ctx: click.Context, as_json: bool) -> None:
+    """List all keys, the oldest first."""
+    with opened(ctx.obj) as (connection, yard):
+        found = list_keys(connection, yard)
+    if as_json:
+        print_list({"id": key_id, **msgspec.to_builtins(key)} for key_id, key in found.items())
+        return
+    if found:
+        table = FittingTable(_COLUMNS)
+        for key_id, key in found.items():
+            table.add(key_id, *_row(key))
+        plain_console().print(table)
+    say(counted(len(found), "key"))
+
+
+@keys.command(cls=PlainCommand, short_help="Revoke one.")
+@click.argument("key")
+@click.pass_context
+def revoke(ctx: click.Context, key: str) -> None:
+    """Revoke a key by its id (see `keys list`) or by itself. Running requests go on."""
+    with opened(ctx.obj) as (connection, yard):
+        is_revoked = revoke_key(connection, yard, key)
+    if not is_revoked:
+        say("Error: there is no such key; see `tokenyard keys list`", err=True)
+        ctx.exit(Exit.FAILED)
+    say("Revoked; gateways notice within seconds.")
+
+
+def _row(key: ApiKey) -> list[str]:
+    created = datetime.datetime.fromtimestamp(key.created_ms / 1000, datetime.UTC).astimezone()
+    return [
+        printable(key.tenant),
+        printable(key.name) or "-",
+        printable(", ".join(key.models)) if key.models is not None else "all",
+        ", ".join(key.classes) if key.classes is not None else "all",
+        created.isoformat(sep=" ", timespec="minutes"),
+    ]

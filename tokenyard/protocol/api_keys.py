@@ -1,0 +1,51 @@
+"""Keys of the HTTP gateway: what Redis keeps of one, which is never the key itself."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.protocol.keys import PriorityClass
+
+#: What every key begins with, so that scanners for leaked secrets can find it.
+PREFIX: Final = "ty-"
+
+
+class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A key of a tenant. ``models`` and ``classes`` are what it may use; None: everything."""
+
+    tenant: str
+    name: str = ""  # for people
+    models: list[str] | None = None
+    classes: list[PriorityClass] | None = None
+    created_ms: int = 0  # unix time
+
+
+_decoder = msgspec.json.Decoder(ApiKey)
+
+
+def new_key() -> str:
+    """A key with 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def key_digest(key: str) -> str:
+    """The field under which Redis has a key: SHA-256, in hex.
+
+    A slow hash would add nothing: nobody can try 2 to the 256 keys.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def encode_key(key: ApiKey) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(key)
+
+
+def decode_key(packed: bytes) -> ApiKey:
+    """Inverse of `encode_key`; raises `msgspec.DecodeError`."""
+    return _decoder.decode(packed)
