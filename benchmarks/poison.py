@@ -14,7 +14,6 @@ count).
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import statistics
 import sys
@@ -29,6 +28,7 @@ import click
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.poison_load import PATIENCE_S, Heard, Onlooker, Streams, hear
+from benchmarks.progress import publish
 from benchmarks.yard import (
     ServerName,
     Yard,
@@ -252,11 +252,8 @@ def main(
         case, rounds = Case(engine, workers, 8, min(tokens, 60), before_s=1.0, after_s=3.0), 1
     runs = [run(case, server, step_s) for _ in range(rounds)]
     found = median([figures(*one) for one in runs])
-    if as_json:
-        print(json.dumps(found))
-    else:
-        print_table(f"{engine}, {case.streams} innocents", ["", ""], found.items())
-        print(machine())
+    title = f"{engine}, {case.streams} innocents; {machine()}"
+    publish(found, lambda: print_table(title, ["", ""], found.items()), as_json=as_json)
     wrong = [fault for one in runs for fault in faults(*one, targets=not quick)]
     if wrong:
         sys.exit("; ".join(wrong))

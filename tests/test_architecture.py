@@ -28,7 +28,7 @@ MODULES_OF_EXTRAS = ("tokenyard.batch", "tokenyard.cli", "tokenyard.process.prog
 ENGINE_ROOMS = ("worker.engines.", "worker.executor")
 
 #: The modules of the gateway that import vLLM's entry points, after its ids are replaced.
-GATEWAY_ROOMS = ("gateway.frontend.", "gateway.app", "gateway.models")
+GATEWAY_ROOMS = ("gateway.frontend.", "gateway.app", "gateway.models", "gateway.responses.")
 
 # Prints the modules of interest that are loaded, and the seconds that the imports took.
 PROBE = """

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.running import ROOT, Up, environment, is_gone
+from tests.cli.running import ROOT, Up, environment
+from tests.support.processes import is_gone
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit

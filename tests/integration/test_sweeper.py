@@ -129,9 +129,7 @@ def turns(leading: Coordinator, seconds: float) -> int:
 class TestPatience:
     """A turn that finds nothing to do waits for something to read."""
 
-    def test_late_requests_are_answered_before_the_expected_workers_have_joined(
-        self, lanes: Lanes
-    ) -> None:
+    def test_a_turn_waits_before_the_expected_workers_have_joined(self, lanes: Lanes) -> None:
         leading = lanes.coordinator(expect_workers=2)
         lanes.worker("a")
         lanes.push(requests(50))
@@ -140,7 +138,7 @@ class TestPatience:
         lanes.worker("b")
         eventually(lambda: lanes.waiting() == 0, timeout_s=2.0)
 
-    def test_late_requests_are_answered_while_all_lanes_are_full(self, lanes: Lanes) -> None:
+    def test_a_turn_waits_while_all_lanes_are_full(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=2)
         leading = lanes.coordinator()
         lanes.push(requests(50))
@@ -148,9 +146,7 @@ class TestPatience:
 
         assert turns(leading, 1.0) < 20
 
-    def test_late_requests_are_answered_while_a_suspect_waits_for_an_empty_lane(
-        self, lanes: Lanes
-    ) -> None:
+    def test_a_turn_waits_while_a_suspect_waits_for_an_empty_lane(self, lanes: Lanes) -> None:
         # Given a lane with one request, then a suspect and another request
         worker = lanes.worker()
         leading = lanes.coordinator()
@@ -171,7 +167,7 @@ class TestPatience:
         lanes.finish(worker, *lanes.lane(worker))
         eventually(lambda: lanes.ids(worker) == ["other0000"], timeout_s=2.0)
 
-    def test_late_requests_are_answered_during_back_off(self, lanes: Lanes) -> None:
+    def test_a_turn_waits_during_back_off(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         leading = lanes.coordinator()
         seconds, micros = lanes.connection.time()

@@ -16,7 +16,6 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.otlp import Receiver, receiver
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tokenyard import Client
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.parse import unfold
@@ -51,12 +50,6 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def sink() -> Iterator[Receiver]:
     with receiver() as found:
         yield found
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as plant:
-        yield plant
 
 
 def start(plant: Plant, sink: Receiver, **worker: object) -> None:
