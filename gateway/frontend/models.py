@@ -17,6 +17,7 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from gateway.frontend.derived import replace_clocks
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.profile import ModelProfile
 
@@ -102,6 +103,7 @@ class FrontEnds:
             state = State()
             state.server = None
             await init_app_state(engine_client, state, args, TASKS)
+            replace_clocks()  # vLLM imports an endpoint's modules when it needs them
             self._states[profile.name] = state
             return state
         finally:
