@@ -110,8 +110,14 @@ class Gateway:
         headers = Headers(scope=scope)
         context, after = await self._context(headers, path, body)
         CURRENT.set(context)
-        keep_alive_s = self._settings.keep_alive_s
-        answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
+        answer = Answer(
+            send,
+            context,
+            path,
+            after=after,
+            has_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
+            keep_alive_s=self._settings.keep_alive_s,
+        )
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
         if path == "/v1/responses":
             raw = json.dumps(body | {"request_id": f"resp_{context.durable_id}"}).encode()
@@ -138,11 +144,9 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
-        usual = "continue" if "idempotency-key" in headers else "cancel"
-        wish = headers.get("x-tokenyard-on-disconnect", usual)
-        if wish not in ("continue", "cancel"):
-            message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
-            raise GatewayError(400, "invalid_request_error", message)
+        choices = ("continue", "cancel")
+        usual = choices if "idempotency-key" in headers else reversed(choices)
+        wish = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
         return RequestContext(
             durable_id=record.durable_id,
             client=client,
@@ -232,6 +236,15 @@ def read_event_id(text: str) -> tuple[str, int]:
             400, "invalid_request_error", "Last-Event-ID: this is no id of an event of this server"
         )
     return name, int(number)
+
+
+def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
+    """One of two values of a header; raises `GatewayError`."""
+    given = headers.get(name, usual)
+    if given not in (usual, other):
+        message = f"{name}: give `{usual}` or `{other}`"
+        raise GatewayError(400, "invalid_request_error", message, param=name)
+    return given
 
 
 def read_deadline(headers: Headers) -> int | None:

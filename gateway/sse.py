@@ -19,8 +19,8 @@ class Answer:
     """The `send` of one request, between vLLM's app and the server.
 
     The head of a stream is held back until the ticket is decided, so that a refusal by the queue
-    still has its own status. Each event gets an id, and those up to ``after`` are left out. A
-    stream that is silent for ``keep_alive_s`` gets a comment.
+    still has its own status. Each event gets an id, unless the client's parser cannot bear it, and
+    those up to ``after`` are left out. A stream that is silent for ``keep_alive_s`` gets a comment.
     """
 
     def __init__(
@@ -30,12 +30,14 @@ class Answer:
         path: str,
         *,
         after: int = 0,
+        has_ids: bool = True,
         keep_alive_s: float = 15.0,
     ) -> None:
         self._send = send
         self._context = context
         self._path = path
         self._after = after
+        self._has_ids = has_ids
         self._keep_alive_s = keep_alive_s
         self._held: list[Message] = []  # head and body of a stream, until the ticket is decided
         self._is_stream = False
@@ -127,7 +129,8 @@ class Answer:
         for event in events:
             self._number += 1
             if self._number > self._after:
-                out.append(b"id: %s:%d\n%s\n\n" % (name, self._number, event))
+                head = b"id: %s:%d\n" % (name, self._number) if self._has_ids else b""
+                out.append(b"%s%s\n\n" % (head, event))
         return b"".join(out)
 
     async def _refuse(self, error: GatewayError) -> None:

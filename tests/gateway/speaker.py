@@ -21,7 +21,7 @@ MAX_LEN: Final = 1024
 _SPECIAL: Final = ("<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>")
 _WIDTH: Final = 256
 _HEAD: Final = 64
-_SCALE: Final = 20.0
+_SCALE: Final = 8.0
 _BYTE_LEVEL: Final = {
     "type": "ByteLevel",
     "add_prefix_space": False,

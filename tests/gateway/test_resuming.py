@@ -110,7 +110,7 @@ def disturbed(
     at: int,
     kill: Callable[[EventStream], None],
 ) -> list[bytes]:
-    """Ask, kill once ``at`` events are there, and reconnect to the next gateway as often as needed."""
+    """Ask, kill once ``at`` events are there, and reconnect to the next gateway until the end."""
     events: list[bytes] = []
     is_killed = False
     for _ in range(8):
