@@ -11,16 +11,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from gateway.caller import Caller, CallerLookup
 from gateway.context import CURRENT, RequestContext
 from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.incoming import parse_body, read_body, read_choice, read_event_id, replay
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.records import Records, durable_id, fingerprint
+from gateway.responses.api import UNDER as UNDER_RESPONSES
+from gateway.responses.api import ResponsesApi
 from gateway.sse import Answer, send_body, send_error
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -52,12 +56,12 @@ class Gateway:
         self._records = Records(queue, settings.record_ttl_s)
         self._callers = CallerLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
+        self._responses = ResponsesApi(settings, queue, front_ends, models)
         self._health_of_yard = health
         self._under_way = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._own: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
-            ("GET", "/v1/models"): self._models,
+        self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/livez"): self._live,
         }
@@ -89,18 +93,27 @@ class Gateway:
             await asyncio.wait_for(self._is_idle.wait(), most_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        own = self._own.get((scope["method"], path))
-        if own is not None:
-            await send_body(send, 200, await own())
-        elif scope["method"] == "POST" and path in GENERATING | RENDERING:
-            await self._answer(scope, receive, send, path)
+        method = scope["method"]
+        probe = self._probes.get((method, path))
+        if probe is not None:
+            await send_body(send, 200, await probe())
+            return
+        caller = await self._callers.find(Headers(scope=scope))
+        if method == "GET" and path == "/v1/models":
+            await send_body(send, 200, self._models(caller))
+        elif method == "POST" and path in GENERATING | RENDERING:
+            await self._answer(scope, receive, send, path, caller)
+        elif path.startswith(UNDER_RESPONSES):
+            await self._responses.serve(scope, receive, send, caller.client)
         else:
-            raise GatewayError(404, "not_found_error", f"there is no {scope['method']} {path}")
+            raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, path: str, caller: Caller
+    ) -> None:
         raw = await read_body(receive, self._settings.max_body_bytes)
         body = parse_body(raw)
-        profile = self._find_model(body)
+        profile = self._find_model(body, caller)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
@@ -108,20 +121,15 @@ class Gateway:
             return
         self._health_of_yard.check()
         headers = Headers(scope=scope)
-        context, after = await self._context(headers, path, body)
-        CURRENT.set(context)
-        answer = Answer(
-            send,
-            context,
-            path,
-            after=after,
-            has_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
-            keep_alive_s=self._settings.keep_alive_s,
-        )
-        inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
+        context, after = await self._context(headers, path, body, caller)
         if path == "/v1/responses":
-            raw = json.dumps(body | {"request_id": f"resp_{context.durable_id}"}).encode()
-            inner["headers"] = [one for one in inner["headers"] if one[0] != b"content-length"]
+            create = self._responses.create
+            await create(scope, receive, send, body, profile.name, context, after)
+            return
+        CURRENT.set(context)
+        keep_alive_s = self._settings.keep_alive_s
+        answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
+        inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
         try:
             await self._front_ends.app(inner, replay(raw, receive), answer.send)
         except Exception:
@@ -132,10 +140,11 @@ class Gateway:
             answer.close()
 
     async def _context(
-        self, headers: Headers, path: str, body: dict[str, Any]
+        self, headers: Headers, path: str, body: dict[str, Any], caller: Caller
     ) -> tuple[RequestContext, int]:
         """The request's own record and options, and the last event that the client has."""
-        client = "http"
+        client = caller.client
+        priority_class = caller.choose_class(body)
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
         print_ = fingerprint(path, body)
@@ -151,28 +160,33 @@ class Gateway:
             durable_id=record.durable_id,
             client=client,
             created=record.created_ms / 1000,
+            tenant=caller.tenant,
+            priority_class=priority_class,
+            may_go_first=caller.may_go_first,
             deadline_ms=read_deadline(headers),
             continues=wish == "continue",
+            has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
         ), after
 
-    def _find_model(self, body: dict[str, Any]) -> ModelProfile:
+    def _find_model(self, body: dict[str, Any], caller: Caller) -> ModelProfile:
         name = body.get("model")
         if name is None and len(self._watch.profiles) == 1:
-            return next(iter(self._watch.profiles.values()))
+            name = next(iter(self._watch.profiles))
         if not isinstance(name, str):
             raise GatewayError(400, "invalid_request_error", "name a model", param="model")
         profile = self._watch.profiles.get(name)
-        if profile is None:
+        if profile is None or not caller.may_use(name):
             message = f"the model {name!r} does not exist; see GET /v1/models"
             raise GatewayError(
                 404, "not_found_error", message, param="model", code="model_not_found"
             )
         return profile
 
-    async def _models(self) -> bytes:
+    def _models(self, caller: Caller) -> bytes:
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "tokenyard"}
             for name in self._watch.profiles
+            if caller.may_use(name)
         ]
         return json.dumps({"object": "list", "data": data}).encode()
 
@@ -184,67 +198,6 @@ class Gateway:
 
     async def _live(self) -> bytes:
         return b"{}"
-
-
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body; raises `GatewayError` where it is too large or the client is gone."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GatewayError(499, "invalid_request_error", "the client disconnected")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise GatewayError(
-                413, "invalid_request_error", f"the body has more than {limit} bytes"
-            )
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a body; raises `GatewayError`."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise GatewayError(400, "invalid_request_error", f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise GatewayError(400, "invalid_request_error", "the body is no JSON object")
-    return body
-
-
-def replay(raw: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body again, then what the connection brings."""
-    is_read = False
-
-    async def again() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": raw, "more_body": False}
-
-    return again
-
-
-def read_event_id(text: str) -> tuple[str, int]:
-    """Durable id and number of an event; raises `GatewayError`."""
-    name, _, number = text.partition(":")
-    if len(name) != 32 or not number.isascii() or not number.isdecimal() or len(number) > 9:
-        raise GatewayError(
-            400, "invalid_request_error", "Last-Event-ID: this is no id of an event of this server"
-        )
-    return name, int(number)
-
-
-def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
-    """One of two values of a header; raises `GatewayError`."""
-    given = headers.get(name, usual)
-    if given not in (usual, other):
-        message = f"{name}: give `{usual}` or `{other}`"
-        raise GatewayError(400, "invalid_request_error", message, param=name)
-    return given
 
 
 def read_deadline(headers: Headers) -> int | None:

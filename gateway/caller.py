@@ -59,7 +59,8 @@ class Caller:
             )
         chosen = _TIERS[tier]
         if chosen is None:
-            chosen = next((one for one in _BEST_FIRST if self._may_have(one)), "normal")
+            allowed = [one for one in _BEST_FIRST if self._may_have(one)]
+            chosen = allowed[0] if allowed else "normal"
         if not self._may_have(chosen):
             raise GatewayError(
                 403,
@@ -69,15 +70,10 @@ class Caller:
             )
         return chosen
 
-    def check_priority(self, priority: int) -> None:
-        """Raise `GatewayError` for a priority before that of others without the right to it."""
-        if priority < 0 and not self._may_have("high"):
-            raise GatewayError(
-                403,
-                "permission_error",
-                "this key may not use a negative priority",
-                param="priority",
-            )
+    @property
+    def may_go_first(self) -> bool:
+        """Whether it may give a priority before that of others, which is a negative one."""
+        return self._may_have("high")
 
     def _may_have(self, name: PriorityClass) -> bool:
         return self.classes is None or name in self.classes

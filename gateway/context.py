@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.replies import Timing
+from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 
 if TYPE_CHECKING:
     from gateway.errors import GatewayError
@@ -21,9 +22,11 @@ class Ticket:
 
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     error: GatewayError | None = None
+    is_accepted: bool = False
 
     def accept(self) -> None:
         """The queue has acknowledged the request."""
+        self.is_accepted = True
         self.decided.set()
 
     def fail(self, error: GatewayError) -> None:
@@ -45,9 +48,17 @@ class RequestContext:
     created: float
     tenant: str = ""
     priority_class: PriorityClass = "normal"
+    #: Whether it may have a negative priority.
+    may_go_first: bool = True
     deadline_ms: int | None = None
     #: Whether its requests go on when the HTTP client disconnects.
     continues: bool = False
+    #: Off for parsers that take an event for one line of data.
+    has_event_ids: bool = True
+    #: Whether its requests are known to be on the queue, and only their replies are read.
+    is_replay: bool = False
+    #: How long its results can be read.
+    keep_s: int = DEFAULT_RESULT_TTL_S
     ticket: Ticket = field(default_factory=Ticket)
     #: Of the last of its requests that has ended.
     timing: Timing | None = None

@@ -30,14 +30,12 @@ class Answer:
         path: str,
         *,
         after: int = 0,
-        has_ids: bool = True,
         keep_alive_s: float = 15.0,
     ) -> None:
         self._send = send
         self._context = context
         self._path = path
         self._after = after
-        self._has_ids = has_ids
         self._keep_alive_s = keep_alive_s
         self._held: list[Message] = []  # head and body of a stream, until the ticket is decided
         self._is_stream = False
@@ -129,7 +127,8 @@ class Answer:
         for event in events:
             self._number += 1
             if self._number > self._after:
-                head = b"id: %s:%d\n" % (name, self._number) if self._has_ids else b""
+                own = b"id: %s:%d\n" % (name, self._number)
+                head = own if self._context.has_event_ids else b""
                 out.append(b"%s%s\n\n" % (head, event))
         return b"".join(out)
 

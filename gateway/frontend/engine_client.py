@@ -114,6 +114,13 @@ class QueueEngineClient(EngineClient):
     ) -> Request:
         if core.prompt_token_ids is None or core.mm_features:
             raise GatewayError(400, "invalid_request_error", "models here take text only")
+        if priority < 0 and not context.may_go_first:
+            raise GatewayError(
+                403,
+                "permission_error",
+                "this key may not use a negative priority",
+                param="priority",
+            )
         is_stream = params.output_kind is RequestOutputKind.DELTA
         # The text of a stream is made here, token by token.
         detokenize = params.detokenize and (
@@ -128,6 +135,7 @@ class QueueEngineClient(EngineClient):
             stream=is_stream,
             priority=priority,
             deadline_ms=context.deadline_ms,
+            result_ttl_s=context.keep_s,
             tenant=context.tenant,
             session=session_id or "",
             metadata=dict(trace_headers or {}),

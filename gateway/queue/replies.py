@@ -24,12 +24,16 @@ _COUNT: Final = 200
 _BACKOFF_S: Final = 0.5
 
 
+#: The two halves of an entry's id.
+Cursor = tuple[int, int]
+
+
 @dataclass(slots=True, eq=False)
 class ReplyStream:
     """The replies to one request, from the first."""
 
     key: str
-    cursor: str = "0"
+    cursor: Cursor = (0, 0)  # the last entry that it has
     replies: deque[Reply] = field(default_factory=deque)
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -52,7 +56,7 @@ class ReplyReader:
         self._url = url
         self._wake_key = wake_key
         self._wake_cursor = "$"
-        self._open: dict[bytes, ReplyStream] = {}
+        self._open: dict[bytes, list[ReplyStream]] = {}
         self._is_blocked = False
         self._connection = open_async_connection(url)
         self._blocking = open_async_connection(
@@ -80,12 +84,12 @@ class ReplyReader:
     @property
     def count(self) -> int:
         """The number of open streams."""
-        return len(self._open)
+        return sum(map(len, self._open.values()))
 
     async def follow(self, key: str) -> ReplyStream:
-        """Read the replies on a stream from its first entry."""
+        """Read the replies on a stream from its first entry, also beside another reader."""
         stream = ReplyStream(key)
-        self._open[key.encode()] = stream
+        self._open.setdefault(key.encode(), []).append(stream)
         if self._is_blocked:
             run: Any = self._connection
             with translated(self._url):
@@ -94,8 +98,11 @@ class ReplyReader:
 
     def forget(self, stream: ReplyStream) -> None:
         """Stop reading a stream."""
-        if self._open.get(stream.key.encode()) is stream:
-            del self._open[stream.key.encode()]
+        key = stream.key.encode()
+        if stream in self._open.get(key, ()):
+            self._open[key].remove(stream)
+            if not self._open[key]:
+                del self._open[key]
 
     async def _run(self) -> None:
         while True:
@@ -106,8 +113,9 @@ class ReplyReader:
                 await asyncio.sleep(_BACKOFF_S)
 
     async def _read_once(self) -> None:
+        behind = {key: min(one.cursor for one in open_) for key, open_ in self._open.items()}
         streams: dict[Any, Any] = {self._wake_key: self._wake_cursor}
-        streams.update((key, stream.cursor) for key, stream in self._open.items())
+        streams.update((key, f"{first}-{second}") for key, (first, second) in behind.items())
         run: Any = self._blocking
         self._is_blocked = True
         try:
@@ -116,18 +124,29 @@ class ReplyReader:
         finally:
             self._is_blocked = False
         for key, entries in answer or ():
-            self._take(key, entries)
-
-    def _take(self, key: bytes, entries: list[Any]) -> None:
-        stream = self._open.get(key)
-        if stream is None:
             if key.decode() == self._wake_key:
                 self._wake_cursor = entries[-1][0].decode()
-            return
-        for entry, fields in entries:
-            stream.cursor = entry.decode()
-            try:
-                stream.replies.extend(decode_replies(fields))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                log.warning("skipped malformed reply %s of %s: %s", entry, key, error)
-        stream.has_news.set()
+                continue
+            for stream in self._open.get(key, ()):
+                # One that was opened in the meantime may lack what is before these entries.
+                if stream.cursor >= behind[key]:
+                    _give(stream, entries)
+
+
+def _give(stream: ReplyStream, entries: list[Any]) -> None:
+    """Add the entries that a stream does not have yet."""
+    for entry, fields in entries:
+        cursor = _cursor_of(entry)
+        if cursor <= stream.cursor:
+            continue
+        stream.cursor = cursor
+        try:
+            stream.replies.extend(decode_replies(fields))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.warning("skipped malformed reply %s of %s: %s", entry, stream.key, error)
+    stream.has_news.set()
+
+
+def _cursor_of(entry: bytes) -> Cursor:
+    first, _, second = entry.partition(b"-")
+    return int(first), int(second)

@@ -55,13 +55,14 @@ class YardQueue:
         stream = await self._reader.follow(self.keys.reply(request.client, request.id))
         is_over = False
         try:
-            acceptance = await self._submitter.submit(
-                request, context.priority_class, refuse_late=context.deadline_ms is not None
-            )
-            refused = _refusal(acceptance)
-            if refused is not None:
-                is_over = True
-                raise refused
+            if not context.is_replay:
+                acceptance = await self._submitter.submit(
+                    request, context.priority_class, refuse_late=context.deadline_ms is not None
+                )
+                refused = _refusal(acceptance)
+                if refused is not None:
+                    is_over = True
+                    raise refused
             context.ticket.accept()
             async for reply in stream:
                 is_over = reply.event == "result"

@@ -91,6 +91,10 @@ class Keys:
         """Hash: digest of an HTTP key to JSON, `tokenyard.protocol.api_keys.ApiKey`."""
         return f"{self._prefix}api_keys"
 
+    def response(self, client: str, durable_id: str) -> str:
+        """A response of OpenAI's Responses API that can be asked for again, msgpack."""
+        return f"{self._prefix}response:{client}/{durable_id}"
+
     def replies(self, client: str) -> str:
         """Stream of replies, in frames, to all requests of one client that ask for it."""
         return f"{self._prefix}replies:{client}"

@@ -1,0 +1,72 @@
+"""What comes with a request: its body, which is given to vLLM's app again, and its headers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive
+
+from gateway.errors import GatewayError
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body; raises `GatewayError` where it is too large or the client is gone."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise GatewayError(499, "invalid_request_error", "the client disconnected")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise GatewayError(
+                413, "invalid_request_error", f"the body has more than {limit} bytes"
+            )
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body; raises `GatewayError`."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise GatewayError(400, "invalid_request_error", f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise GatewayError(400, "invalid_request_error", "the body is no JSON object")
+    return body
+
+
+def replay(raw: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body again, then what the connection brings."""
+    is_read = False
+
+    async def again() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    return again
+
+
+def read_event_id(text: str) -> tuple[str, int]:
+    """Durable id and number of an event; raises `GatewayError`."""
+    name, _, number = text.partition(":")
+    if len(name) != 32 or not number.isascii() or not number.isdecimal() or len(number) > 9:
+        raise GatewayError(
+            400, "invalid_request_error", "Last-Event-ID: this is no id of an event of this server"
+        )
+    return name, int(number)
+
+
+def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
+    """One of two values of a header; raises `GatewayError`."""
+    given = headers.get(name, usual)
+    if given not in (usual, other):
+        message = f"{name}: give `{usual}` or `{other}`"
+        raise GatewayError(400, "invalid_request_error", message, param=name)
+    return given

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, with its state in the yard's broker."""

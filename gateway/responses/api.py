@@ -1,0 +1,191 @@
+"""The routes of the Responses API. All state is in the broker, so any gateway serves any of them.
+
+vLLM's own routes keep responses in memory. Here a response is its body in the broker and its
+request on the queue. To read one is to ask vLLM's front end once more with that body; it gets the
+replies from the first, and nothing is submitted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import GatewayError
+from gateway.incoming import read_body, read_event_id
+from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
+from gateway.responses.rendering import PATH, Renderer, replay_context
+from gateway.responses.store import ResponseStore, StoredResponse, not_found
+from gateway.responses.tap import Body, dump
+from gateway.responses.wishes import Wishes, for_front_end, invalid, read_wishes
+from gateway.sse import Answer, send_body
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
+    from gateway.frontend.models import FrontEnds
+    from gateway.models import ModelWatch
+    from gateway.queue.yard import YardQueue
+    from tokenyard.protocol.gateway_settings import GatewaySettings
+
+UNDER: Final = PATH + "/"
+
+
+class ResponsesApi:
+    """Creates responses, and serves those that are stored."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        queue: YardQueue,
+        front_ends: FrontEnds,
+        models: ModelWatch,
+    ) -> None:
+        self._settings = settings
+        self._store = ResponseStore(queue, settings.record_ttl_s)
+        self._renderer = Renderer(front_ends, models)
+
+    async def create(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        body: Body,
+        model: str,
+        context: RequestContext,
+        after: int,
+    ) -> None:
+        """Serve ``POST /v1/responses``; of a stream, only the events behind number ``after``."""
+        wishes = read_wishes(body)
+        stored, is_new = await self._open(body, model, context, wishes)
+        context.continues = context.continues or wishes.is_background
+        if wishes.is_kept:
+            context.keep_s = self._settings.record_ttl_s
+        headers = scope["headers"]
+        try:
+            if wishes.is_background and not wishes.is_stream:
+                opening = await self._renderer.queue_up(stored, context, headers)
+                await send_body(send, 200, dump(opening), context.headers())
+            else:
+                answer = self._answer(send, context, after)
+                await self._renderer.answer(stored, context, headers, receive, answer)
+        finally:
+            if is_new and not context.ticket.is_accepted:
+                await self._store.delete(stored)
+
+    async def _open(
+        self, body: Body, model: str, context: RequestContext, wishes: Wishes
+    ) -> tuple[StoredResponse, bool]:
+        """The response with its whole conversation, and whether it is stored just now."""
+        name = f"resp_{context.durable_id}"
+        if wishes.previous is not None:
+            known = await self._store.find(context.client, name)
+            if known is not None:
+                return known, False
+            body = body | {"input": await self._conversation(context.client, wishes.previous, body)}
+        mine = StoredResponse(
+            durable_id=context.durable_id,
+            client=context.client,
+            created_ms=round(context.created * 1000),
+            model=model,
+            body=for_front_end(body, name, wishes),
+            previous=wishes.previous,
+            is_background=wishes.is_background,
+            is_stream=wishes.is_stream or wishes.is_background,
+        )
+        return await self._store.open(mine) if wishes.is_kept else (mine, False)
+
+    async def _conversation(self, client: str, previous: str, body: Body) -> list[Any]:
+        """The items of the turns before, and of this one."""
+        before = await self._store.find(client, previous)
+        status = None if before is None else await self._store.status(before)
+        if before is None or status is None:
+            message = f"Previous response with id {previous[:80]!r} not found."
+            raise GatewayError(
+                400,
+                "invalid_request_error",
+                message,
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        if status != "over":
+            raise invalid("previous_response_id", f"that response is still {status}")
+        earlier = as_items(json.loads(before.body)["input"])
+        output = (await self._renderer.finished(before))["output"]
+        return [*earlier, *carried(output), *as_items(body["input"])]
+
+    def _answer(self, send: Send, context: RequestContext, after: int) -> Answer:
+        keep_alive_s = self._settings.keep_alive_s
+        return Answer(send, context, PATH, after=after, keep_alive_s=keep_alive_s)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send, client: str) -> None:
+        """Serve a request for a stored response."""
+        path, method = scope["path"], scope["method"]
+        match method, *path.removeprefix(UNDER).split("/"):
+            case "GET", response_id:
+                await self._retrieve(scope, receive, send, client, response_id)
+            case "GET", response_id, "input_items":
+                stored = await self._store.get(client, response_id)
+                items = listed(stored.id, json.loads(stored.body)["input"])
+                await send_body(send, 200, page(items, read_query(scope["query_string"])))
+            case "POST", response_id, "cancel":
+                await self._cancel(send, client, response_id)
+            case "DELETE", response_id:
+                await self._delete(send, client, response_id)
+            case _:
+                raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
+
+    async def _retrieve(
+        self, scope: Scope, receive: Receive, send: Send, client: str, response_id: str
+    ) -> None:
+        query = read_query(scope["query_string"])
+        stored = await self._store.get(client, response_id)
+        if not is_true(query, "stream"):
+            await send_body(send, 200, dump(await self._now(stored)))
+            return
+        if not stored.is_stream:
+            raise invalid("stream", "this response was created without `stream` or `background`")
+        if await self._store.status(stored) is None:
+            raise not_found(response_id)
+        after = number_in(query, "starting_after", -1) + 1
+        headers = Headers(scope=scope)
+        if "last-event-id" in headers:
+            name, after = read_event_id(headers["last-event-id"])
+            if name != stored.durable_id:
+                raise invalid("Last-Event-ID", "this is an event of another response")
+        await read_body(receive, self._settings.max_body_bytes)
+        shown = replay_context(stored)
+        shown.ticket.accept()  # how the request ended is in the last event
+        answer = self._answer(send, shown, after)
+        await self._renderer.answer(stored, replay_context(stored), (), receive, answer)
+
+    async def _now(self, stored: StoredResponse) -> Body:
+        """A response as it is at the moment."""
+        status = await self._store.status(stored)
+        if status is None:
+            raise not_found(stored.id)
+        if status == "over":
+            return await self._renderer.finished(stored)
+        return await self._renderer.opening(stored) | {"status": status}
+
+    async def _cancel(self, send: Send, client: str, response_id: str) -> None:
+        stored = await self._store.get(client, response_id)
+        if not stored.is_background:
+            raise GatewayError(
+                400,
+                "invalid_request_error",
+                "Cannot cancel a synchronous response.",
+                param="response_id",
+            )
+        if await self._store.status(stored) in ("queued", "in_progress"):
+            await self._store.cancel(stored)
+        await send_body(send, 200, dump(await self._now(stored)))
+
+    async def _delete(self, send: Send, client: str, response_id: str) -> None:
+        stored = await self._store.get(client, response_id)
+        await self._store.delete(stored)
+        if await self._store.status(stored) in ("queued", "in_progress"):
+            await self._store.cancel(stored)
+        gone = {"id": stored.id, "object": "response", "deleted": True}
+        await send_body(send, 200, dump(gone))

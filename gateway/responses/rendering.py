@@ -1,0 +1,201 @@
+"""Responses written by vLLM's front end, from the stored body and the replies of the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.types import Message, Receive, Scope
+
+from gateway.context import CURRENT, RequestContext
+from gateway.errors import GatewayError
+from gateway.frontend.models import STATE
+from gateway.incoming import replay
+from gateway.responses.tap import Body, ResponseTap, failure
+
+if TYPE_CHECKING:
+    from gateway.frontend.models import FrontEnds
+    from gateway.models import ModelWatch
+    from gateway.responses.store import StoredResponse
+    from gateway.sse import Answer
+
+PATH: Final = "/v1/responses"
+HeaderList = Sequence[tuple[bytes, bytes]]
+#: The replies are there already: only what should not happen takes so long.
+_MOST_S: Final = 30.0
+_REPLACED: Final = (b"content-length", b"content-type", b"x-request-id")
+
+
+class Renderer:
+    """Calls vLLM's app for responses."""
+
+    def __init__(self, front_ends: FrontEnds, models: ModelWatch) -> None:
+        self._front_ends = front_ends
+        self._models = models
+
+    async def answer(
+        self,
+        stored: StoredResponse,
+        context: RequestContext,
+        headers: HeaderList,
+        receive: Receive,
+        answer: Answer,
+    ) -> None:
+        """Write a response to a client."""
+        tap = ResponseTap(answer.send, stored)
+        try:
+            await self._call(stored, context, headers, stored.body, receive, tap)
+        except Exception:
+            # vLLM's app knows neither that its answer was replaced nor why a request failed.
+            if answer.is_replaced:
+                return
+            if context.ticket.error is None or not context.ticket.is_accepted:
+                raise
+            await tap.fail(context.ticket.error)
+        finally:
+            answer.close()
+
+    async def queue_up(
+        self, stored: StoredResponse, context: RequestContext, headers: HeaderList
+    ) -> Body:
+        """Put the request on the queue and return the response as it is then.
+
+        Raises `GatewayError` where vLLM or the queue refuses it.
+        """
+        refusal: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            if tap.status != 200:
+                refusal.append(message)
+
+        tap = ResponseTap(keep, stored)
+        call = self._call(stored, context, headers, stored.body, _never, tap)
+        await _run_until(call, context.ticket.decided)
+        if context.ticket.error is not None and not context.ticket.is_accepted:
+            raise context.ticket.error
+        if tap.opening is None:
+            raise _as_error(refusal)
+        return tap.opening | {"status": "queued"}
+
+    async def finished(self, stored: StoredResponse) -> Body:
+        """A response whose request is over."""
+        context = replay_context(stored)
+        tap = ResponseTap(_ignore, stored)
+        try:
+            async with asyncio.timeout(_MOST_S):
+                await asyncio.create_task(self._call(stored, context, (), stored.body, _never, tap))
+        except TimeoutError as error:
+            raise _unreadable() from error
+        except Exception:
+            if context.ticket.error is None:
+                raise
+        if tap.final is not None:
+            return tap.final
+        if context.ticket.error is None:
+            raise _unreadable()
+        return await self.opening(stored) | failure(context.ticket.error)
+
+    async def opening(self, stored: StoredResponse) -> Body:
+        """A response before its first token; the queue is not asked."""
+        is_open = asyncio.Event()
+
+        async def hold(_: Message) -> None:
+            if tap.opening is not None:
+                is_open.set()
+                await asyncio.Event().wait()
+
+        tap = ResponseTap(hold, stored)
+        body = json.dumps(json.loads(stored.body) | {"stream": True}).encode()
+        context = replay_context(stored)
+        await _run_until(self._call(stored, context, (), body, _never, tap), is_open)
+        if tap.opening is None:
+            raise _unreadable()
+        return tap.opening
+
+    async def _call(
+        self,
+        stored: StoredResponse,
+        context: RequestContext,
+        headers: HeaderList,
+        body: bytes,
+        receive: Receive,
+        tap: ResponseTap,
+    ) -> None:
+        profile = self._models.profiles.get(stored.model)
+        if profile is None:
+            message = f"no host serves the model {stored.model!r} now"
+            raise GatewayError(503, "service_unavailable_error", message, retry_after_s=2.0)
+        STATE.set(await self._front_ends.state_of(profile))
+        CURRENT.set(context)
+        await self._front_ends.app(_scope(stored, headers), replay(body, receive), tap.send)
+
+
+def replay_context(stored: StoredResponse) -> RequestContext:
+    """The context in which a response is written again: its request is on the queue."""
+    return RequestContext(
+        durable_id=stored.durable_id,
+        client=stored.client,
+        created=stored.created_ms / 1000,
+        continues=True,
+        is_replay=True,
+    )
+
+
+async def _run_until(call: Coroutine[Any, Any, None], event: asyncio.Event) -> None:
+    """Run a call until it ends or something has happened; raises the call's error."""
+    running = asyncio.create_task(call)
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not event.is_set():
+            await running
+    finally:
+        running.cancel()
+        waiting.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+
+
+def _scope(stored: StoredResponse, headers: HeaderList) -> Scope:
+    kept = [one for one in headers if one[0] not in _REPLACED]
+    own = [(b"content-type", b"application/json"), (b"x-request-id", stored.durable_id.encode())]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": PATH,
+        "raw_path": PATH.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [*kept, *own],
+        "client": None,
+        "server": None,
+    }
+
+
+async def _ignore(_: Message) -> None:
+    pass
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+def _as_error(messages: list[Message]) -> GatewayError:
+    """The refusal of a body by vLLM, to be sent as the gateway's own."""
+    status = next((one["status"] for one in messages if "status" in one), 500)
+    try:
+        error = json.loads(b"".join(one.get("body", b"") for one in messages))["error"]
+        kind, message = str(error["type"]), str(error["message"])
+    except (ValueError, LookupError, TypeError):
+        return _unreadable()
+    return GatewayError(status, kind, message, param=error.get("param"))
+
+
+def _unreadable() -> GatewayError:
+    message = "the response cannot be read now"
+    return GatewayError(503, "service_unavailable_error", message, retry_after_s=2.0)

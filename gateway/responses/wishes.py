@@ -1,0 +1,70 @@
+"""What the body of a new response says to the gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import GatewayError
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The fields that vLLM's front end leaves to the gateway."""
+
+    is_background: bool
+    is_stream: bool
+    #: Whether the response can be asked for again.
+    is_kept: bool
+    #: The id of the response that this one goes on from.
+    previous: str | None
+
+
+def read_wishes(body: Mapping[str, Any]) -> Wishes:
+    """Read them; raises `GatewayError`."""
+    wishes = Wishes(
+        is_background=_flag(body, "background", default=False),
+        is_stream=_flag(body, "stream", default=False),
+        is_kept=_flag(body, "store", default=True),
+        previous=body.get("previous_response_id"),
+    )
+    if wishes.is_background and not wishes.is_kept:
+        raise invalid("background", "needs `store`")
+    if wishes.previous is not None:
+        if not isinstance(wishes.previous, str):
+            raise invalid("previous_response_id", "give the id of a response")
+        if body.get("previous_input_messages"):
+            raise invalid("previous_response_id", "not together with `previous_input_messages`")
+        if not isinstance(body.get("input"), str | list):
+            raise invalid("input", "give a text or a list of items")
+    return wishes
+
+
+def for_front_end(body: Mapping[str, Any], response_id: str, wishes: Wishes) -> bytes:
+    """The body that vLLM gets; raises `GatewayError` where it cannot be written as JSON."""
+    inner = {name: value for name, value in body.items() if name != "previous_response_id"}
+    # A response in the background is always written as events: its beginning is the answer to
+    # its POST, and any client may follow it later.
+    inner |= {"request_id": response_id, "background": False}
+    inner["stream"] = wishes.is_stream or wishes.is_background
+    try:
+        return json.dumps(inner, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        message = f"the body is no JSON in UTF-8: {error}"
+        raise GatewayError(400, "invalid_request_error", message) from error
+
+
+def invalid(name: str, message: str) -> GatewayError:
+    """The error for one field or parameter."""
+    return GatewayError(400, "invalid_request_error", f"{name}: {message}", param=name)
+
+
+def _flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise invalid(name, "give `true` or `false`")
+    return value
