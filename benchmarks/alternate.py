@@ -12,7 +12,6 @@ swaps must not take more of the device's time than the coordinator allows.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -26,9 +25,9 @@ import redis
 
 from benchmarks.cold_start.case import MODELS, WrongAnswer
 from benchmarks.device import on_gpu, used_mib, wait_until_free
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.progress import LIMIT, save, tell, told
+from benchmarks.progress import limit_option, publish, save, tell, told
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
 from coordinator.placement.turns import LEAST_S, cost_s, turn_s
@@ -225,7 +224,7 @@ def measure_kinds(plan: Plan) -> tuple[dict[str, Report], list[str]]:
 def figures(reports: Mapping[str, Report], failed: Sequence[str]) -> dict[str, Any]:
     """The figures for ``--json``."""
     rounded = {name: _rounded(one) for name, one in reports.items()}
-    return {**rounded, "failed": list(failed), "machine": machine_facts()}
+    return {**rounded, "failed": list(failed)}
 
 
 def faults(reports: Mapping[str, Report], max_model_wait_s: float) -> list[str]:
@@ -281,13 +280,7 @@ def show(reports: Mapping[str, Report], plan: Plan) -> None:
     "--max-model-wait-s", default=0.0, help="Shortest time between two swaps; 0: by their cost."
 )
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
-@click.option(
-    "--limit-s",
-    default=420.0,
-    envvar=LIMIT,
-    type=click.FloatRange(min=0.0, min_open=True),
-    help="On a GPU: no round but the first of each kind begins that would end later.",
-)
+@limit_option("On a GPU: no round but the first of each kind begins that would end later.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
@@ -308,10 +301,7 @@ def main(
     if quick:
         plan = Plan(200, 64, max_model_wait_s, 1)
     reports, failed = measure_kinds(plan)
-    if as_json:
-        print(json.dumps(figures(reports, failed)))
-    else:
-        show(reports, plan)
+    publish(figures(reports, failed), lambda: show(reports, plan), as_json=as_json)
     if found := failed + faults(reports, plan.max_model_wait_s):
         sys.exit("\n".join(found))
 

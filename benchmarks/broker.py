@@ -10,12 +10,11 @@ every answer is checked.
 
 from __future__ import annotations
 
-import json
 import random
 import secrets
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
@@ -23,7 +22,6 @@ from typing import Final
 import click
 
 from benchmarks import raw
-from benchmarks.machine import machine_facts
 from benchmarks.measure import (
     Latencies,
     Throughput,
@@ -32,12 +30,12 @@ from benchmarks.measure import (
     paced,
     print_table,
 )
+from benchmarks.progress import publish
+from benchmarks.simulated import simulated_answer
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client, Handle
 from tokenyard.process.embedded_broker import EmbeddedBroker
-from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
-from worker.engines import Finished
-from worker.engines.simulated.engine import SimulatedEngine
+from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 
 PROMPT_TOKENS = 128
 RESULT_TOKENS = 32
@@ -89,30 +87,24 @@ def prompts() -> list[list[int]]:
 
 def expected(prompt: list[int]) -> list[int]:
     """The simulated engine's answer."""
-    engine = SimulatedEngine()
     params = SamplingParams(max_tokens=RESULT_TOKENS)
-    request = Request(id="x", tokens=pack_tokens(prompt), params=params)
-    engine.add(Assignment(request=request, entry="1-0", sid="normal/1-0", attempt=1))
-    [end] = engine.step()
-    if not isinstance(end, Finished):
-        raise TypeError(f"the simulated engine said {end}")
-    return end.choices[0].tokens
+    return simulated_answer(Request(id="x", tokens=pack_tokens(prompt), params=params)).tokens
 
 
 class Checked:
     """Sends requests to the yard and checks every answer."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, answers: Sequence[list[int]] = ()) -> None:
         self._client = client
         self._prompts = prompts()
-        self._answers = [expected(prompt) for prompt in self._prompts]
+        self._answers = answers or [expected(prompt) for prompt in self._prompts]
         self._under_way: SimpleQueue[tuple[int, Handle]] = SimpleQueue()
 
-    def many(self, requests: int) -> int:
-        """Send ``requests`` requests with `WINDOW` under way."""
+    def many(self, requests: int, window: int = WINDOW) -> int:
+        """Send requests with at most ``window`` under way; returns their number."""
         asked: Iterator[list[int]] = (self._prompts[at % PROMPTS] for at in range(requests))
         count = 0
-        results = self._client.map(asked, window=WINDOW, max_tokens=RESULT_TOKENS)
+        results = self._client.map(asked, window=window, max_tokens=RESULT_TOKENS)
         for number, result in results:
             self._check(number, result.tokens)
             count += 1
@@ -240,10 +232,7 @@ def main(requests: int, paced_requests: int, rounds: int, quick: bool, as_json: 
             ours.append(measure_yard(yard, plan))
             theirs.append(measure_raw(broker, plan, ours[-1].throughput.per_s / 2))
     figures = summary(ours, theirs)
-    if as_json:
-        print(json.dumps({**figures, "machine": machine_facts()}))
-    else:
-        show(figures, requests, rounds)
+    publish(figures, lambda: show(figures, requests, rounds), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ or not.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,9 +21,9 @@ import msgspec
 
 from benchmarks.child import TIMEOUT_S, run_child
 from benchmarks.cycles_child import Cycle
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.progress import save
+from benchmarks.progress import publish
 from benchmarks.yard import end_in_order
 from worker.engines import Memory
 from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict
@@ -113,12 +112,7 @@ def main(cycles: int, *, keep: bool, quick: bool, as_json: bool) -> None:
     end_in_order()
     done = run(READINGS + 2 if quick else cycles, keep=keep)
     figures = summary(done)
-    told = {**figures, "machine": machine_facts()}
-    save(told)
-    if as_json:
-        print(json.dumps(told))
-    else:
-        show(done)
+    publish(figures, lambda: show(done), as_json=as_json)
     if figures["wrong_answers"]:
         sys.exit(f"{figures['wrong_answers']} wrong answers")
     if figures["leaks"]:

@@ -8,7 +8,6 @@ and on one that syncs it before each reply. Every answer is checked.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -23,8 +22,9 @@ import click
 import redis
 
 from benchmarks.broker import expected, prompts
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
+from benchmarks.progress import publish
 from benchmarks.yard import embedded_broker, end_in_order, simulated_yard
 from tokenyard import Client, Handle
 from tokenyard.client.durability import LEVELS, Durability
@@ -156,10 +156,7 @@ def main(singles: int, bursts: int, rounds: int, quick: bool, as_json: bool) -> 
     if quick:
         singles, bursts, rounds = 3, 2, 1
     found = figures(measure(singles, bursts, rounds))
-    if as_json:
-        print(json.dumps({**found, "machine": machine_facts()}))
-    else:
-        show(found, singles, bursts, rounds)
+    publish(found, lambda: show(found, singles, bursts, rounds), as_json=as_json)
 
 
 if __name__ == "__main__":

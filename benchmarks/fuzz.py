@@ -24,8 +24,8 @@ from typing import Any, cast
 import click
 import redis
 
-from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
+from benchmarks.progress import publish
 from benchmarks.yard import Yard, embedded_broker, simulated_yard
 from tokenyard import Client
 from tokenyard.protocol.digest import entry_digest
@@ -319,10 +319,8 @@ def main(entries: int, seed: int | None, as_json: bool) -> None:
         figures["processes_lost"] = yard.missing()
         with Client(yard.url, yard=yard.name) as client:
             figures["next_good_request"] = client.submit("12+34=").result(60).status
-    if as_json:
-        print(json.dumps({**figures, "machine": machine_facts()}))
-    else:
-        print_table("Generated entries against a running yard", ("", ""), figures.items())
+    title = "Generated entries against a running yard"
+    publish(figures, lambda: print_table(title, ("", ""), figures.items()), as_json=as_json)
     sys.exit("\n".join(faults(figures)) or 0)
 
 

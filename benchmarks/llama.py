@@ -1,4 +1,4 @@
-"""Llamas of a real size in bf16, with random weights and predictable answers.
+"""Llamas of any size in bf16, with random weights and predictable answers.
 
 They compute like any other Llama, on random numbers. But attention and MLP add little to a token's
 embedding, and the output matrix maps each token to its successor: the answer counts on from the
@@ -29,8 +29,6 @@ _CONFIG: Final = "config.json"
 MAX_TOKENS: Final = 640
 _UTILIZATION: Final = 0.15
 _WRITE_TIMEOUT_S: Final = 400.0
-#: Prompts end so far before the last token that no answer wraps around to the first.
-_LAST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,12 @@ class Shape:
 
     def answer(self, last: int, count: int) -> list[int]:
         """The greedy answer, of ``count`` tokens, to a prompt that ends with token ``last``."""
-        return list(range(last + 1, last + 1 + count))
+        return [(last + 1 + at) % self.vocabulary for at in range(count)]
 
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
         """Distinct random prompts, the same in each run."""
         draw = random.Random(tokens)
-        most = self.vocabulary - _LAST
-        return [[draw.randrange(most) for _ in range(tokens)] for _ in range(count)]
+        return [[draw.randrange(self.vocabulary) for _ in range(tokens)] for _ in range(count)]
 
 
 #: The shapes of Llama 3.2 1B, but with its own output matrix, and Llama 3.1 8B.

@@ -28,8 +28,8 @@ import click
 import redis
 
 from benchmarks.broker import RATE, WINDOW, WORKERS, Checked
-from benchmarks.machine import machine_facts
 from benchmarks.measure import paced, print_table
+from benchmarks.progress import publish
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard
 from tokenyard import Client
 from tokenyard.process.children import start_child, stop_child
@@ -236,10 +236,7 @@ def main(requests: int, rounds: int, peers: list[Peer], quick: bool, as_json: bo
     ):
         measured = [measure_all(broker, yard, peers, requests, scale) for _ in range(rounds)]
     figures = summary(measured)
-    if as_json:
-        print(json.dumps({**figures, "machine": machine_facts()}))
-    else:
-        show(figures, rounds)
+    publish(figures, lambda: show(figures, rounds), as_json=as_json)
 
 
 if __name__ == "__main__":

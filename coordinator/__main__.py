@@ -49,10 +49,6 @@ TEXTS: Final = {
     "lost_entry_wait_s": "How long a worker may still end a request whose lane entry was deleted.",
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
-    "metrics_port": "Port of the Prometheus metrics; 0: none (docs/metrics.md).",
-    "metrics_host": "Address of the metrics; 0.0.0.0: all of this host.",
-    "liveness_timeout_s": "/livez beside the metrics fails after so long without progress.",
-    "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; default: OTEL_* variables.",
 }
 ABOUT: Final = """Run a coordinator, which assigns requests to workers.
 

@@ -11,21 +11,26 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from gateway.caller import Caller, CallerLookup
-from gateway.context import CURRENT, RequestContext
-from gateway.errors import GatewayError
 from gateway.frontend.models import STATE, FrontEnds
+<<<<<<< HEAD
 from gateway.incoming import parse_body, read_body, read_choice, read_event_id, replay
+=======
+from gateway.http.context import CURRENT, RequestContext
+from gateway.http.errors import GatewayError
+from gateway.http.incoming import parse_body, read_body, read_event_id, replay
+from gateway.http.principal import Principal, PrincipalLookup
+from gateway.http.records import Records, durable_id, fingerprint
+from gateway.http.sse import Answer, send_body, send_error
+from gateway.metrics import GatewayMetrics
+>>>>>>> refs/heads/gateway
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
-from gateway.records import Records, durable_id, fingerprint
 from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
-from gateway.sse import Answer, send_body, send_error
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
@@ -36,6 +41,8 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+#: The paths that metrics name.
+ENDPOINTS: Final = GENERATING | RENDERING | {"/v1/models", "/health", "/livez"}
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
@@ -54,11 +61,12 @@ class Gateway:
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue, settings.record_ttl_s)
-        self._callers = CallerLookup(queue, needs_key=settings.needs_keys)
+        self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
         self._responses = ResponsesApi(settings, queue, front_ends, models)
         self._health_of_yard = health
         self._under_way = 0
+        self.metrics = GatewayMetrics(ENDPOINTS, lambda: self._under_way)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
@@ -71,6 +79,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
+        send = self._counted(send, path)
         self._under_way += 1
         self._is_idle.clear()
         try:
@@ -87,6 +96,16 @@ class Gateway:
             if not self._under_way:
                 self._is_idle.set()
 
+    def _counted(self, send: Send, path: str) -> Send:
+        began = time.monotonic()
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.metrics.answered(path, message["status"], time.monotonic() - began)
+            await send(message)
+
+        return counting
+
     async def drained(self, most_s: float) -> None:
         """Wait until no answer is under way, for a time at most."""
         with contextlib.suppress(TimeoutError):
@@ -98,22 +117,22 @@ class Gateway:
         if probe is not None:
             await send_body(send, 200, await probe())
             return
-        caller = await self._callers.find(Headers(scope=scope))
+        principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
-            await send_body(send, 200, self._models(caller))
+            await send_body(send, 200, self._models(principal))
         elif method == "POST" and path in GENERATING | RENDERING:
-            await self._answer(scope, receive, send, path, caller)
+            await self._answer(scope, receive, send, path, principal)
         elif path.startswith(UNDER_RESPONSES):
-            await self._responses.serve(scope, receive, send, caller.client)
+            await self._responses.serve(scope, receive, send, principal.client)
         else:
             raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, path: str, caller: Caller
+        self, scope: Scope, receive: Receive, send: Send, path: str, principal: Principal
     ) -> None:
         raw = await read_body(receive, self._settings.max_body_bytes)
         body = parse_body(raw)
-        profile = self._find_model(body, caller)
+        profile = self._find_model(body, principal)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
@@ -121,7 +140,7 @@ class Gateway:
             return
         self._health_of_yard.check()
         headers = Headers(scope=scope)
-        context, after = await self._context(headers, path, body, caller)
+        context, after = await self._context(headers, path, body, principal)
         if path == "/v1/responses":
             create = self._responses.create
             await create(scope, receive, send, body, profile.name, context, after)
@@ -140,11 +159,11 @@ class Gateway:
             answer.close()
 
     async def _context(
-        self, headers: Headers, path: str, body: dict[str, Any], caller: Caller
+        self, headers: Headers, path: str, body: dict[str, Any], principal: Principal
     ) -> tuple[RequestContext, int]:
         """The request's own record and options, and the last event that the client has."""
-        client = caller.client
-        priority_class = caller.choose_class(body)
+        client = principal.client
+        priority_class = principal.choose_class(body)
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
         print_ = fingerprint(path, body)
@@ -153,40 +172,52 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
+<<<<<<< HEAD
         choices = ("continue", "cancel")
         usual = choices if "idempotency-key" in headers else reversed(choices)
         wish = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
+=======
+        usual = "continue" if "idempotency-key" in headers else "cancel"
+        rule = headers.get("x-tokenyard-on-disconnect", usual)
+        if rule not in ("continue", "cancel"):
+            message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
+            raise GatewayError(400, "invalid_request_error", message)
+>>>>>>> refs/heads/gateway
         return RequestContext(
             durable_id=record.durable_id,
             client=client,
             created=record.created_ms / 1000,
-            tenant=caller.tenant,
+            tenant=principal.tenant,
             priority_class=priority_class,
-            may_go_first=caller.may_go_first,
+            may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers),
+<<<<<<< HEAD
             continues=wish == "continue",
             has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
+=======
+            continues=rule == "continue",
+>>>>>>> refs/heads/gateway
         ), after
 
-    def _find_model(self, body: dict[str, Any], caller: Caller) -> ModelProfile:
+    def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:
         name = body.get("model")
         if name is None and len(self._watch.profiles) == 1:
             name = next(iter(self._watch.profiles))
         if not isinstance(name, str):
             raise GatewayError(400, "invalid_request_error", "name a model", param="model")
         profile = self._watch.profiles.get(name)
-        if profile is None or not caller.may_use(name):
+        if profile is None or not principal.may_use(name):
             message = f"the model {name!r} does not exist; see GET /v1/models"
             raise GatewayError(
                 404, "not_found_error", message, param="model", code="model_not_found"
             )
         return profile
 
-    def _models(self, caller: Caller) -> bytes:
+    def _models(self, principal: Principal) -> bytes:
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "tokenyard"}
             for name in self._watch.profiles
-            if caller.may_use(name)
+            if principal.may_use(name)
         ]
         return json.dumps({"object": "list", "data": data}).encode()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 
@@ -16,3 +18,9 @@ class ModelProfile:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     stated: tuple[str, ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)  # name to path
+
+    @property
+    def fingerprint(self) -> str:
+        """The same on all gateways that render this model in the same way."""
+        shown = json.dumps([self.name, self.path, dict(self.arguments)], sort_keys=True)
+        return f"tokenyard-{blake2b(shown.encode(), digest_size=4).hexdigest()}"

@@ -14,7 +14,6 @@ depends on the machine.
 
 from __future__ import annotations
 
-import json
 import re
 import resource
 import secrets
@@ -42,9 +41,8 @@ from benchmarks.chaos.plant import DEFAULTS, Plant, Timing
 from benchmarks.chaos.record import read_commands, record
 from benchmarks.chaos.recovery import recoveries
 from benchmarks.chaos.verdict import shortcomings
-from benchmarks.machine import machine_facts
 from benchmarks.measure import print_table
-from benchmarks.progress import save, tell
+from benchmarks.progress import publish, tell
 from benchmarks.yard import ServerName
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
@@ -58,7 +56,7 @@ PATIENCE_S: Final = 90.0
 VLLM_PATIENCE_S: Final = 240.0
 #: Mean pause of a thread between requests to vLLM, which answers immediately.
 VLLM_PAUSE_S: Final = 0.4
-_STALE_LINE: Final = re.compile(rb"is another attempt's now|has lost its lease")
+_STALE_LINE: Final = re.compile(rb"belongs to another attempt|has lost its lease")
 _SHOWN: Final = 5
 #: Faults after which streams continue on another worker.
 RECOVERIES: Final = ("worker kill", "worker crash", "host kill", "controller kill")
@@ -281,12 +279,7 @@ def main(
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     click.echo(f"seed {run.seed}", err=True)
     outcome = perform(run)
-    figures = {**outcome.summary(run.seed), "machine": machine_facts()}
-    save(figures)
-    if as_json:
-        click.echo(json.dumps(figures))
-    else:
-        print_outcome(run, outcome)
+    publish(outcome.summary(run.seed), lambda: print_outcome(run, outcome), as_json=as_json)
     if outcome.is_clean and not keep:
         shutil.rmtree(run.folder)
     else:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.chaos.history import Asked, Ended, now
+from benchmarks.simulated import simulated_answer
 from tokenyard.protocol.settings import EngineName
-from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
-from worker.engines import Finished
-from worker.engines.simulated.engine import SimulatedEngine
+from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 
 #: With steps of 40 ms an answer takes 0.2 to 2 s, a long one 3 to 6 s.
 _SIMULATED_TOKENS: Final = (5, 50)
@@ -106,15 +105,5 @@ class Answers:
         if self._engine == "vllm":
             left, _, right = (asked.text or "").rstrip("=").partition("+")
             return Answer(None, str(int(left) + int(right)), is_whole=not asked.ignore_eos)
-        return _simulated(asked)
-
-
-def _simulated(asked: Asked) -> Answer:
-    """Compute the answer with an undisturbed engine."""
-    engine = SimulatedEngine()
-    engine.add(Assignment(request=to_request(asked), entry="1-0", sid="normal/1-0", attempt=1))
-    while True:
-        for event in engine.step():
-            if isinstance(event, Finished):
-                [choice] = event.choices
-                return Answer(list(choice.tokens), choice.text)
+        choice = simulated_answer(to_request(asked))
+        return Answer(list(choice.tokens), choice.text)

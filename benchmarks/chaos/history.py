@@ -27,12 +27,17 @@ class Born(Struct, frozen=True, tag=True):
     client: str
 
 
-class Asked(Struct, frozen=True, tag=True, omit_defaults=True):
-    """A client is about to submit a request."""
+class OfRequest(Struct, frozen=True):
+    """An event of one request."""
 
     at: float
     client: str
     id: str
+
+
+class Asked(OfRequest, frozen=True, tag=True, omit_defaults=True):
+    """A client is about to submit a request."""
+
     max_tokens: int
     stream: bool
     tokens: list[int] | None = None  # the prompt: token ids or text
@@ -41,20 +46,12 @@ class Asked(Struct, frozen=True, tag=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
-class Accepted(Struct, frozen=True, tag=True):
+class Accepted(OfRequest, frozen=True, tag=True):
     """The broker has acknowledged a request."""
 
-    at: float
-    client: str
-    id: str
 
-
-class CancelAsked(Struct, frozen=True, tag=True):
+class CancelAsked(OfRequest, frozen=True, tag=True):
     """A client is about to cancel."""
-
-    at: float
-    client: str
-    id: str
 
 
 class Seen(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -86,12 +83,9 @@ class Ended(Struct, frozen=True, tag=True, omit_defaults=True):
     code: str = ""
 
 
-class Trouble(Struct, frozen=True, tag=True):
+class Trouble(OfRequest, frozen=True, tag=True):
     """A client met an error that it could handle."""
 
-    at: float
-    client: str
-    id: str
     error: str
 
 
@@ -112,12 +106,8 @@ class Missed(Struct, frozen=True, tag=True):
     kind: str
 
 
-class Trimmed(Struct, frozen=True, tag=True):
+class Trimmed(OfRequest, frozen=True, tag=True):
     """The injector deleted a request's entry from an intake."""
-
-    at: float
-    client: str
-    id: str
 
 
 class Joined(Struct, frozen=True, tag=True):
@@ -127,21 +117,15 @@ class Joined(Struct, frozen=True, tag=True):
     pid: int
 
 
-class Moved(Struct, frozen=True, tag=True):
+class Moved(OfRequest, frozen=True, tag=True):
     """A request entered an intake or a lane (broker's record)."""
 
-    at: float
-    client: str
-    id: str
     place: str  # intake:<class> or lane:<worker>
 
 
-class Published(Struct, frozen=True, tag=True, omit_defaults=True):
+class Published(OfRequest, frozen=True, tag=True, omit_defaults=True):
     """A delta or a result was published (broker's record)."""
 
-    at: float
-    client: str
-    id: str
     event: str  # delta or result
     seq: int
     tokens: list[int]

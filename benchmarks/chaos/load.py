@@ -43,7 +43,7 @@ from tokenyard.broker.connection import open_connection
 from tokenyard.client.sync import Handle
 from tokenyard.protocol.errors import RequestFailed, TokenyardError
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, PriorityClass
-from tokenyard.protocol.replies import Reply, decode_replies, to_result
+from tokenyard.protocol.replies import Reply, Result, decode_replies, to_result
 from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.wire import request_fields, unpack_tokens
 
@@ -198,19 +198,7 @@ class Load:
                 reader += "'"
                 handle = self._submit(asked, draw)
                 continue
-            code = result.error.code if result.error else ""
-            self._history.write(
-                Ended(
-                    now(),
-                    reader,
-                    asked.client,
-                    asked.id,
-                    result.status,
-                    result.tokens,
-                    text=result.text,
-                    code=code,
-                )
-            )
+            self._history.write(_ended(asked, reader, result))
             return
 
     def _cancel(self, asked: Asked) -> None:
@@ -267,20 +255,7 @@ class Load:
             self._history.write(Seen(now(), reader, asked.client, asked.id, *seen))
             return
         result = to_result(reply)
-        code = result.error.code if result.error else ""
-        self._history.write(
-            Ended(
-                now(),
-                reader,
-                asked.client,
-                asked.id,
-                result.status,
-                result.tokens,
-                seq=result.seq,
-                text=result.text,
-                code=code,
-            )
-        )
+        self._history.write(_ended(asked, reader, result, result.seq))
 
     # Both
 
@@ -295,6 +270,12 @@ class Load:
     def _trouble(self, asked: Asked, fault: Exception) -> None:
         error = f"{type(fault).__name__}: {fault}"
         self._history.write(Trouble(now(), asked.client, asked.id, error))
+
+
+def _ended(asked: Asked, reader: str, result: Result, seq: int | None = None) -> Ended:
+    code = result.error.code if result.error else ""
+    whose = (now(), reader, asked.client, asked.id)
+    return Ended(*whose, result.status, result.tokens, seq, result.text, code)
 
 
 def _is_streaming() -> bool:

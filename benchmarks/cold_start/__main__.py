@@ -10,9 +10,7 @@ Llama of 1B shape on a GPU.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,9 +20,9 @@ from benchmarks.cold_start.case import Timed
 from benchmarks.cold_start.models import Size, sized_models
 from benchmarks.cold_start.rounds import Found, measure
 from benchmarks.device import on_gpu
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.progress import LIMIT, save
+from benchmarks.progress import exit_if_failed, limit_option, publish, save
 from benchmarks.yard import end_in_order
 
 Round = Mapping[str, Timed]
@@ -101,7 +99,6 @@ def report(found: Found) -> dict[str, Any]:
         "rounds": len(found.rounds),
         "failed": found.failed,
         "reasons": said,
-        "machine": machine_facts(),
     }
 
 
@@ -145,13 +142,7 @@ def _cell(seconds: float | None) -> str:
     "  [default: arithmetic on a CPU, 1b on a GPU]",
 )
 @click.option("--rounds", default=5, type=click.IntRange(1), help="Medians are shown.")
-@click.option(
-    "--limit-s",
-    default=420.0,
-    envvar=LIMIT,
-    type=click.FloatRange(min=0.0, min_open=True),
-    help="On a GPU: no round but the first begins that would end later.",
-)
+@limit_option("On a GPU: no round but the first begins that would end later.")
 @click.option("--quick", is_flag=True, help="One round, for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in seconds.")
 def main(size: Size | None, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
@@ -165,14 +156,9 @@ def main(size: Size | None, rounds: int, limit_s: float, *, quick: bool, as_json
             limit_s=limit_s if on_gpu() else None,
             save=lambda so_far: save(report(so_far)),
         )
-    figures = report(found)
-    if as_json:
-        print(json.dumps(figures))
-    else:
-        title = f"{found.model}, {machine()}: medians of {len(found.rounds)}"
-        show(medians(found.rounds), title)
-    if found.failed:
-        sys.exit("\n".join(f"{part} failed: {words}" for part, words in found.failed.items()))
+    title = f"{found.model}, {machine()}: medians of {len(found.rounds)}"
+    publish(report(found), lambda: show(medians(found.rounds), title), as_json=as_json)
+    exit_if_failed(found.failed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The new interpreter of `llm.py`: makes a `vllm.LLM`, asks it, and reports the time of each step.
+"""The new interpreter of `measure_llm`: makes a `vllm.LLM`, asks it, reports the time of each step.
 
 It imports almost nothing before it reads the clock. Arguments: a JSON object of arguments for
 `LLM`, the prompt, the most tokens of an answer, and the file for the JSON report.

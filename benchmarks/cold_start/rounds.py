@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.cold_start.case import Timed, tasks
-from benchmarks.cold_start.llm import measure_llm
 from benchmarks.cold_start.request import measure_request
-from benchmarks.cold_start.serve import measure_serve
+from benchmarks.cold_start.serve import measure_llm, measure_serve
 from benchmarks.cold_start.warm import measure_warm
 from benchmarks.device import used_mib, wait_until_free
 from benchmarks.progress import tell, told

@@ -1,4 +1,4 @@
-"""Times a cold `vllm serve` until the first token over HTTP."""
+"""Times a cold `vllm serve` and a cold `vllm.LLM`, each to its first token."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from benchmarks.child import run_child
 from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.serving.case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
@@ -26,6 +27,9 @@ from worker.models import ModelSpec
 HOST: Final = "127.0.0.1"
 _POLL_S: Final = 0.02
 _STOP_S: Final = 20.0
+#: One process, like Tokenyard's engines; by default vLLM starts one or two more and takes longer.
+_ENVIRONMENT: Final = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+
 #: vLLM's log text at the end of each phase. If a version's text differs, phases merge.
 _MILESTONES: Final = {
     "import": "non-default args",  # the first process, with its interpreter
@@ -47,6 +51,18 @@ def measure_serve(task: Task) -> Timed:
         task.check("vllm serve", "".join([first, *tokens]))
     phases_s = phases(began, {**server.seen, "http server": up, "first token": end})
     return Timed(end - began, phases_s)
+
+
+def measure_llm(task: Task) -> Timed:
+    """Time from the start of the interpreter to the first token."""
+    settings = json.dumps(engine_arguments(task.model))
+    arguments = [settings, task.prompt, str(ANSWER_TOKENS)]
+    began = time.monotonic()
+    said = run_child("benchmarks.cold_start.llm_child", arguments, environment=_ENVIRONMENT)
+    task.check("vllm.LLM", said["answer"])
+    phases_s = phases(began, said["ends"])
+    phases_s["executor"] -= sum(said["inner_s"].values())
+    return Timed(said["ends"]["first token"] - began, {**phases_s, **said["inner_s"]})
 
 
 class Server:

@@ -6,6 +6,7 @@ REQUESTS RATE` prints one JSON object. Its job takes 128 packed tokens and retur
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import statistics
@@ -57,28 +58,17 @@ def report(per_s: float, times_s: Sequence[float]) -> None:
 
 def measure(requests: int, rate: float, ask: Callable[[Sequence[bytes]], Sequence[bytes]]) -> None:
     """Time ``ask``, which returns answers in the order of the prompts: all together, and paced."""
-    check(payloads(WARM), ask(payloads(WARM)))
-    asked = payloads(requests)
-    began = time.perf_counter()
-    answers = ask(asked)
-    per_s = requests / (time.perf_counter() - began)
-    check(asked, answers)
-    times = []
-    start = time.perf_counter()
-    for number, prompt in enumerate(payloads(paced(requests))):
-        due = start + number / rate
-        time.sleep(max(0.0, due - time.perf_counter()))
-        check([prompt], ask([prompt]))
-        times.append(time.perf_counter() - due)
-    report(per_s, times)
+
+    async def answers(prompts: Sequence[bytes]) -> Sequence[bytes]:
+        return ask(prompts)
+
+    asyncio.run(measure_async(requests, rate, answers))
 
 
 async def measure_async(
     requests: int, rate: float, ask: Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 ) -> None:
     """`measure` for an asynchronous client."""
-    import asyncio
-
     check(payloads(WARM), await ask(payloads(WARM)))
     asked = payloads(requests)
     began = time.perf_counter()

@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Final, get_args
 
 import click
 
-from benchmarks.machine import machine, machine_facts
+from benchmarks.llama import Shape, models_folder, write_llama
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.routing import model as routing_model
+from benchmarks.progress import publish
 from benchmarks.routing.loads import Loads, Scale, Session
-from benchmarks.routing.run import Figures, Sample, figures, median, run
+from benchmarks.routing.run import Figures, Sample, median, run
+from benchmarks.routing.run import figures as figures_of
+from benchmarks.simulated import simulated_answer
 from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard, vllm_yard
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.settings import PolicyName
-from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
-from worker.engines import Finished
-from worker.engines.simulated.engine import SimulatedEngine
+from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 
 POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 LOADS: Final = ("uniform", "heavy", "sessions")
@@ -55,7 +53,8 @@ SCALE: Final = Scale(
     answer=24,
 )
 VLLM_WORKERS: Final = 2
-VLLM_SCALE: Final = replace(SCALE, vocabulary=routing_model.VOCABULARY, session_rate=0.8, answer=8)
+VLLM_SHAPE: Final = Shape("llama-small", 512, 4, 8, 8, 1024, 512)
+VLLM_SCALE: Final = replace(SCALE, vocabulary=VLLM_SHAPE.vocabulary, session_rate=0.8, answer=8)
 VLLM_OPTIONS: Final = (
     *("--max-num-seqs", "32", "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048"),
     # Blocks as small as on a GPU; the CPU's default is 128 tokens.
@@ -74,16 +73,11 @@ class Plan:
     rounds: int
 
 
-def simulated_answer(prompt: list[int], count: int) -> list[int]:
+def answer(prompt: list[int], count: int) -> list[int]:
     """The simulated engine's answer."""
-    engine = SimulatedEngine(max_model_len=2 * SCALE.longest)
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     request = Request(id="x", tokens=pack_tokens(prompt), params=params)
-    engine.add(Assignment(request=request, entry="1-0", sid="normal/1-0", attempt=1))
-    [end] = engine.step()
-    if not isinstance(end, Finished):
-        raise TypeError(f"the simulated engine said {end}")
-    return end.choices[0].tokens
+    return simulated_answer(request, max_model_len=2 * SCALE.longest).tokens
 
 
 def simulated(
@@ -111,7 +105,7 @@ def measure(
                 for policy in policies:
                     name = f"{load}-{policy}-{number}".replace("_", "-")
                     samples = _one(open_yard(broker, name, policy), sessions)
-                    found[load][policy].append(figures(samples, workers))
+                    found[load][policy].append(figures_of(samples, workers))
     return {
         load: {policy: median(runs) for policy, runs in by_policy.items()}
         for load, by_policy in found.items()
@@ -128,7 +122,7 @@ def measure_simulated(policies: Sequence[PolicyName], names: Sequence[str], plan
     """Measure all workloads on simulated workers."""
 
     def make(load: str, number: int) -> Sequence[Session]:
-        loads = Loads(SCALE, simulated_answer, seed=number)
+        loads = Loads(SCALE, answer, seed=number)
         make_load = {"uniform": loads.uniform, "heavy": loads.heavy, "sessions": loads.sessions}
         return make_load[load](plan.requests)
 
@@ -138,17 +132,20 @@ def measure_simulated(policies: Sequence[PolicyName], names: Sequence[str], plan
 
 def measure_vllm(policies: Sequence[PolicyName], plan: Plan) -> Measured:
     """Measure the sessions with vLLM's own prefix cache."""
-    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
-        routing_model.write_model(Path(folder))
+    with models_folder() as models:
+        model = write_llama(VLLM_SHAPE, models)
 
         def opened(
             broker: EmbeddedBroker, name: str, policy: PolicyName
         ) -> AbstractContextManager[Yard]:
             options = ["--policy", policy]
-            return vllm_yard(broker, name, VLLM_WORKERS, Path(folder), options, VLLM_OPTIONS)
+            return vllm_yard(broker, name, VLLM_WORKERS, model, options, VLLM_OPTIONS)
+
+        def counted(prompt: list[int], count: int) -> list[int]:
+            return VLLM_SHAPE.answer(prompt[-1], count)
 
         def make(number: int) -> Sequence[Session]:
-            return Loads(VLLM_SCALE, routing_model.answer, seed=number).sessions(plan.requests)
+            return Loads(VLLM_SCALE, counted, seed=number).sessions(plan.requests)
 
         return measure(policies, {"sessions_on_vllm": make}, opened, VLLM_WORKERS, plan.rounds)
 
@@ -219,13 +216,9 @@ def main(
         measured |= measure_vllm(chosen, replace(plan, requests=min(plan.requests, 400)))
     if not any(measured.values()):
         sys.exit("nothing was measured: name one workload at least, or --vllm, and one policy")
-    if as_json:
-        found = {
-            load: {p: asdict(one) for p, one in each.items()} for load, each in measured.items()
-        }
-        print(json.dumps({**found, "ratios": targets(measured), "machine": machine_facts()}))
-    else:
-        show(measured, plan)
+    found = {load: {p: asdict(one) for p, one in each.items()} for load, each in measured.items()}
+    figures = {**found, "ratios": targets(measured)}
+    publish(figures, lambda: show(measured, plan), as_json=as_json)
     wrong = sum(one.wrong for by_policy in measured.values() for one in by_policy.values())
     if wrong:
         sys.exit(f"{wrong} answers were wrong")

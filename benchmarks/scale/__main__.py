@@ -9,16 +9,16 @@ thousand of them fit on one machine.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, get_args
+from typing import Final, TypeVar, get_args
 
 import click
 
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
+from benchmarks.progress import publish
 from benchmarks.scale import backlog as scale_backlog
 from benchmarks.scale import clients as scale_clients
 from benchmarks.scale import many as scale_many
@@ -26,7 +26,9 @@ from benchmarks.scale import map as scale_map
 from benchmarks.scale import workers as scale_workers
 from benchmarks.scale.targets import Figures, Part, has_targets, missed
 from benchmarks.yard import ServerName, embedded_broker, end_in_order
+from tokenyard.process.embedded_broker import EmbeddedBroker
 
+T = TypeVar("T")
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
@@ -65,12 +67,13 @@ QUICK: Final = Plan(
 
 def measure_workers(plan: Plan) -> Figures:
     """Measure by the number of workers; the numbers take turns."""
-    runs: dict[int, list[scale_workers.Run]] = {count: [] for count in plan.workers}
-    for _ in range(plan.rounds):
-        for count, found in runs.items():
-            with embedded_broker(plan.server) as broker:
-                run = scale_workers.measure(broker, count, plan.worker_requests, plan.idle_s)
-            found.append(run)
+    runs = _in_turn(
+        plan,
+        plan.workers,
+        lambda broker, count: scale_workers.measure(
+            broker, count, plan.worker_requests, plan.idle_s
+        ),
+    )
     return {str(count): scale_workers.figures(found) for count, found in runs.items()}
 
 
@@ -84,12 +87,23 @@ def measure_backlog(plan: Plan) -> Figures:
 
 def measure_clients(plan: Plan) -> Figures:
     """Measure by the number of clients; the numbers take turns."""
-    runs: dict[int, list[scale_clients.Run]] = {count: [] for count in plan.clients}
-    for _ in range(plan.rounds):
-        for count, found in runs.items():
-            with embedded_broker(plan.server) as broker:
-                found.append(scale_clients.measure(broker, count, plan.client_requests))
+    runs = _in_turn(
+        plan,
+        plan.clients,
+        lambda broker, count: scale_clients.measure(broker, count, plan.client_requests),
+    )
     return {str(count): scale_clients.figures(found) for count, found in runs.items()}
+
+
+def _in_turn(
+    plan: Plan, sizes: Sequence[int], measure: Callable[[EmbeddedBroker, int], T]
+) -> dict[int, list[T]]:
+    runs: dict[int, list[T]] = {size: [] for size in sizes}
+    for _ in range(plan.rounds):
+        for size, found in runs.items():
+            with embedded_broker(plan.server) as broker:
+                found.append(measure(broker, size))
+    return runs
 
 
 def measure_map(plan: Plan) -> Figures:
@@ -147,16 +161,18 @@ def main(
     plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
     found = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
-    if as_json:
-        print(json.dumps({**found, "missed": told, "machine": machine_facts()}))
-    else:
-        for part, figures in found.items():
-            show(part, figures)
+
+    def show_all() -> None:
+        for part, one in found.items():
+            show(part, one)
         is_judged = not quick and any(map(has_targets, found))
         print(
             *(told or ["every target holds" if is_judged else "no target was looked at"]), sep="\n"
         )
         print(machine())
+
+    figures = {str(part): one for part, one in found.items()}
+    publish({**figures, "missed": told}, show_all, as_json=as_json)
     sys.exit(bool(told))
 
 

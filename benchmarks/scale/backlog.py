@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.broker import PROMPTS, prompts
 from benchmarks.measure import Latencies, Throughput, measure_throughput
+from benchmarks.progress import tell
 from benchmarks.scale.fleet import answer
-from benchmarks.scale.yard import PROMPTS, Fleet, Yards, progress, prompts, scale_yards
+from benchmarks.scale.yard import Fleet, Yards, scale_yards
 from benchmarks.yard import ServerName, embedded_broker
 from tokenyard import Client
 from tokenyard.broker.connection import open_connection
@@ -184,7 +186,7 @@ def measure(
 def _measure(
     empty: Side, deep: Side, waiting: int, requests: int, submits: int, rounds: int
 ) -> Depth:
-    progress(f"backlog: {waiting:,}")
+    tell(f"backlog: {waiting:,}")
     before, was = deep.memory(), deep.waiting
     deep.fill(waiting)
     bytes_each = (deep.memory() - before) / (waiting - was) - deep.payload_bytes

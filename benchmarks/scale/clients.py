@@ -16,18 +16,18 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psutil
 
+from benchmarks.broker import PROMPTS, prompts
 from benchmarks.child import run_child
-from benchmarks.measure import cpu_seconds
-from benchmarks.scale.fleet import answer
-from benchmarks.scale.yard import PROMPTS, Fleet, costs_us, progress, prompts, scale_yards
+from benchmarks.measure import Throughput, cpu_seconds
+from benchmarks.progress import tell
+from benchmarks.scale.yard import Fleet, answers, costs_us, scale_yards
 from tokenyard import AsyncClient
 from tokenyard.process.embedded_broker import EmbeddedBroker
-from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
 #: Requests under way, all clients together.
 WINDOW: Final = 2048
@@ -41,9 +41,7 @@ _TIMEOUT_S: Final = 300.0
 class Run:
     """The measurements at one number of clients."""
 
-    requests: int
-    seconds: float
-    cpu_s: dict[str, float]  # by process
+    load: Throughput
     idle_s: dict[str, float]  # processor seconds per idle second
     client_bytes: float  # resident memory per client
     broker_bytes: float  # broker's memory per client, including its connections
@@ -51,20 +49,18 @@ class Run:
 
 def measure(broker: EmbeddedBroker, clients: int, requests: int) -> Run:
     """Measure ``clients`` clients in one process, on a new yard with two workers."""
-    progress(f"clients: {clients:,}")
+    tell(f"clients: {clients:,}")
     with scale_yards(broker, Fleet()) as yards:
-        pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
-        words = [yards.url, yards.names[0], str(clients), str(requests), pids]
+        words = [yards.url, yards.names[0], str(clients), str(requests), json.dumps(yards.pids)]
         report = run_child("benchmarks.scale.clients", words, timeout_s=_TIMEOUT_S)
     return msgspec.convert(report, Run)
 
 
 async def _ask(client: AsyncClient, requests: int, window: int) -> None:
-    asked = prompts()
-    answers = [unpack_tokens(answer(pack_tokens(one))) for one in asked]
+    asked, right = prompts(), answers()
     items = (asked[at % PROMPTS] for at in range(requests))
     async for number, result in client.map(items, window=window, max_tokens=32):
-        if result.tokens != answers[number % PROMPTS]:
+        if result.tokens != right[number % PROMPTS]:
             sys.exit(f"request {number}: wrong answer {result}")
 
 
@@ -74,10 +70,10 @@ async def _connect(client: AsyncClient, gate: asyncio.Semaphore) -> None:
         await _ask(client, 1, 1)  # from now on it also listens
 
 
-async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str, int]) -> Run:
+async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str, list[int]]) -> Run:
     """Connect all clients, then let each send its share."""
-    process, broker = psutil.Process(), psutil.Process(pids["broker"])
-    groups = {"clients": [os.getpid()]} | {name: [pid] for name, pid in pids.items()}
+    process, broker = psutil.Process(), psutil.Process(*pids["broker"])
+    groups = {"clients": [os.getpid()], **pids}
     before = process.memory_info().rss, broker.memory_info().rss
     everybody = [AsyncClient(url, yard) for _ in range(clients)]
     gate = asyncio.Semaphore(_AT_ONCE)
@@ -90,9 +86,7 @@ async def play(url: str, yard: str, clients: int, requests: int, pids: dict[str,
     seconds, now = time.perf_counter() - began, cpu_seconds(groups)
     await asyncio.gather(*(one.close() for one in everybody))
     return Run(
-        each * clients,
-        seconds,
-        {name: now[name] - used[name] for name in groups},
+        Throughput(each * clients, seconds, {name: now[name] - used[name] for name in groups}),
         idle_s,
         *((new - old) / clients for new, old in zip(after, before, strict=True)),
     )
@@ -108,11 +102,9 @@ async def _idle_s(groups: dict[str, list[int]]) -> dict[str, float]:
 
 def figures(runs: list[Run]) -> dict[str, float]:
     """Medians over the rounds."""
-    found: dict[str, float] = {
-        "per_s": statistics.median(one.requests / one.seconds for one in runs)
-    }
-    costs = [costs_us(one.cpu_s, one.idle_s, one.seconds, one.requests) for one in runs]
-    for name in runs[0].cpu_s:
+    found: dict[str, float] = {"per_s": statistics.median(one.load.per_s for one in runs)}
+    costs = [costs_us(one.load, one.idle_s) for one in runs]
+    for name in runs[0].load.cpu_s:
         found[f"us_{name}"] = statistics.median(one[name] for one in costs)
         found[f"idle_ms_{name}"] = statistics.median(1000 * one.idle_s[name] for one in runs)
     found["kib_each"] = statistics.median(one.client_bytes for one in runs) / 1024
@@ -123,11 +115,7 @@ def figures(runs: list[Run]) -> dict[str, float]:
 def main() -> None:
     """Write the measurements as JSON."""
     url, yard, clients, requests, told, report = sys.argv[1:]
-    pids: dict[str, Any] = {}
-    for pair in told.split(","):
-        name, _, pid = pair.partition(":")
-        pids[name] = int(pid)
-    run = asyncio.run(play(url, yard, int(clients), int(requests), pids))
+    run = asyncio.run(play(url, yard, int(clients), int(requests), json.loads(told)))
     Path(report).write_text(json.dumps(asdict(run)), encoding="utf-8")
 
 

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Final
 
 from benchmarks.measure import Throughput, measure_throughput
-from benchmarks.scale.yard import Asker, Fleet, Yards, progress, scale_yards
+from benchmarks.progress import tell
+from benchmarks.scale.yard import Fleet, Yards, asker, scale_yards
 from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
@@ -22,7 +23,7 @@ WINDOW: Final = 4096
 
 def measure(broker: EmbeddedBroker, requests: int) -> tuple[Throughput, Throughput]:
     """Put the same load on one yard and on several, with as many clients, workers and requests."""
-    progress(f"{YARDS} yards and one")
+    tell(f"{YARDS} yards and one")
     one = _run(broker, 1, requests)
     return one, _run(broker, YARDS, requests)
 
@@ -30,8 +31,8 @@ def measure(broker: EmbeddedBroker, requests: int) -> tuple[Throughput, Throughp
 def _run(broker: EmbeddedBroker, count: int, requests: int) -> Throughput:
     with ExitStack() as stack:
         yards = stack.enter_context(scale_yards(broker, Fleet(WORKERS // count), count))
-        askers = [stack.enter_context(_asker(yards, at)) for at in range(YARDS)]
-        asking = [Asker(client) for client in askers]
+        clients = [stack.enter_context(_client(yards, at)) for at in range(YARDS)]
+        asking = [asker(client) for client in clients]
         threads = stack.enter_context(ThreadPoolExecutor(YARDS))
 
         def ask(each: int) -> int:
@@ -42,7 +43,7 @@ def _run(broker: EmbeddedBroker, count: int, requests: int) -> Throughput:
         return measure_throughput(pids, lambda: ask(requests // YARDS))
 
 
-def _asker(yards: Yards, at: int) -> Client:
+def _client(yards: Yards, at: int) -> Client:
     return Client(yards.url, yard=yards.names[at % len(yards.names)])
 
 

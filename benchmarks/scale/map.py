@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from benchmarks.child import run_child
+from benchmarks.progress import tell
 from benchmarks.scale.fleet import answer
-from benchmarks.scale.yard import Fleet, progress, scale_yards
+from benchmarks.scale.yard import Fleet, scale_yards
 from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
@@ -35,10 +36,9 @@ SnapshotHistory = list[dict[str, int]]
 
 def measure(broker: EmbeddedBroker, count: int) -> SnapshotHistory:
     """Run a `map` over ``count`` prompts in its own process."""
-    progress(f"map: {count:,}")
+    tell(f"map: {count:,}")
     with scale_yards(broker, Fleet()) as yards:
-        pids = ",".join(f"{name}:{pid}" for name, [pid] in yards.pids.items())
-        words = [yards.url, yards.names[0], str(count), pids]
+        words = [yards.url, yards.names[0], str(count), json.dumps(yards.pids)]
         looks: SnapshotHistory = run_child("benchmarks.scale.map", words, timeout_s=_TIMEOUT_S)
     return looks
 
@@ -48,7 +48,7 @@ def grown(looks: SnapshotHistory) -> dict[str, float]:
     return {name: looks[-1][name] / looks[0][name] for name in looks[0]}
 
 
-def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> SnapshotHistory:
+def ask(url: str, yard: str, count: int, pids: Mapping[str, Sequence[int]]) -> SnapshotHistory:
     """Send the prompts, check the answers, and look at the memory of all processes meanwhile."""
     expected = unpack_tokens(answer(pack_tokens(_PROMPT)))
     at = {count * percent // 100 for percent in LOOKS}
@@ -60,7 +60,7 @@ def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> SnapshotHis
             if result.tokens != expected:
                 sys.exit(f"wrong answer {result}")
             if done in at:
-                look = {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
+                look = {name: psutil.Process(pid).memory_info().rss for name, [pid] in pids.items()}
                 looks.append(look)
     return looks
 
@@ -68,10 +68,7 @@ def ask(url: str, yard: str, count: int, pids: Mapping[str, int]) -> SnapshotHis
 def main() -> None:
     """Write the measurements as JSON."""
     url, yard, count, told, report = sys.argv[1:]
-    pids: dict[str, Any] = {"client": os.getpid()}
-    for pair in told.split(","):
-        name, _, pid = pair.partition(":")
-        pids[name] = int(pid)
+    pids = {"client": [os.getpid()], **json.loads(told)}
     Path(report).write_text(json.dumps(ask(url, yard, int(count), pids)), encoding="utf-8")
 
 

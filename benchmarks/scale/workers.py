@@ -9,7 +9,8 @@ from statistics import median
 from typing import Final
 
 from benchmarks.measure import Throughput, cpu_seconds, measure_throughput
-from benchmarks.scale.yard import Asker, Fleet, costs_us, progress, scale_yards
+from benchmarks.progress import tell
+from benchmarks.scale.yard import Fleet, asker, costs_us, scale_yards
 from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from worker.host.roster_entry import lane_limit
@@ -31,7 +32,7 @@ class Run:
 
 def measure(broker: EmbeddedBroker, workers: int, requests: int, idle_s: float) -> Run:
     """Measure all loads on new yards with ``workers`` workers."""
-    progress(f"workers: {workers:,}")
+    tell(f"workers: {workers:,}")
     full, idle, joined_s = _full(broker, workers, requests, idle_s)
     return Run(full, _spread(broker, workers, requests), idle, joined_s)
 
@@ -44,14 +45,14 @@ def _full(
     with scale_yards(broker, Fleet(workers, SLOTS, SLOTS)) as yards:
         joined_s = time.perf_counter() - began
         with Client(yards.url, yard=yards.names[0]) as client:
-            asker = Asker(client)
-            asker.many(window, window)  # warm-up
+            checked = asker(client)
+            checked.many(window, window)  # warm-up
             before = cpu_seconds(yards.pids)
             time.sleep(idle_s)
             after = cpu_seconds(yards.pids)
             idle = {name: (after[name] - before[name]) / idle_s for name in before}
             most = requests + window
-            throughput = measure_throughput(yards.pids, lambda: asker.many(most, window))
+            throughput = measure_throughput(yards.pids, lambda: checked.many(most, window))
     return throughput, idle, joined_s
 
 
@@ -60,9 +61,9 @@ def _spread(broker: EmbeddedBroker, workers: int, requests: int) -> Throughput:
         scale_yards(broker, Fleet(workers, SLOTS)) as yards,
         Client(yards.url, yard=yards.names[0]) as client,
     ):
-        asker = Asker(client)
-        asker.many(WAITING, WAITING)
-        return measure_throughput(yards.pids, lambda: asker.many(requests, WAITING))
+        checked = asker(client)
+        checked.many(WAITING, WAITING)
+        return measure_throughput(yards.pids, lambda: checked.many(requests, WAITING))
 
 
 def figures(runs: Sequence[Run]) -> dict[str, float]:
@@ -70,14 +71,10 @@ def figures(runs: Sequence[Run]) -> dict[str, float]:
     found: dict[str, float] = {}
     for load in ("full", "spread"):
         found[f"{load}_per_s"] = median(getattr(one, load).per_s for one in runs)
-        costs = [_costs_us(getattr(one, load), one.idle_s) for one in runs]
+        costs = [costs_us(getattr(one, load), one.idle_s) for one in runs]
         for name in costs[0]:
             found[f"{load}_us_{name}"] = median(one[name] for one in costs)
         found[f"{load}_us"] = median(sum(one.values()) for one in costs)
     for name in runs[0].idle_s:
         found[f"idle_ms_{name}"] = median(1000 * one.idle_s[name] for one in runs)
     return found
-
-
-def _costs_us(run: Throughput, idle_s: Mapping[str, float]) -> dict[str, float]:
-    return costs_us(run.cpu_s, idle_s, run.seconds, run.requests)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.broker import Checked, prompts
+from benchmarks.measure import Throughput
 from benchmarks.scale.fleet import answer
 from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch, wait_until
 from tokenyard import Client
@@ -22,9 +22,6 @@ from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
-PROMPT_TOKENS: Final = 128
-#: Distinct prompts; few, so that making and checking them costs less than the requests.
-PROMPTS: Final = 64
 #: Queue limits beyond the backlog of any part.
 _ROOM: Final = ("--max-num-queued-reqs", "3000000", "--max-num-queued-tokens", "1000000000")
 
@@ -98,45 +95,22 @@ def scale_yards(broker: EmbeddedBroker, fleet: Fleet, count: int = 1) -> Iterato
         watch.is_well()
 
 
-def prompts() -> list[list[int]]:
-    """Distinct prompts, the same in each run."""
-    draw = random.Random(128)
-    return [[draw.randrange(32_000) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
+def answers() -> list[list[int]]:
+    """The fleet's answers to all prompts."""
+    return [unpack_tokens(answer(pack_tokens(one))) for one in prompts()]
 
 
-class Asker:
+def asker(client: Client) -> Checked:
     """Sends requests to a yard and checks each answer."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._prompts = prompts()
-        self._answers = [unpack_tokens(answer(pack_tokens(one))) for one in self._prompts]
-
-    def many(self, requests: int, window: int) -> int:
-        """Send requests with at most ``window`` under way; returns their number."""
-        asked = (self._prompts[at % PROMPTS] for at in range(requests))
-        count = 0
-        for number, result in self._client.map(asked, window=window, max_tokens=32):
-            if result.tokens != self._answers[number % PROMPTS]:
-                sys.exit(f"request {number}: wrong answer {result.tokens}, {result.error}")
-            count += 1
-        if count != requests:
-            sys.exit(f"{count} of {requests} requests were answered")
-        return count
+    return Checked(client, answers())
 
 
-def costs_us(
-    cpu_s: Mapping[str, float], idle_s: Mapping[str, float], seconds: float, requests: int
-) -> dict[str, float]:
+def costs_us(load: Throughput, idle_s: Mapping[str, float]) -> dict[str, float]:
     """CPU time per request of each process in µs, without its idle cost per second.
 
     Otherwise a request on a slow machine pays for more of the concurrent leases and polls.
     """
     return {
-        name: 1e6 * max(0.0, cpu_s[name] - idle_s[name] * seconds) / requests for name in idle_s
+        name: 1e6 * max(0.0, load.cpu_s[name] - idle_s[name] * load.seconds) / load.requests
+        for name in idle_s
     }
-
-
-def progress(words: str) -> None:
-    """Print the current step on standard error."""
-    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)

@@ -12,52 +12,42 @@ With a shape, the Llama has a real size, and the sides run in sequence, as the G
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 from typing import Any, Final
 
 import click
 
 from benchmarks.device import on_gpu
 from benchmarks.llama import SHAPES
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.progress import LIMIT, save
+from benchmarks.progress import exit_if_failed, limit_option, publish, save
 from benchmarks.serving import figures as serving_figures
 from benchmarks.serving.case import Outcome, poisson
-from benchmarks.serving.figures import STREAMED, UNITS
+from benchmarks.serving.figures import (
+    STREAMED,
+    UNITS,
+    BySide,
+    cell,
+    prefix,
+    speeds,
+    time_rows,
+    times,
+)
 from benchmarks.serving.shape import measure as measure_shape
 from benchmarks.serving.shape import plan_for as plan_for_shape
-from benchmarks.serving.stage import Stage, arithmetic_stage, long_stage, share_cores
+from benchmarks.serving.sides import Engine
+from benchmarks.serving.stage import WORKERS, Stage, arithmetic_stage, long_stage, share_cores
 from benchmarks.yard import end_in_order
 
 Round = Mapping[str, Outcome]
 
-#: The sides with their names in the table, first those with whole answers, then streams.
-SIDES: Final = {
-    "generate": "LLM.generate",
-    "tokenyard": "Tokenyard",
-    "workers": "Tokenyard, 2 workers",
-    "serve": "vllm serve",
-    "stepped": "stepped in a thread",
-    "tokenyard_stream": "Tokenyard, streaming",
-    "async": "AsyncLLM",
-    "serve_stream": "vllm serve, streaming",
-}
-#: Ratio -> numerator (Tokenyard's side) and denominator.
-RATIOS: Final = {
-    "ratio_to_generate": ("tokenyard", "generate"),
-    "ratio_to_serve": ("tokenyard", "serve"),
-    "ratio_to_stepped": ("tokenyard_stream", "stepped"),
-    "ratio_to_async": ("tokenyard_stream", "async"),
-    "stream_ratio_to_serve": ("tokenyard_stream", "serve_stream"),
-    "ratio_of_workers": ("workers", "tokenyard"),
-}
+#: The sides with their names in the table.
+SIDES: Final = {**serving_figures.SIDES, "workers": f"Tokenyard, {WORKERS} workers"}
+#: Ratio -> numerator (Tokenyard's side), denominator and target.
+RATIOS: Final = {**serving_figures.RATIOS, "ratio_of_workers": ("workers", "tokenyard", None)}
 _SEED: Final = 6
 _LEAST_PACED: Final = 8
 #: Offered load, relative to what the slowest side can stream.
@@ -72,9 +62,9 @@ class Plan:
     short_requests: int
     long_requests: int
     paced_s: float  # per side and round
-    candidates: int  # prompts of the long workload; only those with clear answers are used
-    short_parts: Sequence[str]  # participants besides Tokenyard
-    long_parts: Sequence[str]
+    workers: int  # of one more yard; 1: none
+    short_engines: Sequence[Engine]
+    long_engines: Sequence[Engine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +79,9 @@ class Report:
 def plan_for(rounds: int, *, quick: bool) -> Plan:
     """The plan; ``quick`` has the fewest engines that cover all code, as their start dominates."""
     if quick:
-        return Plan(1, 256, 16, 2.0, 48, (), ("program",))
-    everybody = ("program", "async", "serve", "workers")
-    return Plan(rounds, 4096, 256, 20.0, 192, everybody, everybody)
+        return Plan(1, 256, 16, 2.0, 1, ("tokenyard",), ("tokenyard", "program"))
+    everybody: Sequence[Engine] = ("tokenyard", "program", "async", "serve")
+    return Plan(rounds, 4096, 256, 20.0, WORKERS, everybody, everybody)
 
 
 def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
@@ -118,97 +108,68 @@ def measure_long(stage: Stage, plan: Plan) -> Report:
     """Measure at full load, then at half of what the slowest side can stream."""
     full = measure_full(stage, plan.long_requests, plan.rounds)
     streamed = [side for side in STREAMED if side in stage.sides]
-    rate = _OFFERED * min(_median(full, side, attrgetter("requests_per_s")) for side in streamed)
+    speeds = [[one[side].requests_per_s for one in full] for side in streamed]
+    rate = _OFFERED * min(map(statistics.median, speeds))
     requests = max(_LEAST_PACED, round(rate * plan.paced_s))
     return Report(full, rate, measure_paced(stage, requests, plan.rounds, rate))
 
 
 def measure(plan: Plan) -> dict[str, Report]:
     """Measure both workloads in sequence."""
-    with arithmetic_stage(plan.short_parts) as stage:
+    with arithmetic_stage(plan.short_engines, plan.workers) as stage:
         short = Report(measure_full(stage, plan.short_requests, plan.rounds))
-    with long_stage(plan.long_parts, plan.candidates) as stage:
+    with long_stage(plan.long_engines, plan.workers, plan.long_requests) as stage:
         return {"": measure_long(stage, plan), "arithmetic_": short}
 
 
 def summary(reports: Mapping[str, Report]) -> dict[str, float]:
     """Medians over the rounds; figures without a prefix are of the long workload."""
     figures: dict[str, float] = {}
-    for prefix, report in reports.items():
-        named = {**_speeds(report.full), **_ratios(report.full), **_times(report.paced)}
-        figures |= {prefix + name: round(value, 3) for name, value in named.items()}
+    for workload, report in reports.items():
+        full, paced = _by_side(report.full), _by_side(report.paced)
+        named = {**speeds(full), **_ratios(report.full), **times(paced)}
+        figures |= {workload + name: round(value, 3) for name, value in named.items()}
         if report.offered_per_s:
-            figures[f"{prefix}offered_per_s"] = round(report.offered_per_s, 3)
+            figures[f"{workload}offered_per_s"] = round(report.offered_per_s, 3)
     return figures
 
 
-def _speeds(rounds: Sequence[Round]) -> dict[str, float]:
-    return {
-        f"{_prefix(side)}{unit}": _median(rounds, side, attrgetter(unit))
-        for side in rounds[0]
-        for unit in UNITS
-    }
+def _by_side(rounds: Sequence[Round]) -> BySide:
+    return {side: [one[side] for one in rounds] for side in (rounds[0] if rounds else ())}
 
 
 def _ratios(rounds: Sequence[Round]) -> dict[str, float]:
     """Ratios within each round, so that a temporarily busy machine favours no side."""
     return {
         name: statistics.median(one[theirs].seconds / one[ours].seconds for one in rounds)
-        for name, (ours, theirs) in RATIOS.items()
+        for name, (ours, theirs, _) in RATIOS.items()
         if ours in rounds[0] and theirs in rounds[0]
     }
 
 
-def _times(rounds: Sequence[Round]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for side in rounds[0] if rounds else ():
-        name = "" if side == "tokenyard_stream" else f"{side}_"
-        for percent in (50, 99):
-            of = partial(_percentile, percent=percent)
-            ttft = statistics.median(of(one[side].ttft_ms) for one in rounds)
-            itl = statistics.median(of(one[side].itl_ms) for one in rounds)
-            found |= {f"{name}ttft_p{percent}_ms": ttft, f"{name}itl_p{percent}_ms": itl}
-    return found
-
-
-def _prefix(side: str) -> str:
-    """The prefix of the names of a side's speeds."""
-    return "" if side == "tokenyard" else f"{side.removeprefix('tokenyard_')}_"
-
-
-def _median(rounds: Sequence[Round], side: str, value: Callable[[Outcome], float]) -> float:
-    return statistics.median(value(one[side]) for one in rounds)
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 def show(figures: Mapping[str, Any], plan: Plan, threads: int) -> None:
     """Print the figures as tables."""
-    for prefix, title, requests in (
+    for workload, title, requests in (
         ("arithmetic_", "sums", plan.short_requests),
         ("", "512/128", plan.long_requests),
     ):
         print_table(
             f"{title}: {requests:,} requests at once; medians of {plan.rounds}",
             ("", "requests/s", "tokens/s", "CPU µs/token"),
-            list(_speed_rows(figures, prefix)),
+            _speed_rows(figures, workload),
         )
-    print_table(
-        "ratios of neighbouring rounds", ("", "sums", "512/128"), list(_ratio_rows(figures))
-    )
+    print_table("ratios of neighbouring rounds", ("", "sums", "512/128"), _ratio_rows(figures))
     print_table(
         f"512/128, streams, {figures['offered_per_s']:.1f} requests/s begin; ms",
         ("", "TTFT p50", "p99", "token to token p50", "p99"),
-        list(_time_rows(figures)),
+        time_rows(figures),
     )
     print(f"{machine()}; threads of each engine: {threads}")
 
 
-def _speed_rows(figures: Mapping[str, Any], prefix: str) -> list[tuple[object, ...]]:
+def _speed_rows(figures: Mapping[str, Any], workload: str) -> list[tuple[object, ...]]:
     return [
-        (title, *(figures.get(f"{prefix}{_prefix(side)}{unit}", "not run") for unit in UNITS))
+        (title, *(cell(figures.get(f"{workload}{prefix(side)}{unit}")) for unit in UNITS))
         for side, title in SIDES.items()
     ]
 
@@ -217,19 +178,10 @@ def _ratio_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
             f"{SIDES[ours]} / {SIDES[theirs]}",
-            figures.get(f"arithmetic_{name}", "not run"),
-            figures.get(name, "not run"),
+            cell(figures.get(f"arithmetic_{name}")),
+            cell(figures.get(name)),
         )
-        for name, (ours, theirs) in RATIOS.items()
-    ]
-
-
-def _time_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    kinds = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
-    prefixes = {side: "" if side == "tokenyard_stream" else f"{side}_" for side in STREAMED}
-    return [
-        (SIDES[side], *(figures.get(prefix + kind, "not run") for kind in kinds))
-        for side, prefix in prefixes.items()
+        for name, (ours, theirs, _) in RATIOS.items()
     ]
 
 
@@ -238,12 +190,8 @@ def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: b
     plan = plan_for_shape(name, rounds, limit_s, quick=quick)
     found = measure_shape(plan, lambda so_far: save(serving_figures.summary(so_far, plan)))
     figures = serving_figures.summary(found, plan)
-    if as_json:
-        print(json.dumps(figures))
-    else:
-        serving_figures.show(figures)
-    if found.failed:
-        sys.exit("\n".join(f"{engine} failed: {words}" for engine, words in found.failed.items()))
+    publish(figures, lambda: serving_figures.show(figures), as_json=as_json)
+    exit_if_failed(found.failed)
 
 
 @click.command(context_settings={"show_default": True})
@@ -254,13 +202,7 @@ def run_shape(name: str, rounds: int, limit_s: float, *, quick: bool, as_json: b
     "  [default: tiny on a CPU, 1b on a GPU]",
 )
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
-@click.option(
-    "--limit-s",
-    default=420.0,
-    envvar=LIMIT,
-    type=click.FloatRange(min=0.0, min_open=True),
-    help="With 1b and 8b: no round begins that would end later; one of each side does.",
-)
+@limit_option("With 1b and 8b: no round begins that would end later; one of each side does.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(shape: str | None, rounds: int, limit_s: float, *, quick: bool, as_json: bool) -> None:
@@ -274,12 +216,8 @@ def main(shape: str | None, rounds: int, limit_s: float, *, quick: bool, as_json
     if on_gpu():
         raise click.UsageError("all sides at once have no room on a GPU; use --shape 1b or 8b")
     plan = plan_for(rounds, quick=quick)
-    figures = {**summary(measure(plan)), "machine": machine_facts()}
-    save(figures)
-    if as_json:
-        print(json.dumps(figures))
-    else:
-        show(figures, plan, threads)
+    figures = summary(measure(plan))
+    publish(figures, lambda: show(figures, plan, threads), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from benchmarks.llama import Shape
 from worker.models import ModelSpec
 
 #: Timeout of every wait.
 TIMEOUT_S: Final = 300.0
+#: Sizes of the long workload.
+PROMPT_TOKENS: Final = 512
+ANSWER_TOKENS: Final = 128
 _SHOWN_FAULTS: Final = 3
 
 
@@ -27,6 +31,14 @@ class Task:
     def is_text(self) -> bool:
         """Whether the answer is text."""
         return isinstance(self.answer, str)
+
+    @classmethod
+    def counting(cls, shape: Shape, count: int) -> list[Self]:
+        """Tasks of the long workload, for a model of this shape."""
+        return [
+            cls(prompt, shape.answer(prompt[-1], ANSWER_TOKENS), ANSWER_TOKENS)
+            for prompt in shape.prompts(count, PROMPT_TOKENS)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,12 @@ class Workload:
         }
 
 
+def long_workload(name: str, model: ModelSpec) -> Workload:
+    """Long prompts and answers of one length."""
+    title = f"{PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out"
+    return Workload(name, title, model, ANSWER_TOKENS, True)
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One request per task, all together, or at the times in ``arrivals_s``."""
@@ -55,6 +73,18 @@ class Load:
     tasks: Sequence[Task]
     streams: bool = False
     arrivals_s: Sequence[float] = ()  # seconds from the start
+
+    @classmethod
+    def of(
+        cls,
+        tasks: Sequence[Task],
+        requests: int,
+        *,
+        streams: bool,
+        arrivals_s: Sequence[float] = (),
+    ) -> Self:
+        """Make a load of ``requests`` requests, with the tasks in turn."""
+        return cls(list(itertools.islice(itertools.cycle(tasks), requests)), streams, arrivals_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from benchmarks.yard import end_in_order, last_lines
 from tokenyard.process.children import start_child, stop_child
 
 Kind = Literal["program", "async"]
-Way = Literal["generate", "stepped", "streamed", "clear"]
+Way = Literal["generate", "stepped", "streamed"]
 T = TypeVar("T")
 
 _STOP_S: Final = 20.0
@@ -61,15 +61,8 @@ class Child:
 
     def run(self, way: Way, load: Load) -> Outcome:
         """Put a load on the engine."""
-        return self._ask(Order(way, load), Outcome)
-
-    def clear_answers(self, load: Load) -> list[list[int]]:
-        """Greedy answers; empty if a token was a close decision."""
-        return self._ask(Order("clear", load), list[list[int]])
-
-    def _ask(self, order: Order, kind: type[T]) -> T:
-        self._pipe.send_bytes(msgspec.json.encode(order))
-        return self._hear(kind)
+        self._pipe.send_bytes(msgspec.json.encode(Order(way, load)))
+        return self._hear(Outcome)
 
     def _hear(self, kind: type[T]) -> T:
         """Receive a reply; raises `ChildProcessError` if the child has ended, `TimeoutError`."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import uvloop
 from vllm import LLM, SamplingParams
@@ -25,10 +25,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from benchmarks.serving.case import Load, Outcome, Task, Workload, engine_arguments, faults
 from benchmarks.serving.load import Pieces, put_load
 from worker.engines.cpu_features import request_amx
-
-#: Least difference in ln(probability) between the best and the second token of a clear answer.
-#: Another batch reorders 32-bit sums, which changes it far less.
-CLEAR: Final = 1e-3
 
 
 def parameters(workload: Workload, task: Task, **changes: Any) -> SamplingParams:
@@ -67,20 +63,6 @@ class Program:
             part.text if task.is_text else list(part.token_ids)
             for task, part in zip(tasks, parts, strict=True)
         ]
-
-    def clear(self, load: Load) -> list[list[int]]:
-        """The greedy answer to each prompt; empty if a token was a close decision."""
-        prompts: Any = [_prompt(task) for task in load.tasks]
-        params = SamplingParams(**self._workload.sampling(), detokenize=False, logprobs=2)
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
-        found: list[list[int]] = []
-        for output in outputs:
-            part = output.outputs[0]
-            told: Any = part.logprobs
-            values = [sorted(one.logprob for one in at.values()) for at in told]
-            is_clear = min(best - next_ for *_, next_, best in values) > CLEAR
-            found.append(list(part.token_ids) if is_clear else [])
-        return found
 
     def stepped(self, load: Load) -> Outcome:
         """Call `LLMEngine.step` in a thread that passes on each token."""

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchmarks.machine import machine, machine_facts
+from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.serving.alone import OF_ENGINE
-from benchmarks.serving.case import Outcome
-from benchmarks.serving.shape import ANSWER_TOKENS, PROMPT_TOKENS, Found, Plan
+from benchmarks.serving.case import ANSWER_TOKENS, PROMPT_TOKENS, Outcome
+from benchmarks.serving.shape import Found, Plan
+from benchmarks.serving.sides import OF_ENGINE
 
 #: The sides with their names in the tables, first those with whole answers, then streams.
 SIDES: Final = {
@@ -38,17 +38,19 @@ BROKER: Final = ("broker_us_per_token", "token_ms", "broker_share", "broker_core
 WANTED_BROKER_SHARE: Final = 0.02
 
 Figures = dict[str, Any]
+#: The rounds of each side.
+BySide = Mapping[str, Sequence[Outcome]]
 
 
 def summary(found: Found, plan: Plan) -> Figures:
     """The figures for ``--json``, null if not measured, with the reasons in `reasons`."""
-    figures: Figures = {"shape": plan.shape.name, "machine": machine_facts()}
+    figures: Figures = {"shape": plan.shape.name}
     figures |= {"requests": plan.requests, "concurrent": plan.concurrent, "failed": found.failed}
     figures |= {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS}
     figures["rounds"] = {side: len(outcomes) for side, outcomes in found.full.items()}
     figures |= {"offered_per_s": _rounded(found.offered_per_s)}
     figures |= {"write_s": _rounded(found.write_s)}
-    measured = {**_speeds(found), **_ratios(found), **_times(found), **_broker(found)}
+    measured = {**speeds(found.full), **_ratios(found), **times(found.paced), **_broker(found)}
     figures |= {name: _rounded(measured.get(name)) for name in _promised()}
     missing = [name for name in _promised() if name not in measured]
     return {**figures, "reasons": {name: _reason(name, found) for name in missing}}
@@ -56,10 +58,12 @@ def summary(found: Found, plan: Plan) -> Figures:
 
 def _promised() -> dict[str, Sequence[str]]:
     """All figures, each with the sides that it needs."""
-    speeds = {f"{_prefix(side)}{unit}": (side,) for side in SIDES for unit in UNITS}
-    ratios = {name: (ours, theirs) for name, (ours, theirs, _) in RATIOS.items()}
-    times = {f"{_time_prefix(side)}{kind}": (side,) for side in STREAMED for kind in TIMES}
-    return {**speeds, **ratios, **times, **dict.fromkeys(BROKER, ("tokenyard_stream",))}
+    return {
+        **{f"{prefix(side)}{unit}": (side,) for side in SIDES for unit in UNITS},
+        **{name: (ours, theirs) for name, (ours, theirs, _) in RATIOS.items()},
+        **{f"{_time_prefix(side)}{kind}": (side,) for side in STREAMED for kind in TIMES},
+        **dict.fromkeys(BROKER, ("tokenyard_stream",)),
+    }
 
 
 def _reason(name: str, found: Found) -> str:
@@ -69,31 +73,33 @@ def _reason(name: str, found: Found) -> str:
     return "not run"
 
 
-def _speeds(found: Found) -> dict[str, float]:
+def speeds(outcomes: BySide) -> dict[str, float]:
+    """Medians of each side's speeds."""
     return {
-        f"{_prefix(side)}{unit}": statistics.median(getattr(one, unit) for one in outcomes)
-        for side, outcomes in found.full.items()
+        f"{prefix(side)}{unit}": statistics.median(getattr(one, unit) for one in rounds)
+        for side, rounds in outcomes.items()
         for unit in UNITS
     }
 
 
 def _ratios(found: Found) -> dict[str, float]:
-    speeds = _speeds(found)
+    medians = speeds(found.full)
     return {
-        name: speeds[f"{_prefix(ours)}tokens_per_s"] / speeds[f"{_prefix(theirs)}tokens_per_s"]
+        name: medians[f"{prefix(ours)}tokens_per_s"] / medians[f"{prefix(theirs)}tokens_per_s"]
         for name, (ours, theirs, _) in RATIOS.items()
         if ours in found.full and theirs in found.full
     }
 
 
-def _times(found: Found) -> dict[str, float]:
-    times: dict[str, float] = {}
-    for side, outcomes in found.paced.items():
+def times(outcomes: BySide) -> dict[str, float]:
+    """Medians of each side's times at an offered load."""
+    found: dict[str, float] = {}
+    for side, rounds in outcomes.items():
         for what in ("ttft", "itl"):
             for percent in (50, 99):
-                values = [_percentile(getattr(one, f"{what}_ms"), percent) for one in outcomes]
-                times[f"{_time_prefix(side)}{what}_p{percent}_ms"] = statistics.median(values)
-    return times
+                values = [_percentile(getattr(one, f"{what}_ms"), percent) for one in rounds]
+                found[f"{_time_prefix(side)}{what}_p{percent}_ms"] = statistics.median(values)
+    return found
 
 
 def _broker(found: Found) -> dict[str, float]:
@@ -117,7 +123,8 @@ def broker_share(outcome: Outcome) -> tuple[float, float, float, float]:
     return 1e6 * token_s, 1000 * gap_s, token_s / gap_s, outcome.broker_cpu_s / outcome.seconds
 
 
-def _prefix(side: str) -> str:
+def prefix(side: str) -> str:
+    """The prefix of the names of a side's speeds."""
     return "" if side == "tokenyard" else f"{side.removeprefix('tokenyard_')}_"
 
 
@@ -141,7 +148,7 @@ def show(figures: Mapping[str, Any]) -> None:
         "medians",
         ("", "requests/s", "tokens/s", "CPU µs/token"),
         [
-            (title, *(_cell(figures[f"{_prefix(side)}{unit}"]) for unit in UNITS))
+            (title, *(cell(figures[f"{prefix(side)}{unit}"]) for unit in UNITS))
             for side, title in SIDES.items()
         ],
     )
@@ -149,31 +156,37 @@ def show(figures: Mapping[str, Any]) -> None:
         "ratios of tokens/s",
         ("", "", "wanted"),
         [
-            (f"{SIDES[ours]} / {SIDES[theirs]}", _cell(figures[name]), wanted)
+            (f"{SIDES[ours]} / {SIDES[theirs]}", cell(figures[name]), wanted)
             for name, (ours, theirs, wanted) in RATIOS.items()
         ],
     )
     print_table(
-        f"streams, {_cell(figures['offered_per_s'])} requests/s begin; ms",
+        f"streams, {cell(figures['offered_per_s'])} requests/s begin; ms",
         ("", "TTFT p50", "p99", "token to token p50", "p99"),
-        [
-            (SIDES[side], *(_cell(figures[f"{_time_prefix(side)}{kind}"]) for kind in TIMES))
-            for side in STREAMED
-        ],
+        time_rows(figures),
     )
     print_table("the broker, streams at full load", ("", ""), list(_broker_rows(figures)))
+
+
+def time_rows(figures: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """The times of the streams, for a table."""
+    return [
+        (SIDES[side], *(cell(figures.get(f"{_time_prefix(side)}{kind}")) for kind in TIMES))
+        for side in STREAMED
+    ]
 
 
 def _broker_rows(figures: Mapping[str, Any]) -> list[tuple[str, object]]:
     percent = [figures["broker_share"], figures["broker_core_share"]]
     share, core = ("not run" if one is None else f"{100 * one:.3f} %" for one in percent)
     return [
-        ("CPU µs/token", _cell(figures["broker_us_per_token"])),
-        ("token to token, mean ms", _cell(figures["token_ms"])),
+        ("CPU µs/token", cell(figures["broker_us_per_token"])),
+        ("token to token, mean ms", cell(figures["token_ms"])),
         (f"share of a token (wanted: under {100 * WANTED_BROKER_SHARE:g} %)", share),
         ("of one core", core),
     ]
 
 
-def _cell(value: float | None) -> object:
+def cell(value: float | None) -> object:
+    """A figure for a table."""
     return "not run" if value is None else value

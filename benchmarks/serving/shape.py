@@ -5,7 +5,6 @@ The engines run in waves: those of a wave share the GPU, and idle while another 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,12 +15,9 @@ from typing import Final
 from benchmarks.device import on_gpu, used_mib, wait_until_free
 from benchmarks.llama import SHAPES, Shape, model_spec, models_folder, shrunken, write_llama
 from benchmarks.progress import tell, told
-from benchmarks.serving.alone import OF_ENGINE, Engine, Ready, begin
-from benchmarks.serving.case import Load, Outcome, Task, Workload, poisson
-from benchmarks.serving.stage import Side
+from benchmarks.serving.case import Load, Outcome, Task, Workload, long_workload, poisson
+from benchmarks.serving.sides import OF_ENGINE, Engine, Ready, Side, begin
 
-PROMPT_TOKENS: Final = 512
-ANSWER_TOKENS: Final = 128
 _STREAMED: Final = frozenset({"stepped", "tokenyard_stream", "async", "serve_stream"})
 _SEED: Final = 6
 _WARM_UP: Final = 128
@@ -84,16 +80,7 @@ def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
 def workload_for(plan: Plan, path: Path) -> Workload:
     """The model and its sampling."""
     model = model_spec(plan.shape, path, plan.concurrent, gpu=plan.on_gpu)
-    title = f"{PROMPT_TOKENS} tokens in, {ANSWER_TOKENS} out"
-    return Workload(plan.shape.name, title, model, ANSWER_TOKENS, True)
-
-
-def tasks_for(plan: Plan) -> list[Task]:
-    """One task per request of a round."""
-    return [
-        Task(prompt, plan.shape.answer(prompt[-1], ANSWER_TOKENS), ANSWER_TOKENS)
-        for prompt in plan.shape.prompts(plan.requests, PROMPT_TOKENS)
-    ]
+    return long_workload(plan.shape.name, model)
 
 
 def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
@@ -104,7 +91,8 @@ def measure(plan: Plan, save: Callable[[Found], None]) -> Found:
         workload = workload_for(plan, write_llama(plan.shape, models))
         found.write_s = time.monotonic() - began
         tell(f"{plan.shape.name}: written in {found.write_s:.1f} s")
-        run, start_s = _Run(plan, tasks_for(plan), found, save), 0.0
+        tasks = Task.counting(plan.shape, plan.requests)
+        run, start_s = _Run(plan, tasks, found, save), 0.0
         for number, wave in enumerate(plan.waves):
             now = time.monotonic()
             if number and now + start_s >= until:
@@ -204,5 +192,5 @@ class _Run:
             tell(f"{name}: paced at {rate:.1f} requests/s")
 
     def _load(self, name: str, requests: int, arrivals_s: Sequence[float] = ()) -> Load:
-        tasks = itertools.islice(itertools.cycle(self._tasks), requests)
-        return Load(list(tasks), name in _STREAMED, arrivals_s)
+        streams = name in _STREAMED
+        return Load.of(self._tasks, requests, streams=streams, arrivals_s=arrivals_s)

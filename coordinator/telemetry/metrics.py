@@ -20,7 +20,7 @@ from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
-from tokenyard.telemetry.metrics import Metric, histograms, numbers, summary
+from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -36,24 +36,12 @@ LEADER = Metric(
 REDIS_UP = Metric(
     "tokenyard_redis_up", "gauge", (), "1 while Redis answers; else what is read there is left out."
 )
-REQUESTS = Metric(
-    "tokenyard_requests_total",
-    "counter",
-    ("model", "priority", "outcome"),
-    "Requests that have their result, each counted by the process that answered it.",
-)
 REJECTED = Metric(
     "tokenyard_requests_rejected_total",
     "counter",
     ("reason",),
     "Requests that were refused: they are not valid, come too late or under another's id, or there"
     " is no room or no model for them.",
-)
-RETRIES = Metric(
-    "tokenyard_retries_total",
-    "counter",
-    ("reason",),
-    "Requests that went back to wait for another attempt, by what ended the last.",
 )
 REDELIVERIES = Metric(
     "tokenyard_redeliveries_total",

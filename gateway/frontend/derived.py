@@ -12,7 +12,7 @@ import time
 from types import ModuleType
 from typing import Any, Final
 
-from gateway.context import CURRENT
+from gateway.http.context import CURRENT
 
 _PACKAGES: Final = ("vllm.entrypoints.", "vllm.parser", "vllm.tool_parsers", "vllm.renderers")
 

@@ -15,10 +15,10 @@ from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
-from gateway.context import RequestContext, current
-from gateway.errors import GatewayError, of_result
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import wire_params
+from gateway.http.context import RequestContext, current
+from gateway.http.errors import GatewayError, of_result
 from tokenyard.protocol.errors import NoCoordinator, TokenyardError
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens

@@ -17,6 +17,7 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from gateway.frontend import derived
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.profile import ModelProfile
 
@@ -56,6 +57,8 @@ def serve_args(profile: ModelProfile) -> Namespace:
     args.enable_log_requests = False
     args.disable_log_stats = True
     args.skip_mm_profiling = True
+    # vLLM's own has random parts: no two gateways would have the same.
+    args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
     for name, value in profile.arguments.items():
         setattr(args, name, value)
     return args
@@ -102,6 +105,7 @@ class FrontEnds:
             state = State()
             state.server = None
             await init_app_state(engine_client, state, args, TASKS)
+            derived.replace_clocks()  # of what was imported for it
             self._states[profile.name] = state
             return state
         finally:

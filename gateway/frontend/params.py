@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from tokenyard.protocol.sampling import TAKEN
 from tokenyard.protocol.wire import SamplingParams
 

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gateway.context import RequestContext
-from gateway.errors import GatewayError
+from gateway.http.context import RequestContext
+from gateway.http.errors import GatewayError
 from gateway.queue.calls import call
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter

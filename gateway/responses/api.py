@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors import GatewayError
-from gateway.incoming import read_body, read_event_id
+from gateway.http.errors import GatewayError
+from gateway.http.incoming import read_body, read_event_id
+from gateway.http.sse import Answer, send_body
 from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
+from gateway.responses.options import ResponseOptions, for_front_end, invalid, read_options
 from gateway.responses.rendering import PATH, Renderer, replay_context
 from gateway.responses.store import ResponseStore, StoredResponse, not_found
 from gateway.responses.tap import Body, dump
-from gateway.responses.wishes import Wishes, for_front_end, invalid, read_wishes
-from gateway.sse import Answer, send_body
 
 if TYPE_CHECKING:
-    from gateway.context import RequestContext
     from gateway.frontend.models import FrontEnds
+    from gateway.http.context import RequestContext
     from gateway.models import ModelWatch
     from gateway.queue.yard import YardQueue
     from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -57,14 +57,14 @@ class ResponsesApi:
         after: int,
     ) -> None:
         """Serve ``POST /v1/responses``; of a stream, only the events behind number ``after``."""
-        wishes = read_wishes(body)
-        stored, is_new = await self._open(body, model, context, wishes)
-        context.continues = context.continues or wishes.is_background
-        if wishes.is_kept:
+        options = read_options(body)
+        stored, is_new = await self._open(body, model, context, options)
+        context.continues = context.continues or options.is_background
+        if options.is_kept:
             context.keep_s = self._settings.record_ttl_s
         headers = scope["headers"]
         try:
-            if wishes.is_background and not wishes.is_stream:
+            if options.is_background and not options.is_stream:
                 opening = await self._renderer.queue_up(stored, context, headers)
                 await send_body(send, 200, dump(opening), context.headers())
             else:
@@ -75,26 +75,28 @@ class ResponsesApi:
                 await self._store.delete(stored)
 
     async def _open(
-        self, body: Body, model: str, context: RequestContext, wishes: Wishes
+        self, body: Body, model: str, context: RequestContext, options: ResponseOptions
     ) -> tuple[StoredResponse, bool]:
         """The response with its whole conversation, and whether it is stored just now."""
         name = f"resp_{context.durable_id}"
-        if wishes.previous is not None:
+        if options.previous is not None:
             known = await self._store.find(context.client, name)
             if known is not None:
                 return known, False
-            body = body | {"input": await self._conversation(context.client, wishes.previous, body)}
+            body = body | {
+                "input": await self._conversation(context.client, options.previous, body)
+            }
         mine = StoredResponse(
             durable_id=context.durable_id,
             client=context.client,
             created_ms=round(context.created * 1000),
             model=model,
-            body=for_front_end(body, name, wishes),
-            previous=wishes.previous,
-            is_background=wishes.is_background,
-            is_stream=wishes.is_stream or wishes.is_background,
+            body=for_front_end(body, name, options),
+            previous=options.previous,
+            is_background=options.is_background,
+            is_stream=options.is_stream or options.is_background,
         )
-        return await self._store.open(mine) if wishes.is_kept else (mine, False)
+        return await self._store.open(mine) if options.is_kept else (mine, False)
 
     async def _conversation(self, client: str, previous: str, body: Body) -> list[Any]:
         """The items of the turns before, and of this one."""

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import Message, Receive, Scope
 
-from gateway.context import CURRENT, RequestContext
-from gateway.errors import GatewayError
 from gateway.frontend.models import STATE
-from gateway.incoming import replay
+from gateway.http.context import CURRENT, RequestContext
+from gateway.http.errors import GatewayError
+from gateway.http.incoming import replay
 from gateway.responses.tap import Body, ResponseTap, failure
 
 if TYPE_CHECKING:
     from gateway.frontend.models import FrontEnds
+    from gateway.http.sse import Answer
     from gateway.models import ModelWatch
     from gateway.responses.store import StoredResponse
-    from gateway.sse import Answer
 
 PATH: Final = "/v1/responses"
 HeaderList = Sequence[tuple[bytes, bytes]]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from starlette.types import Message, Send
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from gateway.responses.store import StoredResponse
 from tokenyard.protocol.errors import Code
 

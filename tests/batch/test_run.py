@@ -75,20 +75,6 @@ def test_every_line_gets_its_answer(
     assert objects(state.spec.errors_path) == []
 
 
-def test_lines_are_counted_for_the_metrics(
-    run: Run, plant: Plant, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    def told() -> list[int]:
-        values = plant.connection.hmget(
-            plant.keys.tally, "count:lines:completed", "count:lines:failed"
-        )
-        return [int(value or 0) for value in values]
-
-    before = told()
-    run(write_lines("in.jsonl", [completion(1), "{broken", completion(2)]), tmp_path / "out.jsonl")
-    assert [after - was for was, after in zip(before, told(), strict=True)] == [2, 1]
-
-
 def test_a_job_continues_if_its_count_cannot_be_sent(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,39 +391,6 @@ def test_interactive_requests_overtake_a_batch(
         idle_plant.worker()
         handle.result(timeout=30.0)
     assert slow.ended().status == "completed"
-
-
-def test_last_requests_are_hedged_on_an_idle_worker(
-    valkey_broker: Any, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    with Plant(valkey_broker.url) as plant:
-        # Given two workers, one of which is suspended with a request on its lane
-        plant.coordinator()
-        slow = plant.worker(name="slow", simulated_step_s=0.05)
-        plant.wait_for_workers(1)
-        [stuck] = slow.children()
-        spec = BatchSpec(
-            input=str(write_lines("in.jsonl", [completion(1, max_tokens=5000)])),
-            output=str(tmp_path / "out.jsonl"),
-        )
-        job = Slow(plant, spec)
-        eventually(lambda: any(plant.connection.xlen(key) for key in _lanes(plant)))
-        stuck.suspend()
-        plant.worker(name="fast")
-        # If only that request is left, I expect the copy's result.
-        state = job.ended()
-        assert counts(state) == (1, 1, 0)
-        [line] = objects(spec.output_path)
-        assert line["response"]["request_id"].startswith("1~")
-        assert line["response"]["body"]["provenance"]["worker"].startswith("fast")
-        stuck.resume()
-
-
-def _lanes(plant: Plant) -> list[bytes]:
-    keys: list[bytes] = plant.connection.keys(
-        plant.keys.lane("*").replace("{", "*").replace("}", "*")
-    )
-    return keys
 
 
 async def _collect(lines: Any, plant: Plant, **options: Any) -> list[dict[str, Any]]:

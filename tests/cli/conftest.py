@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from click.testing import CliRunner, Result
 
-from tests.cli.running import Up
+from tests.cli.running import Up, tokenyard
+from tests.support.builders import random_name
+from tests.support.yard import Yard
 from tokenyard.cli import main
+from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import Scripts
 
 #: Slow enough that a test can observe a request of thousands of tokens while it runs.
 SLOW = {"TOKENYARD_WORKER_SIMULATED_STEP_S": "0.01"}
@@ -63,5 +68,24 @@ def ask(yard: dict[str, Any], invoke: Callable[..., Result]) -> Callable[..., Re
 
     def run(*arguments: str, **options: Any) -> Result:
         return invoke("--redis-url", yard["url"], *arguments, **options)
+
+    return run
+
+
+@pytest.fixture
+def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
+    """A yard of the shared broker without coordinator and workers."""
+    keys = Keys(random_name("quiet"))
+    with redis.Redis.from_url(yard["url"]) as connection:
+        yield Yard(connection, keys, Scripts(connection, keys))
+
+
+@pytest.fixture
+def run(yard: dict[str, Any], quiet: Yard) -> Callable[..., Any]:
+    """A function that runs a command on the quiet yard, in a new process."""
+
+    def run(*arguments: str, **options: Any) -> Any:
+        place = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
+        return tokenyard(*place, *arguments, **options)
 
     return run

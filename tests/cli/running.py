@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from tests.support.processes import is_gone
 from tests.support.waiting import eventually
+from tokenyard.process.program import Exit
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
@@ -40,12 +43,16 @@ def tokenyard(
     )
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON of a command that has succeeded."""
+    assert done.returncode == Exit.OK, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed
+
+
+def objects(done: Any) -> list[dict[str, Any]]:
+    """The lines that a command printed as JSON."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Up:

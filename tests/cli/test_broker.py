@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.cli.running import ROOT, is_gone
+from tests.cli.running import ROOT
+from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.process import embedded_broker as broker
 from tokenyard.process.embedded_broker import EmbeddedBroker

@@ -10,7 +10,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import tokenyard
+from tests.cli.running import objects
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
@@ -42,10 +42,6 @@ def nobodys(connection: redis.Redis) -> str:
     """The name of a letter without a client."""
     entry = connection.xadd(KEYS.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
     return str(entry.decode())
-
-
-def objects(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def test_the_list_is_a_table_or_json(ask: Ask, letter: dict[str, str], nobodys: str) -> None:
@@ -112,12 +108,7 @@ def test_an_unknown_letter_is_an_error(ask: Ask, command: str, connection: redis
 
 
 @pytest.mark.parametrize("arguments", [("requeue",), ("drop", "--all", "1-1")])
-def test_verdict_names_the_worker(ask: Ask, arguments: tuple[str, ...]) -> None:
+def test_letters_or_all_must_be_named(ask: Ask, arguments: tuple[str, ...]) -> None:
     result = ask("dead", *arguments)
     assert result.exit_code == Exit.USAGE
     assert "name letters, or give --all" in result.stderr
-
-
-def test_batch_worker_is_a_program(yard: dict[str, Any], letter: dict[str, str]) -> None:
-    done = tokenyard("--redis-url", yard["url"], "dead", "drop", letter["letter"])
-    assert done.returncode == Exit.OK, done.stderr

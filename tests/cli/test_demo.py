@@ -11,7 +11,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.cli.running import environment, is_gone, tokenyard
+from tests.cli.running import environment, tokenyard
+from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.cli import demo
 from tokenyard.cli.demo import DemoAnswer, Sum

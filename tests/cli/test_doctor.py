@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from click.testing import Result
 
 from tests.cli.running import tokenyard
 from tests.support.builders import make_request, random_name, worker_json
-from tests.support.servers import Server, find_binary
+from tests.support.servers import Server
 from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
@@ -23,14 +22,9 @@ Ask = Callable[..., Result]
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Server]:
+def own(new_server: Callable[..., Server]) -> Server:
     """A server without AOF, whose settings a test may change."""
-    binary = find_binary("valkey")
-    assert binary
-    server = Server("valkey", binary, tmp_path)
-    server.start()
-    yield server
-    server.kill()
+    return new_server("valkey", aof=False)
 
 
 def verdicts(text: str) -> dict[str, set[str]]:

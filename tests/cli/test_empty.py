@@ -7,41 +7,18 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import redis
 
-from tests.cli.running import environment, tokenyard
+from tests.cli.running import environment, objects, tokenyard
 from tests.support.builders import framed, make_request, random_name
-from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard import Client, RequestFailed
 from tokenyard.process.program import Exit
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.scripts import Scripts
-
-
-@pytest.fixture
-def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
-    """A yard of the shared broker without coordinator and workers."""
-    keys = Keys(random_name("quiet"))
-    with redis.Redis.from_url(yard["url"]) as connection:
-        yield Yard(connection, keys, Scripts(connection, keys))
-
-
-@pytest.fixture
-def run(yard: dict[str, Any], quiet: Yard) -> Callable[..., Any]:
-    """A function that runs a command on that yard, in a new process."""
-
-    def run(*arguments: str) -> Any:
-        group = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
-        return tokenyard(*group, *arguments)
-
-    return run
 
 
 def only_result(yard: Yard, request: Request) -> Any:
@@ -200,10 +177,6 @@ def dead_letter(yard: Yard, client: str = "anon") -> Request:
     return request
 
 
-def objects(done: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> None:
     request, namesake = dead_letter(quiet, "ann"), dead_letter(quiet)
     done = run("requeue", request.id, "--client", "ann")
@@ -250,21 +223,7 @@ def test_requeue_prints_why_it_is_impossible(
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all", "q1")])
-def test_verdict_names_the_worker(run: Any, arguments: tuple[str, ...]) -> None:
+def test_requests_or_all_must_be_named(run: Any, arguments: tuple[str, ...]) -> None:
     done = run("requeue", *arguments)
     assert done.returncode == Exit.USAGE
     assert "name requests, or give --all" in done.stderr
-
-
-def test_a_requeued_request_gets_its_answer(yard: dict[str, Any]) -> None:
-    keys = Keys("main")
-    with redis.Redis.from_url(yard["url"]) as connection:
-        name = random_name("dead")
-        fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
-        connection.xadd(
-            keys.dead, fields | {"id": name, "prompt": "x", "params": '{"max_tokens": 3}'}
-        )
-        done = tokenyard("--redis-url", yard["url"], "requeue", name)
-        assert done.returncode == Exit.OK, done.stderr
-        ledger = keys.ledger("anon", name)
-        assert eventually(lambda: connection.hget(ledger, "state") == b"completed", timeout_s=30)

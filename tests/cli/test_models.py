@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import Up, tokenyard
+from tests.cli.running import Up, said, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
 from tokenyard.admin.snapshot import WorkerView, YardView
@@ -55,11 +55,6 @@ def run(models_yard: str) -> Iterator[Run]:
     for model in ("one", "two"):
         done = run("unload", model)
         assert done.returncode == Exit.OK, done.stderr
-
-
-def said(done: Any) -> dict[str, Any]:
-    assert done.returncode == Exit.OK, done.stderr
-    return json.loads(done.stdout)
 
 
 def holders(run: Run, model: str) -> dict[str, str]:
@@ -263,7 +258,7 @@ def test_load_on_a_named_worker_displaces_its_busy_model() -> None:
         ("m", worker("other", "warm", 0), "'w' is not live now"),
     ],
 )
-def test_pauses_ignore_workers_that_cannot_load_the_model(
+def test_a_load_on_an_unusable_worker_is_refused_with_the_reason(
     model: str, one: WorkerView, reason: str
 ) -> None:
     with pytest.raises(NoPlace, match=reason):

@@ -232,7 +232,7 @@ def test_a_user_who_may_not_scan_must_name_the_client(
         (("requests", "--older-than", "2h", "--newer-than", "1h"), "--newer-than must be longer"),
     ],
 )
-def test_entries_that_are_not_requests_are_skipped(
+def test_invalid_names_and_times_are_wrong_usage(
     ask: Ask, arguments: tuple[str, ...], reason: str
 ) -> None:
     refused = ask(*arguments)
@@ -298,7 +298,7 @@ def test_a_deadline_ends_a_running_request(ask: Ask) -> None:
     assert "expired" in ask("explain", "q", "--client", name).stdout
 
 
-def test_an_unmeetable_deadline_is_refused(ask: Ask, yard: dict[str, Any]) -> None:
+def test_refuse_late_needs_a_deadline(ask: Ask, yard: dict[str, Any]) -> None:
     refused = ask("submit", "--refuse-late", "hello")
     assert refused.exit_code == Exit.USAGE
     assert "refuse_late: needs a deadline" in refused.stderr

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import redis
 
 from tests.cli.conftest import SLOW
-from tests.cli.running import Up, tokenyard
+from tests.cli.running import Up, said, tokenyard
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
@@ -22,39 +21,13 @@ from tokenyard import Client
 from tokenyard.process.program import Exit
 from tokenyard.protocol.commands import Acknowledgement
 from tokenyard.protocol.control import RUN_STATES
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
-from tokenyard.scripts import Scripts
 
 Run = Callable[..., Any]
 LEASE_MS = 600_000
 
 
-def said(done: Any) -> dict[str, Any]:
-    assert done.returncode == Exit.OK, done.stderr
-    return json.loads(done.stdout)
-
-
 # Workers that the test plays
-
-
-@pytest.fixture
-def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
-    """A yard of the shared broker without coordinator and workers."""
-    keys = Keys(random_name("quiet"))
-    with redis.Redis.from_url(yard["url"]) as connection:
-        yield Yard(connection, keys, Scripts(connection, keys))
-
-
-@pytest.fixture
-def run(yard: dict[str, Any], quiet: Yard) -> Run:
-    """A function that runs a command on that yard, in a new process."""
-
-    def run(*arguments: str, **options: Any) -> Any:
-        place = ("--redis-url", yard["url"], "--yard", quiet.keys.yard)
-        return tokenyard(*place, *arguments, **options)
-
-    return run
 
 
 def join(quiet: Yard, name: str, model: str = "", **more: Any) -> str:
@@ -340,24 +313,6 @@ def test_suspended_workers_sleep_and_wake(live: Run) -> None:
     assert run_states(live) == {"SUSPENDED"}
     assert live("resume").stdout == "all workers: awake, and paused\n"
     assert run_states(live) == {"PAUSED"}
-
-
-def test_one_worker_is_paused_and_the_others_serve(live: Run, yard: dict[str, Any]) -> None:
-    workers = json.loads(live("info", "--json").stdout)["workers"]
-    name = workers[0]["info"]["name"]
-    try:
-        assert said(live("pause", "--worker", name, "--json"))["unacknowledged"] == []
-        with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
-            for handle in client.submit_many(["hello"] * 4, max_tokens=1):
-                assert not handle.result().provenance.worker.startswith(f"{name}.")
-    finally:
-        assert live("unpause", "--worker", name).returncode == Exit.OK
-
-
-def test_results_have_their_epoch(live: Run, yard: dict[str, Any]) -> None:
-    assert live("epoch", "7").stdout == "all workers: in epoch 7\n"
-    with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
-        assert client.submit("hello", max_tokens=1).result().provenance.epoch == 7
 
 
 def test_an_engine_without_a_profiler_refuses_the_signal(live: Run) -> None:

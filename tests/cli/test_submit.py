@@ -16,7 +16,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import environment, tokenyard
+from tests.cli.running import environment, objects
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -25,10 +25,6 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
-
-
-def objects(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def test_a_prompt_is_answered_on_one_line(ask: Ask) -> None:
@@ -239,9 +235,3 @@ def test_submit_waits_for_a_late_coordinator(
     # It has read the handshake of the late coordinator.
     eventually(lambda: results)
     assert "99" in results[0].stderr
-
-
-def test_batch_worker_is_a_program(yard: dict[str, Any]) -> None:
-    done = tokenyard("--redis-url", yard["url"], "submit", "--max-tokens", "2", "hello")
-    assert done.returncode == Exit.OK, done.stderr
-    assert len(done.stdout.rstrip("\n")) == 2

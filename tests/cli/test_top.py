@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from tests.cli.running import Up, environment, tokenyard
 from tests.support.builders import random_name
-from tests.support.servers import Server, find_binary
+from tests.support.servers import Server
 from tests.support.snapshots import make_snapshot, make_view_worker
 from tests.support.waiting import eventually
 from tokenyard import Client
@@ -128,11 +127,8 @@ def test_bars_show_every_waiting_request() -> None:
     assert bars([0, 0]) == "  "
 
 
-def test_watching_continues_when_the_broker_returns(tmp_path: Path) -> None:
-    binary = find_binary("valkey")
-    assert binary
-    server = Server("valkey", binary, tmp_path)
-    server.start()
+def test_watching_continues_when_the_broker_returns(new_server: Callable[..., Server]) -> None:
+    server = new_server("valkey", aof=False)
     turns: Iterator[Callable[[], None]]
     turns = iter([server.kill, lambda: None, server.start, lambda: None])
 
@@ -140,10 +136,7 @@ def test_watching_continues_when_the_broker_returns(tmp_path: Path) -> None:
         next(turns)()
         return True
 
-    try:
-        seen = list(watch(server.url, "main", pause, count=5))
-    finally:
-        server.kill()
+    seen = list(watch(server.url, "main", pause, count=5))
 
     kinds = [type(one) for one in seen]
     assert kinds == [Snapshot, BrokerUnavailable, BrokerUnavailable, Snapshot, Snapshot]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -69,21 +68,6 @@ def test_running_requests_finish_before_up_stops(start_up: StartUp) -> None:
         assert len(handle.result(timeout=20).tokens) == 100
         assert connection  # the broker ends last
     assert up.wait() == Exit.OK
-
-
-def test_second_interrupt_stops_immediately(start_up: StartUp) -> None:
-    up = start_up("--workers", "1", "--grace-s", "300", env=SLOW)
-    url = str(up.wait_ready()["url"])
-    with Client(url) as client:
-        handle = client.submit("endless", max_tokens=8000, stream=True)
-        next(iter(handle))
-        up.signal(signal.SIGINT)
-        eventually(lambda: "Stopping" in up.said)
-        started = time.monotonic()
-        up.signal(signal.SIGINT)
-        assert up.wait() == Exit.OK
-    assert time.monotonic() - started < 20
-    up.wait_all_gone()
 
 
 def test_accepted_requests_survive_a_restart(start_up: StartUp) -> None:

@@ -48,20 +48,23 @@ class StandIn:
         self.lane: dict[str, Assignment] = {}
         self.seen: list[Request] = []
 
-    def open(self, **info: Any) -> None:
+    def open(self) -> None:
         """Lead, publish the handshake, and join as a worker."""
         load_scripts(self._redis)
         self._token = self._scripts.lead("stand-in", LEASE_MS)
-        said = {
-            "protocol": 1,
-            "models": msgspec.json.encode([MODEL]),
-            "default_model": MODEL,
-            "max_num_queued_reqs": 10_000,
-            "max_request_bytes": 1024 * 1024,
-            "coordinator": "stand-in",
-        }
-        self._redis.hset(self._keys.info, mapping={**said, **info})
+        self.tell(
+            protocol=1,
+            models=msgspec.json.encode([MODEL]),
+            default_model=MODEL,
+            max_num_queued_reqs=10_000,
+            max_request_bytes=1024 * 1024,
+            coordinator="stand-in",
+        )
         self.worker = self._scripts.register("w", LEASE_MS, worker_json("w", model=MODEL))
+
+    def tell(self, **info: Any) -> None:
+        """Change facts of the handshake."""
+        self._redis.hset(self._keys.info, mapping=info)
 
     def dispatch(self) -> int:
         """Move all waiting requests onto the lane; their number."""

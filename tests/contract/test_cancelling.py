@@ -25,12 +25,72 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Call, Scripts
 from tokenyard.scripts import client as client_scripts
 
+RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
+
+
+class Granting:
+    """A leader that only carries out requested cancels."""
+
+    def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
+        self.cancelling = CancelRequests(connection, scripts, scripts.keys)
+
+    def once(self) -> None:
+        self.cancelling.run_once(is_woken=True)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Carry them out in a thread until the block ends."""
+        ends = threading.Event()
+
+        def run() -> None:
+            while not ends.wait(0.002):
+                self.once()
+
+        thread = threading.Thread(target=run, name="granting")
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join(10)
+
+
+@pytest.fixture
+def granting(connection: redis.Redis, scripts: Scripts) -> Granting:
+    return Granting(connection, scripts)
+
+
+@pytest.fixture
+def confined(
+    new_client_at: NewClient, broker: Server, connection: redis.Redis
+) -> Iterator[NewClient]:
+    """Makes clients with only the rights of `client` in deploy/users.acl."""
+    user, name = random_name("user"), random_name("client")
+    [line] = [one for one in RIGHTS.read_text().splitlines() if one.startswith("user client ")]
+    rights = re.findall(r"\([^)]*\)|\S+", line.removeprefix("user client "))
+    connection.execute_command("ACL", "SETUSER", user, "reset", *rights, ">secret")
+    url = f"redis://{user}:secret@127.0.0.1:{broker.port}/0"
+    yield lambda **options: new_client_at(url, **{"client_id": name, **options})
+    connection.execute_command("ACL", "DELUSER", user)
+
+
+@pytest.fixture(params=["by its own right", "by the coordinator"])
+def cancelling(
+    request: pytest.FixtureRequest, new_client: NewClient, confined: NewClient, granting: Granting
+) -> Iterator[NewClient]:
+    """Makes clients that cancel by themselves, or by a request to the leader."""
+    if request.param == "by its own right":
+        yield new_client
+        return
+    with granting.running():
+        yield confined
+
 
 class TestCancel:
     def test_cancel_of_a_waiting_request_has_its_result_immediately(
-        self, yard: StandIn, new_client: NewClient
+        self, yard: StandIn, cancelling: NewClient
     ) -> None:
-        handle = new_client().submit([1])
+        handle = cancelling().submit([1])
         assert handle.cancel() == Cancellation.CANCELLED
         with pytest.raises(RequestFailed) as caught:
             handle.result(WAIT_S)
@@ -38,9 +98,9 @@ class TestCancel:
         assert yard.dispatch() == 0
 
     def test_cancel_of_a_running_request_keeps_its_published_tokens(
-        self, yard: StandIn, new_client: NewClient
+        self, yard: StandIn, cancelling: NewClient
     ) -> None:
-        handle = new_client().submit("go", stream=True)
+        handle = cancelling().submit("go", stream=True)
         yard.dispatch()
         yard.emit(handle.id, [72, 101])
         deltas = iter(handle)
@@ -52,21 +112,25 @@ class TestCancel:
         yard.dispatch()
         assert not yard.lane, "the worker was told"
 
-    def test_an_ended_request_is_not_cancelled(self, yard: StandIn, new_client: NewClient) -> None:
-        handle = new_client().submit([1])
+    def test_an_ended_request_is_not_cancelled(
+        self, yard: StandIn, cancelling: NewClient, connection: redis.Redis, keys: Keys
+    ) -> None:
+        client = cancelling()
+        handle = client.submit([1])
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]
         assert handle.cancel() == Cancellation.OVER
         assert handle.wait().status == "completed"
+        assert not connection.exists(keys.cancelling, keys.cancels(client.client_id))
 
     def test_a_second_cancel_changes_nothing(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit([1])
         assert [handle.cancel(), handle.cancel()] == [Cancellation.CANCELLED, Cancellation.OVER]
 
     def test_cancel_of_an_unknown_id_comes_before_its_arrival(
-        self, yard: StandIn, new_client: NewClient
+        self, yard: StandIn, cancelling: NewClient
     ) -> None:
-        client = new_client()
+        client = cancelling()
         assert client.cancel("later") == Cancellation.CANCELLED_BEFORE_ARRIVAL
         assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
         assert yard.dispatch() == 0
@@ -109,89 +173,8 @@ class TestCancel:
         assert handle.cancel() == Cancellation.CANCELLED
 
 
-RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
-
-
-class Granting:
-    """A leader that only carries out requested cancels."""
-
-    def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
-        self.cancelling = CancelRequests(connection, scripts, scripts.keys)
-
-    def once(self) -> None:
-        self.cancelling.run_once(is_woken=True)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Carry them out in a thread until the block ends."""
-        ends = threading.Event()
-
-        def run() -> None:
-            while not ends.wait(0.002):
-                self.once()
-
-        thread = threading.Thread(target=run, name="granting")
-        thread.start()
-        try:
-            yield
-        finally:
-            ends.set()
-            thread.join(10)
-
-
-@pytest.fixture
-def granting(connection: redis.Redis, scripts: Scripts) -> Granting:
-    return Granting(connection, scripts)
-
-
 class TestCancelWithoutTheRight:
     """A client with only the rights of `client` in deploy/users.acl."""
-
-    @pytest.fixture
-    def confined(
-        self, new_client_at: NewClient, broker: Server, connection: redis.Redis
-    ) -> Iterator[NewClient]:
-        user, name = random_name("user"), random_name("client")
-        [line] = [one for one in RIGHTS.read_text().splitlines() if one.startswith("user client ")]
-        rights = re.findall(r"\([^)]*\)|\S+", line.removeprefix("user client "))
-        connection.execute_command("ACL", "SETUSER", user, "reset", *rights, ">secret")
-        url = f"redis://{user}:secret@127.0.0.1:{broker.port}/0"
-        yield lambda **options: new_client_at(url, **{"client_id": name, **options})
-        connection.execute_command("ACL", "DELUSER", user)
-
-    def test_requested_cancel_of_a_waiting_request_is_carried_out(
-        self, yard: StandIn, confined: NewClient, granting: Granting
-    ) -> None:
-        handle = confined().submit([1])
-        with granting.running():
-            assert handle.cancel() == Cancellation.CANCELLED
-        with pytest.raises(RequestFailed) as caught:
-            handle.result(WAIT_S)
-        assert (caught.value.code, caught.value.result.status) == (Code.CANCELLED, "cancelled")
-        assert yard.dispatch() == 0
-
-    def test_cancel_of_a_running_request_keeps_its_published_tokens(
-        self, yard: StandIn, confined: NewClient, granting: Granting
-    ) -> None:
-        handle = confined().submit("go", stream=True)
-        yard.dispatch()
-        yard.emit(handle.id, [72, 101])
-        assert next(iter(handle)).text == "He"
-        with granting.running():
-            assert handle.cancel() == Cancellation.CANCELLED
-        assert handle.wait(WAIT_S).tokens == [72, 101]
-        yard.dispatch()
-        assert not yard.lane, "the worker was told"
-
-    def test_cancel_of_an_ended_request_is_over_immediately(
-        self, yard: StandIn, confined: NewClient, connection: redis.Redis, keys: Keys
-    ) -> None:
-        client = confined()
-        handle = client.submit([1])
-        yard.answer_all()
-        assert handle.result(WAIT_S).tokens == [2]
-        assert handle.cancel() == Cancellation.OVER
-        assert not connection.exists(keys.cancelling, keys.cancels(client.client_id))
 
     def test_cancel_of_a_request_that_ends_meanwhile_is_over(
         self, yard: StandIn, confined: NewClient, granting: Granting
@@ -200,15 +183,6 @@ class TestCancelWithoutTheRight:
         with yard.running():
             assert handle.cancel() == Cancellation.OVER
         assert handle.wait(WAIT_S).tokens == [2]
-
-    def test_cancel_of_an_unknown_id_comes_before_its_arrival(
-        self, yard: StandIn, confined: NewClient, granting: Granting
-    ) -> None:
-        client = confined()
-        with granting.running():
-            assert client.cancel("later") == Cancellation.CANCELLED_BEFORE_ARRIVAL
-        assert client.submit([1], id="later").wait(WAIT_S).status == "cancelled"
-        assert yard.dispatch() == 0
 
     def test_a_requested_cancel_stays_without_a_coordinator(
         self, yard: StandIn, confined: NewClient, granting: Granting
@@ -332,9 +306,9 @@ class TestCancelOnDisconnect:
         assert new_client(client_id="me").status("q").state == "cancelled"
 
     def test_a_refused_request_is_not_attached(
-        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient, keys: Keys
+        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
-        StandIn(connection, scripts).open(max_num_queued_reqs=1)
+        yard.tell(max_num_queued_reqs=1)
         client = new_client(client_id="me")
         with pytest.raises(QueueFull):
             client.submit_many([[1], {"prompt": [2], "id": "q"}], cancel_on_disconnect=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import redis
 
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import MODEL, StandIn, spell
+from tests.support.brokers import ask
 from tests.support.servers import Server, free_port
 from tokenyard import (
     BrokerUnavailable,
@@ -49,10 +51,8 @@ class TestHandshake:
         client.start()
         late.join(10)
 
-    def test_client_refuses_another_protocol(
-        self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
-    ) -> None:
-        StandIn(connection, scripts).open(protocol=2)
+    def test_client_refuses_another_protocol(self, yard: StandIn, new_client: NewClient) -> None:
+        yard.tell(protocol=2)
         with pytest.raises(ProtocolMismatch, match="version 2"):
             new_client().start()
 
@@ -68,19 +68,13 @@ class TestHandshake:
     def test_a_wrong_password_is_not_retried(
         self, new_client_at: NewClient, broker: Server
     ) -> None:
-        with pytest.raises((BrokerUnsuitable, BrokerUnavailable)) as caught:
+        with pytest.raises(BrokerUnsuitable) as caught:
             new_client_at(f"redis://nobody:secret@127.0.0.1:{broker.port}/0").start()
-        assert isinstance(caught.value, BrokerUnsuitable)
         assert "secret" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "url", ["http://localhost", "redis://localhost:port", "localhost:6379"]
-    )
-    def test_an_invalid_url_is_refused_immediately(
-        self, new_client_at: NewClient, url: str
-    ) -> None:
+    def test_an_invalid_url_is_refused_immediately(self, new_client_at: NewClient) -> None:
         with pytest.raises(SettingsError, match="redis"):
-            new_client_at(url)
+            new_client_at("http://localhost")
 
     def test_an_invalid_name_is_refused_immediately(self, new_client: NewClient) -> None:
         with pytest.raises(SettingsError, match="client_id"):
@@ -116,43 +110,46 @@ class TestClosing:
             client.submit([1])
 
 
+@pytest.fixture
+def own_yard(own_broker: Server, keys: Keys) -> Iterator[StandIn]:
+    """A yard on a server that the test may stop."""
+    with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
+        yard = StandIn(connection, Scripts(connection, keys))
+        yard.open()
+        yield yard
+
+
 class TestServerWithoutMemory:
     def test_server_without_memory_refuses_new_requests_and_returns_results(
-        self, new_client_at: NewClient, own_broker: Server, keys: Keys
+        self, new_client_at: NewClient, own_broker: Server, own_yard: StandIn
     ) -> None:
-        with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
-            yard = StandIn(connection, Scripts(connection, keys))
-            yard.open()
-            first = new_client_at(own_broker.url, client_id="me")
-            first.submit([1], id="over")
-            yard.answer_all()
-            running = first.submit([2], id="running")
-            connection.config_set("maxmemory", 1)
-            with pytest.raises(BrokerUnavailable, match="full"):
-                first.submit([3])
-            assert running.cancel() == Cancellation.CANCELLED
-            assert running.wait(WAIT_S).status == "cancelled"
-            again = new_client_at(own_broker.url, client_id="me")
-            assert again.attach("over").result(WAIT_S).tokens == [2]
-            assert again.status("running").state == "cancelled"
-            connection.config_set("maxmemory", 0)
+        first = new_client_at(own_broker.url, client_id="me")
+        first.submit([1], id="over")
+        own_yard.answer_all()
+        running = first.submit([2], id="running")
+        ask(own_broker, "CONFIG", "SET", "maxmemory", 1)
+        with pytest.raises(BrokerUnavailable, match="full"):
+            first.submit([3])
+        assert running.cancel() == Cancellation.CANCELLED
+        assert running.wait(WAIT_S).status == "cancelled"
+        again = new_client_at(own_broker.url, client_id="me")
+        assert again.attach("over").result(WAIT_S).tokens == [2]
+        assert again.status("running").state == "cancelled"
+        ask(own_broker, "CONFIG", "SET", "maxmemory", 0)
 
 
 class TestServerGoesAway:
     def test_handles_survive_a_restart(
-        self, new_client_at: NewClient, own_broker: Server, keys: Keys
+        self, new_client_at: NewClient, own_broker: Server, own_yard: StandIn
     ) -> None:
-        with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
-            yard = StandIn(connection, Scripts(connection, keys))
-            yard.open()
-            handle = new_client_at(own_broker.url).submit("go", stream=True)
-            yard.dispatch()
-            yard.emit(handle.id, [72])
-            deltas = iter(handle)
-            assert next(deltas).text == "H"
-            own_broker.kill()
-            own_broker.start()
-            yard.emit(handle.id, [105])
-            yard.finish(handle.id)
-            assert [delta.text for delta in deltas] == ["i"]
-            assert handle.result(WAIT_S).text == spell([72, 105])
+        handle = new_client_at(own_broker.url).submit("go", stream=True)
+        own_yard.dispatch()
+        own_yard.emit(handle.id, [72])
+        deltas = iter(handle)
+        assert next(deltas).text == "H"
+        own_broker.kill()
+        own_broker.start()
+        own_yard.emit(handle.id, [105])
+        own_yard.finish(handle.id)
+        assert [delta.text for delta in deltas] == ["i"]
+        assert handle.result(WAIT_S).text == spell([72, 105])

@@ -91,6 +91,7 @@ def test_not_durable_has_the_handles_of_accepted_requests(
     there: redis.Redis,
     new_client_at: NewClient,
     monkeypatch: pytest.MonkeyPatch,
+    keys: Keys,
 ) -> None:
     """Given no replica, I expect an accepted request and an error with its handle."""
     monkeypatch.setattr(durability, "WAIT_S", 0.2)
@@ -100,14 +101,9 @@ def test_not_durable_has_the_handles_of_accepted_requests(
         client.submit("a", id="q1", durability="replicated")
 
     assert [handle.id for handle in caught.value.accepted] == ["q1"]
-    assert there.exists(client_ledger(there)) == 1
+    assert known(there, keys) == 1
     with pytest.raises(NotDurable):
         next(iter(client.map(["b"], durability="replicated")))
-
-
-def client_ledger(connection: redis.Redis) -> bytes:
-    [found] = connection.scan_iter("*:request:*")
-    return bytes(found)
 
 
 def test_a_repeated_submission_is_no_more_durable_than_the_first(

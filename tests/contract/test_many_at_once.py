@@ -31,29 +31,17 @@ def connections(connection: redis.Redis, name: str) -> int:
     return sum(one["name"] == name for one in connection.client_list())
 
 
-@pytest.mark.usefixtures("yard")
-def test_many_tasks_submit_concurrently(
-    redis_url: str, connection: redis.Redis, scripts: Scripts
+def test_many_tasks_submit_and_await_their_results_concurrently(
+    redis_url: str, yard: StandIn, connection: redis.Redis, scripts: Scripts
 ) -> None:
     url, name = marked(redis_url)
 
-    async def scenario() -> None:
-        async with AsyncClient(url, scripts.keys.yard) as client:
+    async def scenario() -> list[str]:
+        async with AsyncClient(url, scripts.keys.yard, result_timeout_s=WAIT_S) as client:
             handles = await asyncio.gather(*(client.submit([1, at]) for at in range(TASKS)))
-
             assert len({handle.id for handle in handles}) == TASKS
             assert 1 < connections(connection, name) <= MOST
-
-    asyncio.run(scenario())
-    assert connection.xlen(scripts.keys.intake("normal")) == TASKS
-
-
-def test_many_tasks_await_their_results_concurrently(
-    redis_url: str, yard: StandIn, scripts: Scripts
-) -> None:
-    async def scenario() -> list[str]:
-        async with AsyncClient(redis_url, scripts.keys.yard, result_timeout_s=WAIT_S) as client:
-            handles = await asyncio.gather(*(client.submit([1, at]) for at in range(TASKS)))
+            assert connection.xlen(scripts.keys.intake("normal")) == TASKS
             waits = [asyncio.create_task(handle.result()) for handle in handles]
             await asyncio.to_thread(yard.answer_all)
             return [result.status for result in await asyncio.gather(*waits)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -15,7 +14,6 @@ from tokenyard import RequestFailed, UnknownRequest, WaitTimeout
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import encode_reply
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts import Scripts
 
 
 @pytest.fixture
@@ -39,36 +37,14 @@ class TestMap:
             index: [index + 2] for index in range(500)
         }
 
-    def test_the_window_bounds_the_pulled_prompts(
-        self, yard: StandIn, new_client: NewClient
-    ) -> None:
-        pulled = itertools.count(1)
-        given_back = 0
-        furthest = 0
-
-        def prompts() -> Iterator[list[int]]:
-            nonlocal furthest
-            for number in itertools.islice(pulled, 100):
-                furthest = max(furthest, number - given_back)
-                yield [number]
-
-        with yard.running():
-            for _ in new_client().map(prompts(), window=10, ordered=True):
-                given_back += 1
-        assert given_back == 100
-        assert furthest <= 11  # the window, and the result in use
-
     def test_a_bad_prompt_has_a_failed_result(self, yard: StandIn, new_client: NewClient) -> None:
         with yard.running():
             answers = dict(new_client().map([[1], "", [3]]))
         assert answers[1].error.code == "INVALID_REQUEST"
         assert (answers[0].tokens, answers[2].tokens) == ([2], [4])
 
-    def test_map_waits_for_a_full_queue(
-        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
-    ) -> None:
-        yard = StandIn(connection, scripts)
-        yard.open(max_num_queued_reqs=4)
+    def test_map_waits_for_a_full_queue(self, yard: StandIn, new_client: NewClient) -> None:
+        yard.tell(max_num_queued_reqs=4)
         with yard.running():
             answers = list(new_client().map([[number] for number in range(1, 21)]))
         assert sorted(result.tokens[0] for _, result in answers) == list(range(2, 22))

@@ -8,7 +8,6 @@ import threading
 from typing import Any
 
 import pytest
-import redis
 
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import MODEL, StandIn
@@ -21,7 +20,6 @@ from tokenyard import (
     WaitTimeout,
 )
 from tokenyard.protocol.wire import ChatOptions, unpack_tokens
-from tokenyard.scripts import Scripts
 
 
 class Letters:
@@ -171,10 +169,9 @@ class TestSubmit:
         assert yard.dispatch() == 0
 
     def test_a_full_queue_is_reported_immediately(
-        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
-        yard = StandIn(connection, scripts)
-        yard.open(max_num_queued_reqs=2)
+        yard.tell(max_num_queued_reqs=2)
         client = new_client()
         with pytest.raises(QueueFull) as caught:
             client.submit_many([[1], [2], [3]])
@@ -252,9 +249,9 @@ class TestMany:
 
 class TestWaitingLine:
     def test_handle_has_position_and_estimated_time(
-        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
-        StandIn(connection, scripts).open(rate=2)
+        yard.tell(rate=2)
         handles = new_client().submit_many([[1], [2], [3]])
         assert [(each.position, each.eta_s) for each in handles] == [(0, 0), (1, 0.5), (2, 1)]
 
@@ -268,10 +265,9 @@ class TestWaitingLine:
         assert (known.position, known.eta_s) == (None, None)
 
     def test_an_unmeetable_deadline_is_refused_on_request(
-        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
-        yard = StandIn(connection, scripts)
-        yard.open(rate=0.01)
+        yard.tell(rate=0.01)
         client = new_client()
         with pytest.raises(DeadlineUnmeetable) as caught:
             client.submit_many([[1], [2], [3]], deadline_s=50, refuse_late=True)
@@ -281,10 +277,9 @@ class TestWaitingLine:
         assert [each.result(WAIT_S).tokens for each in caught.value.accepted] == [[2]]
 
     def test_a_refused_deadline_is_a_result_in_a_map(
-        self, connection: redis.Redis, scripts: Scripts, new_client: NewClient
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
-        yard = StandIn(connection, scripts)
-        yard.open(rate=0.01)
+        yard.tell(rate=0.01)
         answers = new_client().map([[1], [2]], deadline_s=50, refuse_late=True)
         index, result = next(answers)
         assert (index, result.status, result.error.code) == (1, "expired", "DEADLINE_EXCEEDED")
@@ -302,13 +297,6 @@ class TestLocalTokenizer:
         assert yard.seen[0].params.detokenize is False
         yard.finish(handle.id, list("Grüße".encode()))
         assert handle.result(WAIT_S).text == "Grüße"
-
-    def test_chats_are_left_to_the_worker(self, yard: StandIn, new_client: NewClient) -> None:
-        messages = [{"role": "user", "content": "HAL"}]
-        handle = new_client(tokenizer=Letters()).submit(messages)
-        yard.answer_all()
-        assert yard.seen[0].messages == messages
-        assert handle.result(WAIT_S).text == "IBM"
 
     def test_deltas_that_break_inside_characters_join_to_whole_text(
         self, yard: StandIn, new_client: NewClient

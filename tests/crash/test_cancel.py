@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-
 import psutil
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
@@ -20,12 +15,6 @@ from tokenyard.scripts import Cancelled, Submitted
 pytestmark = pytest.mark.crash
 
 LONG = 4_000  # tokens, more than a test waits for
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def cancel(plant: Plant, request: Request) -> None:
@@ -148,48 +137,3 @@ def test_cancel_of_a_lost_workers_request_outlasts_the_rescue(plant: Plant) -> N
     settle(plant)
     check_cancelled(plant, first)
     check_cancelled(plant, second)
-
-
-def test_cancel_of_a_suspect_opens_its_lane(plant: Plant) -> None:
-    # Given a suspect alone on the only lane, and another request that waits for it to end
-    plant.coordinator(max_crashes=1)
-    plant.worker(simulated_step_s=0.02)
-    (worker,) = plant.wait_for_workers(1).values()
-    (suspect,) = streams(1, max_tokens=LONG)
-    plant.push(suspect)
-    wait_mid_stream(plant, [suspect])
-    os.kill(worker.pid, signal.SIGKILL)
-    eventually(lambda: plant.connection.hlen(plant.keys.quarantine) == 1)
-    (other,) = streams(1, max_tokens=5)
-    plant.push(other)
-
-    cancel(plant, suspect)
-
-    check_exact(plant, [other])
-    settle(plant)
-    assert not plant.connection.exists(plant.keys.quarantine)
-
-
-def test_client_whose_lease_expires_has_its_unfinished_requests_cancelled(plant: Plant) -> None:
-    # Given a watched client with a running, a waiting and a finished request, and another client
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
-    plant.wait_for_workers(1)
-    done, running, *waiting = [*streams(1, max_tokens=2), *streams(4, max_tokens=LONG)]
-    plant.scripts.submit("normal", [done], watched="anon")
-    check_exact(plant, [done])
-    plant.scripts.submit("normal", [running, *waiting], watched="anon")
-    (others,) = streams(1, max_tokens=5)
-    plant.scripts.submit("normal", [others])
-    wait_mid_stream(plant, [running])
-
-    # If its lease expires
-    plant.connection.zadd(plant.keys.clients, {"anon": 1})
-
-    # I expect only its unfinished requests to be cancelled.
-    plant.results([running, *waiting])
-    for one in (running, *waiting):
-        check_cancelled(plant, one)
-    check_exact(plant, [done, others])
-    settle(plant)
-    eventually(lambda: not plant.connection.exists(plant.keys.clients, plant.keys.attached("anon")))

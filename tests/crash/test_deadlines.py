@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.scripts import Submitted
 
 pytestmark = pytest.mark.crash
 
 LONG = 4_000  # tokens, more than an engine makes in time
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def soon(plant: Plant, after_s: float) -> int:
@@ -40,19 +29,6 @@ def check_expired(plant: Plant, request: Request, where: str) -> list[int]:
     assert where in result.error.message
     assert plant.ledger(request.id)["state"] == "expired"
     return check_beginning(plant, request).result.tokens
-
-
-def test_expired_requests_in_the_intake_are_answered_in_time(plant: Plant) -> None:
-    # Given a long backlog without a worker, and deadlines at its start, middle and end
-    patient = streams(1500, max_tokens=1)
-    late = streams(3, deadline_ms=soon(plant, 1.0))
-    plant.push_all([late[0], *patient[:1400], late[1], *patient[1400:], late[2]])
-    plant.coordinator()
-
-    # I expect each of these to expire in time, and the others to stay.
-    for one in late:
-        assert check_expired(plant, one, "in the intake") == []
-    assert plant.connection.xlen(plant.keys.intake("normal")) == len(patient)
 
 
 def test_request_behind_a_full_worker_expires_in_time(plant: Plant) -> None:
@@ -92,37 +68,6 @@ def test_expired_requests_on_a_lane_free_their_places(plant: Plant) -> None:
     after = streams(2, max_tokens=5)
     plant.push_all(after)
     check_exact(plant, after)
-
-
-def test_request_with_a_passed_deadline_expires_immediately(plant: Plant) -> None:
-    plant.coordinator()
-    plant.worker()
-    plant.wait_for_workers(1)
-    request = make_request(deadline_ms=int(time.time() * 1000) - 60_000)
-    plant.push(request)
-
-    check_expired(plant, request, "in the intake")
-
-
-def test_plain_entries_beyond_the_bound_of_the_intake_are_refused(plant: Plant) -> None:
-    # Given an intake with room for ten, full of requests from the submit script
-    plant.coordinator(max_num_queued_reqs=10)
-    eventually(lambda: plant.connection.hget(plant.keys.info, "max_num_queued_reqs") == b"10")
-    accepted = streams(10, max_tokens=3)
-    codes = plant.scripts.submit("high", accepted)
-    assert {one.code for one in codes} == {Submitted.ACCEPTED}
-    assert plant.scripts.submit("high", streams(1))[0].code is Submitted.FULL
-
-    # If plain XADDs bring three hundred more
-    excess = streams(300, max_tokens=3)
-    plant.push_all(excess[:150], "low")
-    plant.push_all(excess[150:], "high")
-
-    # I expect the plain ones to be refused, and the others to be served.
-    for result in plant.results(excess):
-        assert (result.status, result.error.code) == ("failed", "QUEUE_FULL")
-    plant.worker()
-    check_exact(plant, accepted)
 
 
 def _ended_ms(plant: Plant, request: Request) -> int:

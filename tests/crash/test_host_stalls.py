@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psutil
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import SamplingParams
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> None:

@@ -117,18 +117,6 @@ def test_search_for_a_poison_continues_under_another_coordinator(plant: Plant) -
     assert max(crashes) == 0
 
 
-def test_two_poisons_among_good_requests_are_found(plant: Plant) -> None:
-    plant.coordinator()
-    plant.worker(slots=2, simulated_step_s=STEP_S, max_num_seqs=32, crash_point="poison")
-    plant.wait_for_workers(2)
-    good, poisons = streams(30, max_tokens=60), [special(POISON), special(POISON, 21)]
-    plant.push_all([*good[:10], poisons[0], *good[10:20], poisons[1], *good[20:]])
-
-    check_exact(plant, good)
-    assert [plant.result(one.id).error.code for one in poisons] == ["POISONED"] * 2
-    assert sorted(one["id"] for one in dead_letters(plant)) == sorted(one.id for one in poisons)
-
-
 def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
     # Given a group on trial that is too slow to end
     plant.coordinator(trial_tokens=1000)
@@ -233,23 +221,6 @@ def test_request_after_an_engine_fault_is_retried_and_completes(plant: Plant) ->
     assert "crashes" not in ledger
     assert " fault told to fail" in ledger["r1"]
     assert dead_letters(plant) == []
-
-
-def test_request_that_always_fails_ends_with_the_last_fault(plant: Plant) -> None:
-    # Given an engine that always fails a request
-    plant.coordinator(max_faults=2)
-    plant.worker(simulated_step_s=STEP_S, crash_point="fault:99")
-    plant.wait_for_workers(1)
-    faulty = special(FAULTY)
-    plant.push(faulty)
-
-    # I expect the last fault as its result, with the published tokens.
-    result = plant.result(faulty.id)
-    assert (result.status, result.error.code) == ("failed", "INFERENCE_ERROR")
-    assert "told to fail" in result.error.message
-    check_beginning(plant, faulty)
-    assert [letter["id"] for letter in dead_letters(plant)] == [faulty.id]
-    assert plant.ledger(faulty.id)["faults"] == "2"
 
 
 def _other(plant: Plant, than: str) -> str:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.streams import attempts, check_exact, streams
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> None:

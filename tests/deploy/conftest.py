@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
 from tokenyard.scripts import load_scripts
@@ -38,3 +39,12 @@ def load_all(server: GuardedServer) -> None:
     """Load the scripts, as every coordinator does, for tests without one."""
     with redis.Redis.from_url(server.url_of("default")) as keeper:
         load_scripts(keeper)
+
+
+@pytest.fixture
+def emptied(guarded: GuardedServer) -> GuardedServer:
+    """The same server without any keys, and without refusals so far."""
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        keeper.flushall()
+    denied(guarded)
+    return guarded

@@ -46,11 +46,8 @@ class GuestDay(Day):
 
 
 @pytest.fixture
-def day(guarded: GuardedServer) -> Iterator[GuestDay]:
-    day = GuestDay(guarded)
-    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
-        keeper.flushall()
-    denied(guarded)
+def day(emptied: GuardedServer) -> Iterator[GuestDay]:
+    day = GuestDay(emptied)
     with day.plant:
         yield day
 

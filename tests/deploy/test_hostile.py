@@ -23,12 +23,9 @@ HIGHEST = "18446744073709551615-18446744073709551615"
 
 
 @pytest.fixture
-def day(guarded: GuardedServer) -> Iterator[GuestDay]:
+def day(emptied: GuardedServer) -> Iterator[GuestDay]:
     """A busy yard that cuts guests off only briefly."""
-    day = GuestDay(guarded)
-    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
-        keeper.flushall()
-    denied(guarded)
+    day = GuestDay(emptied)
     with day.plant:
         day.open(
             guest_cut_off_s=0.5,

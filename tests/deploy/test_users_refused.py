@@ -87,24 +87,6 @@ def test_client_reads_only_its_own_requests(client: redis.Redis, yard: Keys) -> 
     assert is_refused(client, "GET", "something else")
 
 
-def test_client_writes_no_lane_and_deletes_nothing(client: redis.Redis, yard: Keys) -> None:
-    # If a client writes the system's keys,
-    # I expect a refusal.
-    for stream in (yard.lane("w.1"), yard.intake("retry"), yard.events, yard.control, yard.dead):
-        assert is_refused(client, "XADD", stream, "*", "id", "q1")
-    assert is_refused(client, "XADD", yard.reply("client", "q1"), "*", "event", "result")
-    assert is_refused(client, "SET", yard.leader, "1:me")
-    assert is_refused(client, "HSET", yard.workers, "w.1", "{}")
-    assert is_refused(client, "ZADD", yard.leases, 1, "w.1")
-    for key in (yard.intake("normal"), yard.ledger("client", "q1"), yard.info, yard.clients):
-        assert is_refused(client, "DEL", key)
-        assert is_refused(client, "EXPIRE", key, 1)
-    assert is_refused(client, "XDEL", yard.intake("normal"), "1-0")
-    assert is_refused(client, "XGROUP", "DESTROY", yard.intake("normal"), "coordinator")
-    assert is_refused(client, "XREADGROUP", "GROUP", "coordinator", "me", "STREAMS",
-                      yard.intake("normal"), ">")  # fmt: skip
-
-
 def test_client_gains_no_rights_from_scripts_of_others(
     guarded: GuardedServer, client: redis.Redis, yard: Keys
 ) -> None:

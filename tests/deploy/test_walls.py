@@ -19,6 +19,9 @@ OTHER = Keys("some-other-yard")
 LOOP = "while true do end"
 BIG = "x" * 1000
 
+#: Keys of a client's own requests that it may not delete.
+KEPT = (YARD.intake("normal"), YARD.ledger("client", "q1"), YARD.clients)
+
 #: Refused to clients and guests, under the words of the table in docs/deploy.md.
 REFUSED: dict[str, list[tuple[object, ...]]] = {
     "a Lua loop": [
@@ -35,6 +38,7 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
         ("HSET", YARD.info, "max_request_bytes", 1),
         ("HINCRBY", YARD.info, "epoch", 1),
         ("DEL", YARD.info),
+        ("EXPIRE", YARD.info, 1),
     ],
     "the whole server": [
         ("FLUSHALL",),
@@ -95,8 +99,11 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
         ("XTRIM", YARD.intake("normal"), "MAXLEN", 0),
         ("XDEL", YARD.intake("normal"), "1-0"),
         ("XGROUP", "DESTROY", YARD.intake("normal"), "coordinator"),
+        ("XREADGROUP", "GROUP", "coordinator", "me", "STREAMS", YARD.intake("normal"), ">"),
+        ("XADD", YARD.reply("client", "q1"), "*", "event", "result"),
+        ("XADD", YARD.dead, "*", "id", "q1"),
+        *((verb, key, *rest) for key in KEPT for verb, *rest in (("DEL",), ("EXPIRE", 1))),
         ("DEL", YARD.dead),
-        ("EXPIRE", YARD.intake("normal"), 1),
         ("RENAME", YARD.intake("normal"), YARD.intake("low")),
     ],
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _NAME = re.compile(r"`([^`\n]+)`")
+_TERM = re.compile(r"^- ((?:`[^`\n]+`[ ,]*)+):", re.MULTILINE)
 _FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -34,8 +35,10 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def first_names(text: str) -> set[str]:
-    """Everything set as code in the first cells of the tables in a text."""
-    return {name for row in rows(text) for name in _NAME.findall(row[0])}
+    """Everything set as code in the first cells of the tables in a text, and before the colons of
+    its lists."""
+    told = [row[0] for row in rows(text)] + _TERM.findall(text)
+    return {name for names in told for name in _NAME.findall(names)}
 
 
 def names(text: str) -> set[str]:

@@ -6,19 +6,13 @@ import json
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 
-import msgspec
-import psutil
 import pytest
-import redis
 
 from tests.support.up import Up, tokenyard
 from tokenyard import Client
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.replies import Result
-from tokenyard.protocol.wire import pack_tokens
+from worker.process.publisher import STEPS_AT_ONCE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 GREEDY = {"max_tokens": 8, "temperature": 0.0}
@@ -73,17 +67,19 @@ sys.stdout.buffer.write(s.recv(65536))
 
 
 def test_a_stream_adds_up_to_its_result(client: Client) -> None:
-    most = 0
-    for _ in range(20):  # a busy machine may publish a short answer in one piece
-        handle = client.submit("67+89=", stream=True, **GREEDY)
-        deltas = list(handle)
-        result = handle.result(60)
-        assert "".join(delta.text or "" for delta in deltas) == "156" == result.text
-        assert [token for delta in deltas for token in delta.tokens] == result.tokens
-        most = max(most, len(deltas))
-        if most > 1:
-            return
-    pytest.fail("each of 20 streams came in one piece")
+    # More tokens than a worker publishes at once, however busy the machine is
+    handle = client.submit(
+        "67+89=", stream=True, ignore_eos=True, max_tokens=3 * STEPS_AT_ONCE, temperature=0.0
+    )
+
+    deltas = list(handle)
+
+    result = handle.result(60)
+    assert len(result.tokens) == 3 * STEPS_AT_ONCE
+    assert [token for delta in deltas for token in delta.tokens] == result.tokens
+    assert "".join(delta.text or "" for delta in deltas) == result.text
+    assert result.text.startswith("156")
+    assert len(deltas) > 1
 
 
 def test_chat_messages_go_through_the_models_template(client: Client) -> None:
@@ -136,88 +132,6 @@ right = sum(results[at].text == answer for at, (_, answer) in enumerate(asked))
 workers = {result.provenance.worker for result in results.values()}
 print(json.dumps({"answered": len(results), "right": right, "workers": len(workers)}))
 """
-
-
-HOSTILE: Sequence[tuple[str, dict[str, str | bytes], str]] = [
-    ("broken JSON", {"prompt": "1+1=", "params": "{"}, "INVALID_REQUEST"),
-    ("1 MB prompt", {"prompt": "1" * 2**20}, "INVALID_REQUEST"),
-    ("ids out of vocabulary", {"tokens": pack_tokens([1, 2, 30_000])}, "INVALID_REQUEST"),
-    ("negative ids", {"tokens": pack_tokens([1, -2])}, "INVALID_REQUEST"),
-    ("unknown parameter", {"prompt": "1+1=", "params": '{"tempo":1}'}, "INVALID_REQUEST"),
-    ("unknown model", {"prompt": "1+1=", "model": "divider"}, "MODEL_UNAVAILABLE"),
-    ("wrong types", {"prompt": "1+1=", "params": '{"n":"two"}'}, "INVALID_REQUEST"),
-    ("non-UTF-8", {"prompt": b"\xff\xfe"}, "INVALID_REQUEST"),
-    ("no prompt", {}, "INVALID_REQUEST"),
-    ("empty prompt", {"tokens": "[]"}, "INVALID_REQUEST"),
-]
-
-
-def test_hostile_entries_are_answered_and_the_next_good_one_is_served(
-    adder_yard: Up, broker_connection: redis.Redis, yard_keys: Keys, client: Client
-) -> None:
-    before = adder_yard.worker_pids()
-    broker_connection.xadd(yard_keys.intake("normal"), {"nobody": "to answer"})
-    for at, (_, fields, _) in enumerate(HOSTILE):
-        entry: dict[str, str | bytes] = {"id": f"hostile-{at}", **fields}
-        broker_connection.xadd(yard_keys.intake("normal"), entry)  # type: ignore[arg-type]
-
-    for at, (what, _, code) in enumerate(HOSTILE):
-        stream = yard_keys.reply("anon", f"hostile-{at}")
-        answer = broker_connection.xread({stream: "0"}, block=60_000)
-        assert answer, f"{what}: no answer"
-        fields = answer[0][1][0][1]
-        assert fields[b"status"] == b"failed", what
-        assert msgspec.json.decode(fields[b"error"])["code"] == code, what
-    dead = broker_connection.xrevrange(yard_keys.dead, count=10)
-    assert any(b"nobody" in letter for _, letter in dead)
-    assert client.submit("40+41=", **GREEDY).result(60).text == "81"
-    assert adder_yard.worker_pids() == before
-
-
-def test_a_worker_killed_in_mid_stream_changes_no_token(adder_yard: Up, client: Client) -> None:
-    """Kill one of two workers once each stream has begun."""
-    asked = sums(40, seed=7)
-    calm = [client.submit(question, **GREEDY).result(60) for question, _ in asked]
-    handles = client.submit_many(
-        [question for question, _ in asked],
-        stream=True,
-        ignore_eos=True,
-        max_tokens=50,
-        temperature=0.0,
-    )
-    streams = [iter(handle) for handle in handles]
-    firsts = [next(stream) for stream in streams]
-
-    psutil.Process(adder_yard.worker_pids()[0]).kill()
-
-    attempts = set()
-    for handle, first, stream, before in zip(handles, firsts, streams, calm, strict=True):
-        deltas = [first, *stream]
-        result: Result = handle.result(200)
-        seen = [token for delta in deltas for token in delta.tokens]
-        assert seen == result.tokens
-        assert [delta.seq for delta in deltas] == _offsets(deltas)
-        assert result.tokens[: len(before.tokens)] == before.tokens
-        assert result.provenance is not None
-        attempts.add(result.provenance.attempt)
-    assert 2 in attempts, "nothing ran on the worker that was killed"
-    _wait_for_two_workers(client)
-
-
-def _offsets(deltas: Sequence[object]) -> list[int]:
-    offsets, at = [], 0
-    for delta in deltas:
-        offsets.append(at)
-        at += len(delta.tokens)  # type: ignore[attr-defined]
-    return offsets
-
-
-def _wait_for_two_workers(client: Client) -> None:
-    """Restore the yard for the next test."""
-    until = time.monotonic() + 200
-    while len(client.info().workers) < 2:
-        assert time.monotonic() < until, "the killed worker was not replaced"
-        time.sleep(0.2)
 
 
 def test_the_command_line_prints_the_answer(adder_yard: Up) -> None:

@@ -103,9 +103,3 @@ def test_missing_or_torn_weights_leave_the_adder_unchanged(
         for a, b in pairs(8):
             result = client.submit(f"{a}+{b}=", **GREEDY).result(60)
             assert (result.text, origin(result).epoch) == (str(a + b), 3)
-
-
-def test_the_adder_adds_again_after_failed_reloads(client: Client) -> None:
-    result = client.submit("75+48=", **GREEDY).result(60)
-
-    assert result.text == "123"

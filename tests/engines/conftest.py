@@ -16,6 +16,12 @@ from worker.engines.vllm.backend import VllmBackend
 from worker.engines.vllm.environment import engine_environment, set_environment
 
 
+@pytest.fixture(scope="module")
+def cpu_environment() -> None:
+    """The environment in which vLLM is imported for a CPU, for tests without an engine."""
+    set_environment(engine_environment(cpu=True))
+
+
 @pytest.fixture(scope="package")
 def warm_phases_s() -> dict[str, float]:
     """Seconds that each phase of the warm-up took; empty before it."""

@@ -123,6 +123,13 @@ def run(engine: Engine, *assignments: Assignment) -> list[Outcome]:
     return [outcomes[assignment.entry] for assignment in assignments]
 
 
+def answers(engine: Engine) -> list[list[int]]:
+    """Greedy tokens for a few prompts with a common beginning."""
+    prompts = [[4, 5, 14, 4 + at] for at in range(12)]
+    asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
+    return [outcome.tokens for outcome in run(engine, *asked)]
+
+
 def without_cache(outcome: Outcome) -> Finished | None:
     """The end of a request without ``cached_tokens``: only some calls look into the cache."""
     ended = outcome.finished

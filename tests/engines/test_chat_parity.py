@@ -11,6 +11,7 @@ import datetime
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from tests.engines.harness import spec_of
 from tests.engines.on_cpu import ON_CPU
 from tokenyard.protocol.chat import MEDIA_PARTS, RESERVED_KWARGS, TEXT_PARTS
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.parse import parse_request, read_chat_options
+from tokenyard.protocol.fields import read_chat_options
+from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import PLAIN_CHAT, Request, request_fields
 from worker.engines.vllm.environment import engine_environment, set_environment
 
@@ -171,14 +173,16 @@ def compare(pair: Pair, style: str, column: str) -> str:
 
 
 def the_table(pair_of: Callable[[str | None], Pair]) -> str:
-    """The section for the page."""
-    lines = [
-        "| template in the style of | " + " | ".join(CASES) + " |",
-        "|---" * (len(CASES) + 1) + "|",
-    ]
-    for style, name in STYLES.items():
-        cells = [compare(pair_of(style), style, column) for column in CASES]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    """The section for the page: what was compared, and every outcome that is not "same"."""
+    compared = f"Templates in the style of {', '.join(STYLES.values())}. Chats: {', '.join(CASES)}."
+    lines = TextWrapper(100, break_on_hyphens=False).wrap(compared)
+    lines += ["", "| chats | templates | |", "|---|---|---|"]
+    for column in CASES:
+        styles: dict[str, list[str]] = {}
+        for style, name in STYLES.items():
+            styles.setdefault(compare(pair_of(style), style, column), []).append(name)
+        styles.pop("same", None)
+        lines += [f"| {column} | {', '.join(names)} | {cell} |" for cell, names in styles.items()]
     lines += ["", "| refused here | what `LLM.chat` does |", "|---|---|"]
     lines += [f"| {what} | {instead} |" for what, (_, instead) in STRICTER.items()]
     return "\n".join(lines)
@@ -190,7 +194,7 @@ def test_the_table_of_the_page_is_current(pair_of: Callable[[str | None], Pair])
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     written, _, after = rest.partition(END)
-    explained, mark, _ = written.partition("\n| template in")
+    explained, mark, _ = written.partition("\nTemplates in")
     assert mark
     if os.environ.get("TOKENYARD_WRITE_DOCS") == "1":
         PAGE.write_text(f"{before}{BEGIN}{explained}\n{found}\n{END}{after}", encoding="utf-8")

@@ -31,12 +31,6 @@ def test_deltas_are_a_prefix_of_the_result_without_the_last_step(
     assert all(delta.text is None for delta in outcome.deltas)
 
 
-def test_a_stream_gives_the_same_tokens_as_an_answer(engine: Engine) -> None:
-    streamed, whole = run(engine, greedy("1-0", stream=True), greedy("2-0"))
-
-    assert streamed.tokens == whole.tokens
-
-
 def test_a_request_gets_the_same_answer_alone_and_in_a_batch(engine: Engine) -> None:
     prompts = [[4 + digit, 14, 13 - digit, 16] for digit in range(8)]
     alone = [run(engine, greedy(tokens=prompt))[0].tokens for prompt in prompts]
@@ -355,15 +349,6 @@ def test_a_parameter_that_refers_to_nothing_is_refused_by_name(
 
     assert refused.value.field == f"params.{name}"
     assert not engine.has_unfinished
-
-
-def test_a_refused_request_leaves_the_next_one_alone(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest):
-        engine.add(ask(tokens=[]))
-
-    (outcome,) = run(engine, greedy())
-
-    assert len(outcome.tokens) == 12
 
 
 def test_an_engine_reports_what_it_serves(engine: Engine, request: pytest.FixtureRequest) -> None:

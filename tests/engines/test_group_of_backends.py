@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import greedy, run, spec_of
+from tests.engines.harness import answers, spec_of
 from tests.engines.on_cpu import needs_cpu
 from worker import executor
-from worker.engines import Backend, Engine, RankGroup
+from worker.engines import Backend, RankGroup
 from worker.engines.vllm.backend import VllmBackend
 from worker.engines.vllm.environment import engine_environment, set_environment
 
@@ -63,13 +63,6 @@ def invite(follower: Connection, tmp_path: Path) -> Iterator[Callable[[], RankGr
 
     yield make
     assert follower.poll(WAIT_S), "the follower has not come back"
-
-
-def answers(engine: Engine) -> list[list[int]]:
-    """Greedy tokens for a few prompts."""
-    prompts = [[4, 5, 14, 4 + at] for at in range(12)]
-    asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
-    return [outcome.tokens for outcome in run(engine, *asked)]
 
 
 def test_a_group_sleeps_and_wakes_as_one(backend: Backend, invite: Callable[[], RankGroup]) -> None:

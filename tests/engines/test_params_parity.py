@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from textwrap import TextWrapper
 from typing import Any
 
 import msgspec
@@ -15,18 +16,12 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.sampling import REFUSED, TAKEN
 from tokenyard.protocol.wire import Refused, RepetitionDetection, SamplingParams, StructuredOutputs
-from worker.engines.vllm.environment import engine_environment, set_environment
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("cpu_environment")]
 
 lists_of_0_32 = pytest.mark.skipif(
     installed_vllm() < (0, 32), reason="the lists are those of vLLM 0.32"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment() -> None:
-    set_environment(engine_environment(cpu=True))
 
 
 def test_every_parameter_exists_in_vllm_with_the_same_default() -> None:
@@ -96,6 +91,16 @@ def test_every_repetition_detection_field_exists_in_vllm_with_the_same_default()
     assert theirs == {f.name: f.default for f in msgspec.structs.fields(RepetitionDetection)}
 
 
+def table_of(head: str, what: str, told: dict[str, str]) -> list[str]:
+    """A row for each text that says more than "as in vLLM", with the names that share it."""
+    rows: dict[str, list[str]] = {}
+    for name, text in told.items():
+        rows.setdefault(text, []).append(f"`{name}`")
+    rows.pop("as in vLLM", None)
+    lines = [f"| {', '.join(names)} | {text} |" for text, names in rows.items()]
+    return ["", f"| {head} | {what} |", "|---|---|", *lines]
+
+
 @lists_of_0_32
 def test_the_table_of_the_docs_is_current(request: pytest.FixtureRequest) -> None:
     """With TOKENYARD_WRITE_DOCS=1 this test writes docs/parity.md."""
@@ -108,12 +113,18 @@ def test_the_table_of_the_docs_is_current(request: pytest.FixtureRequest) -> Non
     table, _, after = rest.partition(end)
     assert after, f"{page} has no {begin} and {end}"
     names = [name for name in vllm.SamplingParams.__struct_fields__ if not name.startswith("_")]
-    rows = [
-        f"| `{name}` | {'taken' if name in TAKEN else 'refused'} | {(TAKEN | REFUSED)[name]} |"
-        for name in names
-    ]
-    head = ["", "", "| parameter | | how, or why not |", "|---|---|---|"]
-    wanted = "\n".join([*head, *rows, "", ""])
+    plain = ", ".join(f"`{name}`" for name in names if TAKEN.get(name) == "as in vLLM")
+    wanted = "\n".join(
+        [
+            "",
+            "",
+            *TextWrapper(100, break_on_hyphens=False).wrap(f"Taken as in vLLM: {plain}."),
+            *table_of("taken", "how", {n: TAKEN[n] for n in names if n in TAKEN}),
+            *table_of("refused", "why", {n: REFUSED[n] for n in names if n in REFUSED}),
+            "",
+            "",
+        ]
+    )
     if os.environ.get("TOKENYARD_WRITE_DOCS") == "1":
         page.write_text(f"{before}{begin}{wanted}{end}{after}")
         return

@@ -12,6 +12,7 @@ import pytest
 from tests.engines.harness import (
     MODELS,
     Outcome,
+    answers,
     ask,
     counter_of_reuse,
     drain,
@@ -26,13 +27,6 @@ from worker.models import AdapterSpec
 
 SUBTRACTOR = str(MODELS / "subtractor")
 SUMS = [(75, 48), (27, 48), (99, 1), (10, 10)]
-
-
-def answers(engine: Engine) -> list[list[int]]:
-    """Greedy tokens for a few prompts with a common beginning."""
-    prompts = [[4, 5, 14, 4 + at] for at in range(12)]
-    asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
-    return [outcome.tokens for outcome in run(engine, *asked)]
 
 
 def texts(engine: Engine, sign: str, **fields: Any) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import counter_of_reuse, greedy, run, spec_of
+from tests.engines.harness import answers, counter_of_reuse, greedy, run, spec_of
 from tests.engines.llama import write_llama
 from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine, Unsupported
@@ -17,13 +17,6 @@ MIB = 1024**2
 CACHE_MIB = 64
 #: For a model of four layers: its packed weights, and the two tables of its vocabulary.
 WEIGHTS_MIB = 42
-
-
-def answers(engine: Engine) -> list[list[int]]:
-    """Greedy tokens for a few prompts with a common beginning."""
-    prompts = [[4, 5, 14, 4 + at] for at in range(12)]
-    asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
-    return [outcome.tokens for outcome in run(engine, *asked)]
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import spec_of
-from worker.engines.vllm.environment import engine_environment, set_environment
 from worker.models import AdapterSpec
 
-pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment() -> None:
-    set_environment(engine_environment(cpu=True))
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("cpu_environment")]
 
 
 def test_a_step_takes_as_many_tokens_as_in_vllms_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,20 +29,6 @@ def test_a_text_is_answered_with_a_text(vllm_engine: Engine) -> None:
     assert outcome.choice.stop_reason is None
 
 
-def test_each_of_many_requests_gets_its_own_answer(vllm_engine: Engine) -> None:
-    sums = [(left, 99 - left) for left in range(10, 60)]
-
-    outcomes = run(
-        vllm_engine,
-        *[
-            ask(f"{at}-0", prompt=f"{left}+{right}=", temperature=0.0, stream=at % 2 == 0)
-            for at, (left, right) in enumerate(sums)
-        ],
-    )
-
-    assert [outcome.choice.text for outcome in outcomes] == ["99"] * len(sums)
-
-
 def test_messages_go_through_the_chat_template(vllm_engine: Engine) -> None:
     messages = [{"role": "user", "content": "12+34="}]
 
@@ -51,14 +37,6 @@ def test_messages_go_through_the_chat_template(vllm_engine: Engine) -> None:
     assert outcome.choice.text == "46"
     assert outcome.finished is not None
     assert outcome.finished.prompt_tokens == len(PROMPT)
-
-
-def test_messages_in_parts_are_read_as_by_vllm(vllm_engine: Engine) -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "12+34="}]}]
-
-    (outcome,) = run(vllm_engine, ask(messages=messages, temperature=0.0))
-
-    assert outcome.choice.text == "46"
 
 
 def test_a_chat_continues_after_published_tokens(vllm_engine: Engine) -> None:

@@ -10,14 +10,8 @@ from tests.engines.harness import ask, run
 from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
 from worker.engines import Engine
 from worker.engines.vllm.engine import VllmEngine
-from worker.engines.vllm.environment import engine_environment, set_environment
 
-pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment() -> None:
-    set_environment(engine_environment(cpu=True))
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("cpu_environment")]
 
 
 def make(maker: Any, params: SamplingParams, streams: bool = False, **changes: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.absence import lacks
 from tests.support.up import Up, running_up
 
 pytestmark = [pytest.mark.node, pytest.mark.vllm, pytest.mark.timeout(400)]
@@ -24,12 +24,9 @@ GREEDY = '{"max_tokens":8,"temperature":0}'
 def node() -> str:
     """Node.js with the package `redis`; its absence is loud, and a failure in CI."""
     found = shutil.which("node")
-    if found and (HERE / "node_modules" / "redis").is_dir():
-        return found
-    reason = "Node.js or its package `redis` is missing (make install): no foreign client was run"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if not found or not (HERE / "node_modules" / "redis").is_dir():
+        lacks("Node.js or its package `redis` is missing (make install): no foreign client was run")
+    return found
 
 
 @pytest.fixture(scope="module")

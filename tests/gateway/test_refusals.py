@@ -166,8 +166,8 @@ def test_nobody_waits_for_an_answer_whose_client_has_left(slow: Slow) -> None:
 
 def test_a_client_that_waits_for_the_whole_answer_may_leave_too(slow: Slow) -> None:
     key = random_name("request")
+    headers = {"X-Request-Id": key}
     with pytest.raises(httpx.ReadTimeout):
-        headers = {"X-Request-Id": key}
         httpx.post(f"{slow.door.url}{CHAT}", json=SLOW, headers=headers, timeout=2.0)
 
     eventually(lambda: slow.results_of(durable_id("http", key)) == {"cancelled"})

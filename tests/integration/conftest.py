@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
+from tests.integration.local_pool import START_S, Start
+from tests.integration.operating import NewHost, Operator
+from tests.integration.played_host import PlayedHost
 from tests.support.brokers import Cluster
+from tests.support.hosts import Host
 from tests.support.lanes import Lanes
+from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.watched import Keep
+from tests.support.yard import Yard
+from tokenyard.admin.signals import Signals
+from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import Scripts
+from worker import WorkerController
 
 
 @pytest.fixture
@@ -32,3 +45,77 @@ def lanes(broker: Server) -> Iterator[Lanes]:
     opened = Lanes(broker.url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    """A yard of real processes, which the test starts."""
+    with Plant(valkey_broker.url) as started:
+        yield started
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    """A yard whose leader and workers are calls of scripts."""
+    return Yard(connection, keys, scripts)
+
+
+#: Options that add up to the number of a host's processes, with their defaults.
+_COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
+
+
+@pytest.fixture
+def new_host(plant: Plant, tmp_path: Path) -> NewHost:
+    """Start a host, and wait until all its processes are warm."""
+
+    def start(**options: object) -> Host:
+        host = Host(plant, tmp_path, **options)
+        count = sum(int(str(options.get(name, least))) for name, least in _COUNTS)
+        names = [f"host-{number}" for number in range(count)] if count > 1 else ["host"]
+        host.wait("warm", *names)
+        return host
+
+    return start
+
+
+@pytest.fixture
+def led_host(plant: Plant, new_host: NewHost) -> NewHost:
+    """Start a host of slow engines, and a coordinator that commands nothing by itself."""
+
+    def start(**options: object) -> Host:
+        plant.coordinator(static=True)
+        return new_host(simulated_step_s=0.02, **options)
+
+    return start
+
+
+@pytest.fixture
+def operator(plant: Plant) -> Operator:
+    return Operator(plant)
+
+
+@pytest.fixture
+def signals(connection: redis.Redis, keys: Keys) -> Signals:
+    return Signals(connection, keys)
+
+
+@pytest.fixture
+def host(scripts: Scripts, connection: redis.Redis, keys: Keys) -> PlayedHost:
+    return PlayedHost(scripts, connection, keys)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start controllers of a program's own simulated engines, and stop them after the test."""
+    started: list[WorkerController] = []
+
+    def make(models: Any = None, **options: Any) -> WorkerController:
+        defaults = {"engine": "simulated", "timeout_s": START_S, "backoff_s": 0.01, "grace_s": 0.0}
+        controller = WorkerController(models, **(defaults | options))
+        started.append(controller)
+        controller.start()
+        return controller
+
+    yield make
+    for controller in started:
+        controller.stop()

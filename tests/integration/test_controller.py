@@ -1,4 +1,4 @@
-"""A controller and its processes: joining, draining, handing back, restarting."""
+"""A controller and its processes: joining, draining, handing back, stopping."""
 
 from __future__ import annotations
 
@@ -7,35 +7,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import psutil
-import pytest
 
-from tests.support.builders import make_request
-from tests.support.processes import ROOT, Plant, Program
+from tests.support.processes import ROOT, Plant
 from tests.support.servers import Server, free_port
+from tests.support.streams import streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.wire import Request
 from worker.host.controller import Controller
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
-
-
-def streams(count: int, max_tokens: int) -> list[Request]:
-    params = SamplingParams(max_tokens=max_tokens)
-    return [make_request(tokens=[n + 1, n + 2], stream=True, params=params) for n in range(count)]
 
 
 def started(plant: Plant, requests: list[Request]) -> None:
     """Push requests, and wait until all of them run."""
     plant.push_all(requests)
-    eventually(lambda: all(plant.published(request.id) >= 2 for request in requests))
+    wait_mid_stream(plant, requests)
 
 
 class TestJoining:
@@ -52,23 +39,6 @@ class TestJoining:
             assert (info.slots, info.lane_limit) == (8, 10)
             assert abs(info.started_ms / 1000 - time.time()) < 60
 
-    def test_a_single_slot_has_the_plain_name(self, plant: Plant) -> None:
-        plant.worker(name="host")
-
-        (info,) = plant.wait_for_workers(1).values()
-        assert info.name == "host"
-
-    def test_leases_are_renewed_beyond_their_length(self, plant: Plant) -> None:
-        plant.coordinator()
-        plant.worker(lease_ms=1000)
-        roster = plant.wait_for_workers(1)
-        (worker,) = roster
-        first = plant.connection.zscore(plant.keys.leases, worker)
-
-        eventually(lambda: plant.connection.zscore(plant.keys.leases, worker) > first + 1500)
-
-        assert plant.roster().keys() == roster.keys()
-
     def test_a_controller_waits_for_a_server_that_starts_later(self, own_broker: Server) -> None:
         own_broker.stop()
         with Plant(own_broker.url) as plant:
@@ -78,17 +48,6 @@ class TestJoining:
             own_broker.start()
 
             plant.wait_for_workers(1)
-
-    def test_an_engine_that_cannot_start_is_tried_again(self, plant: Plant) -> None:
-        # Given an engine that fails each time
-        controller = plant.worker(crash_point="nowhere", backoff_s=0.01)
-
-        eventually(lambda: controller.log.count("process died (exit status 1") >= 2)
-
-        assert "unknown crash point 'nowhere'" in controller.log
-        assert "engine simulated is up" not in controller.log
-        assert controller.stop() == 0
-        assert not plant.roster()
 
 
 class TestDraining:
@@ -149,25 +108,6 @@ class TestDraining:
             assert plant.ledger(request.id).get("crashes", "0") == "0"
             plant.answer(request.id).check_stream()
 
-    def test_a_second_signal_stops_immediately(self, plant: Plant) -> None:
-        # Given a host that drains, which may take minutes
-        plant.coordinator()
-        leaving = plant.worker(simulated_step_s=0.2, grace_s=600, max_num_seqs=4)
-        (worker,) = plant.wait_for_workers(1)
-        requests = streams(3, 1000)
-        started(plant, requests)
-        leaving.signal(signal.SIGTERM)
-        eventually(lambda: _state(plant, worker) == "draining")
-        asked = time.monotonic()
-
-        # If it is signalled again
-        assert leaving.stop() == 0
-
-        # I expect it to stop immediately and to hand back its requests.
-        assert time.monotonic() - asked < 5.0
-        eventually(lambda: plant.connection.xlen(plant.keys.intake("retry")) == 3)
-        assert {plant.ledger(one.id).get("crashes", "0") for one in requests} == {"0"}
-
     def test_a_drain_ends_with_its_grace(self, plant: Plant) -> None:
         plant.coordinator()
         leaving = plant.worker(simulated_step_s=0.2, grace_s=1.0)
@@ -194,34 +134,10 @@ class TestDraining:
         assert all(result.ok for result in plant.results(requests, timeout_s=1.0))
 
 
-class TestRestarting:
-    def test_an_idle_process_that_dies_is_started_again(self, plant: Plant) -> None:
-        plant.coordinator()
-        controller = plant.worker()
-        first = plant.wait_for_workers(1)
-        (died,) = controller.children()
-
-        died.kill()
-
-        eventually(lambda: plant.roster().keys().isdisjoint(first))
-        again = plant.wait_for_workers(1)
-        assert again.keys().isdisjoint(first)
-        request = make_request()
-        plant.push(request)
-        assert plant.result(request.id).ok
-
-    def test_pauses_between_starts_grow(self, plant: Plant) -> None:
-        # Given a process that dies in its first step, again and again
-        plant.coordinator(max_crashes=100)
-        controller = plant.worker(crash_point="before_step", backoff_s=0.2, max_backoff_s=60.0)
-        plant.wait_for_workers(1)
-        plant.push(make_request())
-
-        eventually(
-            lambda: controller.log.count("process died (ended by SIGKILL)") >= 3, timeout_s=60.0
-        )
-
-        assert _restarts(controller) <= 4
+class TestStopping:
+    def _controller(self) -> Controller:
+        url = f"redis://127.0.0.1:{free_port()}"
+        return Controller(WorkerSettings(redis_url=url, engine="simulated"))
 
     def test_a_controller_stops_while_a_process_starts(self, plant: Plant) -> None:
         controller = plant.worker(slots=2)
@@ -230,12 +146,6 @@ class TestRestarting:
         assert controller.stop() == 0
 
         assert not plant.connection.exists(plant.keys.leases)
-
-
-class TestStopping:
-    def _controller(self) -> Controller:
-        url = f"redis://127.0.0.1:{free_port()}"
-        return Controller(WorkerSettings(redis_url=url, engine="simulated"))
 
     def test_a_stop_before_the_run_ends_it(self) -> None:
         controller = self._controller()
@@ -295,7 +205,3 @@ def _served(plant: Plant, requests: list[Request], *, push: bool = True) -> set[
     results = plant.results(requests)
     assert all(result.ok for result in results)
     return {result.provenance.worker.partition(".")[0] for result in results}
-
-
-def _restarts(controller: Program) -> int:
-    return controller.log.count("starts")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import threading
 import time
-from functools import partial
 
 import pytest
 
-from coordinator import entrypoint
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request
 from tests.support.lanes import STOP_S, Lanes, requests, running
@@ -33,12 +28,6 @@ def served(lanes: Lanes, worker: str, count: int = 3) -> bool:
 
 
 class TestLead:
-    def test_one_leads_and_the_other_stands_by(self, lanes: Lanes) -> None:
-        lanes.coordinator(name="one")
-        lanes.coordinator(name="two")
-
-        assert lanes.connection.get(lanes.keys.leader) == b"1:one"
-
     def test_a_standby_takes_over_immediately_from_a_leader_that_stops(self, lanes: Lanes) -> None:
         # Given a leader with queued requests, and a standby
         worker = lanes.worker(lane_limit=2)
@@ -164,37 +153,6 @@ class TestHostileEntries:
         assert all(letter[b"dead_reason"] for letter in lanes.dead())
         assert lanes.wait_for_load(worker, 1) == ["good"]
         assert lanes.waiting() == 0
-
-    def test_a_request_for_an_unknown_model_is_refused(self, lanes: Lanes) -> None:
-        worker = lanes.worker(model="adder")
-        lanes.coordinator()
-
-        lanes.push_raw({"id": "x", "prompt": "p", "model": "multiplier"})
-        lanes.push_raw(GOOD)
-
-        result = to_result(lanes.result("x"))
-        assert result.error.code == "MODEL_UNAVAILABLE"
-        assert "adder" in result.error.message
-        assert lanes.wait_for_load(worker, 1) == ["good"]
-
-    @pytest.mark.parametrize("intake", INTAKE_CLASSES)
-    def test_forged_history_of_a_new_request_is_ignored(self, lanes: Lanes, intake: str) -> None:
-        # Given entries with the fields that only the system writes, also among the retries
-        worker = lanes.worker()
-        lanes.coordinator()
-        forged = {"attempt": "abc", "crashes": "abc", "published": b"\x01", "sid": "\xff"}
-        lanes.push_raw({"id": "one", "prompt": "p", **forged}, intake)
-        lanes.push_raw({"id": "two", "prompt": "p", "crashed_alone": "9", "attempt": "-7"}, intake)
-
-        # I expect them to be first attempts without a history.
-        if intake == "retry":
-            assert to_result(lanes.result("two")).error.code == "POISONED"
-            lanes.wait_for_load(worker, 1)
-        else:
-            lanes.wait_for_load(worker, 2)
-        for assignment in lanes.lane(worker):
-            assert (assignment.attempt, assignment.crashes) == (1, 0)
-            assert assignment.published == b""
 
     def test_forged_events_are_ignored(self, lanes: Lanes) -> None:
         # Given forged wake-ups
@@ -329,15 +287,6 @@ class TestBrokenBroker:
         assert lanes.serve([worker], 8) == ids
         assert lanes.waiting() == 0
 
-    def test_flushed_scripts_are_loaded_again(self, lanes: Lanes) -> None:
-        worker = lanes.worker()
-        lanes.coordinator()
-        assert served(lanes, worker)
-
-        lanes.connection.script_flush()
-
-        assert served(lanes, worker)
-
     def test_a_coordinator_survives_killed_connections(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=4)
         lanes.coordinator(lease_ms=60_000)
@@ -350,80 +299,8 @@ class TestBrokenBroker:
 
         assert order == ids
 
-    def test_all_processes_survive_killed_connections(self, broker: Server) -> None:
-        # Given streams on two workers
-        with Plant(broker.url) as plant:
-            plant.coordinator()
-            plant.worker(slots=2, max_num_seqs=2, simulated_step_s=0.02)
-            plant.wait_for_workers(2)
-            params = SamplingParams(max_tokens=30)
-            asked = [make_request(tokens=[n + 1], params=params, stream=True) for n in range(12)]
-            plant.push_all(asked)
-
-            # If everybody is cut off again and again in the middle of them
-            for one in asked[::3]:
-                eventually(partial(_has_begun, plant, one.id))
-                plant.connection.client_kill_filter(_type="normal", skipme=True)
-
-            # I expect every answer, exact, from the first attempt.
-            results = plant.results(asked)
-            assert all(result.ok and result.provenance.attempt == 1 for result in results)
-            for one in asked:
-                plant.answer(one.id).check_stream()
-
-    @pytest.mark.both_servers
-    def test_a_restarted_server_is_used_again(self, own_broker: Server) -> None:
-        # Given a yard with running, waiting and finished requests on a server with AOF
-        with Plant(own_broker.url) as plant:
-            plant.coordinator(lease_ms=2_000)
-            plant.worker(slots=2, max_num_seqs=2, simulated_step_s=0.02)
-            plant.wait_for_workers(2)
-            params = SamplingParams(max_tokens=25)
-            asked = [make_request(tokens=[n + 1], params=params, stream=True) for n in range(12)]
-            plant.push_all(asked)
-            eventually(lambda: any(plant.published(one.id) >= 3 for one in asked))
-
-            # If it is killed and started again
-            own_broker.kill()
-            own_broker.start()
-
-            # I expect every request to be answered, exactly, and new ones, too.
-            results = plant.results(asked)
-            assert all(result.ok for result in results)
-            for one in asked:
-                plant.answer(one.id).check_stream()
-            more = make_request()
-            plant.push(more)
-            assert plant.result(more.id).ok
-
-
-def _has_begun(plant: Plant, request_id: str) -> bool:
-    return plant.published(request_id) >= 3 or bool(plant.answer(request_id).results)
-
 
 class TestStartAndStop:
-    def test_entrypoint_in_a_process(self, valkey_broker: Server) -> None:
-        # Given a coordinator in a spawned process
-        lanes = Lanes(valkey_broker.url)
-        worker = lanes.worker()
-        spawn = multiprocessing.get_context("spawn")
-        ready = spawn.Event()
-        process = spawn.Process(target=entrypoint, args=(lanes.settings(), ready))
-        process.start()
-        try:
-            # I expect the event once it leads, and a clean end on SIGTERM.
-            assert ready.wait(30.0)
-            assert lanes.connection.exists(lanes.keys.leader)
-            assert served(lanes, worker)
-            os.kill(process.pid, signal.SIGTERM)
-            process.join(STOP_S)
-            assert process.exitcode == 0
-            assert not lanes.connection.exists(lanes.keys.leader)
-        finally:
-            process.kill()
-            process.join(STOP_S)
-            lanes.close()
-
     def test_constructor_touches_neither_network_nor_disk(self, tmp_path) -> None:
         url = f"redis://127.0.0.1:{free_port()}"
 

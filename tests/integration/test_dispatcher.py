@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ import pytest
 import coordinator.dispatch.dispatcher
 import coordinator.roster
 from coordinator.dispatch.shares import WEIGHTS
-from coordinator.routing.schedule import ScheduleWriter, first_difference, read_schedule
+from coordinator.routing.schedule import first_difference, read_schedule
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.protocol.keys import CONSUMER, GROUP, PRIORITY_CLASSES
+from tokenyard.protocol.keys import CONSUMER, GROUP
 
 #: Places in which each class has its share.
 ROUND = sum(WEIGHTS.values())
@@ -52,26 +51,6 @@ class TestLateBinding:
         eventually(lambda: lanes.pending() >= 40)
         assert lanes.serve([worker], 10)
         assert lanes.pending() <= 40 + 2 * 8
-
-    def test_requests_wait_without_a_worker(self, lanes: Lanes) -> None:
-        lanes.coordinator()
-        ids = lanes.push(requests(5))
-
-        worker = lanes.worker()
-
-        assert lanes.wait_for_load(worker, 5) == ids
-
-    def test_requests_for_a_full_model_do_not_hold_others(self, lanes: Lanes) -> None:
-        # Given a full worker for one model and a free one for another
-        full = lanes.worker("a", lane_limit=1, model="adder")
-        free = lanes.worker("b", lane_limit=9, model="subtractor")
-        lanes.coordinator()
-        lanes.push([make_request(f"a{n}", model="adder") for n in range(4)])
-        lanes.push([make_request(f"s{n}", model="subtractor") for n in range(4)])
-
-        # I expect the other model's requests to overtake those that wait.
-        assert lanes.wait_for_load(free, 4) == ["s0", "s1", "s2", "s3"]
-        assert lanes.ids(full) == ["a0"]
 
 
 class TestPlaces:
@@ -160,36 +139,6 @@ class TestPriorities:
         # I expect them to be next.
         assert lanes.serve([worker], 4) == ["n0000", *high]
 
-    def test_low_comes_last_and_is_not_starved(self, lanes: Lanes) -> None:
-        # Given one low request after more high ones than a fair turn has
-        worker = lanes.worker(lane_limit=1)
-        lanes.coordinator()
-        lanes.push(requests(1, "blocker"))
-        lanes.wait_for_load(worker, 1)
-        lanes.push(requests(4 * ROUND, "h"), "high")
-        low = lanes.push(requests(1, "l"), "low")
-
-        served = lanes.serve([worker], 4 * ROUND + 2)
-
-        # I expect it to wait for a while, and not until the high ones are through.
-        assert 2 < served.index(low[0]) <= ROUND + 2
-
-    def test_each_class_has_its_share_of_the_places(self, lanes: Lanes) -> None:
-        # Given a flood of each class
-        worker = lanes.worker(lane_limit=4)
-        lanes.push(requests(1, "n"))
-        for name in PRIORITY_CLASSES:
-            lanes.push(requests(3 * ROUND, name), name)
-        lanes.coordinator()
-        lanes.wait_for_load(worker, 4)
-
-        served = lanes.serve([worker], 2 * ROUND)
-
-        counts = Counter(name.rstrip("0123456789") for name in served)
-        for name, weight in WEIGHTS.items():
-            # Requests of one turn may be placed before the other classes are read.
-            assert abs(counts[name] - 2 * weight) <= 4
-
     def test_low_is_not_starved_by_requests_that_keep_coming(self, lanes: Lanes) -> None:
         # Given a waiting low request, and a new high one for each place
         worker = lanes.worker(lane_limit=1)
@@ -205,38 +154,6 @@ class TestPriorities:
             eventually(lambda: lanes.load(worker) == 1)
 
         assert low in served
-
-
-class TestRoundRobin:
-    def test_round_robin_takes_turns(self, lanes: Lanes) -> None:
-        workers = [lanes.worker(name) for name in ("b", "c", "a")]
-        lanes.coordinator(expect_workers=3)
-
-        lanes.push(requests(9))
-
-        eventually(lambda: lanes.waiting() == 0)
-        by_name = {worker[0]: lanes.ids(worker) for worker in workers}
-        assert by_name["a"] == ["r0000", "r0003", "r0006"]
-        assert by_name["b"] == ["r0001", "r0004", "r0007"]
-        assert by_name["c"] == ["r0002", "r0005", "r0008"]
-
-    def test_round_robin_skips_full_workers(self, lanes: Lanes) -> None:
-        small, large = lanes.worker("a", lane_limit=1), lanes.worker("b", lane_limit=50)
-        lanes.coordinator(expect_workers=2)
-
-        lanes.push(requests(10))
-
-        assert len(lanes.wait_for_load(large, 9)) == 9
-        assert lanes.ids(small) == ["r0000"]
-
-    def test_a_worker_that_has_left_gets_nothing(self, lanes: Lanes) -> None:
-        gone, stays = lanes.worker("a"), lanes.worker("b")
-        lanes.coordinator()
-        lanes.scripts.retire(gone, "left")
-
-        ids = lanes.push(requests(4))
-
-        assert sorted(lanes.wait_for_load(stays, 4)) == ids
 
 
 class TestExpectedWorkers:
@@ -287,39 +204,6 @@ class TestDeterministic:
         workers = [decision.worker for decision in read_schedule(tmp_path / "one")]
         assert workers == ["a", "b", "c"] * 20
 
-    def test_the_deterministic_order_is_that_of_arrival_in_each_class(
-        self, lanes: Lanes, tmp_path: Path
-    ) -> None:
-        # Given requests of two classes, whose reading may interleave in any way
-        workers = [lanes.worker(name, lane_limit=1) for name in ("a", "b")]
-        lanes.coordinator(deterministic=True, expect_workers=2, record=tmp_path / "record")
-        for at in range(10):
-            lanes.push(requests(1, f"n{at}"), "normal")
-            lanes.push(requests(1, f"h{at}"), "high")
-        lanes.serve(workers, 20)
-
-        # I expect each class to be dealt out in turn by itself.
-        given = {one.id[:2]: one.worker for one in read_schedule(tmp_path / "record")}
-        assert [given[f"n{at}"] for at in range(10)] == ["a", "b"] * 5
-        assert [given[f"h{at}"] for at in range(10)] == ["a", "b"] * 5
-
-    def test_an_absent_worker_keeps_its_turns(self, lanes: Lanes) -> None:
-        # Given two workers, one of which is absent for a while
-        lanes.coordinator(deterministic=True, expect_workers=2)
-        first, second = lanes.worker("a"), lanes.worker("b")
-        lanes.push(requests(2))
-        lanes.wait_for_load(second, 1)
-        lanes.scripts.retire(first, "lost")
-        eventually(lambda: lanes.connection.zscore(lanes.keys.leases, first) is None)
-
-        # If requests arrive meanwhile
-        lanes.push(requests(4, "s"))
-        again = lanes.worker("a")
-
-        # I expect its share to have waited for it.
-        assert lanes.wait_for_load(again, 3) == ["r0000", "s0000", "s0002"]
-        assert lanes.wait_for_load(second, 3) == ["r0001", "s0001", "s0003"]
-
     def test_duplicates_take_a_turn_each_however_they_are_read(
         self, broker: Server, tmp_path: Path
     ) -> None:
@@ -357,24 +241,6 @@ class TestDeterministic:
         lanes.push(requests(2, "unknown"))
         assert len(lanes.serve(workers, 2)) == 2
         lanes.close()
-
-    def test_replay_continues_without_an_absent_worker(self, lanes: Lanes, tmp_path: Path) -> None:
-        # Given a schedule with a missing worker for the first and the last request
-        writer = ScheduleWriter(tmp_path / "recorded")
-        for number, worker in enumerate(["gone", "a", "b", "gone"]):
-            writer.write("anon", f"r{number:04}", worker)
-        writer.close()
-        workers = [lanes.worker("a"), lanes.worker("b")]
-        again = tmp_path / "again"
-        lanes.coordinator(replay=tmp_path / "recorded", replay_wait_s=0.2, record=again)
-
-        lanes.push([make_request(f"r{number:04}") for number in range(4)])
-
-        # I expect all to be served, and the record to name the replacements.
-        assert set(lanes.serve(workers, 4)) == {f"r{number:04}" for number in range(4)}
-        assert [(one.worker, one.instead_of) for one in read_schedule(again)] == [
-            *(("a", "gone"), ("a", ""), ("b", ""), ("b", "gone")),
-        ]
 
 
 class TestStrays:

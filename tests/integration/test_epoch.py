@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import psutil
@@ -18,7 +18,6 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Answer, Plant
-from tests.support.servers import Server
 from tests.support.streams import check_exact, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals
@@ -29,12 +28,6 @@ from worker.engines.simulated.backend import BROKEN, CORRUPT
 STEP_S = 0.02
 SIM = model_scope("sim")
 PATH = "/checkpoints/7"
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
 
 
 @pytest.fixture

@@ -11,15 +11,8 @@ import redis
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import Scripts
 from worker.process.reader import LaneReader
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
-    return Yard(connection, keys, scripts)
 
 
 @pytest.fixture

@@ -19,17 +19,12 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Provenance, Usage, json_text, refusal
 from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.scripts import Publication, Scripts
+from tokenyard.scripts import Publication
 
 IN_FLIGHT = frozenset({"waiting", "assigned"})
 #: Commands of a look at twenty requests, however many there are: the yard's view, a page of each
 #: intake, and what is asked of each that is shown.
 FEW = 50
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
-    return Yard(connection, keys, scripts)
 
 
 def listed(yard: Yard, **query: Any) -> RequestList:

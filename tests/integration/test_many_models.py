@@ -188,16 +188,6 @@ class TestDemand:
         waits = [one.oldest_wait_s for one in leading._dispatcher.demands()]
         assert all(0.0 <= wait < 10.0 for wait in waits)
 
-    def test_demand_for_adapters_counts_with_their_base_model(self, yard: Yard) -> None:
-        yard.host("a", "b", roman="a")
-        leading = yard.leader()
-
-        yard.ask("roman", 2)
-        yard.ask("a", 1)
-        turns(leading, 1)
-
-        assert demands(leading) == {"a": (3, 9)}
-
     def test_dispatched_requests_are_no_demand(self, yard: Yard) -> None:
         yard.host("a", "b")
         leading = yard.leader()
@@ -242,19 +232,6 @@ class TestDemand:
 
         assert (demands(leading), len(leading._intake.backlog)) == ({}, 0)
         assert to_result(yard.result(name)).error.message == "no room"
-
-    def test_an_entry_id_of_the_future_gives_no_negative_wait(self, yard: Yard) -> None:
-        yard.host("a", "b")
-        leading = yard.leader()
-        far = f"{2**50}-0"
-        yard.connection.xadd(
-            yard.keys.intake("normal"), {"id": "r", "prompt": "p", "model": "a"}, id=far
-        )
-
-        turns(leading, 1)
-
-        before = leading._dispatcher.demands()[0].oldest_wait_s
-        eventually(lambda: leading._dispatcher.demands()[0].oldest_wait_s > before >= 0.0)
 
 
 class TestNames:
@@ -327,20 +304,6 @@ class TestNames:
         assert demands(leading) == {"a": (2, 6)}
         assert to_result(yard.result("c-normal0000")).error.code == "MODEL_UNAVAILABLE"
 
-    def test_the_entry_of_a_host_that_is_gone_is_deleted(
-        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        yard.host("a")
-        yard.connection.hset(yard.keys.hosts, "gone", encode_host(HostInfo(name="gone")))
-        leading = yard.leader()
-        assert yard.connection.hlen(yard.keys.hosts) == 2
-
-        monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
-        leading._roster.mark_stale()
-        turns(leading, 1)
-
-        assert yard.connection.hkeys(yard.keys.hosts) == [b"host"]
-
 
 class TestGivenUp:
     def test_requests_for_a_hopeless_model_are_refused(self, yard: Yard) -> None:
@@ -388,38 +351,3 @@ class TestDeadlines:
 
         assert left == [6, 2, 0]
         assert {to_result(yard.result(name)).error.code for name in ids} == {"DEADLINE_EXCEEDED"}
-
-
-class TestTakeOver:
-    def test_a_new_leader_reads_pending_entries_page_by_page(self, yard: Yard) -> None:
-        # Given a leader with much more than a batch queued for a model without a worker
-        yard.host("a", "b")
-        first = yard.leader(max_batch=8)
-        ids = yard.ask("a", 100)
-        turns(first, 20)
-        assert len(first._intake.backlog) == 100
-
-        # If another takes over
-        first._close()
-        second = yard.leader(name="second", max_batch=8)
-
-        # I expect it to read a page a turn, and to hold all in order in the end.
-        assert len(second._intake.backlog) == 8
-        more = yard.ask("a", 10, "low")
-        turns(second, 20)
-        worker = yard.worker("a", model="a")
-        eventually(lambda: (second.run_once(), yard.load(worker) == 110)[1])
-        assert [name for name in yard.ids(worker) if name in ids] == ids
-        assert [name for name in yard.ids(worker) if name in more] == more
-
-
-class TestExpectedWorkers:
-    def test_warm_workers_have_joined_where_models_load_on_demand(self, yard: Yard) -> None:
-        # Given a coordinator that expects two workers, of which one is warm
-        yard.host("a", "b")
-        leading = yard.leader(expect_workers=2)
-        yard.ask("a", 1)
-        turns(leading, 2)
-        worker = yard.worker("a", model="a")
-
-        eventually(lambda: (leading.run_once(), yard.load(worker) == 1)[1])

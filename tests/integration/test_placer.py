@@ -16,8 +16,6 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.waiting import eventually
-from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import to_result
 
 
 class Queue:
@@ -307,32 +305,6 @@ class TestWholeCoordinator:
         lanes.show(worker, state="ready", model="adder")
         assert lanes.wait_for_load(worker, 1) == ["q1"]
         assert len(lanes.commands()) == 1
-
-    def test_a_model_that_cannot_be_loaded_is_unavailable(self, lanes: Lanes) -> None:
-        now_ms = lanes.connection.time()[0] * 1000
-        lanes.host("adder", fault="no such file", faults=6, faulted_ms=now_ms)
-        lanes.warm()
-        lanes.coordinator()
-        lanes.push([make_request(f"q{n}", model="adder") for n in range(3)])
-
-        for n in range(3):
-            error = to_result(lanes.result(f"q{n}")).error
-            assert error
-            assert error.code == Code.MODEL_UNAVAILABLE
-            assert "6 times in a row on host: no such file" in error.message
-        assert lanes.commands() == []
-
-    def test_static_requests_wait_for_a_worker_that_has_their_model(self, lanes: Lanes) -> None:
-        lanes.host("adder")
-        lanes.warm()
-        lanes.coordinator(static=True)
-        lanes.push([make_request("q1", model="adder")])
-        eventually(lambda: lanes.pending() == 1)
-
-        worker = lanes.worker("v", model="adder")
-
-        assert lanes.wait_for_load(worker, 1) == ["q1"]
-        assert lanes.commands() == []
 
     def test_decisions_are_recorded_beside_the_dispatches(
         self, lanes: Lanes, tmp_path: Path

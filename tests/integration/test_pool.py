@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
+from tests.integration.operating import NewHost
 from tests.support.builders import make_request
 from tests.support.hosts import Host, seconds_since
 from tests.support.processes import START_S, Answer, Plant
-from tests.support.servers import Server
 from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
-
-NewHost = Callable[..., Host]
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as started:
-        yield started
-
-
-@pytest.fixture
-def new_host(plant: Plant, tmp_path: Path) -> NewHost:
-    """Start the host, and wait until all its processes are warm."""
-
-    def start(**options: object) -> Host:
-        host = Host(plant, tmp_path, **options)
-        count = sum(int(str(options.get(name, least))) for name, least in _COUNTS)
-        names = [f"host-{number}" for number in range(count)] if count > 1 else ["host"]
-        host.wait("warm", *names)
-        return host
-
-    return start
-
-
-#: Options that add up to the number of processes, with their defaults.
-_COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
 
 
 class TestStart:
@@ -159,23 +130,6 @@ class TestModels:
         assert host.wait("ready", "host", model="adder").pid == pid
         assert host.model("bad").faults == 1, "another model's success is not its own"
 
-    @pytest.mark.parametrize("first", ["subtractor", "bad"])
-    def test_the_last_command_for_a_device_counts(self, new_host: NewHost, first: str) -> None:
-        # Given a device that loads one model and is told to hold another
-        host = new_host(simulated_load_s=1.0)
-        void = host.command("load", "host", model=first)
-        host.wait("loading", "host", model=first)
-        entry = host.command("load", "host", model="adder")
-
-        # I expect the first command to be void, the second to be done when its model is ready,
-        assert host.answer(void).reason == "another command came first"
-        assert host.answer(entry).done
-        assert "is up with adder" in host.program.log
-        host.wait("ready", "host", model="adder")
-
-        # and no model to be blamed for the other.
-        assert {model.faults for model in host.entry().models} == {0}
-
 
 class TestSleep:
     def test_models_change_places_by_sleep(self, new_host: NewHost) -> None:
@@ -196,16 +150,6 @@ class TestSleep:
         assert awake.pid == asleep.pid
         host.wait("asleep", "host-1", model="subtractor")
 
-    def test_a_sleeper_makes_room_for_a_third_model(self, new_host: NewHost) -> None:
-        host = new_host(sleepers=1)
-        host.obey("load", "host-0", model="adder")
-        host.obey("load", "host-0", model="subtractor")
-
-        host.obey("load", "host-1", model="wakeful")
-
-        host.wait("ready", "host-1", model="wakeful")
-        host.wait("asleep", "host-0", model="adder")
-
     def test_a_model_sleeps_and_wakes_on_command(self, new_host: NewHost) -> None:
         host = new_host()
         assert "only a ready worker" in host.refuse("sleep", "host")
@@ -218,15 +162,6 @@ class TestSleep:
 
         # A level that the engine does not know is refused, and the model is unloaded.
         assert "level 7" in host.refuse("sleep", "host", level=7)
-        host.wait("warm", "host")
-
-    def test_a_sleeper_may_be_unloaded(self, new_host: NewHost) -> None:
-        host = new_host()
-        host.obey("load", "host", model="adder")
-        host.obey("sleep", "host")
-
-        host.obey("unload", "host")
-
         host.wait("warm", "host")
 
 
@@ -258,82 +193,6 @@ class TestOtherCommands:
         host.command("stop", "host-1")
         assert host.program.wait() == 0
         assert not host.plant.roster()
-
-
-class TestDeath:
-    def test_a_spare_continues_with_the_model_and_the_requests(
-        self, plant: Plant, new_host: NewHost
-    ) -> None:
-        # Given a worker with running streams
-        plant.coordinator(static=True)
-        host = new_host(spares=1, simulated_step_s=0.02)
-        host.obey("load", "host-0", model="adder")
-        requests = streams(3, 60, model="adder")
-        plant.push_all(requests)
-        wait_mid_stream(plant, requests)
-
-        # If its process is killed
-        host.process("host-0").kill()
-
-        # I expect the spare to load the model immediately and to finish the streams,
-        host.wait("ready", "host-1", model="adder")
-        answers = check_exact(plant, requests)
-        assert attempts(answers) == [2, 2, 2]
-
-        # and the restarted process to be the spare from then on.
-        host.wait("warm", "host-0")
-
-    @pytest.mark.parametrize("state", ["warm", "loading", "asleep"])
-    def test_the_pool_is_complete_again(self, new_host: NewHost, state: str) -> None:
-        host = new_host(spares=1, simulated_load_s=1.0)
-        entry = ""
-        if state == "loading":
-            entry = host.command("load", "host-0", model="adder")
-            host.wait("loading", "host-0", model="adder")
-        elif state == "asleep":
-            host.obey("load", "host-0", model="adder")
-            host.obey("sleep", "host-0")
-        process = host.process("host-0")
-
-        process.kill()
-        process.wait(10.0)
-
-        eventually(lambda: (found := host.find("host-0")) and found[1].pid != process.pid)
-        host.wait("warm", "host-0")
-        if state == "loading":
-            assert host.answer(entry).done
-            host.wait("ready", "host-1", model="adder")
-
-    def test_a_killed_fork_server_is_replaced(self, plant: Plant, new_host: NewHost) -> None:
-        # Given a worker with running streams
-        plant.coordinator(static=True)
-        host = new_host(simulated_step_s=0.02)
-        host.obey("load", "host", model="adder")
-        requests = streams(3, 60, model="adder")
-        plant.push_all(requests)
-        wait_mid_stream(plant, requests)
-        before = host.process("host")
-
-        # If the process that forked it is killed, so that its exit status is lost
-        host.program.fork_server().kill()
-
-        # I expect it to be ended, and another from a new fork-server to continue.
-        before.wait(10.0)
-        answers = check_exact(plant, requests)
-        assert attempts(answers) == [2, 2, 2]
-        assert "its fork-server is gone" in host.program.log
-        assert host.wait("ready", "host", model="adder").pid != before.pid
-
-    def test_workers_do_not_outlive_their_controller(self, new_host: NewHost) -> None:
-        host = new_host(slots=2)
-        host.obey("load", "host-0", model="adder")
-        children = host.program.children()
-        assert len(children) == 2
-
-        host.program.kill()
-
-        for child in children:
-            child.wait(10.0)
 
 
 class TestSwapsAndRequests:
@@ -385,23 +244,6 @@ class TestSwapsAndRequests:
         assert {_name(answer) for answer in answers} == {"host-1"}
         assert {plant.ledger(one.id).get("crashes", "0") for one in requests} == {"0"}
 
-    def test_a_worker_that_was_fenced_keeps_its_model(
-        self, plant: Plant, new_host: NewHost
-    ) -> None:
-        plant.coordinator(static=True)
-        host = new_host(lease_ms=1000)
-        host.obey("load", "host", model="adder")
-        first, pid = host.find("host"), host.process("host").pid
-        assert first
-
-        plant.scripts.retire(first[0], "lost")
-
-        eventually(lambda: (found := host.find("host")) and found[0] != first[0])
-        assert host.wait("ready", "host", model="adder").pid == pid
-        request = make_request(model="adder")
-        plant.push(request)
-        assert plant.result(request.id).ok
-
 
 class TestGroups:
     def test_a_group_is_formed_and_released(self, plant: Plant, new_host: NewHost) -> None:
@@ -428,25 +270,6 @@ class TestGroups:
         assert {child.pid for child in host.program.children()} == pids
         assert host.wait("warm", "host-0").group == []
 
-    @pytest.mark.parametrize("dies", ["host-0", "host-1"])
-    def test_a_group_fails_as_a_whole_and_is_formed_again(
-        self, plant: Plant, new_host: NewHost, dies: str
-    ) -> None:
-        plant.coordinator(static=True)
-        host = new_host(slots=2, simulated_step_s=0.02)
-        host.obey("load", "host-0", model="pair")
-        requests = streams(2, 60, model="pair")
-        plant.push_all(requests)
-        wait_mid_stream(plant, requests)
-        before = {child.pid for child in host.program.children()}
-
-        host.process(dies).kill()
-
-        assert attempts(check_exact(plant, requests)) == [2, 2]
-        host.wait("ready", "host-0", model="pair")
-        host.wait("attached", "host-1", model="pair")
-        assert before.isdisjoint(child.pid for child in host.program.children())
-
     def test_a_group_that_cannot_be_loaded_releases_all_processes(self, new_host: NewHost) -> None:
         host = new_host(slots=2)
 
@@ -454,11 +277,6 @@ class TestGroups:
 
         host.wait("warm", "host-0", "host-1")
         host.obey("load", "host-1", model="adder")
-
-    def test_a_model_too_large_for_the_host_is_refused(self, new_host: NewHost) -> None:
-        host = new_host()
-
-        assert "takes 2" in host.refuse("load", "host", model="pair")
 
 
 def _name(answer: Answer) -> str:

@@ -5,23 +5,14 @@ from __future__ import annotations
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from http.client import HTTPException
 
-import pytest
-
 from tests.support.processes import START_S, Plant
-from tests.support.servers import Server, free_port
+from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
 
 MODELS = '[models.small]\npath = "org/small"\n'
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as plant:
-        yield plant
 
 
 def probe(port: int, path: str) -> tuple[int, str]:

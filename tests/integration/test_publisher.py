@@ -14,7 +14,6 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, Yard
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Choice, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.scripts import Published, Scripts
@@ -45,11 +44,6 @@ class Rig:
         assignment = self.yard.assign(self.worker, request)
         self.publisher.runs[assignment.entry] = Run(assignment, 0.0, self.publisher.epoch)
         return assignment
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
-    return Yard(connection, keys, scripts)
 
 
 @pytest.fixture

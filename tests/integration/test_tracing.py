@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,10 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.otlp import Receiver, receiver
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tokenyard import Client
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.parse import unfold
-from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.wire import Request
 from tokenyard.telemetry.tracing import Tracer, carrier_of
 
 #: Asks as a program does that has set OpenTelemetry up, inside a span of its own.
@@ -51,12 +51,6 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def sink() -> Iterator[Receiver]:
     with receiver() as found:
         yield found
-
-
-@pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    with Plant(valkey_broker.url) as plant:
-        yield plant
 
 
 def start(plant: Plant, sink: Receiver, **worker: object) -> None:
@@ -146,11 +140,16 @@ def test_the_next_attempt_is_in_the_same_trace(plant: Plant, sink: Receiver) -> 
 
 
 def test_a_failed_span_has_its_error(plant: Plant, sink: Receiver) -> None:
-    start(plant, sink)
-    late = traced(params=SamplingParams(max_tokens=5), deadline_ms=1)
+    # Given a request that waits for a worker until its deadline, and one that the worker refuses
+    plant.coordinator(otlp_endpoint=sink.url)
+    plant.wait_for_leader()
+    late = traced(deadline_ms=int(time.time() * 1000) + 1000)
     wrong = traced(tokens=[1] * 9000)
-    plant.push_all([late, wrong])
-    plant.results([late, wrong])
+    plant.push_all([late])
+    plant.results([late])
+    plant.worker(otlp_endpoint=sink.url)
+    plant.push_all([wrong])
+    plant.results([wrong])
     stop(plant)
 
     (waited,) = (one for one in sink.of("tokenyard-coordinator") if one.error)

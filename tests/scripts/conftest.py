@@ -5,12 +5,34 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.support.yard import Yard
+from tests.support.builders import make_request
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import Scripts
+
+pytest.register_assert_rewrite("tests.scripts.model", "tests.scripts.walk")
 
 
 @pytest.fixture
 def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
     """A yard with a leader, on both servers in turn."""
     return Yard(connection, keys, scripts)
+
+
+@pytest.fixture
+def worker(yard: Yard) -> str:
+    """A worker of the yard, with a lease and an empty lane."""
+    return yard.worker()
+
+
+@pytest.fixture
+def assignment(yard: Yard, worker: str) -> Assignment:
+    """A stream on the lane of that worker."""
+    return yard.assign(worker, make_request(stream=True))
+
+
+@pytest.fixture
+def waiting(yard: Yard) -> QueuedRequest:
+    """A request that was submitted."""
+    return yard.submit()

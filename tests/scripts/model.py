@@ -1,19 +1,28 @@
-"""The model of a yard that the random walks maintain, and a snapshot of the real one."""
+"""The model of a yard that the random walks maintain, and its comparison with the real one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from tests.support.builders import make_request
 from tests.support.yard import Yard
 from tokenyard.protocol.keys import INTAKE_CLASSES
-from tokenyard.protocol.parse import unfold
-from tokenyard.protocol.replies import Reply, decode_replies
-from tokenyard.protocol.wire import Assignment, Request
-from tokenyard.scripts import Why, destination
+from tokenyard.protocol.parse import parse_request, unfold
+from tokenyard.protocol.replies import TERMINAL, Reply, decode_replies, decode_reply
+from tokenyard.protocol.wire import (
+    Assignment,
+    Request,
+    pack_tokens,
+    prompt_value,
+    unpack_tokens,
+)
+from tokenyard.scripts import Why, destination, waits_at
 
 Name = tuple[str, str]  # of a request: client and id
+CLIENTS = {"flat": "", "framed": "replies:framed"}
 #: Counts that only the system writes, and those that a retry carries.
 HISTORY = ("crashes", "suspected", "crashed_alone", "lost_alone", "faults")
 
@@ -121,3 +130,121 @@ class Snapshot:
             replies = [reply for _, fields in next(answers) for reply in decode_replies(fields)]
             seen.replies[name] = [reply for reply in replies if reply.id == name[1]]
         return seen
+
+
+def ask_for(name: Name) -> Request:
+    """The request of a name, always the same."""
+    client, request_id = name
+    return make_request(
+        request_id, client=client, reply_to=CLIENTS[client], stream=True, tokens=range(9)
+    )
+
+
+def is_in_place(seen: Snapshot, name: Name) -> bool:
+    """Whether the entry that a ledger names exists."""
+    ledger = seen.ledgers[name]
+    if ledger[b"state"] == b"assigned":
+        lane = seen.lanes[ledger[b"worker"].decode()]
+        return ledger[b"entry"] in {item.entry for item in lane}
+    names = (b"sid", b"intake", b"entry")
+    intake, entry = waits_at(*(ledger.get(at, b"").decode() for at in names))
+    return (intake.encode(), entry.encode()) in seen.waiting
+
+
+def token_at(name: Name, at: int) -> int:
+    """The token of a request at an offset, the same from every worker."""
+    return (len(name[0]) * 1000 + ord(name[1][0])) * 1000 + at
+
+
+def check_places(seen: Snapshot, everything: Mapping[Name, Known], *, is_inexact: bool) -> None:
+    """Every request is in exactly one place: an intake, a lane, or answered."""
+    on_lanes = Counter(item.name for lane in seen.lanes.values() for item in lane)
+    waiting_names = {item.name for item in seen.waiting.values()}
+    queued = 0
+    for name, known in everything.items():
+        ledger = seen.ledgers[name]
+        state = ledger.get(b"state", b"").decode()
+        if known.result is not None:
+            assert state in TERMINAL
+            assert on_lanes[name] == 0
+        elif known.is_astray:
+            assert on_lanes[name] == 0
+            assert not is_in_place(seen, name)
+        elif state == "assigned":
+            assert on_lanes[name] == 1
+        else:
+            assert on_lanes[name] == 0
+            if not state:  # an unread plain XADD
+                assert name in waiting_names
+            else:
+                assert state == "waiting"
+                names = (b"sid", b"intake", b"entry")
+                intake, entry = waits_at(*(ledger.get(at, b"").decode() for at in names))
+                item = seen.waiting[intake.encode(), entry.encode()]
+                assert item.name == name
+                if intake == "retry":
+                    _check_retry(item, known)
+                else:
+                    queued += max(1, len(prompt_value(known.request)) // 4)
+    # The leader's scan corrects the count.
+    assert is_inexact or seen.queued_tokens == queued
+
+
+def _check_retry(item: OnLane, known: Known) -> None:
+    """A retry has its history and its published tokens."""
+    history = {name: int(item.fields.get(name.encode(), b"0")) for name in HISTORY}
+    assert history == known.history
+    assert unpack_tokens(item.fields.get(b"published", b"")) == known.published
+
+
+def check_lanes(
+    seen: Snapshot,
+    everything: Mapping[Name, Known],
+    workers: Mapping[str, Life],
+    lane_limit: int,
+    *,
+    is_inexact: bool,
+) -> None:
+    """A lane is bounded, belongs to one worker, and has the facts for the next attempt."""
+    for worker, lane in seen.lanes.items():
+        assert len(lane) <= lane_limit
+        alone = seen.quarantine.get(worker.encode())
+        if alone and workers[worker].holds and not is_inexact:
+            assert [item.entry for item in lane] == [alone]
+        is_known = worker.encode() in seen.leases
+        assert is_known == (worker.encode() in seen.roster)
+        assert is_known or (not workers[worker].holds and not lane)
+        for item in lane:
+            known, ledger = everything[item.name], seen.ledgers[item.name]
+            fields = item.fields
+            assert parse_request(fields) == known.request
+            assert fields[b"attempt"] == str(known.attempts).encode() == ledger[b"attempt"]
+            assert known.running == (worker, known.attempts)
+            for count in ("crashes", "faults"):
+                assert fields.get(count.encode(), b"0") == str(known.history[count]).encode()
+            assert fields[b"sid"] == ledger[b"sid"]
+            assert (ledger[b"worker"], ledger[b"entry"]) == (worker.encode(), item.entry)
+            published = unpack_tokens(fields.get(b"published", b""))
+            assert published == known.published[: len(published)]
+            assert len(published) == known.published_at_start
+
+
+def check_replies(seen: Snapshot, name: Name, known: Known) -> None:
+    """Every token is published once, in order, with one result at the end."""
+    streamed = list[int]()
+    replies = seen.replies[name][known.replies_before :]
+    results = [reply for reply in replies if reply.event == "result"]
+    for reply in replies:
+        if reply.event == "delta":
+            assert reply.seq == len(streamed)
+            streamed += unpack_tokens(reply.tokens)
+    assert streamed == known.published
+    assert streamed == [token_at(name, at) for at in range(len(streamed))]
+    if known.result is None:
+        assert results == []
+        assert seen.tokens[name] == pack_tokens(streamed)
+        return
+    (result,) = results
+    assert replies[-1] == result == decode_reply(seen.ledgers[name][b"result"])
+    assert (result.status, unpack_tokens(result.tokens)) == known.result
+    assert seen.tokens[name] == b""

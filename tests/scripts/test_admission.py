@@ -9,9 +9,7 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
-from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Publication, Submitted
 
@@ -36,12 +34,10 @@ def now_ms(yard: Yard) -> int:
     return int(seconds * 1000 + micros // 1000)
 
 
-def test_position_counts_all_requests_that_are_served_earlier(yard: Yard) -> None:
+def test_position_counts_all_requests_that_are_served_earlier(yard: Yard, worker: str) -> None:
     """Given retries and other classes, I expect only those that are served earlier to count."""
-    worker = yard.worker()
     yard.assign(worker)
-    yard.expire(worker)
-    yard.rescue(worker)
+    yard.lose(worker)
     for priority_class, count in (("high", 2), ("normal", 3), ("low", 4)):
         submit(yard, *requests(count), priority_class=priority_class)
 
@@ -90,28 +86,24 @@ def test_full_yard_returns_the_likely_time_of_a_free_place(
     assert abs(full.retry_after_ms - retry_after_ms) <= retry_after_ms / 4
 
 
-def test_a_long_queue_gets_long_retry_pauses(yard: Yard) -> None:
-    """Given work for 12 s, I expect refused clients to retry after a part of it."""
-    tell(yard, max_num_queued_reqs=1200, rate=100)
-    submit(yard, *requests(1200))
+@pytest.mark.parametrize(
+    ("queued", "rate", "pause_ms"),
+    [
+        pytest.param(1200, 100, 3000, id="a part of 12 s of work"),
+        pytest.param(500, 1, 30_000, id="the longest"),
+    ],
+)
+def test_retry_pauses_of_a_long_queue_have_jitter(
+    yard: Yard, queued: int, rate: int, pause_ms: int
+) -> None:
+    tell(yard, max_num_queued_reqs=queued, rate=rate)
+    submit(yard, *requests(queued))
 
     answers = submit(yard, *(make_request(f"more-{number}") for number in range(40)))
 
     times = {answer.retry_after_ms for answer in answers}
-    assert min(times) >= 0.75 * 3000
-    assert max(times) <= 1.25 * 3000
+    assert 0.75 * pause_ms <= min(times) <= max(times) <= 1.25 * pause_ms
     assert len(times) > 20, "they do not all come back at the same moment"
-
-
-def test_the_longest_retry_pause_has_jitter(yard: Yard) -> None:
-    tell(yard, max_num_queued_reqs=500, rate=1)
-    submit(yard, *requests(500))
-
-    answers = submit(yard, *(make_request(f"more-{number}") for number in range(40)))
-
-    times = {answer.retry_after_ms for answer in answers}
-    assert 22_500 <= min(times) <= max(times) <= 37_500
-    assert len(times) > 20
 
 
 def test_later_requests_of_a_refused_burst_retry_later(yard: Yard) -> None:
@@ -204,20 +196,19 @@ def test_an_unmeetable_deadline_is_refused_on_request(yard: Yard) -> None:
     assert submit(yard, soon)[0].code is Submitted.ACCEPTED
 
 
-@pytest.mark.parametrize("deadline_ms", [None, FAR_MS])
-def test_meetable_deadline_is_accepted(yard: Yard, deadline_ms) -> None:
-    tell(yard, rate=1)
+@pytest.mark.parametrize(
+    ("rate", "deadline_ms"),
+    [
+        pytest.param(1, None, id="no deadline"),
+        pytest.param(1, FAR_MS, id="in time"),
+        pytest.param(0, 1, id="no rate"),
+    ],
+)
+def test_a_deadline_is_accepted(yard: Yard, rate: int, deadline_ms: int | None) -> None:
+    tell(yard, rate=rate)
     submit(yard, *requests(5))
 
     (accepted,) = submit(yard, make_request(deadline_ms=deadline_ms), refuse_late=True)
-
-    assert accepted.code is Submitted.ACCEPTED
-
-
-def test_without_a_rate_no_deadline_is_refused(yard: Yard) -> None:
-    submit(yard, *requests(5))
-
-    (accepted,) = submit(yard, make_request(deadline_ms=1), refuse_late=True)
 
     assert accepted.code is Submitted.ACCEPTED
 
@@ -243,9 +234,11 @@ def test_negative_count_does_not_raise_the_bound(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_count_equals_the_queued_tokens_after_every_change(yard: Yard, seed: int) -> None:
+def test_count_equals_the_queued_tokens_after_every_change(
+    yard: Yard, worker: str, seed: int
+) -> None:
     """If requests leave the intake in every way and return, I expect an exact count."""
-    draw, worker = random.Random(seed), yard.worker()
+    draw = random.Random(seed)
     queued: dict[str, tuple[QueuedRequest, int]] = {}
     running = []
     for _ in range(120):
@@ -272,9 +265,8 @@ def test_count_equals_the_queued_tokens_after_every_change(yard: Yard, seed: int
                 yard.scripts.dispatch(yard.token, twice)
                 running.append(yard.lane(worker)[-1])
             elif action == "answer":
-                reply = refusal(chosen.request, Code.INVALID_REQUEST, "x")
                 for _ in range(2):
-                    yard.scripts.answer(yard.token, "normal", chosen.entry, chosen.request, reply)
+                    yard.answer(chosen)
             else:
                 for _ in range(2):
                     yard.scripts.cancel("anon", chosen.request.id, "x")

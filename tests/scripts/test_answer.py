@@ -13,29 +13,22 @@ from tokenyard.protocol.wire import Refused, pack_tokens, request_fields
 from tokenyard.scripts import Answered, Publication
 
 
-def answer(
-    yard: Yard, waiting: QueuedRequest, code: Code = Code.INVALID_REQUEST, **fields
-) -> Answered:
-    reply = refusal(waiting.request, code, "top_p: too high", **fields)
-    return yard.scripts.answer(yard.token, waiting.intake, waiting.entry, waiting.request, reply)
-
-
 @pytest.mark.parametrize("kind", [make_request, framed])
 @pytest.mark.parametrize("pushed", [True, False])
 def test_waiting_request_gets_its_result(yard: Yard, kind, pushed: bool) -> None:
     request = kind(result_ttl_s=100)
-    waiting = yard.push(request_fields(request), request) if pushed else yard.submit(request)
-    yard.read()
+    fields = request_fields(request)
+    waiting = yard.push(fields, request, "high") if pushed else yard.submit(request)
+    yard.read(waiting.intake)
 
-    assert answer(yard, waiting) is Answered.DONE
+    assert yard.answer(waiting) is Answered.DONE
 
     (reply,) = yard.replies(request)
     assert (reply.status, reply.tokens) == ("failed", b"")
     assert yard.result(request) == reply
     ledger = yard.ledger(request)
-    assert (ledger["state"], ledger["sid"]) == ("failed", f"normal/{waiting.entry}")
-    assert yard.intake() == []
-    assert yard.pending() == 0
+    assert (ledger["state"], ledger["sid"]) == ("failed", f"{waiting.intake}/{waiting.entry}")
+    assert (yard.intake(waiting.intake), yard.pending(waiting.intake)) == ([], 0)
     stream = (
         yard.keys.replies("framed") if request.reply_to else yard.keys.reply("anon", request.id)
     )
@@ -63,49 +56,30 @@ def test_invalid_entry_with_an_id_gets_a_failed_result(yard: Yard) -> None:
         (Code.POISONED, "failed"),
     ],
 )
-def test_state_of_the_ledger_is_the_status(yard: Yard, code: Code, status: str) -> None:
-    waiting = yard.submit()
-
-    answer(yard, waiting, code)
+def test_state_of_the_ledger_is_the_status(
+    yard: Yard, waiting: QueuedRequest, code: Code, status: str
+) -> None:
+    yard.answer(waiting, code)
 
     assert yard.ledger(waiting.request)["state"] == status
 
 
-def test_former_leader_answers_nothing(yard: Yard) -> None:
-    waiting = yard.submit()
-    yard.depose()
-
-    assert answer(yard, waiting) is Answered.NOT_LEADER
-    assert yard.replies(waiting.request) == []
-    assert len(yard.intake()) == 1
-
-
-def test_second_answer_changes_nothing(yard: Yard) -> None:
-    waiting = yard.submit()
-    answer(yard, waiting)
-
-    assert answer(yard, waiting) is Answered.GONE
-    assert len(yard.replies(waiting.request)) == 1
-
-
-def test_request_on_a_lane_is_not_answered(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_request_on_a_lane_is_not_answered(yard: Yard, waiting: QueuedRequest) -> None:
     yard.place(waiting, yard.worker())
 
-    assert answer(yard, waiting) is Answered.GONE
+    assert yard.answer(waiting) is Answered.GONE
     assert yard.ledger(waiting.request)["state"] == "assigned"
 
 
 @pytest.mark.parametrize("state", ["waiting", "assigned", "completed", "failed"])
 @pytest.mark.parametrize("intake", ["normal", "high"])
 def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
-    yard: Yard, intake: IntakeClass, state: str
+    yard: Yard, worker: str, intake: IntakeClass, state: str
 ) -> None:
     """Given a running request, I expect an invalid duplicate not to fail it."""
-    worker = yard.worker()
     first = yard.submit()
     if state == "failed":
-        answer(yard, first)
+        yard.answer(first)
     elif state != "waiting":
         assignment = yard.place(first, worker)
         if state == "completed":
@@ -113,22 +87,20 @@ def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
     before = yard.ledger(first.request), yard.replies(first.request)
     twin = yard.push({"id": first.request.id}, first.request, intake=intake)
 
-    assert answer(yard, twin) is Answered.DUPLICATE
+    assert yard.answer(twin) is Answered.DUPLICATE
 
     assert (yard.ledger(first.request), yard.replies(first.request)) == before
     assert twin.entry not in [entry for entry, _ in yard.intake(intake)]
 
 
-def test_rescued_request_keeps_its_published_tokens(yard: Yard) -> None:
-    worker = yard.worker()
+def test_rescued_request_keeps_its_published_tokens(yard: Yard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [1, 2]))])
-    yard.expire(worker)
-    yard.rescue(worker)
+    yard.lose(worker)
     again = yard.waiting(request)
 
-    assert answer(yard, again, published=yard.published(request)) is Answered.DONE
+    assert yard.answer(again, published=yard.published(request)) is Answered.DONE
 
     result = yard.replies(request)[-1]
     assert (result.seq, result.tokens) == (2, pack_tokens([1, 2]))
@@ -136,44 +108,28 @@ def test_rescued_request_keeps_its_published_tokens(yard: Yard) -> None:
     assert yard.ledger(request)["sid"] == assignment.sid
 
 
-@pytest.mark.parametrize("intake", ["high", "low"])
-def test_class_of_the_intake_is_part_of_the_server_id(yard: Yard, intake: IntakeClass) -> None:
-    request = make_request()
-    waiting = yard.push(request_fields(request), request, intake=intake)
-
-    answer(yard, waiting)
-
-    assert yard.ledger(request)["sid"] == f"{intake}/{waiting.entry}"
-
-
 def test_a_short_result_ttl_does_not_shorten_the_life_of_other_results(yard: Yard) -> None:
-    answer(yard, yard.submit(framed(client="ann", result_ttl_s=1000)))
-    answer(yard, yard.submit(framed(client="ann", result_ttl_s=10)))
+    yard.answer(yard.submit(framed(client="ann", result_ttl_s=1000)))
+    yard.answer(yard.submit(framed(client="ann", result_ttl_s=10)))
 
     assert yard.ttl_s(yard.keys.replies("ann")) > 900
 
 
-def test_stream_of_answers_is_bounded(yard: Yard) -> None:
-    yard.scripts._reply_maxlen = 100
-    for _ in range(500):
-        answer(yard, yard.submit(framed(client="ann")))
-
-    assert 100 <= yard.connection.xlen(yard.keys.replies("ann")) <= 300
-
-
-def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(yard: Yard) -> None:
+def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
+    yard: Yard, worker: str
+) -> None:
     """Given a retry that is given up, I expect the letter to have its history."""
-    worker = yard.worker()
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
     yard.scripts.retire(worker, "crashed", "signal 11")
     yard.rescue(worker)
-    waiting = yard.waiting(request)
-    reply = refusal(request, Code.POISONED, "signal 11", published=pack_tokens([7]))
 
-    code = yard.scripts.answer(
-        yard.token, "retry", waiting.entry, request, reply, dead="POISONED: signal 11"
+    code = yard.answer(
+        yard.waiting(request),
+        Code.POISONED,
+        published=pack_tokens([7]),
+        dead="POISONED: signal 11",
     )
 
     assert code is Answered.DONE
@@ -185,37 +141,18 @@ def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(yar
 
 
 @pytest.mark.parametrize("why_not", ["succeeded", "twin", "gone"])
-def test_dead_letter_is_written_only_with_the_answer(yard: Yard, why_not: str) -> None:
-    waiting = yard.submit()
+def test_dead_letter_is_written_only_with_the_answer(
+    yard: Yard, waiting: QueuedRequest, why_not: str
+) -> None:
     if why_not == "succeeded":
         yard.depose()
     elif why_not == "twin":
         waiting = yard.push(request_fields(waiting.request), waiting.request, intake="high")
     else:
         yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
-    reply = refusal(waiting.request, Code.INVALID_REQUEST, "x")
 
-    code = yard.scripts.answer(
-        yard.token, waiting.intake, waiting.entry, waiting.request, reply, dead="x"
-    )
-
-    assert code is not Answered.DONE
+    assert yard.answer(waiting, dead="x") is not Answered.DONE
     assert yard.connection.xlen(yard.keys.dead) == 0
-
-
-def test_answered_request_leaves_the_count_of_queued_tokens(yard: Yard) -> None:
-    waiting = yard.submit(make_request(tokens=range(40)))
-    assert yard.queued_tokens() > 0
-
-    answer(yard, waiting)
-
-    assert yard.queued_tokens() == 0
-
-
-def answer_as(yard: Yard, waiting: QueuedRequest, digest: str) -> Answered:
-    reply = refusal(waiting.request, Code.INVALID_REQUEST, "top_p: too high")
-    place = (waiting.intake, waiting.entry, waiting.request, reply)
-    return yard.scripts.answer(yard.token, *place, digest=digest)
 
 
 def test_an_answered_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> None:
@@ -223,7 +160,7 @@ def test_an_answered_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> 
     waiting = yard.push(request_fields(request), request)
     yard.read()
 
-    assert answer_as(yard, waiting, "abc") is Answered.DONE
+    assert yard.answer(waiting, digest="abc") is Answered.DONE
 
     assert yard.ledger(request)["digest"] == "abc"
 
@@ -236,7 +173,7 @@ def test_another_request_under_a_known_id_is_a_dead_letter(yard: Yard) -> None:
     yard.read()
     before = yard.ledger(request)
 
-    assert answer_as(yard, waiting, "another") is Answered.REUSED
+    assert yard.answer(waiting, digest="another") is Answered.REUSED
 
     assert (yard.intake(), yard.pending()) == ([], 0)
     assert (yard.ledger(request), yard.replies(request)) == (before, [])
@@ -252,7 +189,7 @@ def test_the_same_request_refused_twice_is_a_duplicate(yard: Yard, again: str) -
     for _ in range(2):
         waiting = yard.push(request_fields(request), request)
         yard.read()
-        last = answer_as(yard, waiting, "same" if yard.replies(request) == [] else again)
+        last = yard.answer(waiting, digest=again if yard.replies(request) else "same")
 
     assert last is Answered.DUPLICATE
     assert yard.connection.xlen(yard.keys.dead) == 0

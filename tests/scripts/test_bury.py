@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.yard import Yard
-from tokenyard.scripts import Answered, Scripts
+from tokenyard.scripts import Answered
 
 
 def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
@@ -23,23 +23,6 @@ def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
     assert yard.pending() == 0
 
 
-def test_former_leader_buries_nothing(yard: Yard) -> None:
-    entry = yard.push({"prompt": "x"}).entry
-    yard.depose()
-
-    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.NOT_LEADER
-    assert len(yard.intake()) == 1
-    assert yard.connection.xlen(yard.keys.dead) == 0
-
-
-def test_second_burial_finds_nothing(yard: Yard) -> None:
-    entry = yard.push({"prompt": "x"}).entry
-    yard.scripts.bury(yard.token, "normal", entry, "x")
-
-    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.GONE
-    assert yard.connection.xlen(yard.keys.dead) == 1
-
-
 def test_deleted_entry_is_acknowledged(yard: Yard) -> None:
     entry = yard.push({"prompt": "x"}).entry
     yard.read()
@@ -57,11 +40,3 @@ def test_entry_of_thousands_of_fields_keeps_its_beginning(yard: Yard) -> None:
     ((_, fields),) = yard.connection.xrange(yard.keys.dead)
     assert fields[b"field-0"] == b"x"
     assert 50 < len(fields) < 200
-
-
-def test_dead_letters_are_bounded(yard: Yard) -> None:
-    scripts = Scripts(yard.connection, yard.keys, dead_maxlen=100)
-    for _ in range(500):
-        scripts.bury(yard.token, "normal", yard.push({"prompt": "x"}).entry, "x")
-
-    assert 100 <= yard.connection.xlen(yard.keys.dead) <= 300

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from tests.scripts.test_hostile_ledgers import NOWHERE
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, pack_tokens, request_fields
@@ -75,19 +76,9 @@ def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind, is_re
         assert 95 <= yard.ttl_s(key) <= 100
 
 
-def test_request_cancelled_before_its_dispatch_reaches_no_lane(yard: Yard) -> None:
-    worker, waiting = yard.worker(), yard.submit()
-    yard.read()
-
-    stop(yard, waiting.request)
-
-    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.GONE]
-    assert yard.lane(worker) == []
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_running_request_ends_with_its_published_tokens(yard: Yard, kind) -> None:
-    worker, request = yard.worker(), kind(stream=True)
+def test_running_request_ends_with_its_published_tokens(yard: Yard, worker: str, kind) -> None:
+    request = kind(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 0]))])
 
@@ -100,8 +91,8 @@ def test_running_request_ends_with_its_published_tokens(yard: Yard, kind) -> Non
     assert yard.published(request) == b""
 
 
-def test_late_writes_of_its_worker_change_nothing(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request(stream=True)
+def test_late_writes_of_its_worker_change_nothing(yard: Yard, worker: str) -> None:
+    request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     stop(yard, request)
     before = yard.replies(request), yard.ledger(request)
@@ -116,12 +107,11 @@ def test_late_writes_of_its_worker_change_nothing(yard: Yard) -> None:
     assert yard.intake("retry") == []
 
 
-def test_rescued_request_ends_with_its_published_tokens(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request(stream=True)
+def test_rescued_request_ends_with_its_published_tokens(yard: Yard, worker: str) -> None:
+    request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
-    yard.expire(worker)
-    yard.rescue(worker)
+    yard.lose(worker)
 
     assert stop(yard, request) is Cancelled.CANCELLED
 
@@ -129,9 +119,9 @@ def test_rescued_request_ends_with_its_published_tokens(yard: Yard) -> None:
     assert yard.intake("retry") == []
 
 
-def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: Yard) -> None:
+def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: Yard, worker: str) -> None:
     """Given a worker that died unnoticed, I expect its lane to end despite the cancel entry."""
-    worker, request = yard.worker(), make_request()
+    request = make_request()
     yard.assign(worker, request)
     yard.expire(worker)
     stop(yard, request)
@@ -145,8 +135,8 @@ def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("state", ["completed", "cancelled"])
-def test_ended_request_is_unchanged(yard: Yard, state: str) -> None:
-    worker, request = yard.worker(), make_request()
+def test_ended_request_is_unchanged(yard: Yard, worker: str, state: str) -> None:
+    request = make_request()
     assignment = yard.assign(worker, request)
     if state == "completed":
         yard.scripts.finish(worker, [Publication(assignment, make_result(request.id, [1]))])
@@ -159,9 +149,10 @@ def test_ended_request_is_unchanged(yard: Yard, state: str) -> None:
 
 
 @pytest.mark.parametrize("seen", ["other intake", "still waiting", "other worker", "unknown"])
-def test_an_outdated_read_of_the_ledger_cancels_nothing(yard: Yard, seen: str) -> None:
+def test_an_outdated_read_of_the_ledger_cancels_nothing(
+    yard: Yard, worker: str, waiting: QueuedRequest, seen: str
+) -> None:
     """Given a request that moved between read and call, I expect MOVED."""
-    worker, waiting = yard.worker(), yard.submit()
     request = waiting.request
     state, where = {
         "other intake": ("waiting", "high"),
@@ -183,10 +174,10 @@ def test_an_outdated_read_of_the_ledger_cancels_nothing(yard: Yard, seen: str) -
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
-    yard: Yard, is_there: bool
+    yard: Yard, worker: str, is_there: bool
 ) -> None:
     """Given an XADD that arrives after its cancel, or is unread, I expect it to be dropped."""
-    request, worker = make_request(), yard.worker()
+    request = make_request()
     early = yard.push(request_fields(request), request) if is_there else None
 
     assert stop(yard, request) is Cancelled.CANCELLED_BEFORE_ARRIVAL
@@ -205,9 +196,11 @@ def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_read", [True, False])
-def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, kind, is_read: bool) -> None:
+def test_plain_entry_is_cancelled_where_it_was_seen(
+    yard: Yard, worker: str, kind, is_read: bool
+) -> None:
     """Given an undispatched XADD, I expect its result on its reply stream."""
-    request, worker = kind(result_ttl_s=100), yard.worker()
+    request = kind(result_ttl_s=100)
     pushed = yard.push(request_fields(request), request)
     if is_read:
         yard.read()
@@ -224,8 +217,8 @@ def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, kind, is_read: b
     assert yard.scripts.call(call) is Cancelled.OVER
 
 
-def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(yard: Yard) -> None:
-    request, worker = make_request(), yard.worker()
+def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(yard: Yard, worker: str) -> None:
+    request = make_request()
     pushed = yard.push(request_fields(request), request)
     yard.read()
     yard.place(pushed, worker)
@@ -237,8 +230,8 @@ def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(yard: Yard) -
     assert yard.scripts.call(gone) is Cancelled.MOVED
 
 
-def test_cancelled_suspect_gives_its_lane_to_others(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request()
+def test_cancelled_suspect_gives_its_lane_to_others(yard: Yard, worker: str) -> None:
+    request = make_request()
     yard.assign(worker, request, alone=True)
 
     stop(yard, request)
@@ -257,9 +250,10 @@ def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("ttl", ["", "-5", "0", "1e9", "abc", "99999999999999999999"])
-def test_entry_with_an_invalid_result_ttl_is_cancelled(yard: Yard, ttl: str) -> None:
+def test_entry_with_an_invalid_result_ttl_is_cancelled(
+    yard: Yard, waiting: QueuedRequest, ttl: str
+) -> None:
     """Given unvalidated fields, I expect the result to have the default TTL."""
-    waiting = yard.submit()
     request = waiting.request
     foreign = yard.push({"id": request.id, "prompt": "x", "result_ttl": ttl})
     ledger = yard.keys.ledger("anon", request.id)
@@ -300,8 +294,7 @@ class TestLedgersThatAClientWrote:
         assert yard.result(mine) is not None
         assert yard.result(theirs.request) is None
 
-    def test_running_request_of_another_client_is_unchanged(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_running_request_of_another_client_is_unchanged(self, yard: Yard, worker: str) -> None:
         theirs = yard.assign(worker, make_request(), alone=True)
 
         mine = self.forge(yard, state="assigned", worker=worker, entry=theirs.entry)
@@ -321,20 +314,7 @@ class TestLedgersThatAClientWrote:
         assert yard.scripts.call(seen_in_an_intake(yard, mine, entry)) is Cancelled.MOVED
         assert len(yard.intake()) == 1
 
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {"state": "waiting"},
-            {"state": "waiting", "sid": "events/1-1"},
-            {"state": "waiting", "sid": "normal/nothing"},
-            {"state": "waiting", "sid": "normal/99999999999999999999-1"},
-            {"state": "waiting", "sid": b"\xff/1-1"},
-            {"state": "waiting", "sid": "normal/1-1", "intake": "retry"},
-            {"state": "assigned"},
-            {"state": "assigned", "worker": b"\xff", "entry": "1-1"},
-            {"state": "assigned", "worker": "w.1", "entry": "+"},
-        ],
-    )
+    @pytest.mark.parametrize("fields", NOWHERE)
     def test_request_whose_ledger_names_no_place_is_cancelled(self, yard: Yard, fields) -> None:
         mine = self.forge(yard, **fields)
         yard.submit()
@@ -342,12 +322,10 @@ class TestLedgersThatAClientWrote:
         assert stop(yard, mine) is Cancelled.CANCELLED
         assert len(yard.intake()) == 1
         result = yard.result(mine)
-        assert result is not None
         assert result.status == "cancelled"
 
 
-def test_cancel_of_a_suspect_with_a_deleted_entry_opens_its_lane(yard: Yard) -> None:
-    worker = yard.worker()
+def test_cancel_of_a_suspect_with_a_deleted_entry_opens_its_lane(yard: Yard, worker: str) -> None:
     assignment = yard.assign(worker, alone=True)
     yard.connection.delete(yard.keys.lane(worker))
 

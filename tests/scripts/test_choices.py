@@ -61,8 +61,7 @@ def test_retry_carries_no_choices_of_an_earlier_request_of_its_id(yard: Yard) ->
     # If its id is used again, and the worker dies before the first token,
     worker = yard.worker()
     yard.assign(worker, request)
-    yard.expire(worker)
-    yard.rescue(worker)
+    yard.lose(worker)
 
     # I expect that it can run again.
     [(_, fields)] = yard.intake("retry")
@@ -70,8 +69,7 @@ def test_retry_carries_no_choices_of_an_earlier_request_of_its_id(yard: Yard) ->
     assert read_history(fields).failure(LIMITS, 2) is None
 
 
-def test_a_stream_of_one_choice_notes_no_choices(yard: Yard) -> None:
-    worker = yard.worker()
+def test_a_stream_of_one_choice_notes_no_choices(yard: Yard, worker: str) -> None:
     one, two = yard.assign(worker, several(1)), yard.assign(worker, several(2))
     made = [
         Publication(one, make_delta(one.request.id, 0, [1]), 7),
@@ -86,8 +84,7 @@ def test_a_stream_of_one_choice_notes_no_choices(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("how", ["rescue", "hand_back"])
-def test_the_next_attempt_gets_the_noted_choices(yard: Yard, how: str) -> None:
-    worker = yard.worker()
+def test_the_next_attempt_gets_the_noted_choices(yard: Yard, worker: str, how: str) -> None:
     assignment = yard.assign(worker, several())
     emit(yard, assignment, (0, 1, [1, 2]), (2, 0, [3]))
 
@@ -102,8 +99,7 @@ def test_the_next_attempt_gets_the_noted_choices(yard: Yard, how: str) -> None:
     assert [again.published_of(index) for index in (0, 1)] == [[3], [1, 2]]
 
 
-def test_result_deletes_the_noted_choices(yard: Yard) -> None:
-    worker = yard.worker()
+def test_result_deletes_the_noted_choices(yard: Yard, worker: str) -> None:
     assignment = yard.assign(worker, several())
     emit(yard, assignment, (0, 1, [1]))
 
@@ -121,11 +117,3 @@ def test_choices_of_an_earlier_life_are_overwritten(yard: Yard) -> None:
     emit(yard, assignment, (0, 0, [1]))
 
     assert noted(yard, request) == b"\0"
-
-
-def test_a_clients_own_choices_field_is_ignored(yard: Yard) -> None:
-    pushed = yard.push({"id": "q1", "prompt": "x", "choices": b"\1", "trial": "3"})
-
-    placed = yard.place(type(pushed)(make_request("q1"), "normal", pushed.entry), yard.worker())
-
-    assert (placed.choices, placed.published) == (b"", b"")

@@ -33,26 +33,10 @@ def test_an_operator_needs_no_token(yard: Yard) -> None:
     assert commands(yard) == [(command, LOAD)]
 
 
-def test_a_former_leader_commands_nothing(yard: Yard) -> None:
-    yard.depose()
-
-    assert yard.scripts.command(LOAD, yard.token) is None
-    assert yard.scripts.command(LOAD, "0:nobody") is None
-
-    assert commands(yard) == []
-
-
 def test_without_a_leader_no_token_is_valid(yard: Yard) -> None:
     yard.scripts.resign(yard.token)
 
     assert yard.scripts.command(LOAD, yard.token) is None
-
-
-def test_commands_are_bounded(yard: Yard) -> None:
-    for _ in range(1_500):
-        yard.scripts.command(LOAD, yard.token)
-
-    assert yard.connection.xlen(yard.keys.control) < 1_200
 
 
 def test_an_acknowledgement_wakes_the_leader_and_expires(yard: Yard) -> None:
@@ -79,13 +63,3 @@ def test_acknowledgements_are_per_worker_and_repeatable(yard: Yard) -> None:
 
     assert set(yard.connection.hkeys(yard.keys.acks("1-0"))) == {b"w.1", b"w.2"}
     assert len(yard.events()) == 3
-
-
-def test_a_server_without_memory_takes_commands_and_acknowledgements(yard: Yard) -> None:
-    """Given a full server, I expect models to be placed: only finished work frees memory."""
-    with yard.without_memory():
-        command = yard.scripts.command(LOAD, yard.token)
-        assert command
-        yard.scripts.acknowledge(command, Acknowledgement(worker="w.1", done=True))
-
-    assert len(commands(yard)) == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import framed, make_request
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.builders import make_request
+from tests.support.yard import Yard
 from tokenyard.admin.dead_letters import (
     DeadLetter,
     all_letters,
@@ -15,19 +15,15 @@ from tokenyard.admin.dead_letters import (
     requeue_letter,
 )
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered
 
 
-def kill(yard: Yard, request: Request, *, priority_class: str = "normal") -> DeadLetter:
+def kill(yard: Yard, request: Request, *, priority_class: PriorityClass = "normal") -> DeadLetter:
     """Let a request end as a dead letter; the letter."""
-    waiting: QueuedRequest = yard.submit(request, priority_class)  # type: ignore[arg-type]
-    reply = refusal(request, Code.POISONED, "it killed its worker")
-    code = yard.scripts.answer(
-        yard.token, waiting.intake, waiting.entry, request, reply, dead="it killed its worker"
-    )
-    assert code is Answered.DONE
+    waiting = yard.submit(request, priority_class)
+    assert yard.answer(waiting, Code.POISONED, dead="it killed its worker") is Answered.DONE
     return dead_letters(yard.connection, yard.keys)[0]
 
 
@@ -85,58 +81,13 @@ def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: Yard) -> None:
     assert find_letter(yard.connection, yard.keys, "nobody") is None
 
 
-@pytest.mark.parametrize("make", [make_request, framed])
-def test_a_requeued_request_runs_like_a_new_one(yard: Yard, make) -> None:
-    request = make("q")
-    letter = kill(yard, request, priority_class="low")
+def test_a_letter_is_requeued_in_its_class(yard: Yard) -> None:
+    letter = kill(yard, make_request("q"), priority_class="low")
 
     sid = requeue_letter(yard.connection, yard.keys, letter)
 
-    [(entry, fields)] = yard.intake("low")
-    assert sid == f"low/{entry}"
-    assert not any(name.startswith(b"dead_") for name in fields)
-    assert yard.ledger(request)["state"] == "waiting"
-    assert yard.result(request) is None
-    worker = yard.worker()
-    assert yard.place(QueuedRequest(request, "low", entry), worker).request == request
+    assert [f"low/{entry}" for entry, _ in yard.intake("low")] == [sid]
     assert dead_letters(yard.connection, yard.keys) == []
-
-
-def test_attempts_of_a_second_life_continue_the_count_of_the_first(yard: Yard) -> None:
-    worker = yard.worker()
-    request = make_request("q")
-    assignment = yard.assign(worker, request)
-    yard.expire(worker)
-    yard.rescue(worker)
-    waiting = yard.waiting(request)
-    reply = refusal(request, Code.POISONED, "x")
-    yard.scripts.answer(yard.token, "retry", waiting.entry, request, reply, dead="x")
-    [letter] = dead_letters(yard.connection, yard.keys)
-    assert letter.priority_class == "normal"
-
-    requeue_letter(yard.connection, yard.keys, letter)
-
-    [(entry, _)] = yard.intake("normal")
-    again = yard.place(QueuedRequest(request, "normal", entry), yard.worker("w2"))
-    assert (again.attempt, again.crashes, again.published) == (assignment.attempt + 1, 0, b"")
-
-
-def test_a_letter_is_requeued_once(yard: Yard) -> None:
-    letter = kill(yard, make_request("q"))
-
-    assert requeue_letter(yard.connection, yard.keys, letter)
-    assert requeue_letter(yard.connection, yard.keys, letter) == ""
-    assert len(yard.intake()) == 1
-
-
-def test_a_letter_whose_request_is_in_flight_is_not_requeued(yard: Yard) -> None:
-    request = make_request("q")
-    letter = kill(yard, request)
-    yard.connection.delete(yard.keys.ledger(request.client, request.id))
-    yard.submit(request)
-
-    assert requeue_letter(yard.connection, yard.keys, letter) == ""
-    assert dead_letters(yard.connection, yard.keys) == [letter]
 
 
 def test_an_unanswerable_dead_letter_cannot_be_requeued(yard: Yard) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, make_request, make_result
+from tests.support.builders import make_assignment, make_delta, make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.digest import request_digest
-from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import GROUP
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import MAX_FIELDS, Request, request_fields
 from tokenyard.scripts import Dispatched, Publication
 
 HIGHEST = "18446744073709551615-18446744073709551615"
 
 
-def test_entry_moves_whole_with_its_fencing_token(yard: Yard) -> None:
-    worker = yard.worker()
+def test_entry_moves_whole_with_its_fencing_token(yard: Yard, worker: str) -> None:
     waiting = yard.submit(make_request(model="adder", stream=True))
     yard.read()
 
@@ -41,50 +38,8 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard) -> None:
     }
 
 
-def test_plain_entry_of_any_client_moves_like_a_submitted_one(yard: Yard) -> None:
-    worker = yard.worker()
-    request = Request(id="q1", prompt="Hello")
-    pushed = yard.push({"id": "q1", "prompt": "Hello"}, request)
-
-    assignment = yard.place(pushed, worker)
-
-    assert assignment.request == request
-    assert assignment.sid == f"normal/{pushed.entry}"
-    assert yard.ledger(request)["state"] == "assigned"
-
-
 def test_round_without_moves_changes_nothing(yard: Yard) -> None:
     assert yard.scripts.dispatch(yard.token, []) == []
-
-
-def test_one_round_serves_many_lanes_and_classes(yard: Yard) -> None:
-    one, two = yard.worker("one"), yard.worker("two")
-    moves = [yard.submit(priority_class="low").to(one), yard.submit(priority_class="high").to(two)]
-    moves += [yard.submit().to(one)]
-
-    codes = yard.scripts.dispatch(yard.token, moves)
-
-    assert codes == [Dispatched.DISPATCHED] * 3
-    assert [len(yard.lane(one)), len(yard.lane(two))] == [2, 1]
-
-
-def test_former_leader_moves_nothing(yard: Yard) -> None:
-    worker = yard.worker()
-    moves = [yard.submit().to(worker), yard.submit().to(worker)]
-    yard.depose()
-
-    assert yard.scripts.dispatch(yard.token, moves) == [Dispatched.NOT_LEADER] * 2
-    assert len(yard.intake()) == 2
-    assert yard.lane(worker) == []
-
-
-def test_round_repeated_after_a_lost_answer_moves_nothing_again(yard: Yard) -> None:
-    worker = yard.worker()
-    move = yard.submit().to(worker)
-    yard.scripts.dispatch(yard.token, [move])
-
-    assert yard.scripts.dispatch(yard.token, [move]) == [Dispatched.GONE]
-    assert len(yard.lane(worker)) == 1
 
 
 def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
@@ -97,8 +52,7 @@ def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
     assert [len(yard.lane(one)), len(yard.lane(two))] == [1, 0]
 
 
-def test_deleted_entry_is_acknowledged(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_deleted_entry_is_acknowledged(yard: Yard, waiting: QueuedRequest) -> None:
     yard.read()
     yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
 
@@ -107,8 +61,7 @@ def test_deleted_entry_is_acknowledged(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "assigned", "completed"])
-def test_second_entry_of_a_known_id_is_dropped(yard: Yard, state: str) -> None:
-    worker = yard.worker()
+def test_second_entry_of_a_known_id_is_dropped(yard: Yard, worker: str, state: str) -> None:
     first = yard.submit()
     if state != "waiting":
         assignment = yard.place(first, worker)
@@ -124,8 +77,7 @@ def test_second_entry_of_a_known_id_is_dropped(yard: Yard, state: str) -> None:
     assert second.entry not in [entry for entry, _ in yard.intake()]
 
 
-def test_plain_entry_before_and_after_a_submission_runs_once(yard: Yard) -> None:
-    worker = yard.worker()
+def test_plain_entry_before_and_after_a_submission_runs_once(yard: Yard, worker: str) -> None:
     request = make_request()
     early = yard.push(request_fields(request), request)
     submitted = yard.submit(request)
@@ -136,21 +88,22 @@ def test_plain_entry_before_and_after_a_submission_runs_once(yard: Yard) -> None
     assert codes == [Dispatched.DUPLICATE, Dispatched.DUPLICATE, Dispatched.DISPATCHED]
 
 
-@pytest.mark.parametrize("why", ["unknown", "left", "lost"])
-def test_worker_without_a_lease_gets_nothing(yard: Yard, why) -> None:
-    worker = "nobody.1" if why == "unknown" else yard.worker()
-    if why != "unknown":
-        yard.assign(worker)
-        yard.scripts.retire(worker, why)
-    waiting = yard.submit()
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("how", ["unknown", "left", "lost"])
+def test_worker_without_a_lease_gets_nothing(
+    yard: Yard, worker: str, how: str, alone: bool
+) -> None:
+    yard.assign(worker)
+    worker, waiting = yard.fence(worker, how), yard.submit()
 
-    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
+    codes = yard.scripts.dispatch(yard.token, [waiting.to(worker, alone=alone)])
+
+    assert (codes, yard.alone(worker)) == ([Dispatched.CLOSED], None)
     assert [entry for entry, _ in yard.intake()] == [waiting.entry]
     assert yard.ledger(waiting.request)["state"] == "waiting"
 
 
-def test_full_lane_takes_no_more_even_within_one_round(yard: Yard) -> None:
-    worker = yard.worker()
+def test_full_lane_takes_no_more_even_within_one_round(yard: Yard, worker: str) -> None:
     waiting = [yard.submit() for _ in range(3)]
 
     codes = yard.scripts.dispatch(yard.token, [item.to(worker, 2) for item in waiting])
@@ -176,9 +129,8 @@ def test_entries_with_others_in_between_are_found(yard: Yard) -> None:
     assert len(yard.intake()) + len(yard.intake("high")) == 7
 
 
-def test_large_entries_with_gaps_are_moved(yard: Yard) -> None:
+def test_large_entries_with_gaps_are_moved(yard: Yard, worker: str) -> None:
     """Given deleted and unwanted entries in between, I expect the others to be moved."""
-    worker = yard.worker()
     text = "x" * 300_000  # so large that one page does not hold all
     waiting = [yard.submit(make_request(prompt=f"{at}{text}")) for at in range(50)]
     gone, left = waiting[3:40:6], waiting[5:50:7]
@@ -195,34 +147,27 @@ def test_large_entries_with_gaps_are_moved(yard: Yard) -> None:
     assert [entry for entry, _ in yard.intake()] == rest
 
 
-def test_codes_follow_the_order_of_the_moves(yard: Yard) -> None:
-    worker = yard.worker()
-    good, full, closed = (yard.submit() for _ in range(3))
-    moves = [closed.to("nobody.1"), good.to(worker, 1), good.to(worker, 1), full.to(worker, 1)]
-
-    assert yard.scripts.dispatch(yard.token, moves) == [
-        Dispatched.CLOSED,
-        Dispatched.DISPATCHED,
-        Dispatched.GONE,
-        Dispatched.FULL,
-    ]
-
-
-def test_spoofed_system_fields_are_dropped(yard: Yard) -> None:
-    spoofed = {"sid": "high/9-9", "attempt": "77", "crashes": "99", "published": b"\1\0\0\0"}
-    spoofed["epoch"] = "5"
+def test_spoofed_system_fields_are_dropped(yard: Yard, worker: str) -> None:
+    names = ("attempt", "crashes", "suspected", "crashed_alone", "lost_alone", "faults", "epoch")
+    spoofed = dict.fromkeys((*names, "not_before", "trial", "reason"), "9")
+    spoofed |= {"sid": "high/9-9", "published": b"\1\0\0\0", "choices": b"\1"}
     request = Request(id="q1", prompt="x")
     pushed = yard.push({**spoofed, "id": "q1", "prompt": "x"}, request)
 
-    assignment = yard.place(pushed, yard.worker())
+    assignment = yard.place(pushed, worker)
 
-    assert (assignment.sid, assignment.attempt) == (f"normal/{pushed.entry}", 1)
-    assert (assignment.crashes, assignment.published) == (0, b"")
-    assert assignment.first_epoch is None
+    assert assignment == make_assignment(
+        request, entry=assignment.entry, sid=f"normal/{pushed.entry}"
+    )
+    yard.lose(worker)
+    ((_, retry),) = yard.intake("retry")
+    assert (retry[b"crashes"], retry[b"reason"]) == (b"1", b"its lease ran out")
+    carried = {"sid", "attempt", "crashes", "reason", "published"}
+    assert not {name.encode() for name in spoofed.keys() - carried} & retry.keys()
+    assert not retry.get(b"published")
 
 
-def test_spoofed_retry_starts_without_published_tokens(yard: Yard) -> None:
-    worker = yard.worker()
+def test_spoofed_retry_starts_without_published_tokens(yard: Yard, worker: str) -> None:
     request = Request(id="q1", prompt="x", stream=True)
     fields = {"id": "q1", "prompt": "x", "stream": "1", "published": b"\1\0\0\0"}
     fields["epoch"] = "5"
@@ -235,7 +180,9 @@ def test_spoofed_retry_starts_without_published_tokens(yard: Yard) -> None:
     assert yard.scripts.emit(worker, [delta]) == [1]
 
 
-def test_field_named_thousands_of_times_counts_once_and_the_last_wins(yard: Yard) -> None:
+def test_field_named_thousands_of_times_counts_once_and_the_last_wins(
+    yard: Yard, worker: str
+) -> None:
     """Given more fields than Lua can unpack, I expect the lane to have the validated values."""
     stream = yard.keys.intake("normal")
     pairs = ["id", "wrong", "prompt", "wrong", *["prompt", "x"] * 10_000, "id", "q1"]
@@ -243,7 +190,7 @@ def test_field_named_thousands_of_times_counts_once_and_the_last_wins(yard: Yard
     ((_, fields),) = yard.intake()
     request = parse_request(fields)
     assert request == Request(id="q1", prompt="x")
-    neighbour, worker = yard.submit(), yard.worker()
+    neighbour = yard.submit()
 
     pushed = QueuedRequest(request, "normal", entry.decode())
     codes = yard.scripts.dispatch(yard.token, [pushed.to(worker), neighbour.to(worker)])
@@ -252,15 +199,13 @@ def test_field_named_thousands_of_times_counts_once_and_the_last_wins(yard: Yard
     assert yard.lane(worker)[0].request == request
 
 
-def test_most_fields_that_are_allowed_survive_a_rescue(yard: Yard) -> None:
-    worker = yard.worker()
+def test_most_fields_that_are_allowed_survive_a_rescue(yard: Yard, worker: str) -> None:
     extra = {f"unknown-{i}": "x" for i in range(MAX_FIELDS - 3)}
     request = Request(id="q1", prompt="x", stream=True)
     pushed = yard.push({"id": "q1", "prompt": "x", "stream": "1", **extra}, request)
     assignment = yard.place(pushed, worker)
     yard.scripts.emit(worker, [Publication(assignment, make_delta("q1", 0, [5]))])
-    yard.expire(worker)
-    yard.rescue(worker)
+    yard.lose(worker)
 
     again = yard.place(yard.waiting(request), yard.worker())
 
@@ -269,9 +214,8 @@ def test_most_fields_that_are_allowed_survive_a_rescue(yard: Yard) -> None:
     assert all(name.encode() in fields for name in extra)
 
 
-def test_entry_of_thousands_of_fields_fails_no_round(yard: Yard) -> None:
+def test_entry_of_thousands_of_fields_fails_no_round(yard: Yard, worker: str) -> None:
     """The coordinator refuses such an entry, but the script must not fail on it."""
-    worker = yard.worker()
     request = Request(id="q1", prompt="x")
     extra = {f"unknown-{i}": "x" for i in range(10_000)}
     pushed = yard.push({"id": "q1", "prompt": "x", **extra}, request)
@@ -283,8 +227,7 @@ def test_entry_of_thousands_of_fields_fails_no_round(yard: Yard) -> None:
     assert [item.request.id for item in yard.lane(worker)] == ["q1", neighbour.request.id]
 
 
-def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: Yard) -> None:
-    worker = yard.worker()
+def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: Yard, worker: str) -> None:
     ids = ["a/b", "a{b}", "a b\n\0", "é" * 100, "*", "%s", "'\"\\"]
     waiting = [yard.submit(make_request(request_id)) for request_id in ids]
 
@@ -294,25 +237,12 @@ def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: Yard) -> None:
     assert [item.request.id for item in yard.lane(worker)] == ids
 
 
-def test_second_attempt_counts_up_and_keeps_its_server_id(yard: Yard) -> None:
-    first = yard.worker()
-    assignment = yard.assign(first, make_request(stream=True))
-    yard.scripts.emit(first, [Publication(assignment, make_delta("x", 0, [7, 0, 8]))])
-    yard.expire(first)
-    yard.rescue(first)
-
-    again = yard.place(yard.waiting(assignment.request), yard.worker())
-
-    assert (again.sid, again.attempt, again.crashes) == (assignment.sid, 2, 1)
-    assert again.published == yard.published(assignment.request)
-    assert again.published == b"\7\0\0\0\0\0\0\0\10\0\0\0"
-
-
 @pytest.mark.parametrize("how", ["dispatch", "duplicate", "answer", "bury"])
 @pytest.mark.parametrize("entry_id", [HIGHEST, "18446744073709551615-1"])
-def test_highest_entry_id_does_not_close_the_intake(yard: Yard, how: str, entry_id: str) -> None:
+def test_highest_entry_id_does_not_close_the_intake(
+    yard: Yard, worker: str, how: str, entry_id: str
+) -> None:
     """Given the highest id, after which a stream takes no other, I expect the next to get in."""
-    worker = yard.worker()
     request = Request(id="q1", prompt="x")
     if how == "duplicate":
         yard.submit(request, "high")
@@ -322,8 +252,7 @@ def test_highest_entry_id_does_not_close_the_intake(yard: Yard, how: str, entry_
         case "dispatch" | "duplicate":
             yard.scripts.dispatch(yard.token, [pushed.to(worker)])
         case "answer":
-            reply = refusal(request, Code.INVALID_REQUEST, "x")
-            yard.scripts.answer(yard.token, "normal", pushed.entry, request, reply)
+            yard.answer(pushed)
         case _:
             yard.scripts.bury(yard.token, "normal", pushed.entry, "x")
 
@@ -333,8 +262,7 @@ def test_highest_entry_id_does_not_close_the_intake(yard: Yard, how: str, entry_
     assert len(accepted.entry.partition("-")[0]) == 13
 
 
-def test_intake_after_the_highest_id_recovers_once_it_is_empty(yard: Yard) -> None:
-    worker = yard.worker()
+def test_intake_after_the_highest_id_recovers_once_it_is_empty(yard: Yard, worker: str) -> None:
     before = yard.submit()
     highest = yard.push({"id": "q1", "prompt": "x"}, Request(id="q1", prompt="x"), entry=HIGHEST)
 
@@ -353,8 +281,7 @@ def test_emptied_intake_keeps_its_group(yard: Yard) -> None:
     assert [group["name"].decode() for group in groups] == [GROUP]
 
 
-def test_round_of_a_thousand_moves_is_dispatched(yard: Yard) -> None:
-    worker = yard.worker()
+def test_round_of_a_thousand_moves_is_dispatched(yard: Yard, worker: str) -> None:
     answers = yard.scripts.submit("normal", batch := requests(1000))
     moves = [
         QueuedRequest(request, "normal", answer.sid.partition("/")[2]).to(worker)
@@ -373,20 +300,24 @@ def reusing(yard: Yard, request: Request) -> QueuedRequest:
     return pushed
 
 
-def test_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> None:
+def test_plain_entry_moves_like_a_submitted_one_and_leaves_its_digest(
+    yard: Yard, worker: str
+) -> None:
     request = make_request(prompt="Hello")
     pushed = yard.push(request_fields(request), request)
 
-    yard.place(pushed, yard.worker())
+    assignment = yard.place(pushed, worker)
 
-    assert yard.ledger(request)["digest"] == request_digest(request)
+    assert (assignment.request, assignment.sid) == (request, f"normal/{pushed.entry}")
+    ledger = yard.ledger(request)
+    assert (ledger["state"], ledger["digest"]) == ("assigned", request_digest(request))
 
 
 @pytest.mark.parametrize("is_first_plain", [True, False])
 def test_another_request_under_a_known_id_stays_to_be_buried(
-    yard: Yard, is_first_plain: bool
+    yard: Yard, worker: str, is_first_plain: bool
 ) -> None:
-    worker, request = yard.worker(), make_request()
+    request = make_request()
     first = yard.push(request_fields(request), request) if is_first_plain else yard.submit(request)
     assignment = yard.place(first, worker)
     second = reusing(yard, request)
@@ -399,21 +330,11 @@ def test_another_request_under_a_known_id_stays_to_be_buried(
     assert (yard.lane(worker), yard.ledger(request)) == ([assignment], before)
 
 
-def test_the_same_request_again_is_a_duplicate(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request(prompt="Hello")
-    yard.assign(worker, request)
-    again = yard.push(request_fields(request), request)
-
-    codes = yard.scripts.dispatch(yard.token, [again.to(worker)])
-
-    assert (codes, yard.intake()) == ([Dispatched.DUPLICATE], [])
-
-
 @pytest.mark.parametrize("known", ["", None])
 def test_a_first_request_without_a_digest_makes_any_other_a_duplicate(
-    yard: Yard, known: str | None
+    yard: Yard, worker: str, known: str | None
 ) -> None:
-    worker, request = yard.worker(), make_request()
+    request = make_request()
     yard.assign(worker, request)
     ledger = yard.keys.ledger(request.client, request.id)
     yard.connection.hdel(ledger, "digest")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.replies import Reply
-from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
+from tokenyard.protocol.wire import Assignment, pack_tokens, unpack_tokens
 from tokenyard.scripts import Publication, Published
 
 KINDS = [make_request, framed]
@@ -24,8 +24,7 @@ def tokens_of(replies: list[Reply]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_deltas_appear_in_order_and_are_counted(yard: Yard, kind) -> None:
-    worker = yard.worker()
+def test_deltas_appear_in_order_and_are_counted(yard: Yard, worker: str, kind) -> None:
     assignment = yard.assign(worker, kind(stream=True))
     first = delta(assignment, 0, [1, 0, 2**31 - 1], text="a\0é", logprobs='[{"1":-0.5}]')
     second = delta(assignment, 3, [256], index=2)
@@ -41,9 +40,8 @@ def test_step_without_deltas_is_empty(yard: Yard) -> None:
     assert yard.scripts.emit(yard.worker(), []) == []
 
 
-def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) -> None:
+def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, worker: str) -> None:
     """Given flat and framed requests, I expect one frame for each client, and codes in order."""
-    worker = yard.worker()
     ann = [yard.assign(worker, framed(client="ann", stream=True)) for _ in range(3)]
     flat = [yard.assign(worker, make_request(stream=True)) for _ in range(2)]
     bob = yard.assign(worker, framed(client="bob", stream=True))
@@ -66,19 +64,9 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) ->
     assert yard.replies(bob.request) == []
 
 
-def test_step_repeated_after_a_lost_answer_publishes_nothing_again(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker, make_request(stream=True))
-    step = [delta(assignment, 0, [1, 2]), delta(assignment, 2, [3])]
-    yard.scripts.emit(worker, step)
-
-    assert yard.scripts.emit(worker, step) == [Published.REPEATED] * 2
-    assert tokens_of(yard.replies(assignment.request)) == [1, 2, 3]
-
-
-def test_repeated_delta_does_not_block_a_new_one_in_its_step(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_repeated_delta_does_not_block_a_new_one_in_its_step(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.scripts.emit(worker, [delta(assignment, 0, [1])])
 
     codes = yard.scripts.emit(worker, [delta(assignment, 0, [1]), delta(assignment, 1, [2])])
@@ -88,45 +76,27 @@ def test_repeated_delta_does_not_block_a_new_one_in_its_step(yard: Yard) -> None
 
 
 @pytest.mark.parametrize("seq", [1, 3, 99])
-def test_delta_that_would_skip_or_half_repeat_tokens_is_refused(yard: Yard, seq: int) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_delta_that_would_skip_or_half_repeat_tokens_is_refused(
+    yard: Yard, worker: str, assignment: Assignment, seq: int
+) -> None:
     yard.scripts.emit(worker, [delta(assignment, 0, [1, 2])])
 
     assert yard.scripts.emit(worker, [delta(assignment, seq, [8, 9])]) == [Published.STALE]
     assert tokens_of(yard.replies(assignment.request)) == [1, 2]
 
 
-def test_delta_without_tokens_is_never_published(yard: Yard) -> None:
+def test_delta_without_tokens_is_never_published(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     """It would be indistinguishable from its repetition."""
-    worker = yard.worker()
-    assignment = yard.assign(worker, make_request(stream=True))
 
     assert yard.scripts.emit(worker, [delta(assignment, 0, [], text="x")]) == [Published.REPEATED]
     assert yard.replies(assignment.request) == []
 
 
-@pytest.mark.parametrize("how", ["retired", "rescued", "unknown"])
-def test_worker_without_a_lease_publishes_nothing(yard: Yard, how: str) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker, make_request(stream=True))
-    if how == "retired":
-        yard.scripts.retire(worker, "lost")
-    elif how == "rescued":
-        yard.expire(worker)
-        yard.scripts.rescue(yard.token, worker)
-    sender = "nobody.1" if how == "unknown" else worker
-
-    step = [delta(assignment, 0, [1]), delta(assignment, 1, [2])]
-
-    assert yard.scripts.emit(sender, step) == [Published.LEASE_LOST] * 2
-    assert yard.replies(assignment.request) == []
-    assert yard.published(assignment.request) == b""
-
-
-def test_expired_lease_is_valid_until_the_rescue(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_expired_lease_is_valid_until_the_rescue(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.expire(worker)
 
     assert yard.scripts.emit(worker, [delta(assignment, 0, [1])]) == [Published.PUBLISHED]
@@ -135,8 +105,7 @@ def test_expired_lease_is_valid_until_the_rescue(yard: Yard) -> None:
 def test_only_the_holder_of_the_attempt_publishes(yard: Yard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     old = yard.assign(one, make_request(stream=True))
-    yard.expire(one)
-    yard.rescue(one)
+    yard.lose(one)
     again = yard.place(yard.waiting(old.request), two)
     one = yard.worker("one")
 
@@ -151,8 +120,7 @@ def test_the_next_attempt_continues_after_the_last_published_token(yard: Yard) -
     request = make_request(stream=True)
     assignment = yard.assign(first, request)
     yard.scripts.emit(first, [delta(assignment, 0, [1, 2])])
-    yard.expire(first)
-    yard.rescue(first)
+    yard.lose(first)
     again = yard.place(yard.waiting(request), second)
 
     assert unpack_tokens(again.published) == [1, 2]
@@ -172,8 +140,7 @@ def test_epoch_of_the_first_token_is_kept_for_the_next_attempt(yard: Yard) -> No
     assert yard.scripts.emit(first, step) == [Published.PUBLISHED] * 2
     assert yard.scripts.emit(first, step) == [Published.REPEATED] * 2
     yard.scripts.emit(first, [replace(delta(assignment, 1, [2]), epoch=1)])
-    yard.expire(first)
-    yard.rescue(first)
+    yard.lose(first)
     again = yard.place(yard.waiting(request), second)
     yard.scripts.emit(second, [replace(delta(again, 2, [3]), epoch=2)])
 
@@ -184,8 +151,8 @@ def test_epoch_of_the_first_token_is_kept_for_the_next_attempt(yard: Yard) -> No
     assert yard.place(yard.waiting(other), second).first_epoch is None
 
 
-def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request(stream=True)
+def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard, worker: str) -> None:
+    request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     late = msgspec.structs.replace(assignment, attempt=7)
 
@@ -196,12 +163,11 @@ def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("when", ["waits", "finished", "unknown"])
-def test_request_that_does_not_run_takes_no_deltas(yard: Yard, when: str) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker, make_request(stream=True))
+def test_request_that_does_not_run_takes_no_deltas(
+    yard: Yard, worker: str, assignment: Assignment, when: str
+) -> None:
     if when == "waits":
-        yard.expire(worker)
-        yard.rescue(worker)
+        yard.lose(worker)
         worker = yard.worker()
     elif when == "finished":
         result = make_result(assignment.request.id)
@@ -217,9 +183,10 @@ def test_request_that_does_not_run_takes_no_deltas(yard: Yard, when: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 31, 32, 63, 64, 255, 256, 65_535, 65_536, 70_000])
-def test_every_length_of_text_and_tokens_arrives_whole(yard: Yard, kind, size: int) -> None:
+def test_every_length_of_text_and_tokens_arrives_whole(
+    yard: Yard, worker: str, kind, size: int
+) -> None:
     """Given each msgpack encoding of a length, I expect the same bytes back."""
-    worker = yard.worker()
     assignment = yard.assign(worker, kind(stream=True))
     step = delta(assignment, 0, [0, 255, 2**24] * size, text="a\0" + "x" * (size - 2))
 
@@ -228,8 +195,7 @@ def test_every_length_of_text_and_tokens_arrives_whole(yard: Yard, kind, size: i
 
 
 @pytest.mark.parametrize("seq", [127, 128, 255, 256, 65_535, 65_536, 100_000, 1_000_000])
-def test_count_of_tokens_is_a_plain_decimal(yard: Yard, seq: int) -> None:
-    worker = yard.worker()
+def test_count_of_tokens_is_a_plain_decimal(yard: Yard, worker: str, seq: int) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [delta(assignment, 0, [1] * seq)])
@@ -241,10 +207,9 @@ def test_count_of_tokens_is_a_plain_decimal(yard: Yard, seq: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reply_stream_is_bounded(yard: Yard, kind) -> None:
+def test_reply_stream_is_bounded(yard: Yard, worker: str, kind) -> None:
     """Given a client that does not read, I expect roughly its oldest entries to be trimmed."""
     yard.scripts._reply_maxlen = 100
-    worker = yard.worker()
     assignment = yard.assign(worker, kind(stream=True))
 
     for seq in range(500):
@@ -256,28 +221,10 @@ def test_reply_stream_is_bounded(yard: Yard, kind) -> None:
     assert yard.published(assignment.request) == pack_tokens(range(500))
 
 
-def test_wide_step_is_published_in_one_call(yard: Yard) -> None:
-    worker = yard.worker()
+def test_wide_step_is_published_in_one_call(yard: Yard, worker: str) -> None:
     running = [yard.assign(worker, framed(stream=True)) for _ in range(300)]
 
     codes = yard.scripts.emit(worker, [delta(item, 0, [at]) for at, item in enumerate(running)])
 
     assert codes == [Published.PUBLISHED] * 300
     assert tokens_of(yard.replies(running[0].request)) == list(range(300))
-
-
-def test_plain_reply_has_the_form_of_the_protocol(yard: Yard) -> None:
-    """Given only XREAD, I expect ids, numbers and tokens without further packing."""
-    worker = yard.worker()
-    assignment = yard.assign(worker, Request(id="q1", prompt="x", stream=True))
-
-    yard.scripts.emit(worker, [delta(assignment, 0, [65, 66], text="AB")])
-
-    ((_, fields),) = yard.connection.xrange(yard.keys.reply("anon", "q1"))
-    assert fields == {
-        b"id": b"q1",
-        b"event": b"delta",
-        b"seq": b"0",
-        b"tokens": b"A\0\0\0B\0\0\0",
-        b"text": b"AB",
-    }

@@ -18,8 +18,7 @@ def result(assignment: Assignment, tokens: list[int] | None = None, **fields) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_result_is_published_kept_and_frees_its_place(yard: Yard, kind) -> None:
-    worker = yard.worker()
+def test_result_is_published_kept_and_frees_its_place(yard: Yard, worker: str, kind) -> None:
     assignment = yard.assign(worker, kind(result_ttl_s=100))
     done = result(assignment, [1, 0], text="", usage='{"total_tokens":2}', finish_reason="stop")
 
@@ -40,8 +39,7 @@ def test_result_is_published_kept_and_frees_its_place(yard: Yard, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_result_follows_the_deltas_and_deletes_their_tokens(yard: Yard, kind) -> None:
-    worker = yard.worker()
+def test_result_follows_the_deltas_and_deletes_their_tokens(yard: Yard, worker: str, kind) -> None:
     assignment = yard.assign(worker, kind(stream=True))
     delta = Publication(assignment, make_delta(assignment.request.id, 0, [1]))
     yard.scripts.emit(worker, [delta])
@@ -63,8 +61,7 @@ def test_tokens_of_an_earlier_attempt_are_deleted(yard: Yard, is_read: bool) -> 
     request = make_request(stream=True)
     delta = Publication(yard.assign(first, request), make_delta(request.id, 0, [1, 2]))
     yard.scripts.emit(first, [delta])
-    yard.expire(first)
-    yard.rescue(first)
+    yard.lose(first)
     again = yard.place(yard.waiting(request), second)
     if not is_read:
         unread = Request(id=request.id, client=request.client)
@@ -78,25 +75,22 @@ def test_tokens_of_an_earlier_attempt_are_deleted(yard: Yard, is_read: bool) -> 
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "expired"])
-def test_state_of_the_ledger_is_the_status_of_the_result(yard: Yard, status) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-
+def test_state_of_the_ledger_is_the_status_of_the_result(
+    yard: Yard, worker: str, assignment: Assignment, status
+) -> None:
     yard.scripts.finish(worker, [result(assignment, status=status)])
 
     assert yard.ledger(assignment.request)["state"] == status
 
 
-def test_step_without_results_wakes_no_leader(yard: Yard) -> None:
-    worker = yard.worker()
+def test_step_without_results_wakes_no_leader(yard: Yard, worker: str) -> None:
     before = yard.freed()
 
     assert yard.scripts.finish(worker, []) == []
     assert yard.freed() == before
 
 
-def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) -> None:
-    worker = yard.worker()
+def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, worker: str) -> None:
     ann = [yard.assign(worker, framed(client="ann")) for _ in range(2)]
     flat = [yard.assign(worker) for _ in range(2)]
     yard.scripts.finish(worker, [result(flat[1], [9])])
@@ -112,9 +106,9 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard) ->
     assert yard.freed()[-1][b"count"] == b"3"
 
 
-def test_result_repeated_after_a_lost_answer_appears_once(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
+def test_result_repeated_after_a_lost_answer_appears_once(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     first = result(assignment, [1])
     yard.scripts.finish(worker, [first])
     freed = yard.freed()
@@ -125,38 +119,19 @@ def test_result_repeated_after_a_lost_answer_appears_once(yard: Yard) -> None:
     assert yard.freed() == freed
 
 
-def test_request_twice_in_one_step_finishes_once(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-
+def test_request_twice_in_one_step_finishes_once(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     codes = yard.scripts.finish(worker, [result(assignment, [1]), result(assignment, [2])])
 
     assert codes == [Published.PUBLISHED, Published.REPEATED]
     assert len(yard.replies(assignment.request)) == 1
 
 
-@pytest.mark.parametrize("how", ["retired", "rescued", "unknown"])
-def test_worker_without_a_lease_finishes_nothing(yard: Yard, how: str) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-    if how == "retired":
-        yard.scripts.retire(worker, "lost")
-    elif how == "rescued":
-        yard.expire(worker)
-        yard.scripts.rescue(yard.token, worker)
-    sender = "nobody.1" if how == "unknown" else worker
-
-    assert yard.scripts.finish(sender, [result(assignment)] * 2) == [Published.LEASE_LOST] * 2
-    assert yard.replies(assignment.request) == []
-    assert yard.result(assignment.request) is None
-    assert len(yard.lane(worker)) == 1
-
-
 def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     old = yard.assign(one)
-    yard.expire(one)
-    yard.rescue(one)
+    yard.lose(one)
     again = yard.place(yard.waiting(old.request), two)
     one = yard.worker("one")
 
@@ -168,20 +143,9 @@ def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
     assert yard.scripts.finish(two, [result(again)]) == [Published.PUBLISHED]
 
 
-def test_entry_without_a_ledger_frees_its_place(yard: Yard) -> None:
-    """Given a deleted ledger, I expect the place on the lane to be free again."""
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-    yard.connection.delete(yard.keys.ledger("anon", assignment.request.id))
-
-    assert yard.scripts.finish(worker, [result(assignment)]) == [Published.STALE]
-    assert yard.lane(worker) == []
-    assert yard.replies(assignment.request) == []
-
-
-def test_wrong_attempt_leaves_the_workers_own_entry(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
+def test_wrong_attempt_leaves_the_workers_own_entry(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     wrong = Assignment(
         request=assignment.request, entry=assignment.entry, sid=assignment.sid, attempt=7
     )
@@ -190,8 +154,7 @@ def test_wrong_attempt_leaves_the_workers_own_entry(yard: Yard) -> None:
     assert yard.lane(worker) == [assignment]
 
 
-def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard) -> None:
-    worker = yard.worker()
+def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard, worker: str) -> None:
     stream = yard.keys.replies("ann")
 
     for ttl_s, expected in ((10, 10), (100, 100), (20, 100)):
@@ -200,8 +163,7 @@ def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard) -> None:
         assert expected - 5 <= yard.ttl_s(stream) <= expected
 
 
-def test_wide_step_is_published_in_one_call(yard: Yard) -> None:
-    worker = yard.worker()
+def test_wide_step_is_published_in_one_call(yard: Yard, worker: str) -> None:
     running = [yard.assign(worker, kind()) for _ in range(200) for kind in KINDS]
 
     codes = yard.scripts.finish(worker, [result(item, [1]) for item in running])
@@ -210,9 +172,8 @@ def test_wide_step_is_published_in_one_call(yard: Yard) -> None:
     assert yard.lane(worker) == []
 
 
-def test_result_with_every_field_arrives_whole(yard: Yard) -> None:
+def test_result_with_every_field_arrives_whole(yard: Yard, worker: str) -> None:
     """Given more fields than a small msgpack map holds, I expect all of them, flat and framed."""
-    worker = yard.worker()
     names = ("logprobs", "finish_reason", "stop_reason", "usage", "error", "provenance", "timing")
     fields = dict.fromkeys((*names, "choices", "prompt_logprobs", "text"), "x" * 300)
     for kind in KINDS:

@@ -7,11 +7,11 @@ import pytest
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts import HandedBack, Publication, Published
+from tokenyard.scripts import HandedBack, Publication
 
 
-def test_request_waits_again_with_tokens_faults_and_a_pause(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request(stream=True)
+def test_request_waits_again_with_tokens_faults_and_a_pause(yard: Yard, worker: str) -> None:
+    request = make_request(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]), epoch=4)])
     seconds, micros = yard.connection.time()
@@ -35,8 +35,8 @@ def test_request_waits_again_with_tokens_faults_and_a_pause(yard: Yard) -> None:
     assert yard.freed()[-1] == {b"event": b"capacity", b"worker": worker.encode(), b"count": b"1"}
 
 
-def test_next_attempt_has_the_number_of_faults(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request()
+def test_next_attempt_has_the_number_of_faults(yard: Yard, worker: str) -> None:
+    request = make_request()
     assignment = yard.assign(worker, request)
     for _ in range(3):
         yard.scripts.hand_back(worker, assignment, 0, "no memory")
@@ -50,8 +50,8 @@ def test_next_attempt_has_the_number_of_faults(yard: Yard) -> None:
     assert values == 2 * len(fields), "a field stands there twice"
 
 
-def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request()
+def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard, worker: str) -> None:
+    request = make_request()
     yard.scripts.hand_back(worker, yard.assign(worker, request), 60_000, "no memory")
     yard.place(yard.waiting(request), worker)
     yard.scripts.retire(worker, "lost", "signal 9")
@@ -63,19 +63,9 @@ def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard) -> None:
     assert (fields[b"faults"], fields[b"crashes"], fields[b"reason"]) == (b"1", b"1", b"signal 9")
 
 
-def test_worker_without_a_lease_hands_nothing_back(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-    yard.scripts.retire(worker, "lost")
-
-    assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.LEASE_LOST
-    assert yard.intake("retry") == []
-    assert yard.lane(worker) == [assignment]
-
-
 @pytest.mark.parametrize("how", ["twice", "finished", "elsewhere", "again here", "not on the lane"])
-def test_request_of_another_worker_is_unchanged(yard: Yard, how: str) -> None:
-    worker, request = yard.worker(), make_request()
+def test_request_of_another_worker_is_unchanged(yard: Yard, worker: str, how: str) -> None:
+    request = make_request()
     assignment = yard.assign(worker, request)
     match how:
         case "twice":
@@ -96,23 +86,7 @@ def test_request_of_another_worker_is_unchanged(yard: Yard, how: str) -> None:
     assert (yard.ledger(request), yard.intake("retry"), yard.lane(worker)) == before
 
 
-def test_late_writes_of_the_previous_attempt_are_stale(yard: Yard) -> None:
-    worker, request = yard.worker(), make_request(stream=True)
-    assignment = yard.assign(worker, request)
-    yard.scripts.hand_back(worker, assignment, 0, "x")
-    again = yard.place(yard.waiting(request), worker)
-    delta = Publication(assignment, make_delta(request.id, 0, [1]))
-    late = Publication(assignment, make_result(request.id, [1]))
-    good = Publication(again, make_result(request.id, [2]))
-
-    assert yard.scripts.emit(worker, [delta]) == [Published.STALE]
-    assert yard.scripts.finish(worker, [late]) == [Published.STALE]
-    assert yard.scripts.finish(worker, [good]) == [Published.PUBLISHED]
-    assert yard.replies(request) == [good.reply]
-
-
-def test_handed_back_suspect_opens_its_lane(yard: Yard) -> None:
-    worker = yard.worker()
+def test_handed_back_suspect_opens_its_lane(yard: Yard, worker: str) -> None:
     assignment = yard.assign(worker, alone=True)
 
     yard.scripts.hand_back(worker, assignment, 0, "x")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_delta, make_request
 from tests.support.yard import Yard
-from tokenyard.protocol.wire import pack_tokens
+from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import Publication
 
 HISTORY = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone")
@@ -21,8 +21,9 @@ def counts(fields: dict[bytes, bytes]) -> tuple[int, ...]:
     ("why", "expected"),
     [("left", (0, 0, 0, 0)), ("lost", (1, 0, 0, 1)), ("crashed", (1, 1, 1, 0))],
 )
-def test_departure_is_noted_in_the_retry(yard: Yard, why, alone: bool, expected) -> None:
-    worker = yard.worker()
+def test_departure_is_noted_in_the_retry(
+    yard: Yard, worker: str, why, alone: bool, expected
+) -> None:
     assignment = yard.assign(worker, alone=alone)
     yard.scripts.retire(worker, why, "signal 11 in the kernel")
 
@@ -36,9 +37,9 @@ def test_departure_is_noted_in_the_retry(yard: Yard, why, alone: bool, expected)
     assert record == f"{worker} {why} signal 11 in the kernel"
 
 
-def test_expired_lease_is_a_loss_with_that_reason(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
+def test_expired_lease_is_a_loss_with_that_reason(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.expire(worker)
 
     yard.rescue(worker)
@@ -49,8 +50,9 @@ def test_expired_lease_is_a_loss_with_that_reason(yard: Yard) -> None:
     assert yard.ledger(assignment.request)["r1"].endswith("lost its lease ran out")
 
 
-def test_crash_makes_all_running_requests_suspects_and_a_lone_one_guilty(yard: Yard) -> None:
-    worker = yard.worker()
+def test_crash_makes_all_running_requests_suspects_and_a_lone_one_guilty(
+    yard: Yard, worker: str
+) -> None:
     neighbours = [yard.assign(worker) for _ in range(3)]
     yard.scripts.retire(worker, "crashed", "exit status 1")
     yard.rescue(worker)
@@ -91,25 +93,8 @@ def test_history_adds_up_with_a_record_for_each_attempt(yard: Yard) -> None:
         assert (words, end) == ("the test says so", f"{why} reason {attempt - 1}")
 
 
-def test_history_of_a_client_is_dropped_at_the_first_attempt(yard: Yard) -> None:
-    """Given a plain entry with counts of crashes, I expect them to be ignored."""
-    request, worker = make_request("q1", prompt="x"), yard.worker()
-    claims = dict.fromkeys(("suspected", "crashed_alone", "lost_alone", "faults"), "9")
-    pushed = yard.push({"id": "q1", "prompt": "x", "reason": "me", "not_before": "9", **claims})
-
-    yard.place(type(pushed)(request, "normal", pushed.entry), worker)
-    yard.expire(worker)
-    yard.rescue(worker)
-
-    ((_, fields),) = yard.intake("retry")
-    assert counts(fields) == (1, 0, 0, 0)
-    assert (fields[b"reason"], fields.get(b"faults")) == (b"its lease ran out", None)
-    assert b"not_before" not in fields
-
-
 @pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0), ("crashed", -2)])
-def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, why, score: int) -> None:
-    worker = yard.worker()
+def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, worker: str, why, score: int) -> None:
     held = [yard.assign(worker) for _ in range(2)]
 
     assert yard.scripts.retire(worker, why, "signal 9") == 2
@@ -123,23 +108,32 @@ def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, why, score: int) -
     assert not yard.connection.hexists(yard.keys.departed, worker)
 
 
-@pytest.mark.parametrize("then", ["left", "lost"])
-def test_first_reason_stays_with_its_message(yard: Yard, then) -> None:
-    worker = yard.worker()
-    yard.assign(worker)
-    yard.scripts.retire(worker, "crashed", "signal 11")
+@pytest.mark.parametrize(
+    ("first", "then", "expected"),
+    [
+        ("crashed", "left", (1, 1, 0, 0)),
+        ("crashed", "lost", (1, 1, 0, 0)),
+        ("lost", "left", (1, 0, 0, 0)),
+        ("left", "lost", (0, 0, 0, 0)),
+    ],
+)
+def test_first_reason_stays_with_its_message(
+    yard: Yard, worker: str, assignment: Assignment, first, then, expected
+) -> None:
+    yard.scripts.retire(worker, first, "signal 11")
     yard.scripts.retire(worker, then, "thrown out")
 
     yard.rescue(worker)
 
     ((_, fields),) = yard.intake("retry")
-    assert (counts(fields), fields[b"reason"]) == ((1, 1, 0, 0), b"signal 11")
+    assert counts(fields) == expected
+    assert yard.ledger(assignment.request)["r1"].endswith(f"{first} signal 11")
 
 
-def test_crash_of_an_idle_worker_leaves_no_key_behind(yard: Yard) -> None:
-    worker = yard.worker()
-
-    assert yard.scripts.retire(worker, "crashed", "signal 11") == 0
+@pytest.mark.parametrize("why", ["left", "crashed"])
+def test_end_of_an_idle_worker_leaves_no_key_behind(yard: Yard, worker: str, why) -> None:
+    assert yard.scripts.retire(worker, why, "signal 11") == 0
 
     for key in (yard.keys.departed, yard.keys.quarantine, yard.keys.leases, yard.keys.workers):
         assert not yard.connection.exists(key)
+    assert yard.events()[-1] == {b"event": b"gone", b"worker": worker.encode()}

@@ -12,13 +12,26 @@ from coordinator.roster import Roster
 from coordinator.routing.suspicion import TrialLimits
 from tests.support.builders import make_request
 from tests.support.yard import QueuedRequest, Yard
-from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered, Dispatched, HandedBack
 
 #: Values that are no count.
 ODD = ["many", "-5", "1e308", "nan", "9" * 40, "9" * 9, "1.5", b"\xff", ""]
+#: Ledgers that name no place.
+NOWHERE: list[dict[str, str | bytes]] = [
+    {"state": "waiting"},
+    {"state": "waiting", "sid": "normal"},
+    {"state": "waiting", "sid": "events/1-1"},
+    {"state": "waiting", "sid": "../x/1-1"},
+    {"state": "waiting", "sid": "normal/-"},
+    {"state": "waiting", "sid": "normal/nothing"},
+    {"state": "waiting", "sid": "normal/99999999999999999999-1"},
+    {"state": "waiting", "sid": b"\xff/1-1"},
+    {"state": "waiting", "sid": "normal/1-1", "intake": "retry"},
+    {"state": "assigned"},
+    {"state": "assigned", "worker": b"\xff", "entry": "1-1"},
+    {"state": "assigned", "worker": "w.1", "entry": "+"},
+]
 
 
 def write(yard: Yard, request: Request, **fields: str | bytes) -> None:
@@ -31,9 +44,8 @@ def count(yard: Yard, request: Request, field: str) -> bytes | None:
 
 @pytest.mark.parametrize("odd", ODD)
 class TestCounts:
-    def test_invalid_attempt_fails_no_round_of_dispatch(self, yard: Yard, odd) -> None:
+    def test_invalid_attempt_fails_no_round_of_dispatch(self, yard: Yard, worker: str, odd) -> None:
         # Each round of dispatch failed as a whole, so no request got a worker.
-        worker = yard.worker()
         mine, theirs = yard.submit(make_request()), yard.submit(make_request())
         write(yard, mine.request, attempt=odd)
 
@@ -43,9 +55,8 @@ class TestCounts:
         assert [one.attempt for one in yard.lane(worker)] == [1, 1]
 
     @pytest.mark.parametrize("why", ["crashed", "lost"])
-    def test_invalid_history_stops_no_rescue(self, yard: Yard, odd, why) -> None:
+    def test_invalid_history_stops_no_rescue(self, yard: Yard, worker: str, odd, why) -> None:
         # The lane of a lost worker, with requests of other clients, could not be rescued.
-        worker = yard.worker()
         mine, theirs = yard.assign(worker, alone=True), make_request()
         fields = dict.fromkeys(("crashes", "suspected", "crashed_alone", "lost_alone"), odd)
         write(yard, mine.request, **fields)
@@ -62,9 +73,8 @@ class TestCounts:
         assert codes == [Dispatched.DISPATCHED] * 2
         assert [one.crashes for one in yard.lane(again)] == [1, 0]
 
-    def test_invalid_faults_stop_no_hand_back(self, yard: Yard, odd) -> None:
+    def test_invalid_faults_stop_no_hand_back(self, yard: Yard, worker: str, odd) -> None:
         # The worker could not hand the request back, and took the server for broken.
-        worker = yard.worker()
         mine = yard.assign(worker)
         write(yard, mine.request, faults=odd, crashes=odd)
 
@@ -76,14 +86,14 @@ class TestCounts:
 
 
 @pytest.mark.parametrize("odd", [*ODD, "9" * 5000, "9" * 5000 + "-1 w.1"])
-def test_invalid_fields_stop_no_trial_monitor(yard: Yard, odd) -> None:
+def test_invalid_fields_stop_no_trial_monitor(yard: Yard, worker: str, odd) -> None:
     # The leader crashed, and so did its successors.
     roster = Roster(yard.connection, yard.keys)
     patience = TrialLimits(tokens=1, ms=60_000)
     hearings = TrialMonitor(
         yard.connection, yard.scripts, yard.keys, roster, patience, has_suspects=lambda _: False
     )
-    mine, worker = yard.submit(), yard.worker()
+    mine = yard.submit()
     yard.scripts.dispatch(yard.token, [mine.to(worker, on_trial=True)])
     write(yard, mine.request, t0=odd, r0=odd, relapsed=odd)
     roster.refresh()
@@ -94,9 +104,8 @@ def test_invalid_fields_stop_no_trial_monitor(yard: Yard, odd) -> None:
 
 
 @pytest.mark.parametrize("odd", [b"\xff\xfe", "x" * 1000, "normal/1", "normal/1-1\n2"])
-def test_invalid_server_id_is_replaced_at_dispatch(yard: Yard, odd) -> None:
+def test_invalid_server_id_is_replaced_at_dispatch(yard: Yard, worker: str, odd) -> None:
     # The worker dropped such an entry silently, and the request hung.
-    worker = yard.worker()
     mine = yard.submit(make_request())
     write(yard, mine.request, sid=odd, intake="normal", entry=mine.entry)
 
@@ -106,18 +115,15 @@ def test_invalid_server_id_is_replaced_at_dispatch(yard: Yard, odd) -> None:
 def test_invalid_server_id_is_replaced_in_a_dead_letter(yard: Yard) -> None:
     mine = yard.submit(make_request())
     write(yard, mine.request, sid=b"\xff", intake="normal", entry=mine.entry)
-    reply = refusal(mine.request, Code.POISONED, "")
 
-    code = yard.scripts.answer(yard.token, "normal", mine.entry, mine.request, reply, dead="x")
+    assert yard.answer(mine, dead="x") is Answered.DONE
 
-    assert code is Answered.DONE
     ((_, letter),) = yard.connection.xrange(yard.keys.dead)
     assert letter[b"dead_sid"] == f"normal/{mine.entry}".encode()
 
 
-def test_oversized_fields_are_not_carried_by_a_retry(yard: Yard) -> None:
+def test_oversized_fields_are_not_carried_by_a_retry(yard: Yard, worker: str) -> None:
     # Each retry copied the fields into an intake and onto a lane.
-    worker = yard.worker()
     mine = yard.assign(worker)
     write(yard, mine.request, epoch="7" * 100_000, suspected="9" * 100_000)
 
@@ -128,8 +134,7 @@ def test_oversized_fields_are_not_carried_by_a_retry(yard: Yard) -> None:
     assert yard.place(yard.waiting(mine.request), worker).first_epoch is None
 
 
-def test_missing_attempt_stops_no_rescue(yard: Yard) -> None:
-    worker = yard.worker()
+def test_missing_attempt_stops_no_rescue(yard: Yard, worker: str) -> None:
     mine = yard.assign(worker)
     yard.connection.hdel(yard.keys.ledger(mine.request.client, mine.request.id), "attempt")
     yard.scripts.retire(worker, "lost", "x")

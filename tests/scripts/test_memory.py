@@ -7,8 +7,6 @@ import redis
 
 from tests.support.builders import framed, make_delta, make_request, make_result, worker_json
 from tests.support.yard import LONG_MS, Yard
-from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import refusal
 from tokenyard.scripts import Answered, Cancelled, HandedBack, Publication, Published, Renewed
 
 
@@ -24,8 +22,7 @@ def test_new_request_is_refused_and_leaves_no_trace(yard: Yard) -> None:
     assert not yard.connection.exists(yard.keys.clients)
 
 
-def test_accepted_requests_run_stream_and_end(yard: Yard) -> None:
-    worker = yard.worker()
+def test_accepted_requests_run_stream_and_end(yard: Yard, worker: str) -> None:
     waiting, running = yard.submit(), yard.assign(worker, framed(stream=True))
     request = running.request
     delta = Publication(running, make_delta(request.id, 0, [1]))
@@ -41,20 +38,15 @@ def test_accepted_requests_run_stream_and_end(yard: Yard) -> None:
 
 def test_waiting_requests_are_answered_and_cancelled(yard: Yard) -> None:
     invalid, unwanted, running = yard.submit(), yard.submit(), yard.assign(yard.worker())
-    reply = refusal(invalid.request, Code.INVALID_REQUEST, "x")
 
     with yard.without_memory():
-        answered = yard.scripts.answer(
-            yard.token, "normal", invalid.entry, invalid.request, reply, dead="x"
-        )
-        assert answered is Answered.DONE
+        assert yard.answer(invalid, dead="x") is Answered.DONE
         for request in (unwanted.request, running.request):
             assert yard.scripts.cancel("anon", request.id, "x") is Cancelled.CANCELLED
 
 
-def test_leader_takes_over_on_a_full_server(yard: Yard) -> None:
+def test_leader_takes_over_on_a_full_server(yard: Yard, worker: str) -> None:
     """Given a full server whose leader dies, I expect a successor to free memory again."""
-    worker = yard.worker()
     running = yard.assign(worker)
     with yard.without_memory():
         token = yard.depose()
@@ -84,12 +76,3 @@ def test_requests_of_a_lost_worker_are_rescued_and_handed_back(yard: Yard) -> No
         yard.place(yard.waiting(lost.request), two, alone=True)
 
     assert yard.alone(two) is not None
-
-
-def test_sweeps_run_on_a_full_server(yard: Yard) -> None:
-    waiting = yard.submit(make_request(deadline_ms=1))
-    yard.connection.zadd(yard.keys.clients, {"ann": 1})
-
-    with yard.without_memory():
-        assert yard.scripts.overdue("normal", "-", 10) == ("", [waiting.entry])
-        assert yard.scripts.watch_clients(10) == [b"ann"]

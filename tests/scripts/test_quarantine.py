@@ -9,17 +9,14 @@ from tests.support.yard import Yard
 from tokenyard.scripts import Dispatched, Publication, Published
 
 
-def test_suspect_gets_an_empty_lane_and_marks_it(yard: Yard) -> None:
-    worker = yard.worker()
-
+def test_suspect_gets_an_empty_lane_and_marks_it(yard: Yard, worker: str) -> None:
     assignment = yard.assign(worker, alone=True)
 
     assert yard.alone(worker) == assignment.entry
     assert yard.lane(worker) == [assignment]
 
 
-def test_lane_with_others_on_it_is_full_for_a_suspect(yard: Yard) -> None:
-    worker = yard.worker()
+def test_lane_with_others_on_it_is_full_for_a_suspect(yard: Yard, worker: str) -> None:
     yard.assign(worker)
     suspect = yard.submit()
 
@@ -31,8 +28,7 @@ def test_lane_with_others_on_it_is_full_for_a_suspect(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_quarantined_lane_is_full_for_all_others(yard: Yard, alone: bool) -> None:
-    worker = yard.worker()
+def test_quarantined_lane_is_full_for_all_others(yard: Yard, worker: str, alone: bool) -> None:
     suspect = yard.assign(worker, alone=True)
     waiting = yard.submit()
 
@@ -58,18 +54,8 @@ def test_quarantine_holds_within_one_round(yard: Yard, suspect_is_first: bool) -
     assert (yard.alone(worker) is not None) is suspect_is_first
 
 
-def test_worker_without_a_lease_is_closed_for_a_suspect(yard: Yard) -> None:
-    suspect = yard.submit()
-
-    codes = yard.scripts.dispatch(yard.token, [suspect.to("nobody.1", alone=True)])
-
-    assert codes == [Dispatched.CLOSED]
-    assert yard.alone("nobody.1") is None
-
-
 @pytest.mark.parametrize("status", ["completed", "failed", "expired"])
-def test_result_ends_a_quarantine(yard: Yard, status) -> None:
-    worker = yard.worker()
+def test_result_ends_a_quarantine(yard: Yard, worker: str, status) -> None:
     suspect = yard.assign(worker, alone=True)
     result = Publication(suspect, make_result(suspect.request.id, status=status))
 
@@ -79,8 +65,7 @@ def test_result_ends_a_quarantine(yard: Yard, status) -> None:
     assert yard.assign(worker)
 
 
-def test_result_that_is_stale_does_not_end_anothers_quarantine(yard: Yard) -> None:
-    worker = yard.worker()
+def test_result_that_is_stale_does_not_end_anothers_quarantine(yard: Yard, worker: str) -> None:
     first = yard.assign(worker)
     yard.scripts.hand_back(worker, first, 0, "x")
     suspect = yard.place(yard.waiting(first.request), worker, alone=True)
@@ -90,9 +75,8 @@ def test_result_that_is_stale_does_not_end_anothers_quarantine(yard: Yard) -> No
     assert yard.alone(worker) == suspect.entry
 
 
-def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: Yard) -> None:
-    """Given a ledger that an operator deleted, I expect the lane to open again."""
-    worker = yard.worker()
+def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: Yard, worker: str) -> None:
+    """Given a ledger that an operator deleted, I expect the lane to be empty and open again."""
     suspect = yard.assign(worker, alone=True)
     yard.connection.delete(yard.keys.ledger("anon", suspect.request.id))
     result = Publication(suspect, make_result(suspect.request.id))
@@ -101,10 +85,10 @@ def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: Yard) -> None:
 
     assert yard.alone(worker) is None
     assert yard.lane(worker) == []
+    assert yard.replies(suspect.request) == []
 
 
-def test_mark_of_a_deleted_entry_closes_no_lane(yard: Yard) -> None:
-    worker = yard.worker()
+def test_mark_of_a_deleted_entry_closes_no_lane(yard: Yard, worker: str) -> None:
     suspect = yard.assign(worker, alone=True)
     yard.connection.xdel(yard.keys.lane(worker), suspect.entry)
 
@@ -112,8 +96,7 @@ def test_mark_of_a_deleted_entry_closes_no_lane(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("why", ["left", "lost", "crashed"])
-def test_end_of_the_worker_ends_a_quarantine(yard: Yard, why) -> None:
-    worker = yard.worker()
+def test_end_of_the_worker_ends_a_quarantine(yard: Yard, worker: str, why) -> None:
     yard.assign(worker, alone=True)
     yard.scripts.retire(worker, why)
 

@@ -29,20 +29,12 @@ def test_a_requested_cancel_is_kept_and_wakes_the_leader(yard: Yard) -> None:
     assert 0 < yard.ttl_s(yard.keys.cancels("ann")) <= client_scripts.CANCEL_TTL_S
 
 
-def test_each_client_has_its_own_requested_cancels(yard: Yard) -> None:
-    ask(yard, "a")
-    ask(yard, "a", "bob")
+def test_each_cancel_is_kept_once_for_its_client_and_wakes_again(yard: Yard) -> None:
+    for client in ("ann", "bob", "ann"):
+        ask(yard, "a", client)
 
     assert cancels(yard) == {b"a"}
-    assert cancelling(yard) == [{b"client": b"ann"}, {b"client": b"bob"}]
-
-
-def test_a_repeated_cancel_is_kept_once_and_wakes_again(yard: Yard) -> None:
-    ask(yard, "a")
-    ask(yard, "a")
-
-    assert cancels(yard) == {b"a"}
-    assert len(cancelling(yard)) == 2
+    assert [one[b"client"] for one in cancelling(yard)] == [b"ann", b"bob", b"ann"]
 
 
 def test_requested_cancels_of_a_client_are_bounded(
@@ -59,20 +51,3 @@ def test_requested_cancels_of_a_client_are_bounded(
         CancelRequested.REQUESTED,
     ]
     assert cancels(yard) == {b"a", b"b"}
-
-
-def test_the_stream_of_cancels_is_bounded(yard: Yard) -> None:
-    pipeline = yard.connection.pipeline(transaction=False)
-    for _ in range(3000):
-        pipeline.xadd(yard.keys.cancelling, {"client": "x"})
-    pipeline.execute()
-
-    ask(yard, "a")
-
-    assert len(cancelling(yard)) < 1500
-
-
-def test_a_server_without_memory_takes_a_requested_cancel(yard: Yard) -> None:
-    """A cancelled request frees memory."""
-    with yard.without_memory():
-        assert ask(yard, "a") is CancelRequested.REQUESTED

@@ -9,7 +9,6 @@ from tests.support.yard import Yard
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens
 from tokenyard.scripts import Publication, Published, requeue
 
@@ -22,8 +21,7 @@ def die(yard: Yard, request: Request) -> Assignment:
     yard.scripts.retire(worker, "crashed", "signal 11")
     yard.rescue(worker)
     waiting = yard.waiting(request)
-    reply = refusal(request, Code.POISONED, "signal 11", published=pack_tokens([7]))
-    yard.scripts.answer(yard.token, "retry", waiting.entry, request, reply, dead="POISONED")
+    yard.answer(waiting, Code.POISONED, published=pack_tokens([7]), dead="POISONED")
     return assignment
 
 
@@ -58,11 +56,10 @@ def test_requeued_letter_waits_like_a_new_request(yard: Yard, kind) -> None:
     assert yard.ttl_s(yard.keys.ledger(request.client, request.id)) == -1
 
 
-def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard) -> None:
+def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard, worker: str) -> None:
     request = make_request(stream=True)
     first = die(yard, request)
     again(yard, letters(yard)[0], request)
-    worker = yard.worker()
 
     second = yard.place(yard.waiting(request, "low"), worker)
 
@@ -121,10 +118,11 @@ def test_letter_is_requeued_on_a_server_without_memory(yard: Yard) -> None:
     assert len(yard.intake("low")) == 1
 
 
-def test_letter_that_reused_an_id_does_not_replace_the_first_request(yard: Yard) -> None:
+def test_letter_that_reused_an_id_does_not_replace_the_first_request(
+    yard: Yard, worker: str
+) -> None:
     """Given a result, I expect a letter that reused its id to wait until the result expires."""
     request = make_request()
-    worker = yard.worker()
     assignment = yard.assign(worker, request)
     yard.scripts.finish(worker, [Publication(assignment, make_result(request.id))])
     pushed = yard.push({"id": request.id, "prompt": "another"})

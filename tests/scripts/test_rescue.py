@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
     RESCUE_HELD,
-    RESCUE_NOT_LEADER,
     Publication,
     Published,
 )
@@ -19,8 +16,7 @@ def held(assignment: Assignment) -> tuple[str, str, str]:
     return assignment.entry, assignment.request.client, assignment.request.id
 
 
-def test_entries_return_with_their_published_tokens(yard: Yard) -> None:
-    worker = yard.worker()
+def test_entries_return_with_their_published_tokens(yard: Yard, worker: str) -> None:
     quiet, streaming = yard.assign(worker), yard.assign(worker, make_request(stream=True))
     delta = make_delta(streaming.request.id, 0, [0, 7])
     yard.scripts.emit(worker, [Publication(streaming, delta)])
@@ -40,30 +36,12 @@ def test_entries_return_with_their_published_tokens(yard: Yard) -> None:
     assert yard.connection.hget(yard.keys.workers, worker) is None
 
 
-def test_former_leader_rescues_nothing(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-    yard.expire(worker)
-    yard.depose()
-
-    assert yard.scripts.rescue(yard.token, worker, [held(assignment)]) == RESCUE_NOT_LEADER
-    assert yard.lane(worker) == [assignment]
-
-
-def test_running_lease_protects_a_lane(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-
+def test_running_lease_protects_a_lane(yard: Yard, worker: str, assignment: Assignment) -> None:
     assert yard.scripts.rescue(yard.token, worker, [held(assignment)]) == RESCUE_HELD
     assert yard.lane(worker) == [assignment]
-    assert yard.scripts.finish(
-        worker, [Publication(assignment, make_result(assignment.request.id))]
-    ) == [Published.PUBLISHED]
 
 
-def test_first_call_only_ends_the_lease(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
+def test_first_call_only_ends_the_lease(yard: Yard, worker: str, assignment: Assignment) -> None:
     yard.expire(worker)
 
     assert yard.scripts.rescue(yard.token, worker) == 1
@@ -73,16 +51,14 @@ def test_first_call_only_ends_the_lease(yard: Yard) -> None:
     assert yard.scripts.finish(worker, [Publication(assignment, result)]) == [Published.LEASE_LOST]
 
 
-def test_idle_worker_is_forgotten_by_the_first_call(yard: Yard) -> None:
-    worker = yard.worker()
+def test_idle_worker_is_forgotten_by_the_first_call(yard: Yard, worker: str) -> None:
     yard.expire(worker)
 
     assert yard.scripts.rescue(yard.token, worker) == 0
     assert yard.connection.zcard(yard.keys.leases) == 0
 
 
-def test_lane_is_emptied_a_batch_at_a_time(yard: Yard) -> None:
-    worker = yard.worker()
+def test_lane_is_emptied_a_batch_at_a_time(yard: Yard, worker: str) -> None:
     lane = [yard.assign(worker) for _ in range(5)]
     yard.expire(worker)
 
@@ -92,8 +68,7 @@ def test_lane_is_emptied_a_batch_at_a_time(yard: Yard) -> None:
     assert len(yard.intake("retry")) == 5
 
 
-def test_batch_repeated_after_a_lost_answer_changes_nothing(yard: Yard) -> None:
-    worker = yard.worker()
+def test_batch_repeated_after_a_lost_answer_changes_nothing(yard: Yard, worker: str) -> None:
     lane = [yard.assign(worker) for _ in range(2)]
     yard.expire(worker)
     yard.scripts.rescue(yard.token, worker, [held(lane[0])])
@@ -105,32 +80,20 @@ def test_batch_repeated_after_a_lost_answer_changes_nothing(yard: Yard) -> None:
     assert yard.ledger(lane[0].request)["crashes"] == "1"
 
 
-@pytest.mark.parametrize(("why", "crashes"), [("left", "0"), ("lost", "1")])
-def test_only_a_crash_is_counted(yard: Yard, why, crashes: str) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-    yard.scripts.retire(worker, why)
-
-    yard.rescue(worker)
-
-    assert yard.ledger(assignment.request).get("crashes", "0") == crashes
-    again = yard.place(yard.waiting(assignment.request), yard.worker())
-    assert (again.attempt, again.crashes) == (2, int(crashes))
-
-
-def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(yard: Yard) -> None:
+def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(
+    yard: Yard, worker: str
+) -> None:
     request = make_request(stream=True)
-    worker = yard.worker()
     assignment = yard.assign(worker, request)
+    sid = assignment.sid
     for seq in range(3):
         delta = make_delta(request.id, seq, [seq])
         yard.scripts.emit(worker, [Publication(assignment, delta, epoch=4 + seq)])
-        yard.expire(worker)
-        yard.rescue(worker)
+        yard.lose(worker)
         worker = yard.worker()
         assignment = yard.place(yard.waiting(request), worker)
 
-    assert (assignment.attempt, assignment.crashes) == (4, 3)
+    assert (assignment.sid, assignment.attempt, assignment.crashes) == (sid, 4, 3)
     assert (assignment.published, assignment.first_epoch) == (pack_tokens([0, 1, 2]), 4)
     assert assignment.request == request
     lane = yard.keys.lane(worker)
@@ -139,8 +102,7 @@ def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(yard: Yard)
     assert values == 2 * len(fields), "a field stands there twice"
 
 
-def test_finished_request_is_not_run_again(yard: Yard) -> None:
-    worker = yard.worker()
+def test_finished_request_is_not_run_again(yard: Yard, worker: str) -> None:
     done, open_ = yard.assign(worker), yard.assign(worker)
     yard.scripts.finish(worker, [Publication(done, make_result(done.request.id))])
     yard.expire(worker)
@@ -150,8 +112,7 @@ def test_finished_request_is_not_run_again(yard: Yard) -> None:
     assert len(yard.intake("retry")) == 1
 
 
-def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: Yard) -> None:
-    worker = yard.worker()
+def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: Yard, worker: str) -> None:
     strange = yard.connection.xadd(yard.keys.lane(worker), {"x": "y"}).decode()
     yard.expire(worker)
 
@@ -159,9 +120,9 @@ def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: Yard) -> None:
     assert yard.intake("retry") == []
 
 
-def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
+def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     ((_, fields),) = yard.connection.xrange(lane := yard.keys.lane(worker))
     copy = yard.connection.xadd(lane, fields).decode()
     yard.expire(worker)
@@ -173,25 +134,10 @@ def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(yard: Yard) -
     assert len(yard.intake("retry")) == 1
 
 
-def test_unknown_worker_with_a_lane_is_rescued_as_lost(yard: Yard) -> None:
-    worker = yard.worker()
-    assignment = yard.assign(worker)
+def test_unknown_worker_with_a_lane_is_rescued_as_lost(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
     yard.connection.zrem(yard.keys.leases, worker)
 
     assert yard.rescue(worker) == 0
     assert yard.ledger(assignment.request)["crashes"] == "1"
-
-
-def test_rescued_request_runs_once_more_and_the_dead_worker_stays_silent(yard: Yard) -> None:
-    first, second = yard.worker(), yard.worker()
-    assignment = yard.assign(first)
-    request = assignment.request
-    yard.expire(first)
-    yard.rescue(first)
-    again = yard.place(yard.waiting(request), second)
-    late = make_result(request.id, [1])
-    good = make_result(request.id, [2])
-
-    assert yard.scripts.finish(first, [Publication(assignment, late)]) == [Published.LEASE_LOST]
-    assert yard.scripts.finish(second, [Publication(again, good)]) == [Published.PUBLISHED]
-    assert yard.replies(request) == [good]

@@ -91,15 +91,6 @@ def test_an_unreadable_desired_state_can_be_replaced_by_its_reader(yard: Yard) -
         assert desired_states(yard).by_scope == {ALL: PAUSED}
 
 
-def test_a_call_repeated_after_a_lost_answer_changes_nothing(yard: Yard) -> None:
-    # If the first call succeeds and is repeated,
-    first = yard.scripts.signal(PAUSE, b"", PAUSED)
-    assert yard.scripts.signal(PAUSE, b"", PAUSED) is None
-
-    # I expect one signal.
-    assert entries(yard) == [(first, PAUSE)]
-
-
 def test_of_concurrent_callers_one_succeeds(yard: Yard) -> None:
     # Given many operators who have read the same desired state
     scripts = [Scripts(yard.connection, yard.keys) for _ in range(8)]
@@ -141,11 +132,3 @@ def test_a_scope_may_have_any_name(yard: Yard, scope: str) -> None:
     order = Order(signal="PAUSE", scope=scope)
     assert yard.scripts.signal(order, b"", DesiredState(run_state="PAUSED"))
     assert set(desired_states(yard).by_scope) == {scope}
-
-
-def test_a_server_without_memory_takes_signals(yard: Yard) -> None:
-    """Given a full server, I expect a pause to work: finished work frees memory."""
-    with yard.without_memory():
-        assert yard.scripts.signal(PAUSE, b"", PAUSED)
-
-    assert desired_states(yard).by_scope == {ALL: PAUSED}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import msgspec
 import pytest
 import redis
 
 from tests.support.builders import make_request, make_result
-from tests.support.yard import Yard, requests
+from tests.support.yard import QueuedRequest, Yard, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.wire import SamplingParams, pack_tokens
+from tokenyard.protocol.wire import SamplingParams
 from tokenyard.scripts import Publication, Submitted, submit
 
 
@@ -33,13 +32,6 @@ def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
     }
 
 
-@pytest.mark.parametrize("priority_class", ["high", "normal", "low"])
-def test_each_class_has_its_intake(yard: Yard, priority_class) -> None:
-    waiting = yard.submit(priority_class=priority_class)
-
-    assert [entry for entry, _ in yard.intake(priority_class)] == [waiting.entry]
-
-
 def test_class_of_the_system_is_refused_before_any_change(yard: Yard) -> None:
     request = make_request()
 
@@ -55,14 +47,20 @@ def test_empty_burst_changes_nothing(yard: Yard) -> None:
     assert yard.intake() == []
 
 
-def test_repeated_submission_returns_the_state_of_the_first(yard: Yard) -> None:
-    worker = yard.worker()
+@pytest.mark.parametrize(
+    ("other", "code"), [({}, Submitted.KNOWN), ({"model": "subtractor"}, Submitted.REUSED)]
+)
+def test_known_id_returns_the_state_of_the_first_request(
+    yard: Yard, worker: str, other: dict[str, str], code: Submitted
+) -> None:
     waiting = yard.submit()
 
     def state() -> str:
-        (known,) = yard.scripts.submit("high", [waiting.request])
-        assert known.code is Submitted.KNOWN
-        return known.state
+        again = msgspec.structs.replace(waiting.request, **other)
+        before = yard.ledger(waiting.request)
+        (answer,) = yard.scripts.submit("high", [again])
+        assert (answer.code, yard.ledger(waiting.request)) == (code, before)
+        return answer.state
 
     assert state() == "waiting"
     assignment = yard.place(waiting, worker)
@@ -70,6 +68,8 @@ def test_repeated_submission_returns_the_state_of_the_first(yard: Yard) -> None:
     yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
     assert state() == "completed"
     assert yard.intake("high") == []
+    reused = yard.connection.hget(yard.keys.tally, "count:ID_REUSED")
+    assert reused == (b"3" if code is Submitted.REUSED else None)
 
 
 def test_id_of_another_client_is_another_request(yard: Yard) -> None:
@@ -83,25 +83,16 @@ def test_id_of_another_client_is_another_request(yard: Yard) -> None:
 
 def test_id_given_twice_in_one_burst_is_accepted_once(yard: Yard) -> None:
     request, other = requests(2)
+    reusing = msgspec.structs.replace(request, params=SamplingParams(seed=1))
 
-    answers = yard.scripts.submit("normal", [request, request, other])
+    answers = yard.scripts.submit("normal", [request, reusing, request, other])
 
     assert [answer.code for answer in answers] == [
         Submitted.ACCEPTED,
+        Submitted.REUSED,
         Submitted.KNOWN,
         Submitted.ACCEPTED,
     ]
-    assert len(yard.intake()) == 2
-
-
-def test_full_yard_accepts_what_fits_and_returns_a_retry_time(yard: Yard) -> None:
-    yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 3)
-    yard.submit(priority_class="low")
-
-    answers = yard.scripts.submit("normal", requests(4))
-
-    assert [answer.code for answer in answers] == [Submitted.ACCEPTED] * 2 + [Submitted.FULL] * 2
-    assert 750 <= answers[-1].retry_after_ms <= 1250
     assert len(yard.intake()) == 2
 
 
@@ -126,12 +117,10 @@ def test_full_yard_knows_its_accepted_requests(yard: Yard) -> None:
     assert known.code is Submitted.KNOWN
 
 
-def test_rescued_requests_count_as_waiting(yard: Yard) -> None:
+def test_rescued_requests_count_as_waiting(yard: Yard, worker: str) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
-    worker = yard.worker()
     yard.assign(worker)
-    yard.expire(worker)
-    yard.rescue(worker)
+    yard.lose(worker)
 
     assert yard.scripts.submit("normal", [make_request()])[0].code is Submitted.FULL
 
@@ -141,68 +130,6 @@ def test_burst_larger_than_one_lua_unpack_is_accepted(yard: Yard) -> None:
 
     assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
     assert len({answer.sid for answer in answers}) == 2000
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"tokens": pack_tokens([3, 2, 1])},
-        {"model": "subtractor"},
-        {"params": SamplingParams(max_tokens=17)},
-        {"stated": ("temperature",)},
-    ],
-)
-def test_another_request_under_a_known_id_is_refused(yard: Yard, other: dict[str, Any]) -> None:
-    worker = yard.worker()
-    waiting = yard.submit()
-    another = msgspec.structs.replace(waiting.request, **other)
-
-    def refused() -> str:
-        (answer,) = yard.scripts.submit("normal", [another])
-        assert answer.code is Submitted.REUSED
-        return answer.state
-
-    assert refused() == "waiting"
-    assert [entry for entry, _ in yard.intake()] == [waiting.entry]
-    assignment = yard.place(waiting, worker)
-    assert refused() == "assigned"
-    yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
-    before = yard.ledger(waiting.request)
-    assert refused() == "completed"
-    assert yard.ledger(waiting.request) == before
-    assert yard.connection.hget(yard.keys.tally, "count:ID_REUSED") == b"3"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"stream": True},
-        {"priority": 3},
-        {"deadline_ms": 2**50},
-        {"result_ttl_s": 9},
-        {"metadata": {"try": 2}},
-        {"tenant": "t", "session": "s"},
-    ],
-)
-def test_other_fields_of_a_reused_id_may_differ(yard: Yard, other: dict[str, Any]) -> None:
-    waiting = yard.submit()
-
-    (known,) = yard.scripts.submit("high", [msgspec.structs.replace(waiting.request, **other)])
-
-    assert known.code is Submitted.KNOWN
-
-
-def test_two_requests_of_one_id_in_one_burst_are_distinguished(yard: Yard) -> None:
-    first = make_request()
-    other = msgspec.structs.replace(first, params=SamplingParams(seed=1))
-
-    answers = yard.scripts.submit("normal", [first, other, first])
-
-    assert [answer.code for answer in answers] == [
-        Submitted.ACCEPTED,
-        Submitted.REUSED,
-        Submitted.KNOWN,
-    ]
 
 
 def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:
@@ -217,8 +144,7 @@ def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:
     assert (without.code, empty.code) == (Submitted.KNOWN, Submitted.KNOWN)
 
 
-def test_a_submitter_without_a_digest_is_not_compared(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_a_submitter_without_a_digest_is_not_compared(yard: Yard, waiting: QueuedRequest) -> None:
     call = submit(yard.keys, "normal", [msgspec.structs.replace(waiting.request, model="other")])
 
     answer = yard.scripts.call(dataclasses.replace(call, args=[*call.args[:-1], ""]))

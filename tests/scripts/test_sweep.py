@@ -44,12 +44,6 @@ def test_empty_or_missing_intake_has_no_overdue_entries(yard: Yard) -> None:
     assert yard.scripts.overdue("high", "-", 10) == ("", [])
 
 
-def test_invalid_deadline_is_left_to_the_dispatcher(yard: Yard) -> None:
-    yard.push({"id": "a", "prompt": "x", "deadline": "soon"})
-
-    assert yard.scripts.overdue("normal", "-", 10) == ("", [])
-
-
 def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
     stream = yard.keys.intake("normal")
     xadd = ("XADD", stream, "*", "id", "a", "prompt", "x", "deadline")
@@ -60,6 +54,7 @@ def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
 
 
 def test_unreadable_field_has_no_deadline(yard: Yard) -> None:
+    yard.push({"id": "a", "prompt": "x", "deadline": "soon"})
     for shared in ("", "{", "[]", "7", '{"deadline":1000}', '{"deadline":"soon"}'):
         yard.push({"id": "a", "prompt": "x", "common": shared})
     late = yard.push({"id": "b", "prompt": "x", "common": '{"deadline":"1000"}'})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.support.yard import Yard
+from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
 
@@ -40,8 +40,9 @@ def test_running_yard_keeps_its_pending_entries_and_counts(yard: Yard) -> None:
     assert yard.queued_tokens() == queued > 0
 
 
-def test_destroyed_group_is_created_again_with_the_waiting_entries(yard: Yard) -> None:
-    waiting = yard.submit()
+def test_destroyed_group_is_created_again_with_the_waiting_entries(
+    yard: Yard, waiting: QueuedRequest
+) -> None:
     yard.connection.xgroup_destroy(yard.keys.intake("normal"), GROUP)
     yard.connection.delete(yard.keys.intake("high"))
 
@@ -49,14 +50,6 @@ def test_destroyed_group_is_created_again_with_the_waiting_entries(yard: Yard) -
 
     assert yard.read() == [waiting.entry]
     assert yard.read("high") == []
-
-
-def test_former_leader_writes_no_handshake(yard: Yard) -> None:
-    yard.depose()
-
-    assert not yard.scripts.take_over(yard.token, {"models": "[]"})
-    assert not yard.connection.hexists(yard.keys.info, "models")
-    assert groups(yard.connection, yard.keys.events) == []
 
 
 def test_key_of_another_type_is_an_error_with_the_reason(yard: Yard) -> None:

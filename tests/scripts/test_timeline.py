@@ -10,9 +10,9 @@ from tokenyard.admin.signals import Signals
 from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code, UnknownRequest
-from tokenyard.protocol.replies import Provenance, json_text, refusal
+from tokenyard.protocol.replies import Provenance, json_text
 from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.scripts import Move, Publication
+from tokenyard.scripts import Publication
 
 NAME = "q"
 
@@ -27,24 +27,14 @@ def texts(timeline: Timeline) -> str:
     return "\n".join(event.text for event in events)
 
 
-def assign(
-    yard: Yard, request: Request, worker: str, intake: str = "normal", why: str = ""
-) -> None:
-    entry = yard.waiting(request, intake).entry
-    move = Move(intake, entry, request.client, request.id, worker, 9, why=why)  # type: ignore[arg-type]
-    yard.scripts.dispatch(yard.token, [move])
-
-
 def test_an_unknown_request_raises(yard: Yard) -> None:
     with pytest.raises(UnknownRequest, match="'q'"):
         explain(yard, make_request(NAME))
 
 
-def test_a_completed_request_has_attempt_and_result(yard: Yard) -> None:
-    request, worker = make_request(NAME), yard.worker()
-    yard.submit(request)
-    assign(yard, request, worker, why="round_robin, load 0 of 9")
-    [assignment] = yard.lane(worker)
+def test_a_completed_request_has_attempt_and_result(yard: Yard, worker: str) -> None:
+    request = make_request(NAME)
+    assignment = yard.assign(worker, request)
     said = {
         "timing": json_text({"queue_ms": 1, "engine_ms": 2.0, "first_token_ms": 1.0}),
         "finish_reason": "stop",
@@ -56,13 +46,18 @@ def test_a_completed_request_has_attempt_and_result(yard: Yard) -> None:
     assert (timeline.state, timeline.server_id) == ("completed", assignment.sid)
     [attempt] = timeline.attempts
     assert (attempt.number, attempt.worker) == (1, worker)
-    assert attempt.why == "round_robin, load 0 of 9"
-    assert timeline.result is not None
+    assert attempt.why == "the test says so"
     assert timeline.result.tokens == [1, 2]
     assert timeline.accepted_ms <= attempt.assigned_ms <= timeline.ended_ms <= timeline.now_ms
     assert timeline.started_ms == timeline.ended_ms - 2
     said_of_it = texts(timeline)
-    for words in ("accepted as normal/", "to w.", "round_robin", "first token", "completed: 2"):
+    for words in (
+        "accepted as normal/",
+        "to w.",
+        "the test says so",
+        "first token",
+        "completed: 2",
+    ):
         assert words in said_of_it
 
 
@@ -70,8 +65,10 @@ def test_a_completed_request_has_attempt_and_result(yard: Yard) -> None:
     ("epochs", "said"),
     [({"epoch": 5}, ", epoch 5"), ({"epoch": 5, "first_epoch": 4}, ", epoch 5 (begun in 4)")],
 )
-def test_a_result_with_epochs_names_them(yard: Yard, epochs: dict[str, int], said: str) -> None:
-    request, worker = make_request(NAME), yard.worker()
+def test_a_result_with_epochs_names_them(
+    yard: Yard, worker: str, epochs: dict[str, int], said: str
+) -> None:
+    request = make_request(NAME)
     assignment = yard.assign(worker, request)
     made = Provenance("adder", "", "simulated", "1", worker, 1, **epochs)
     reply = make_result(NAME, [1], provenance=json_text(made))
@@ -83,13 +80,11 @@ def test_a_result_with_epochs_names_them(yard: Yard, epochs: dict[str, int], sai
 def test_lost_workers_are_earlier_attempts(yard: Yard) -> None:
     request = make_request(NAME, stream=True)
     first, second = yard.worker("first"), yard.worker("second")
-    yard.submit(request)
-    assign(yard, request, first)
-    [assignment] = yard.lane(first)
+    assignment = yard.assign(first, request)
     yard.scripts.emit(first, [Publication(assignment, make_delta(NAME, 0, [1, 2, 3]))])
     yard.scripts.retire(first, "lost", "killed by signal 9")
     yard.rescue(first)
-    assign(yard, request, second, "retry")
+    yard.place(yard.waiting(request), second)
 
     timeline = explain(yard, request)
 
@@ -102,11 +97,9 @@ def test_lost_workers_are_earlier_attempts(yard: Yard) -> None:
     assert "3 tokens published so far" in texts(timeline)
 
 
-def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard) -> None:
-    request, worker = make_request(NAME), yard.worker()
-    yard.submit(request)
-    assign(yard, request, worker)
-    [assignment] = yard.lane(worker)
+def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard, worker: str) -> None:
+    request = make_request(NAME)
+    assignment = yard.assign(worker, request)
     yard.scripts.hand_back(worker, assignment, 60_000, "out of memory")
 
     timeline = explain(yard, request)
@@ -202,14 +195,12 @@ def test_a_request_cancelled_before_arrival_has_no_attempts(yard: Yard) -> None:
 
 def test_a_refused_request_has_the_reason(yard: Yard) -> None:
     request = make_request(NAME)
-    waiting = yard.submit(request)
-    reply = refusal(request, Code.DEADLINE_EXCEEDED, "waiting in the intake")
-    yard.scripts.answer(yard.token, "normal", waiting.entry, request, reply)
+    yard.answer(yard.submit(request), Code.DEADLINE_EXCEEDED)
 
     timeline = explain(yard, request)
 
     assert timeline.ended_ms is not None
-    assert "expired: 0 tokens, DEADLINE_EXCEEDED: waiting in the intake" in texts(timeline)
+    assert "expired: 0 tokens, DEADLINE_EXCEEDED: the test says so" in texts(timeline)
 
 
 def test_a_ledger_of_an_older_version_is_read(yard: Yard) -> None:
@@ -226,7 +217,7 @@ def test_a_ledger_of_an_older_version_is_read(yard: Yard) -> None:
 @pytest.mark.parametrize("odd", ["9" * 5000, "999999999", "-1", "x"])
 def test_a_forged_ledger_is_read_without_error(yard: Yard, odd: str) -> None:
     request = make_request(NAME)
-    assign(yard, yard.submit(request).request, yard.worker())
+    yard.assign(yard.worker(), request)
     fields = {
         "attempt": odd,
         "ended": odd,

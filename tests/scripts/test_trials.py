@@ -9,7 +9,6 @@ from tests.support.yard import QueuedRequest, Yard
 from tokenyard.scripts import (
     ACQUIT_CHANGED,
     ACQUIT_DONE,
-    ACQUIT_NOT_LEADER,
     Dispatched,
     Publication,
     Published,
@@ -34,8 +33,7 @@ def crash(yard: Yard, worker: str, trials: list[int | None]) -> None:
 
 
 class TestDispatch:
-    def test_mark_has_first_entry_and_size_of_the_group(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_mark_has_first_entry_and_size_of_the_group(self, yard: Yard, worker: str) -> None:
         before = yard.assign(worker)
 
         put_on_trial(yard, worker, 3)
@@ -44,8 +42,7 @@ class TestDispatch:
         assert lane[0] == before.entry
         assert yard.alone(worker) == f"{lane[1]}+3"
 
-    def test_lane_of_a_group_is_full_for_other_suspects(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_lane_of_a_group_is_full_for_other_suspects(self, yard: Yard, worker: str) -> None:
         put_on_trial(yard, worker, 2)
         second, alone = yard.submit(), yard.submit()
         moves = [second.to(worker, on_trial=True), alone.to(worker, alone=True)]
@@ -54,8 +51,7 @@ class TestDispatch:
 
         assert len(yard.lane(worker)) == 2
 
-    def test_lane_of_a_lone_suspect_is_full_for_a_group(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_lane_of_a_lone_suspect_is_full_for_a_group(self, yard: Yard, worker: str) -> None:
         alone = yard.assign(worker, alone=True)
 
         codes = yard.scripts.dispatch(yard.token, [yard.submit().to(worker, on_trial=True)])
@@ -63,8 +59,7 @@ class TestDispatch:
         assert codes == [Dispatched.FULL]
         assert yard.alone(worker) == alone.entry
 
-    def test_group_gets_no_more_than_the_places_of_a_lane(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_group_gets_no_more_than_the_places_of_a_lane(self, yard: Yard, worker: str) -> None:
         moves = [yard.submit().to(worker, 2, on_trial=True) for _ in range(3)]
 
         codes = yard.scripts.dispatch(yard.token, moves)
@@ -72,8 +67,7 @@ class TestDispatch:
         assert codes == [Dispatched.DISPATCHED, Dispatched.DISPATCHED, Dispatched.FULL]
         assert yard.alone(worker) == f"{yard.lane(worker)[0].entry}+2"
 
-    def test_result_of_a_member_does_not_end_the_trial(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_result_of_a_member_does_not_end_the_trial(self, yard: Yard, worker: str) -> None:
         put_on_trial(yard, worker, 2)
         mark, first = yard.alone(worker), yard.lane(worker)[0]
 
@@ -84,8 +78,7 @@ class TestDispatch:
 
 
 class TestRescue:
-    def test_rescue_notes_the_group_size_of_suspects_only(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_rescue_notes_the_group_size_of_suspects_only(self, yard: Yard, worker: str) -> None:
         held = [yard.assign(worker) for _ in range(2)]
 
         crash(yard, worker, [16, None])
@@ -97,8 +90,7 @@ class TestRescue:
         assert [fields.get(b"trial") for fields in retries] == [b"16", None]
 
     @pytest.mark.parametrize("why", ["lost", "left"])
-    def test_loss_without_a_crash_leaves_the_group_size(self, yard: Yard, why) -> None:
-        worker = yard.worker()
+    def test_loss_without_a_crash_leaves_the_group_size(self, yard: Yard, worker: str, why) -> None:
         held = [yard.assign(worker)]
         crash(yard, worker, [16])
         worker = yard.worker()
@@ -112,8 +104,7 @@ class TestRescue:
         assert (ledger["trial"], ledger["suspected"]) == ("16", "1")
         assert yard.alone(worker) is None
 
-    def test_suspicion_after_an_acquittal_is_a_relapse(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_suspicion_after_an_acquittal_is_a_relapse(self, yard: Yard, worker: str) -> None:
         request = yard.assign(worker).request
         crash(yard, worker, [1])
         for relapses in (1, 2):
@@ -128,8 +119,7 @@ class TestRescue:
             ledger = yard.ledger(request)
             assert (ledger["relapsed"], ledger["trial"]) == (str(relapses), "1")
 
-    def test_suspicion_during_a_trial_is_no_relapse(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_suspicion_during_a_trial_is_no_relapse(self, yard: Yard, worker: str) -> None:
         request = yard.assign(worker).request
         crash(yard, worker, [4])
         worker = yard.worker()
@@ -145,8 +135,9 @@ class TestRescue:
 
 class TestAcquit:
     @pytest.mark.parametrize("keep", [True, False])
-    def test_acquit_frees_the_members_and_opens_the_lane(self, yard: Yard, keep: bool) -> None:
-        worker = yard.worker()
+    def test_acquit_frees_the_members_and_opens_the_lane(
+        self, yard: Yard, worker: str, keep: bool
+    ) -> None:
         group = put_on_trial(yard, worker, 2)
         for one in group:
             yard.connection.hset(yard.keys.ledger("anon", one.request.id), "trial", 8)
@@ -159,8 +150,9 @@ class TestAcquit:
         assert yard.alone(worker) == ("-" if keep else None)
         put_on_trial(yard, worker, 1)
 
-    def test_acquit_does_not_touch_requests_that_left_the_lane(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_acquit_does_not_touch_requests_that_left_the_lane(
+        self, yard: Yard, worker: str
+    ) -> None:
         (one,) = put_on_trial(yard, worker, 1)
         mark, entry = yard.alone(worker) or "", yard.lane(worker)[0]
         yard.scripts.hand_back(worker, entry, 0, "x")
@@ -170,23 +162,11 @@ class TestAcquit:
 
         assert yard.ledger(one.request)["trial"] == "8"
 
-    def test_acquit_leaves_another_mark(self, yard: Yard) -> None:
-        worker = yard.worker()
+    def test_acquit_leaves_another_mark(self, yard: Yard, worker: str) -> None:
         group = put_on_trial(yard, worker, 1)
         mark = yard.alone(worker)
 
         code = yard.scripts.acquit(yard.token, worker, "1-0+1", names(group), keep=False)
 
         assert code == ACQUIT_CHANGED
-        assert yard.alone(worker) == mark
-
-    def test_only_the_leader_acquits(self, yard: Yard) -> None:
-        worker = yard.worker()
-        group = put_on_trial(yard, worker, 1)
-        mark = yard.alone(worker) or ""
-        yard.depose()
-
-        code = yard.scripts.acquit(yard.token, worker, mark, names(group), keep=False)
-
-        assert code == ACQUIT_NOT_LEADER
         assert yard.alone(worker) == mark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import Yard
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import RETIRE_UNKNOWN, Dispatched, Renewed
 
@@ -40,16 +40,6 @@ def test_every_incarnation_of_a_worker_has_its_own_name(yard: Yard) -> None:
     names = [yard.worker("w"), yard.worker("w"), yard.worker("v")]
 
     assert names == ["w.1", "w.2", "v.3"]
-
-
-def test_joining_again_leaves_the_first_incarnation_to_the_rescuer(yard: Yard) -> None:
-    first = yard.worker()
-    assignment = yard.assign(first)
-    second = yard.worker()
-
-    assert yard.lane(second) == []
-    assert yard.lane(first) == [assignment]
-    assert set(roster(yard)) == {first, second}
 
 
 def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: Yard) -> None:
@@ -103,8 +93,7 @@ def test_a_model_with_an_odd_name_is_no_tally(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1
 
 
-def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard) -> None:
-    worker = yard.worker()
+def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard, worker: str) -> None:
     yard.assign(worker)
     yard.scripts.retire(worker, "lost")
     before = yard.events()
@@ -114,16 +103,7 @@ def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard) -> None:
     assert yard.events() == before
 
 
-def test_events_of_changes_are_bounded(yard: Yard) -> None:
-    worker = yard.worker()
-    for number in range(1500):
-        yard.scripts.renew(LONG_MS, [(worker, worker_json(pid=number))])
-
-    assert len(yard.events()) <= 1200
-
-
-def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard) -> None:
-    worker = yard.worker()
+def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard, worker: str) -> None:
     yard.expire(worker)
 
     assert yard.scripts.renew(60_000, [(worker, b"{}")]) == [Renewed.HELD]
@@ -131,15 +111,9 @@ def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("how", ["unknown", "left", "lost", "rescued"])
-def test_removed_lease_cannot_be_renewed(yard: Yard, how: str) -> None:
-    worker = "nobody.1" if how == "unknown" else yard.worker()
-    if how != "unknown":
-        yard.assign(worker)
-    if how in ("left", "lost"):
-        yard.scripts.retire(worker, how)  # type: ignore[arg-type]
-    elif how == "rescued":
-        yard.expire(worker)
-        yard.scripts.rescue(yard.token, worker)
+def test_removed_lease_cannot_be_renewed(yard: Yard, worker: str, how: str) -> None:
+    yard.assign(worker)
+    worker = yard.fence(worker, how)
     before = lease(yard, worker), roster(yard)
 
     assert yard.scripts.renew(60_000, [(worker, b"new")]) == [Renewed.LOST]
@@ -156,19 +130,10 @@ def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: Yard) -> None:
     assert yard.scripts.renew(60_000, []) == []
 
 
-def test_idle_worker_leaves_immediately(yard: Yard) -> None:
-    worker = yard.worker()
-
-    assert yard.scripts.retire(worker, "left") == 0
-
-    assert lease(yard, worker) is None
-    assert roster(yard) == {}
-    assert yard.events()[-1] == {b"event": b"gone", b"worker": worker.encode()}
-
-
 @pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0)])
-def test_busy_worker_leaves_its_entries_to_the_rescuer(yard: Yard, why, score: int) -> None:
-    worker = yard.worker()
+def test_busy_worker_leaves_its_entries_to_the_rescuer(
+    yard: Yard, worker: str, why, score: int
+) -> None:
     held = [yard.assign(worker) for _ in range(2)]
 
     assert yard.scripts.retire(worker, why) == 2
@@ -180,31 +145,9 @@ def test_busy_worker_leaves_its_entries_to_the_rescuer(yard: Yard, why, score: i
     assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
 
 
-@pytest.mark.parametrize(("first", "then"), [("left", "lost"), ("lost", "left")])
-def test_first_reason_stays(yard: Yard, first, then) -> None:
-    """Given a worker that left and then died, I expect no crash to count for its requests."""
-    worker = yard.worker()
-    assignment = yard.assign(worker)
-
-    assert yard.scripts.retire(worker, first) == 1
-    assert yard.scripts.retire(worker, then) == 1
-
-    yard.rescue(worker)
-    crashes = yard.ledger(assignment.request).get("crashes", "0")
-    assert crashes == ("1" if first == "lost" else "0")
-
-
-def test_retiring_an_unknown_worker_changes_nothing(yard: Yard) -> None:
-    worker = yard.worker()
+def test_retiring_an_unknown_worker_changes_nothing(yard: Yard, worker: str) -> None:
     yard.scripts.retire(worker, "left")
     before = yard.events()
 
     assert yard.scripts.retire(worker, "left") == RETIRE_UNKNOWN
     assert yard.events() == before
-
-
-def test_events_of_joins_are_bounded(yard: Yard) -> None:
-    for _ in range(1500):
-        yard.scripts.register("w", LONG_MS, b"{}")
-
-    assert len(yard.events()) <= 1200

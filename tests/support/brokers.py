@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.absence import lacks
 from tests.support.servers import Server, ServerName, find_binary, free_port
 from tests.support.waiting import eventually
 
@@ -24,8 +23,7 @@ def required(name: ServerName) -> Path:
     """The server's program; without it the test is skipped, or fails on a CI machine."""
     found = find_binary(name)
     if found is None:
-        reason = f"{name}-server is not installed, so this was not tested on {name}"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+        lacks(f"{name}-server is not installed, so this was not tested on {name}")
     return found
 
 

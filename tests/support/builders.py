@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenyard.protocol.replies import Reply, Status
-from tokenyard.protocol.wire import Assignment, Request, pack_tokens
+from tokenyard.protocol.wire import Assignment, Request, pack_tokens, request_fields
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
 
 
@@ -39,6 +39,15 @@ def make_request(
 def framed(request_id: str | None = None, *, client: str = "framed", **fields: Any) -> Request:
     """A request whose replies come in frames, like those of Tokenyard's client."""
     return make_request(request_id, client=client, reply_to=f"replies:{client}", **fields)
+
+
+def entry_fields(request: Request, **more: bytes) -> dict[bytes, bytes]:
+    """A request as a plain entry, the way Redis returns it, and more fields."""
+    fields = request_fields(request) | more
+    return {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in fields.items()
+    }
 
 
 def make_assignment(

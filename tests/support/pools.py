@@ -1,4 +1,4 @@
-"""A pool whose processes the test plays, and an owner that records its calls."""
+"""Handles of processes, and a pool whose processes the test plays, with a recording owner."""
 
 from __future__ import annotations
 
@@ -26,11 +26,40 @@ from worker.models import ModelSpec
 from worker.process.main import ProcessArguments
 
 MEMORY = Memory(host=1000)
+WARM = Warm(MEMORY, {"import": 2.0})
+A = ModelSpec(name="a", path="models/a")
+B = ModelSpec(name="b", path="models/b")
+PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
 
 
 def engine_info(spec: ModelSpec) -> EngineInfo:
     """The engine info of an engine with this model."""
     return EngineInfo("simulated", "7", spec.name, "", 100, 50, slots=4, phases_s={"weights": 1.0})
+
+
+def make_handle(device: int = 0, name: str = "w", **values: Any) -> WorkerProcessHandle:
+    """The handle of a process that was not started."""
+    settings = {"name": "w", "engine": "simulated", "backoff_s": 1.0, "max_backoff_s": 8.0}
+    return WorkerProcessHandle(
+        WorkerSettings(redis_url="redis://x", **(settings | values)), name, device
+    )
+
+
+def make_warm(device: int = 0, **values: Any) -> WorkerProcessHandle:
+    """The same after the process has become warm."""
+    handle = make_handle(device, **values)
+    handle.warm(WARM)
+    return handle
+
+
+def make_ready(
+    device: int = 0, info: EngineInfo | None = None, **values: Any
+) -> WorkerProcessHandle:
+    """The same after the process has loaded model `a`."""
+    handle = make_warm(device, **values)
+    handle.load(A)
+    handle.ready(Ready(info or engine_info(A), Memory(host=3000)))
+    return handle
 
 
 class PlayedProcess:
@@ -156,10 +185,14 @@ class Theatre:
         for member in self.pool.members:
             self.say(member.name, Warm(MEMORY, {"import": 1.0}))
 
+    def aim(self, spec: ModelSpec | None, *devices: int) -> list[tuple[Any, ...]]:
+        """Set the goal of devices, and let the pool act; the resulting calls of the owner."""
+        self.pool.aim(spec, devices)
+        return self.turn()
+
     def hold(self, spec: ModelSpec, *devices: int) -> WorkerProcessHandle:
         """Let the first warm process of each device load a model; the leader."""
-        self.pool.aim(spec, devices)
-        self.turn()
+        self.aim(spec, *devices)
         leader = self.pool.holder(devices[0])
         assert leader
         self.say(leader.name, Ready(engine_info(spec), MEMORY))

@@ -11,6 +11,7 @@ import redis
 
 from tests.support.builders import make_request, random_name, worker_json
 from tokenyard.protocol.digest import request_digest
+from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import (
     CONSUMER,
     GROUP,
@@ -20,9 +21,9 @@ from tokenyard.protocol.keys import (
     PriorityClass,
 )
 from tokenyard.protocol.parse import parse_assignment
-from tokenyard.protocol.replies import Reply, decode_replies, decode_reply
+from tokenyard.protocol.replies import Reply, decode_replies, decode_reply, refusal
 from tokenyard.protocol.wire import Assignment, Request
-from tokenyard.scripts import Dispatched, Move, Scripts, Submitted, destination, waits_at
+from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Submitted, destination, waits_at
 
 LONG_MS = 600_000
 
@@ -72,6 +73,15 @@ class Yard:
         """Register a worker with a lease."""
         return self.scripts.register(name, lease_ms, worker_json(name))
 
+    def fence(self, worker: str, how: str) -> str:
+        """End a worker's lease, its lane unchanged; the name under which it writes from then on."""
+        if how == "rescued":
+            self.expire(worker)
+            self.scripts.rescue(self.token, worker)
+        elif how in ("left", "lost"):
+            self.scripts.retire(worker, how)
+        return "nobody.1" if how == "unknown" else worker
+
     def expire(self, worker: str) -> None:
         """Let a worker's lease expire."""
         self.connection.zadd(self.keys.leases, {worker: 1}, xx=True)
@@ -114,10 +124,28 @@ class Yard:
         """Submit a request and move it onto a worker's lane; the assignment."""
         return self.place(self.submit(request), worker, alone=alone)
 
+    def answer(
+        self,
+        waiting: QueuedRequest,
+        code: Code = Code.INVALID_REQUEST,
+        *,
+        published: bytes = b"",
+        **how: str,
+    ) -> Answered:
+        """Answer a waiting request by a refusal."""
+        reply = refusal(waiting.request, code, "the test says so", published=published)
+        place = (waiting.intake, waiting.entry, waiting.request)
+        return self.scripts.answer(self.token, *place, reply, **how)
+
     def rescue(self, worker: str, trials: Sequence[int | None] | None = None) -> int:
         """Rescue a worker's whole lane in one call."""
         held = [(item.entry, item.request.client, item.request.id) for item in self.lane(worker)]
         return self.scripts.rescue(self.token, worker, held, trials)
+
+    def lose(self, worker: str) -> int:
+        """Let a worker's lease expire, and rescue its whole lane."""
+        self.expire(worker)
+        return self.rescue(worker)
 
     @contextmanager
     def without_memory(self) -> Iterator[None]:

@@ -59,8 +59,8 @@ class ProcessIdentity(NamedTuple):
 class SignalReceipt:
     """A signal that was given, with the ids of its control entries.
 
-    If nothing was to change, and no worker had refused the last change, nothing was written and the
-    id is that of the last change.
+    If nothing was to change, and no worker refuses anything, nothing was written and the id is that
+    of the last change.
     """
 
     order: Order
@@ -122,8 +122,18 @@ class Signals:
         )
 
     def _is_refused(self, order: Order, entry: str) -> bool:
-        """Whether a worker refused the last change; the same signal makes it try again."""
-        return any(one.reason for one in self.unacknowledged(SignalReceipt(order, (entry,))))
+        """Whether a worker refuses something; the same signal makes it try again.
+
+        It has answered the last change and does not show it as obeyed: what it has acknowledged
+        there may be another order.
+        """
+        live = _newest(read_roster(self._connection, self._keys).live)
+        answers = self._answers((entry,))
+        return any(
+            _is_in_scope(info, order.scope) and not _has_obeyed(info, (entry,))
+            for worker, info in live.items()
+            if worker in answers
+        )
 
     def _command(self, order: Order) -> SignalReceipt:
         """Command the workers that are in scope now, each by its incarnation."""

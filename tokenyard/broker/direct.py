@@ -5,6 +5,10 @@ check of the socket before each use, a lock around the pool, telemetry counters,
 read. Here a connection that was just used is reused unchecked, and its socket is used directly.
 Connecting, parsing, retries, TLS, users and errors stay redis-py's.
 
+At 100 requests a second, one at a time, client, coordinator and workers take 9 % less processor
+time (median of 8 pairs in turn, on two busy cores). With many under way a call carries a batch, and
+nothing is gained.
+
 This needs private names of redis-py, so any major version but the tested one runs as its own
 client.
 """

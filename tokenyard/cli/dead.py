@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.texts import counted, local_time, printable
 
 ABOUT: Final = """Dead letters: failed requests that are kept whole.
 
@@ -190,15 +189,10 @@ def _owner(letter: DeadLetter) -> str:
     return f"{letter.client}/{printable(letter.id)}" if letter.is_answerable else "unknown"
 
 
-def _time(unix_ms: int) -> str:
-    at = datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC).astimezone()
-    return at.isoformat(sep=" ", timespec="seconds")
-
-
 def _table(letters: Iterable[DeadLetter]) -> FittingTable:
     table = FittingTable(_COLUMNS)
     for letter in letters:
-        died = _time(letter.died_ms)
+        died = local_time(letter.died_ms / 1000)
         reason = printable(letter.reason)
         table.add(letter.letter, _owner(letter), printable(letter.model) or "-", died, reason)
     return table
@@ -207,7 +201,7 @@ def _table(letters: Iterable[DeadLetter]) -> FittingTable:
 def _sheet(letter: DeadLetter) -> Table:
     shown = sheet()
     shown.add_row("Letter", letter.letter)
-    shown.add_row("Died", _time(letter.died_ms))
+    shown.add_row("Died", local_time(letter.died_ms / 1000))
     shown.add_row("Request", _owner(letter))
     shown.add_row("Server id", printable(letter.server_id))
     shown.add_row("Reason", _lines(letter.reason))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Final
 
 import click
@@ -14,7 +13,7 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.request_owner import client_option, owner_of, request_id
 from tokenyard.process.program import PlainCommand
-from tokenyard.protocol.texts import printable
+from tokenyard.protocol.texts import local_time, printable
 
 ABOUT: Final = """Show the timeline of a request, until its result expires.
 
@@ -58,11 +57,10 @@ def explain(ctx: click.Context, request_id: str, client: str | None, as_json: bo
 def _headline(timeline: Timeline) -> str:
     if timeline.accepted_ms is None:
         return timeline.state
-    at = datetime.datetime.fromtimestamp(timeline.accepted_ms / 1000, datetime.UTC).astimezone()
     until_ms = timeline.ended_ms or timeline.now_ms
     took_s = (until_ms - timeline.accepted_ms) / 1000
     since = "after" if timeline.ended_ms else "for"
-    accepted = at.isoformat(sep=" ", timespec="milliseconds")
+    accepted = local_time(timeline.accepted_ms / 1000, "milliseconds")
     return f"{timeline.state} {since} {took_s:.3f} s; accepted {accepted}"
 
 

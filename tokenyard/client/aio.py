@@ -24,7 +24,7 @@ from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
 from tokenyard.client.operations import Ask, Delay, Operation, Steps, checked
 from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.pending import DeltaCursor, PendingRequest, WaitDeadline
+from tokenyard.client.pending import DeltaCursor, PendingRequest, SubmittedRequest, WaitDeadline
 from tokenyard.client.submission import require_valid
 from tokenyard.client.sync import (
     DEFAULT_CONNECT_TIMEOUT_S,
@@ -302,30 +302,12 @@ class _UpdateEvent(AsyncEvent):
         self.close()
 
 
-class AsyncHandle:
+class AsyncHandle(SubmittedRequest):
     """`tokenyard.Handle` for asyncio."""
 
     def __init__(self, client: AsyncClient, pending: PendingRequest) -> None:
+        super().__init__(pending)
         self._client = client
-        self._pending = pending
-
-    def __repr__(self) -> str:
-        return f"<AsyncHandle {self.id!r}>"
-
-    @property
-    def id(self) -> str:
-        """The id of the request."""
-        return self._pending.id
-
-    @property
-    def position(self) -> int | None:
-        """See `tokenyard.Handle.position`."""
-        return self._pending.position
-
-    @property
-    def eta_s(self) -> float | None:
-        """See `tokenyard.Handle.eta_s`."""
-        return self._pending.eta_s
 
     async def cancel(self) -> Cancellation:
         """See `tokenyard.Handle.cancel`."""

@@ -6,7 +6,6 @@ Errors have the words that the coordinator would use.
 from __future__ import annotations
 
 import datetime
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
@@ -17,7 +16,8 @@ from tokenyard.client.options import OWN_OPTIONS, Messages, Prompt
 from tokenyard.client.tokenization import Tokenizer
 from tokenyard.protocol.digest import canonical_messages
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.parse import parse_messages, parse_request, read_chat_options
+from tokenyard.protocol.fields import UNKNOWN_FIELD, check_ids, parse_messages, read_chat_options
+from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     MAX_TOKEN_ID,
@@ -25,14 +25,11 @@ from tokenyard.protocol.wire import (
     ChatOptions,
     Request,
     SamplingParams,
-    Unanswerable,
     chat_fields,
     pack_tokens,
     request_fields,
 )
 
-#: msgspec's message for a name that it does not know.
-_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 _CHAT_OPTIONS: Final = frozenset(ChatOptions.__struct_fields__)
 
 
@@ -149,12 +146,7 @@ def check_request(request: Request) -> Request:
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in fields.items()
     }
-    read = parse_request(wire)
-    if isinstance(read, Request):
-        return msgspec.structs.replace(read, stated=request.stated)
-    reason = read.reason if isinstance(read, Unanswerable) else read.message
-    name, _, message = reason.partition(": ")
-    raise InvalidRequest(name, message)
+    return msgspec.structs.replace(read_request(wire), stated=request.stated)
 
 
 def read_params(
@@ -169,7 +161,7 @@ def read_params(
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         field = "params" + path.strip("`").removeprefix("$")
-        if unknown := _UNKNOWN_FIELD.fullmatch(message):
+        if unknown := UNKNOWN_FIELD.fullmatch(message):
             field, message = f"{field}.{unknown[1]}", why_unknown(unknown[1])
         raise InvalidRequest(field, message) from error
     except TypeError as error:
@@ -204,10 +196,6 @@ def encode_prompt(tokenizer: Tokenizer, kind: str, prompt: Prompt) -> Sequence[i
 def pack_prompt(tokens: Any) -> bytes:
     """Packed token ids; raises `InvalidRequest`."""
     try:
-        packed = pack_tokens(tokens)
+        return check_ids(pack_tokens(tokens))
     except (OverflowError, TypeError) as error:
         raise InvalidRequest("tokens", f"must be ids from 0 to {MAX_TOKEN_ID}: {error}") from error
-    # The top byte of a negative id is 0x80 or more; `isascii` is the fastest check for that.
-    if not packed[3::4].isascii():
-        raise InvalidRequest("tokens", "token ids must not be negative")
-    return packed

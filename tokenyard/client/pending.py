@@ -149,6 +149,34 @@ class PendingRequest:
         return result
 
 
+class SubmittedRequest:
+    """What a handle shows without waiting."""
+
+    def __init__(self, pending: PendingRequest) -> None:
+        self._pending = pending
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id!r}>"
+
+    @property
+    def id(self) -> str:
+        """The id of the request."""
+        return self._pending.id
+
+    @property
+    def position(self) -> int | None:
+        """The number of requests before it in the queue when it was submitted.
+
+        None where that is unknown: for a request that the yard had already.
+        """
+        return self._pending.position
+
+    @property
+    def eta_s(self) -> float | None:
+        """The estimated time for the requests before it; None while the yard has no estimate."""
+        return self._pending.eta_s
+
+
 def _with_text(result: Result, local: LocalText | None) -> Result:
     """The result with its text, where the client makes that."""
     if local is None or result.text is not None:

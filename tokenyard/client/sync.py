@@ -23,7 +23,7 @@ from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
 from tokenyard.client.operations import Ask, Delay, Operation, Steps, checked
 from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.pending import DeltaCursor, PendingRequest, WaitDeadline
+from tokenyard.client.pending import DeltaCursor, PendingRequest, SubmittedRequest, WaitDeadline
 from tokenyard.client.submission import require_valid
 from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
@@ -330,33 +330,12 @@ def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
     return checked(answers, ask)
 
 
-class Handle:
+class Handle(SubmittedRequest):
     """One submitted request."""
 
     def __init__(self, client: Client, pending: PendingRequest) -> None:
+        super().__init__(pending)
         self._client = client
-        self._pending = pending
-
-    def __repr__(self) -> str:
-        return f"<Handle {self.id!r}>"
-
-    @property
-    def id(self) -> str:
-        """The id of the request."""
-        return self._pending.id
-
-    @property
-    def position(self) -> int | None:
-        """The number of requests before it in the queue when it was submitted.
-
-        None where that is unknown: for a request that the yard had already.
-        """
-        return self._pending.position
-
-    @property
-    def eta_s(self) -> float | None:
-        """The estimated time for the requests before it; None while the yard has no estimate."""
-        return self._pending.eta_s
 
     def cancel(self) -> Cancellation:
         """Cancel the request; see `Client.cancel`. `result` then raises with code CANCELLED."""

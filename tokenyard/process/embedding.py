@@ -27,7 +27,7 @@ from tokenyard.broker.connection import open_connection, public_url, translated
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.errors import BrokerNotWritable, NotStarted, TokenyardError, WaitTimeout
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
+from tokenyard.protocol.settings import ServiceSettings
 
 log = logging.getLogger("tokenyard.process.embedding")
 
@@ -81,7 +81,7 @@ class Embedded(Protocol):
 
 def run_embedded(
     make: Callable[[], Embedded],
-    settings: CoordinatorSettings | WorkerSettings,
+    settings: ServiceSettings,
     *,
     ready_event: Event | None,
     pipe: Connection | None,
@@ -165,7 +165,7 @@ class _StartupReport:
             return True
 
 
-def _expect_broker(settings: CoordinatorSettings | WorkerSettings) -> None:
+def _expect_broker(settings: ServiceSettings) -> None:
     """Raises where the broker does not answer, refuses the user, or takes no writes."""
     url = settings.redis_url
     with translated(url), open_connection(url, retries=1) as connection:
@@ -189,7 +189,7 @@ def _in_background(target: Callable[[], None], name: str) -> None:
 
 def started_address(
     role: Literal["coordinator", "worker"],
-    settings: CoordinatorSettings | WorkerSettings,
+    settings: ServiceSettings,
     pid: int,
     *,
     epoch: int = 0,

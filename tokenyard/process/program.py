@@ -40,7 +40,7 @@ from tokenyard.protocol.errors import (
 )
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
+from tokenyard.protocol.settings import ServiceSettings
 from tokenyard.protocol.texts import harmless, nearest
 from tokenyard.telemetry import logs
 
@@ -285,7 +285,14 @@ def yard_options(
     ]
 
 
-SettingsT = TypeVar("SettingsT", CoordinatorSettings, WorkerSettings, GatewaySettings)
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings | GatewaySettings)
+#: The help of the settings that all programs have.
+SERVICE_TEXTS: Final = {
+    "metrics_port": "Port of the Prometheus metrics; 0: none (docs/metrics.md).",
+    "metrics_host": "Address of the metrics; 0.0.0.0: all of this host.",
+    "liveness_timeout_s": "/livez beside the metrics fails after so long without progress.",
+    "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; default: OTEL_* variables.",
+}
 
 
 def program(
@@ -298,8 +305,8 @@ def program(
 ) -> click.Command:
     """The command line of one long-lived program.
 
-    Each field of ``settings_type`` is an option, explained in ``texts``, and a variable
-    ``TOKENYARD_<PROGRAM>_<FIELD>``. ``run`` gets the settings and returns the exit status.
+    Each field of ``settings_type`` is an option, explained in ``texts`` or `SERVICE_TEXTS`, and a
+    variable ``TOKENYARD_<PROGRAM>_<FIELD>``. ``run`` gets the settings and returns the exit status.
     """
 
     def start(redis_url: str | None, yard: str, debug: bool, **given: Any) -> None:
@@ -318,7 +325,9 @@ def program(
         callback=start,
         params=[
             *yard_options(_from_group),
-            *_settings_options(settings_type, texts, _prefix(name)),
+            *_settings_options(
+                settings_type, {**texts, **_service_texts(settings_type)}, _prefix(name)
+            ),
         ],
         help=about,
         epilog=f"Each option can also be set by a variable: {_prefix(name)}_<OPTION>.",
@@ -326,6 +335,12 @@ def program(
     )
     command.reads = (name,)
     return command
+
+
+def _service_texts(settings_type: type[SettingsT]) -> Mapping[str, str]:
+    """The texts of those of `SERVICE_TEXTS` that a program has; the gateway sends no traces."""
+    names = {field.name for field in dataclasses.fields(settings_type)}
+    return {name: text for name, text in SERVICE_TEXTS.items() if name in names}
 
 
 def _prefix(name: str) -> str:
@@ -343,9 +358,8 @@ def _settings_options(
     settings_type: type[SettingsT], texts: Mapping[str, str], prefix: str
 ) -> Iterator[click.Option]:
     hints = typing.get_type_hints(settings_type)
-    for field in dataclasses.fields(settings_type):
-        if field.name in {"redis_url", "yard"}:
-            continue
+    fields = {field.name: field for field in dataclasses.fields(settings_type)}
+    for field in (fields[name] for name in texts if name not in {"redis_url", "yard"}):
         # A default that says nothing to a reader is left to the settings themselves.
         is_plain = field.default is not dataclasses.MISSING and field.default not in {"", ()}
         yield click.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from tokenyard.protocol.errors import SettingsError
@@ -29,6 +30,11 @@ class GatewaySettings:
     #: How long an idempotency key is known, and a stream can be taken up again.
     record_ttl_s: int = 86_400
     max_body_bytes: int = 4 * 1024 * 1024
+    #: Connections; more are answered with 503.
+    max_connections: int = 10_000
+    #: PEM files; without them TLS is the proxy's.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     #: Silence on a stream after which a comment is sent.
     keep_alive_s: float = 15.0
     #: On SIGTERM, answers under way may finish for so long; then streams end, to be taken up again.
@@ -37,6 +43,11 @@ class GatewaySettings:
     without_leader_s: float = 10.0
     #: Pause between two looks at the yard's models.
     refresh_s: float = 1.0
+    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    #: A loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
+    liveness_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         errors = list(self._errors())
@@ -58,16 +69,19 @@ class GatewaySettings:
                 yield f"{label} {name!r}: {NAME_RULE}"
         if not 0 <= self.port < 2**16:
             yield "port: must be 0 to 65535; 0 is any free one"
-        for label in (
-            "record_ttl_s",
-            "max_body_bytes",
-            "keep_alive_s",
-            "without_leader_s",
-            "refresh_s",
-        ):
+        if not 0 <= self.metrics_port < 2**16:
+            yield "metrics_port: must be from 1 to 65535, or 0 for none"
+        times = ("record_ttl_s", "keep_alive_s", "without_leader_s", "refresh_s")
+        for label in (*times, "liveness_timeout_s", "max_body_bytes", "max_connections"):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
         if self.keys == "off" and not self._is_local:
             yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
+        if (self.tls_cert is None) != (self.tls_key is None):
+            yield "tls_cert, tls_key: give both or none"
+        for label in ("tls_cert", "tls_key"):
+            file = getattr(self, label)
+            if file is not None and not file.is_file():
+                yield f"{label}: no file at {file}"
         if self.grace_s < 0:
             yield "grace_s: must not be negative"

@@ -6,46 +6,45 @@ import contextlib
 import functools
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta
 
-from tokenyard.protocol.chat import check_messages, check_objects, check_template_kwargs
 from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.fields import (
+    NO_DEFAULTS,
+    object_decoder,
+    parse_chat,
+    parse_messages,
+    parse_reasoning,
+    read_flag,
+    read_integer,
+    read_json,
+    read_params,
+    read_prompt,
+    read_text,
+    read_tokens,
+)
 from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     DEFAULT_CLIENT,
     DEFAULT_RESULT_TTL_S,
     MAX_FIELDS,
     MAX_ID_BYTES,
     MAX_RESULT_TTL_S,
-    MAX_TOKEN_ID,
     OWN_FIELDS,
-    PLAIN_CHAT,
     SYSTEM_FIELDS,
     WIRE_VERSION,
     Assignment,
-    ChatOptions,
     Refused,
     Request,
-    SamplingParams,
     Unanswerable,
-    pack_tokens,
 )
 
 #: A server id, "<priority class>/<intake entry>".
 _SID = re.compile(rb"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
 _LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
-#: The path in a message of msgspec.
-_PATH = re.compile(r"`\$([^`]*)`")
-
-#: msgspec's message for an unknown name.
-_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
-
 #: Fields that are ignored in ``common``.
 _NOT_COMMON: Final = SYSTEM_FIELDS | {b"common"}
 #: Longest field ``common`` whose parsed form is cached.
@@ -53,17 +52,8 @@ _LONGEST_TEMPLATE: Final = 4096
 #: An entry with only these fields can be parsed by its template.
 _TEMPLATE_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
 
-#: Fields for chats only.
-_CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
-
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 _texts_decoder = msgspec.json.Decoder(dict[str, str])
-_params_decoder = msgspec.json.Decoder(SamplingParams)
-_objects_decoder = msgspec.json.Decoder(list[dict[str, Any]])
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
-_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
 
 
 def parse_name(raw: bytes) -> str | None:
@@ -81,7 +71,7 @@ def parse_id(raw: bytes) -> str | None:
 
 
 def parse_request(
-    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> Request | Refused | Unanswerable:
     """Parse an untrusted entry; never raises.
 
@@ -100,6 +90,18 @@ def parse_request(
     return _parse_request(fields, defaults)
 
 
+def read_request(
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> Request:
+    """`parse_request` for requests of our own; raises `InvalidRequest` where one is refused."""
+    read = parse_request(fields, defaults)
+    if isinstance(read, Request):
+        return read
+    reason = read.reason if isinstance(read, Unanswerable) else read.message
+    field, _, message = reason.partition(": ")
+    raise InvalidRequest(field, message)
+
+
 def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     """The fields of an entry together with those in its field ``common``; its own take precedence.
 
@@ -108,7 +110,7 @@ def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     """
     if b"common" not in fields:
         return fields
-    texts: dict[str, str] = _json(fields, "common", _texts_decoder, {})
+    texts: dict[str, str] = read_json(fields, "common", _texts_decoder, {})
     common = {name.encode(): text.encode() for name, text in texts.items()}
     for name in _NOT_COMMON & common.keys():
         del common[name]
@@ -151,7 +153,7 @@ def _template(common: bytes) -> Request | None:
         return None
     if any(name.encode() in fields for name in OWN_FIELDS):
         return None
-    request = _parse_request({**fields, b"id": b"?", b"prompt": b"?"}, _NOTHING)
+    request = _parse_request({**fields, b"id": b"?", b"prompt": b"?"}, NO_DEFAULTS)
     return request if isinstance(request, Request) else None
 
 
@@ -191,14 +193,14 @@ def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
     raw = fields.get(b"id", b"")
     if not 0 < len(raw) <= MAX_ID_BYTES:
         raise InvalidRequest("id", f"give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
-    client = _text(fields, "client") if b"client" in fields else DEFAULT_CLIENT
+    client = read_text(fields, "client") if b"client" in fields else DEFAULT_CLIENT
     if not is_name(client):
         raise InvalidRequest("client", NAME_RULE)
-    return _text(fields, "id"), client
+    return read_text(fields, "id"), client
 
 
 def _parse_reply_to(fields: Mapping[bytes, bytes], client: str) -> str:
-    reply_to = _text(fields, "reply_to")
+    reply_to = read_text(fields, "reply_to")
     if reply_to not in ("", f"replies:{client}"):
         raise InvalidRequest("reply_to", f"leave it out or give replies:{client}")
     return reply_to
@@ -213,7 +215,7 @@ def _parse_body(
 ) -> Request:
     if len(fields) > MAX_FIELDS and len(fields.keys() - SYSTEM_FIELDS) > MAX_FIELDS:
         raise InvalidRequest("entry", f"has more than {MAX_FIELDS} fields")
-    version = _integer(fields, "v", WIRE_VERSION, 1, 2**31)
+    version = read_integer(fields, "v", WIRE_VERSION, 1, 2**31)
     if version != WIRE_VERSION:
         raise InvalidRequest("v", f"this yard speaks version {WIRE_VERSION}, not {version}")
     given = [name for name in ("tokens", "prompt", "messages") if name.encode() in fields]
@@ -225,28 +227,28 @@ def _parse_body(
     return Request(
         id=request_id,
         client=client,
-        tokens=_tokens(fields) if given == ["tokens"] else None,
-        prompt=_prompt(fields) if given == ["prompt"] else None,
+        tokens=read_tokens(fields) if given == ["tokens"] else None,
+        prompt=read_prompt(fields) if given == ["prompt"] else None,
         messages=parse_messages(fields[b"messages"]) if given == ["messages"] else None,
-        model=_text(fields, "model"),
-        params=_params(fields, defaults),
-        stream=_flag(fields, "stream"),
+        model=read_text(fields, "model"),
+        params=read_params(fields, defaults),
+        stream=read_flag(fields, "stream"),
         reply_to=reply_to,
-        priority=_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
-        deadline_ms=_integer(fields, "deadline", 0, 0, 2**53) or None,
-        result_ttl_s=_integer(fields, "result_ttl", DEFAULT_RESULT_TTL_S, 1, MAX_RESULT_TTL_S),
-        tenant=_text(fields, "tenant"),
-        session=_text(fields, "session"),
-        metadata=_json(fields, "metadata", _object_decoder, {}),
+        priority=read_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
+        deadline_ms=read_integer(fields, "deadline", 0, 0, 2**53) or None,
+        result_ttl_s=read_integer(fields, "result_ttl", DEFAULT_RESULT_TTL_S, 1, MAX_RESULT_TTL_S),
+        tenant=read_text(fields, "tenant"),
+        session=read_text(fields, "session"),
+        metadata=read_json(fields, "metadata", object_decoder, {}),
         chat=parse_chat(fields, given[0]),
-        cache_salt=_text(fields, "cache_salt"),
+        cache_salt=read_text(fields, "cache_salt"),
         reasoning_ended=reasoning_ended,
         reasoning_parser_kwargs=reasoning_parser_kwargs,
     )
 
 
 def parse_assignment(
-    entry: str, fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = _NOTHING
+    entry: str, fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> Assignment | None:
     """Parse a lane entry; None where it is not an assignment.
 
@@ -287,170 +289,3 @@ def _count(text: bytes | None) -> int | None:
     if text is None:
         return 0
     return int(text) if text.isdigit() and len(text) < _LONGEST_COUNT else None
-
-
-def _text(fields: Mapping[bytes, bytes], name: str) -> str:
-    try:
-        return fields.get(name.encode(), b"").decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(name, f"is not UTF-8 at byte {error.start}") from None
-
-
-def _integer(fields: Mapping[bytes, bytes], name: str, default: int, low: int, high: int) -> int:
-    raw = fields.get(name.encode())
-    if raw is None:
-        return default
-    try:
-        value = int(raw)
-    except ValueError:
-        raise InvalidRequest(name, "is not a whole number") from None
-    if not low <= value <= high:
-        raise InvalidRequest(name, f"must be from {low} to {high}")
-    return value
-
-
-def _flag(fields: Mapping[bytes, bytes], name: str, *, default: bool = False) -> bool:
-    raw = fields.get(name.encode(), b"%d" % default)
-    if raw not in (b"0", b"1"):
-        raise InvalidRequest(name, "must be 0 or 1")
-    return raw == b"1"
-
-
-def _json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) -> Any:
-    raw = fields.get(name.encode())
-    if raw is None:
-        return default
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at ")
-        path = _PATH.search(place)
-        unknown = _UNKNOWN_FIELD.fullmatch(message)
-        if unknown and name == "params" and not path:
-            raise InvalidRequest(f"params.{unknown[1]}", why_unknown(unknown[1])) from None
-        raise InvalidRequest(name + (path[1] if path else ""), message) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(name, f"is not the JSON expected: {error}") from None
-
-
-def _params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> SamplingParams:
-    if defaults:
-        given = _json(fields, "params", _members_decoder, {})
-        fields = {b"params": msgspec.json.encode({**defaults, **given})}
-    params: SamplingParams = _json(fields, "params", _params_decoder, SamplingParams())
-    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise InvalidRequest("params.min_tokens", "must not exceed max_tokens")
-    return params
-
-
-def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams, list[str]]:
-    """The sampling parameters of an entry, and the names of those that it sets.
-
-    Raises `InvalidRequest`.
-    """
-    return _params(fields, _NOTHING), list(_json(fields, "params", _members_decoder, {}))
-
-
-def parse_reasoning(fields: Mapping[bytes, bytes]) -> tuple[bool | None, dict[str, Any]]:
-    """Whether the prompt ends the reasoning, and the arguments of the model's reasoning parser.
-
-    Raises `InvalidRequest`.
-    """
-    name = "reasoning_parser_kwargs"
-    if b"reasoning_ended" not in fields and name.encode() not in fields:
-        return None, {}
-    ended = _flag(fields, "reasoning_ended") if b"reasoning_ended" in fields else None
-    kwargs: dict[str, Any] = _json(fields, name, _object_decoder, {})
-    check_objects(name, [kwargs])
-    return ended, kwargs
-
-
-def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
-    """The field that holds the prompt of an entry, and its value, tokens packed.
-
-    Raises `InvalidRequest`.
-    """
-    for name in ("tokens", "prompt", "messages"):
-        value = fields.get(name.encode())
-        if value is not None:
-            return name, _tokens(fields) if name == "tokens" else value
-    raise InvalidRequest("prompt", "is missing")
-
-
-def parse_messages(raw: bytes) -> list[dict[str, Any]]:
-    """Read the JSON of chat messages; raises `InvalidRequest`."""
-    messages: list[dict[str, Any]] = _json({b"messages": raw}, "messages", _objects_decoder, [])
-    check_messages(messages)
-    return messages
-
-
-def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
-    """Options of a chat, as a program writes them; raises `InvalidRequest`.
-
-    Their values are checked when the request is parsed.
-    """
-    try:
-        return msgspec.convert(msgspec.to_builtins(given, str_keys=True), ChatOptions)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at ")
-        raise InvalidRequest(path.strip("`").removeprefix("$."), message) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(min(given), f"cannot be written as JSON: {error}") from None
-
-
-def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:
-    """The options for a chat template; raises `InvalidRequest`.
-
-    ``prompt`` is the name of the field with the prompt.
-    """
-    if _CHAT_FIELDS.isdisjoint(fields):
-        return PLAIN_CHAT
-    if prompt != "messages":
-        [name, *_] = sorted(name.decode() for name in _CHAT_FIELDS & fields.keys())
-        raise InvalidRequest(name, f"goes with messages, not with {prompt}")
-    chat = ChatOptions(
-        tools=_objects(fields, "tools"),
-        documents=_objects(fields, "documents"),
-        chat_template_kwargs=_json(fields, "chat_template_kwargs", _object_decoder, {}),
-        add_generation_prompt=_flag(fields, "add_generation_prompt", default=True),
-        continue_final_message=_flag(fields, "continue_final_message"),
-    )
-    check_template_kwargs(chat.chat_template_kwargs)
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise InvalidRequest("continue_final_message", "needs add_generation_prompt to be false")
-    return chat
-
-
-def _objects(fields: Mapping[bytes, bytes], name: str) -> list[dict[str, Any]] | None:
-    objects: list[dict[str, Any]] | None = _json(fields, name, _objects_decoder, None)
-    if objects is not None:
-        check_objects(name, objects)
-    return objects
-
-
-def _prompt(fields: Mapping[bytes, bytes]) -> str:
-    prompt = _text(fields, "prompt")
-    if not prompt:
-        raise InvalidRequest("prompt", "is empty")
-    return prompt
-
-
-def _tokens(fields: Mapping[bytes, bytes]) -> bytes:
-    """Packed ids, or a JSON array of them.
-
-    They cannot be confused: ``]`` as the last byte of packed ids, the top byte of an int32,
-    would mean an id above 1.5 billion.
-    """
-    raw = fields[b"tokens"]
-    if raw[:1] == b"[" and raw[-1:] == b"]":
-        packed = pack_tokens(_json(fields, "tokens", _ids_decoder, []))
-    else:
-        packed = raw
-    if not packed:
-        raise InvalidRequest("tokens", "is empty")
-    if len(packed) % 4:
-        raise InvalidRequest("tokens", "packed ids are int32: the length must divide by four")
-    # The top byte of a negative id is 0x80 or more; `isascii` is the fastest check for that.
-    if not packed[3::4].isascii():
-        raise InvalidRequest("tokens", "token ids must not be negative")
-    return packed

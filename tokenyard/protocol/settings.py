@@ -33,18 +33,51 @@ def default_name(role: str) -> str:
     return f"{role}-{host}-{os.getpid()}"
 
 
-def _check(errors: Iterator[str]) -> None:
-    found = list(errors)
-    if found:
-        raise SettingsError(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """What every long-lived process needs to know."""
+
+    #: Empty where there is no yard: models then come from the program (`worker.local.api`).
+    redis_url: str
+    yard: str = "main"
+    name: str
+    #: Longest blocking read. Must stay below the socket's time-out.
+    block_ms: int = 1_000
+    reply_maxlen: int = 10_000
+    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
+    liveness_timeout_s: float = 60.0
+    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
+    otlp_endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        if errors := [*self._service_errors(), *self._errors()]:
+            raise SettingsError(errors)
+
+    def _errors(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _service_errors(self) -> Iterator[str]:
+        for label, name in (("yard", self.yard), ("name", self.name)):
+            if not is_name(name):
+                yield f"{label} {name!r}: {NAME_RULE}"
+        for label in ("block_ms", "reply_maxlen"):
+            if getattr(self, label) < 1:
+                yield f"{label}: must be at least 1"
+        if not 0 <= self.metrics_port < 2**16:
+            yield "metrics_port: must be from 1 to 65535, or 0 for none"
+        if self.liveness_timeout_s <= 0:
+            yield "liveness_timeout_s: must be positive"
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            yield "otlp_endpoint: must be an http:// or https:// URL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
+class CoordinatorSettings(ServiceSettings):
     """What a coordinator needs to know."""
 
-    redis_url: str
-    yard: str = "main"
     name: str = field(default_factory=lambda: default_name("coordinator"))
     #: Nothing is dispatched before this many workers have joined.
     expect_workers: int = 0
@@ -60,8 +93,6 @@ class CoordinatorSettings:
     replay_wait_s: float = 30.0
     #: The leader's lease: so long a yard stands still when its leader is killed.
     lease_ms: int = 5_000
-    #: Longest blocking read. Must stay below the socket's time-out.
-    block_ms: int = 1_000
     #: Most requests waiting in all intakes together (vLLM's name).
     max_num_queued_reqs: int = 100_000
     #: Most prompt tokens of the requests waiting, as far as they came by `submit` (vLLM's name).
@@ -112,23 +143,9 @@ class CoordinatorSettings:
     #: A request whose lane entry somebody has deleted ends as lost, unless its worker, which may
     #: have read it before, ends it within so long.
     lost_entry_wait_s: float = 60.0
-    reply_maxlen: int = 10_000
     dead_maxlen: int = 10_000
-    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
-    metrics_port: int = 0
-    metrics_host: str = "127.0.0.1"
-    #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
-    liveness_timeout_s: float = 60.0
-    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
-    otlp_endpoint: str = ""
-
-    def __post_init__(self) -> None:
-        _check(self._errors())
 
     def _errors(self) -> Iterator[str]:
-        for label, name in (("yard", self.yard), ("name", self.name)):
-            if not is_name(name):
-                yield f"{label} {name!r}: {NAME_RULE}"
         yield from self._guest_errors()
         if self.expect_workers < 0:
             yield "expect_workers: must not be negative"
@@ -138,7 +155,7 @@ class CoordinatorSettings:
         if self.max_model_wait_s < 0:
             yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
         yield from self._share_errors()
-        positive = ("block_ms", "max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
+        positive = ("max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
         limits = (
             "max_crashes",
             "max_crashed_alone",
@@ -146,10 +163,9 @@ class CoordinatorSettings:
             "max_faults",
             "trial_tokens",
         )
-        for name in (*positive, *limits, "max_num_queued_tokens", "reply_maxlen", "dead_maxlen"):
+        for name in (*positive, *limits, "max_num_queued_tokens", "dead_maxlen"):
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
-        yield from _watch_errors(self)
 
     def _share_errors(self) -> Iterator[str]:
         if self.lost_entry_wait_s < 0:
@@ -188,12 +204,9 @@ class CoordinatorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(ServiceSettings):
     """What a controller and its worker processes need to know."""
 
-    #: Empty where there is no yard: models then come from the program (`worker.local.api`).
-    redis_url: str
-    yard: str = "main"
     #: Prefix of the names of this host's workers.
     name: str = field(default_factory=lambda: default_name("worker"))
     engine: EngineName = "vllm"
@@ -225,7 +238,6 @@ class WorkerSettings:
     engine_args: str = "{}"
     #: The workers' leases; renewed three times as often.
     lease_ms: int = 30_000
-    block_ms: int = 1_000
     #: Longest time for a process to warm up, and for a model to be loaded or unloaded.
     start_timeout_s: float = 600.0
     #: Before a model gives way, its running requests may finish for so long; the rest goes back.
@@ -246,7 +258,6 @@ class WorkerSettings:
     max_start_failures: int = 3
     #: What then: end with status 5, or say so once and go on trying with `max_backoff_s`.
     on_start_failure: StartFailureAction = "exit"
-    reply_maxlen: int = 10_000
     #: Simulated engine only: prefill tokens/s, seconds for a decode step (0: no limit).
     simulated_prefill_rate: float = 0.0
     simulated_step_s: float = 0.0
@@ -256,16 +267,6 @@ class WorkerSettings:
     simulated_load_s: float = 0.0
     #: Simulated engine only: name and hit count of a point at which the process kills itself.
     crash_point: str = ""
-    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
-    metrics_port: int = 0
-    metrics_host: str = "127.0.0.1"
-    #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
-    liveness_timeout_s: float = 60.0
-    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
-    otlp_endpoint: str = ""
-
-    def __post_init__(self) -> None:
-        _check(self._errors())
 
     @property
     def serves(self) -> str:
@@ -275,15 +276,12 @@ class WorkerSettings:
         return Path(self.model).name if self.model else "simulated"
 
     def _errors(self) -> Iterator[str]:
-        for label, name in (("yard", self.yard), ("name", self.name)):
-            if not is_name(name):
-                yield f"{label} {name!r}: {NAME_RULE}"
         yield from self._model_errors()
         try:
             msgspec.json.decode(self.engine_args, type=dict)
         except msgspec.MsgspecError as error:
             yield f"engine_args: must be a JSON object: {error}"
-        counts = ("slots", "max_num_seqs", "block_ms", "reply_maxlen", "max_start_failures")
+        counts = ("slots", "max_num_seqs", "max_start_failures")
         for name in counts:
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
@@ -297,7 +295,6 @@ class WorkerSettings:
         for name in (*amounts, "spares", "sleepers"):
             if getattr(self, name) < 0:
                 yield f"{name}: must not be negative"
-        yield from _watch_errors(self)
 
     def _model_errors(self) -> Iterator[str]:
         if self.models and (self.model or self.model_name):
@@ -310,12 +307,3 @@ class WorkerSettings:
             yield f"devices: {len(self.devices)} given for {self.slots} slots"
         if self.devices and self.device == "cpu":
             yield "devices: are GPUs; leave them out with device cpu"
-
-
-def _watch_errors(settings: CoordinatorSettings | WorkerSettings) -> Iterator[str]:
-    if not 0 <= settings.metrics_port < 2**16:
-        yield "metrics_port: must be from 1 to 65535, or 0 for none"
-    if settings.liveness_timeout_s <= 0:
-        yield "liveness_timeout_s: must be positive"
-    if settings.otlp_endpoint and not settings.otlp_endpoint.startswith(("http://", "https://")):
-        yield "otlp_endpoint: must be an http:// or https:// URL"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 from collections.abc import Iterable
 
@@ -15,6 +16,12 @@ def span(ms: float) -> str:
         if seconds < size:
             return f"{seconds / (size / 60 if unit != 'h' else 3600):.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+def local_time(unix_s: float, timespec: str = "seconds") -> str:
+    """A time by this host's clock and zone: ``2026-11-22 02:00:00+01:00``."""
+    at = datetime.datetime.fromtimestamp(unix_s, datetime.UTC).astimezone()
+    return at.isoformat(sep=" ", timespec=timespec)
 
 
 def printable(text: str) -> str:

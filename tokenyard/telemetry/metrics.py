@@ -69,6 +69,19 @@ class Metric:
     help: str
 
 
+#: Counted by the coordinator and by controllers.
+REQUESTS = Metric(
+    "tokenyard_requests_total",
+    "counter",
+    ("model", "priority", "outcome"),
+    "Requests that have their result, each counted by the process that answered it.",
+)
+RETRIES = Metric(
+    "tokenyard_retries_total",
+    "counter",
+    ("reason",),
+    "Requests that went back to wait for another attempt, by what ended the last.",
+)
 #: The values of a metric's labels, in their order.
 Labels = TypeVar("Labels", bound=tuple[str, ...])
 

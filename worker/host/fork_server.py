@@ -66,7 +66,7 @@ class ForkedProcess(ForkServerProcess):
             super().start()
         except (EOFError, OSError):
             if not _proven[0]:
-                log.debug("the fork-server imports nothing from now on")
+                log.debug("the next fork-server imports nothing")
                 _context.set_forkserver_preload([])
             raise
         _proven[0] = True

@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from tokenyard.scripts import Why
-from tokenyard.telemetry.metrics import Histogram, Metric, histograms, numbers
+from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Histogram, Metric, histograms, numbers
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.messages import EngineStats, Heartbeat
@@ -23,23 +23,11 @@ from worker.published_counts import PublishedCounts
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-REQUESTS = Metric(
-    "tokenyard_requests_total",
-    "counter",
-    ("model", "priority", "outcome"),
-    "Requests that have their result, each counted by the process that answered it.",
-)
 TOKENS = Metric(
     "tokenyard_tokens_total",
     "counter",
     ("model", "direction"),
     "Tokens generated and published, and tokens of the prompts of completed requests.",
-)
-RETRIES = Metric(
-    "tokenyard_retries_total",
-    "counter",
-    ("reason",),
-    "Requests that went back to wait for another attempt, by what ended the last.",
 )
 STALE = Metric(
     "tokenyard_stale_commits_total",

@@ -5,19 +5,14 @@ It knows nothing of Redis; it reports to its `PoolListener`.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import wait
-from pathlib import Path
 
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.scripts import Why
-from worker.engines import RankGroup
 from worker.engines.host import prepare_host
 from worker.host.allocation import (
     GiveWay,
@@ -32,6 +27,7 @@ from worker.host.allocation import (
 )
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
+from worker.host.groups import PoolGroups
 from worker.host.load_retries import LoadRetries
 from worker.host.pool_listener import PoolListener
 from worker.host.process_handle import WorkerProcessHandle
@@ -77,12 +73,11 @@ class Pool:
         self._rules = Rules(settings.sleepers)
         self._watched_at = time.monotonic()
         self._retries = LoadRetries(settings.backoff_s, settings.max_backoff_s)
-        self._groups = itertools.count()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._groups = PoolGroups(self.members)
 
     def start(self) -> None:
         """Prepare the host; `run_once` starts the processes."""
-        self._folder = tempfile.TemporaryDirectory(prefix="tokenyard-")
+        self._groups.start()
         preload(prepare_host(self._settings))
 
     @property
@@ -196,25 +191,15 @@ class Pool:
 
     def _take_up(self, members: Sequence[WorkerProcessHandle], goal: Goal) -> None:
         leader, *followers = members
+        weights = self.weights.get(goal.spec.name, "")
         if leader.state is State.ASLEEP:
             leader.wake()
         elif followers:
-            self._form(leader, followers, goal)
+            self._groups.form(leader, followers, goal, weights)
         else:
-            leader.load(goal.spec, weights=self.weights.get(goal.spec.name, ""))
+            leader.load(goal.spec, weights=weights)
         for member in members:
             self._listener.changed(member)
-
-    def _form(
-        self, leader: WorkerProcessHandle, followers: Sequence[WorkerProcessHandle], goal: Goal
-    ) -> None:
-        if self._folder is None:
-            raise RuntimeError("the pool has not been started")
-        address = str(Path(self._folder.name) / f"group-{next(self._groups)}")
-        for rank, member in enumerate(followers, start=1):
-            member.attach(goal.spec, RankGroup(address, rank, goal.devices))
-        group = RankGroup(address, 0, goal.devices)
-        leader.load(goal.spec, group, self.weights.get(goal.spec.name, ""))
 
     # Processes
 
@@ -288,7 +273,7 @@ class Pool:
 
     def _refused_load(self, member: WorkerProcessHandle, reason: str) -> None:
         """Give up the load; the process is still warm."""
-        goal, followers = self._goal_of(member), self._mates(member)
+        goal, followers = self._goal_of(member), self._groups.mates(member)
         if member.spec:
             said = reason.removeprefix(f"{member.spec.name}: ")
             failure = FailedStart("loading the model", said=said, model=member.spec.path)
@@ -318,7 +303,7 @@ class Pool:
             self._listener.start_failed(member, failure)
         was_loading, goal = member.state is State.LOADING, self._goal_of(member)
         self._listener.died(member, why, reason)
-        self._end_group(member, why, reason)
+        self._groups.end(member, why, reason)
         member.reap()
         if member.state is State.STOPPED:
             log.info("%s: process has ended for good (%s)", member.name, reason)
@@ -328,18 +313,6 @@ class Pool:
         self._listener.changed(member)
         if was_loading and goal and why == "crashed":
             self._give_up(goal, f"the process died while it loaded: {reason}")
-
-    def _end_group(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
-        """Kill the other ranks of its group, which would wait for it forever."""
-        rank = member.group.rank if member.group else 0
-        for mate in self._mates(member):
-            mate.exit_cause = mate.exit_cause or why
-            mate.last_words = mate.last_words or f"rank {rank}: {reason}"
-            mate.kill()
-
-    def _mates(self, member: WorkerProcessHandle) -> list[WorkerProcessHandle]:
-        """The other members of its group."""
-        return [mate for mate in self.members if mate.is_mate_of(member) and mate is not member]
 
     def _watch(self) -> None:
         """Kill processes that hang."""
@@ -385,9 +358,7 @@ class Pool:
             if member.process is not None:
                 member.reap()
             member.stopped()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._groups.stop()
 
 
 def _members(settings: WorkerSettings) -> list[WorkerProcessHandle]:

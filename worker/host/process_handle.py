@@ -199,7 +199,7 @@ class WorkerProcessHandle:
         self.memory.note_warm(message.memory)
         self.phases_s = message.phases_s
         self.engine, self.spec, self.group, self.sleep_level = None, None, None, 0
-        self.observed, self.served = ObservedState(), ""
+        self.observed, self.served = self.observed.without_engine(), ""
         self.tally = WorkerTotals()
         self._enter(State.WARM)
 

@@ -60,7 +60,7 @@ class StateReconciler:
         self._since = (0, 0)  # older signals need no acknowledgement
         self._outage = Outage(log, "reading the desired states")
         self._is_stale = True
-        self._unanswered: dict[str, deque[tuple[str, Order]]] = {
+        self._unanswered: dict[str, deque[tuple[str, Order, bool]]] = {  # True: in its scope
             member.name: deque(maxlen=MOST_UNANSWERED) for member in pool.members
         }
 
@@ -74,8 +74,8 @@ class StateReconciler:
         self.mark_stale()
         for member in self._pool.members:
             model = member.spec.name if member.spec else ""
-            if order.scope in (ALL, model_scope(model), worker_scope(member.name)):
-                self._unanswered[member.name].append((entry, order))
+            is_meant = order.scope in (ALL, model_scope(model), worker_scope(member.name))
+            self._unanswered[member.name].append((entry, order, is_meant))
 
     def mark_stale(self) -> None:
         """The desired states may have changed."""
@@ -209,7 +209,10 @@ class StateReconciler:
             self._complain(member, wanted, changed)
         unanswered = self._unanswered[member.name]
         while unanswered and position(unanswered[0][0]) <= position(changed):
-            self._answer(member, wanted, *unanswered.popleft())
+            entry, order, is_meant = unanswered.popleft()
+            # Without an answer, a worker that refuses something would seem not to have finished.
+            if is_meant or observed.refused:
+                self._answer(member, wanted, entry, order)
 
     def _complain(self, member: WorkerProcessHandle, wanted: DesiredState, changed: str) -> None:
         """Report a refusal to senders whose signal came before this controller started."""

@@ -42,6 +42,10 @@ class ObservedState:
         """The part that the roster shows."""
         return self.run_state, self.obeyed, self.epoch, self.profiling, self.weights
 
+    def without_engine(self) -> ObservedState:
+        """What is left without the engine: a paused worker stays paused in the roster."""
+        return ObservedState(run_state=self.run_state, obeyed=self.obeyed)
+
     def rests(self, mode: PauseMode) -> None:
         """It reports that nothing runs."""
         if self.asked == PauseEngine(mode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Self
 
 from tokenyard.protocol.errors import InvalidRequest
@@ -116,11 +117,13 @@ class EngineHandle:
         """
         if level not in _LEVELS:
             raise InvalidRequest("level", f"use one of {', '.join(map(str, _LEVELS))}")
-        self._pool.put_to_sleep(self._booking, level, self._patience(timeout_s))
+        order = partial(self._pool.bookings.put_to_sleep, self._booking, level)
+        self._pool.carry_out(order, self._booking, "asleep", self._patience(timeout_s))
 
     def wake(self, *, timeout_s: float | None = None) -> None:
         """Take the device again; raises `NoFreeDevice`, `LoadFailed` or `WaitTimeout`."""
-        self._pool.wake(self._booking, self._patience(timeout_s))
+        order = partial(self._pool.bookings.wake, self._booking)
+        self._pool.carry_out(order, self._booking, "awake", self._patience(timeout_s))
 
     def resize(
         self,
@@ -149,7 +152,8 @@ class EngineHandle:
             pipeline_parallel_size=spec.pipeline_parallel_size if pipeline is None else pipeline,
         )
         if other != spec:
-            self._pool.resize(self._booking, own_spec(other), self._patience(timeout_s))
+            order = partial(self._pool.bookings.resize, self._booking, own_spec(other))
+            self._pool.carry_out(order, self._booking, "resized", self._patience(timeout_s))
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Unload the model after the running requests; idempotent.
@@ -157,7 +161,8 @@ class EngineHandle:
         Raises `WaitTimeout`; the engine ends nevertheless.
         """
         if not self._booking.gone.done():
-            self._pool.release(self._booking, self._patience(timeout_s))
+            order = partial(self._pool.bookings.release, self._booking)
+            self._pool.carry_out(order, self._booking, "gone", self._patience(timeout_s))
 
     def _patience(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s

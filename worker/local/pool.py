@@ -20,7 +20,6 @@ from worker.local.booking import Booking
 from worker.local.bookings import Bookings
 from worker.local.request_batch import RequestBatch
 from worker.local.status import ProcessStatus
-from worker.models import ModelSpec
 
 #: States of a process that is not warm yet.
 _COLD = frozenset({"warming", "failed"})
@@ -32,8 +31,8 @@ class LocalPool:
     """Runs a program's orders in the pool's thread."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self._bookings = Bookings(settings, self._show)
-        self._pool = self._bookings.pool
+        self.bookings = Bookings(settings, self._show)
+        self._pool = self.bookings.pool
         self._orders: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # held while an order is submitted and while the pool closes
         self._is_open = False
@@ -45,7 +44,7 @@ class LocalPool:
     def start(self) -> None:
         """Prepare this host and start to warm up processes."""
         self._pool.start()
-        self._bookings.tell()
+        self.bookings.tell()
         self._is_open = True
         self._thread.start()
 
@@ -92,32 +91,16 @@ class LocalPool:
     def book(self, booking: Booking, timeout_s: float) -> None:
         """Start an engine; raises `NoFreeDevice`, `LoadFailed`, `WaitTimeout`."""
         try:
-            self._carry_out(partial(self._bookings.book, booking), booking, "up", timeout_s)
+            self.carry_out(partial(self.bookings.book, booking), booking, "up", timeout_s)
         except BaseException:
-            self._mention(partial(self._bookings.release, booking))
+            self._mention(partial(self.bookings.release, booking))
             raise
 
-    def release(self, booking: Booking, timeout_s: float) -> None:
-        """Finish an engine's requests and unload it; raises `WaitTimeout`."""
-        self._carry_out(partial(self._bookings.release, booking), booking, "gone", timeout_s)
+    def carry_out(self, order: Order, booking: Booking, goal: str, timeout_s: float) -> None:
+        """Submit an order to `bookings` and wait until it is carried out.
 
-    def put_to_sleep(self, booking: Booking, level: int, timeout_s: float) -> None:
-        """Put an engine to sleep; raises `Unsupported`, `EngineLost`, `WaitTimeout`."""
-        order = partial(self._bookings.put_to_sleep, booking, level)
-        self._carry_out(order, booking, "asleep", timeout_s)
-
-    def wake(self, booking: Booking, timeout_s: float) -> None:
-        """Wake an engine on its device; raises like `book`."""
-        self._carry_out(partial(self._bookings.wake, booking), booking, "awake", timeout_s)
-
-    def resize(self, booking: Booking, spec: ModelSpec, timeout_s: float) -> None:
-        """Change an engine's number of devices; raises like `book`, and `EngineLost`."""
-        self._carry_out(
-            partial(self._bookings.resize, booking, spec), booking, "resized", timeout_s
-        )
-
-    def _carry_out(self, order: Order, booking: Booking, goal: str, timeout_s: float) -> None:
-        """Submit an order and wait until it is carried out."""
+        Raises what the order raises, and `WaitTimeout`.
+        """
         until = time.monotonic() + timeout_s
         begun: Future[Future[None]] = Future()
 
@@ -171,7 +154,7 @@ class LocalPool:
             with self._gate:
                 self._is_open = False
             self._obey()
-            self._bookings.end()
+            self.bookings.end()
 
     def _obey(self) -> None:
         while not self._orders.empty():

@@ -11,13 +11,13 @@ from typing import Any, Final, cast
 import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.parse import parse_request, read_chat_options
+from tokenyard.protocol.fields import read_chat_options
+from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     ChatOptions,
     Request,
     SamplingParams,
-    Unanswerable,
     chat_fields,
     pack_tokens,
 )
@@ -91,7 +91,8 @@ def make_requests(
     params = _params({name: value for name, value in sampling.items() if name not in _CHAT})
     shared = {b"params": params, b"model": model.encode(), b"stream": b"%d" % stream, **chat}
     any_prompt = {b"messages": _ANY_MESSAGES} if chat else {b"prompt": b"?"}
-    _read({**shared, **any_prompt, b"id": b"?"}, spec)  # reports faults that all requests share
+    # Reports faults that all requests share.
+    read_request({**shared, **any_prompt, b"id": b"?"}, spec.sampling)
     return [_request(spec, shared, at, prompt) for at, prompt in enumerate(prompts)]
 
 
@@ -116,7 +117,7 @@ def _params(sampling: Mapping[str, Any]) -> bytes:
 def _request(spec: ModelSpec, shared: Mapping[bytes, bytes], at: int, prompt: Prompt) -> Request:
     try:
         own = {b"id": b"%d" % next(_ids), **_content(prompt)}
-        return _read({**shared, **own}, spec)
+        return read_request({**shared, **own}, spec.sampling)
     except InvalidRequest as error:
         raise InvalidRequest(f"prompts[{at}]", str(error)) from error
 
@@ -132,12 +133,3 @@ def _content(prompt: Prompt) -> dict[bytes, bytes]:
         return {b"tokens": pack_tokens(cast(Sequence[int], prompt))}
     except (OverflowError, TypeError, ValueError) as error:
         raise InvalidRequest("tokens", str(error)) from error
-
-
-def _read(fields: Mapping[bytes, bytes], spec: ModelSpec) -> Request:
-    read = parse_request(fields, spec.sampling)
-    if isinstance(read, Request):
-        return read
-    reason = read.reason if isinstance(read, Unanswerable) else read.message
-    field, _, message = reason.partition(": ")
-    raise InvalidRequest(field, message)

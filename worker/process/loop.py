@@ -7,7 +7,6 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.errors import Code, InvalidRequest
@@ -48,15 +47,10 @@ LEAST_CLEARED = 1000
 
 
 ControlCommand = Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights
+#: Runs a command that changes the engine itself, and reports to the controller.
+ControlHandler = Callable[[ControlCommand], None]
 #: Opens the lane session of a worker, which is not started yet.
 OpenSession = Callable[[str], LaneSession]
-
-
-class ControlHandler(Protocol):
-    """Runs the commands that change the engine itself."""
-
-    def __call__(self, command: ControlCommand) -> None:
-        """Run the command and report to the controller."""
 
 
 class EngineLoop:
@@ -257,7 +251,7 @@ class EngineLoop:
             if known is None:
                 self._engine.add(assignment)
             else:
-                log.info("%s was answered here before", assignment.request.id)
+                log.info("%s: this process already has its result", assignment.request.id)
                 self._put([Remembered(assignment.entry, known)])
         except InvalidRequest as refused:
             self._put([RequestError(assignment.entry, Code.INVALID_REQUEST, str(refused))])

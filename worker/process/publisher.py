@@ -170,7 +170,7 @@ class Publisher:
         assignment = run.assignment
         self._stats.error = f"{assignment.request.id}: {failed.message}"
         pause_ms = int(1000 * RETRY_PAUSE.compute(assignment.faults + 1))
-        log.warning("%s: %s; back in %d ms", assignment.request.id, failed.message, pause_ms)
+        log.warning("%s: %s; requeued for %d ms", assignment.request.id, failed.message, pause_ms)
         code = self._call(
             lambda: self._scripts.hand_back(self._worker, assignment, pause_ms, failed.message)
         )
@@ -189,7 +189,7 @@ class Publisher:
         why = "the server has lost tokens that were published"
         code = self._call(lambda: self._scripts.hand_back(self._worker, assignment, 0, why))
         if code is HandedBack.HANDED_BACK:
-            log.warning("%s: %s; handed back", assignment.request.id, why)
+            log.warning("%s: %s; requeued", assignment.request.id, why)
 
     def _lose(self) -> None:
         log.warning("%s has lost its lease", self._worker)
@@ -216,7 +216,7 @@ class Publisher:
                 return
             elif code is Published.STALE:
                 self._stats.note_stale(1)
-                log.warning("%s is another attempt's now", run.assignment.request.id)
+                log.warning("%s belongs to another attempt", run.assignment.request.id)
                 self.runs.pop(run.assignment.entry, None)
                 self._spans.ended(run, None)
                 self._on_stale(run.assignment.entry)

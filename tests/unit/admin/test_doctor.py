@@ -188,30 +188,67 @@ def test_refused_checks_are_unknown() -> None:
 # The yard
 
 
-def test_doctor_without_a_leader() -> None:
-    [finding] = found(looked(leader=None), "coordinator")
-
-    assert (finding.verdict, finding.found) == (
-        "fault",
-        "no coordinator leads: nothing is dispatched",
-    )
-
-
-@pytest.mark.parametrize("handshake", [{}, {"protocol": "99"}])
-def test_another_version_of_the_protocol(handshake: dict[str, str]) -> None:
-    [finding] = found(looked(handshake=handshake), "coordinator")
-
-    assert finding.verdict == "fault"
+ASLEEP = make_view_worker("w.1", state="warm", model="")
+GPU = HostInfo(name="gpu", models=[ModelInfo(name="adder")])
+BROKEN = HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faults=3)])
+NOT_LOADED = "big could not be loaded on gpu, 3 times: no file"
+STRAY = KeySample({}, {"w.1": 1, "old.7": 3, "older.2": 0}, is_whole=True)
+LETTER = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
+ENDED = encode_pass(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()
+LOST = LostEntries([f"anon/{at}" for at in range(7)], 100)
 
 
-def test_doctor_without_ready_workers() -> None:
-    asleep = make_view_worker("w.1", state="warm", model="")
-    host = HostInfo(name="gpu", models=[ModelInfo(name="adder")])
+@pytest.mark.parametrize(
+    ("name", "verdict", "words", "todo", "evidence"),
+    [
+        ("coordinator", "fault", "no coordinator leads", "", looked(leader=None)),
+        ("coordinator", "fault", "", "", looked(handshake={})),
+        ("coordinator", "fault", "", "", looked(handshake={"protocol": "99"})),
+        ("workers", "fault", "", "", looked(ASLEEP)),
+        # If its host may load what is asked for, it is well until something waits.
+        ("workers", "ok", "", "", looked(ASLEEP, hosts=[GPU])),
+        ("workers", "warning", "", "", looked(ASLEEP, hosts=[GPU], waiting=3)),
+        ("models", "fault", NOT_LOADED, "", looked(hosts=[BROKEN])),
+        ("models", "warning", NOT_LOADED, "", looked(hosts=[BROKEN], models={"big": 1})),
+        ("lanes", "fault", ": old.7 (3)", "", sound(sample=STRAY)),
+        ("dead letters", "warning", "1, the last: it killed", "", looked(dead=1, letters=[LETTER])),
+        ("entries", "ok", "checked 1,234 ledgers in 1.5 s, 10 s ago", "", sound()),
+        (
+            "entries",
+            "warning",
+            "7 requests ended as ENTRY_LOST, 40 s ago",
+            "XTRIM",
+            looked(handshake=HANDSHAKE | {LAST_FOUND: ENDED}),
+        ),
+        *(
+            ("entries", "unknown", "SCAN", "", looked(handshake={**HANDSHAKE, LAST: odd}))
+            for odd in ("", "[]", "garbage", '{"at_ms":"x"}')
+        ),
+        (
+            "entries",
+            "warning",
+            "7 of 100 requests have lost their entry: anon/0, ",
+            "",
+            sound(lost=LOST),
+        ),
+        ("entries", "warning", "anon/4, ...", "", sound(lost=LOST)),
+        (
+            "entries",
+            "fault",
+            "",
+            "start one",
+            sound(snapshot=looked(handshake={}, leader=None).snapshot, lost=LOST),
+        ),
+    ],
+)
+def test_findings_from_the_yard(
+    name: str, verdict: Verdict, words: str, todo: str, evidence: Evidence
+) -> None:
+    [finding] = found(evidence, name)
 
-    assert found(looked(asleep), "workers")[0].verdict == "fault"
-    # If its host may load what is asked for, I expect that it is well until something waits
-    assert found(looked(asleep, hosts=[host]), "workers")[0].verdict == "ok"
-    assert found(looked(asleep, hosts=[host], waiting=3), "workers")[0].verdict == "warning"
+    assert finding.verdict == verdict
+    assert words in finding.found
+    assert todo in finding.todo
 
 
 def test_workers_in_trouble() -> None:
@@ -251,16 +288,6 @@ def test_versions_that_differ() -> None:
     assert "other" not in finding.found
 
 
-@pytest.mark.parametrize(("models", "verdict"), [({}, "fault"), ({"big": 1}, "warning")])
-def test_a_model_that_cannot_be_loaded(models: dict[str, int], verdict: Verdict) -> None:
-    host = HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faults=3)])
-
-    [finding] = found(looked(hosts=[host], models=models), "models")
-
-    assert finding.verdict == verdict
-    assert "big could not be loaded on gpu, 3 times: no file" in finding.found
-
-
 @pytest.mark.parametrize(
     ("scope", "run_state", "todo"),
     [
@@ -291,15 +318,6 @@ def test_requests_of_a_worker_that_is_gone(leads: bool) -> None:
     assert ("start one" in finding.todo) != leads
 
 
-def test_a_lane_without_a_worker() -> None:
-    stray = KeySample({}, {"w.1": 1, "old.7": 3, "older.2": 0}, is_whole=True)
-
-    [finding] = found(sound(sample=stray), "lanes")
-
-    assert finding.verdict == "fault"
-    assert finding.found.endswith("old.7 (3)")
-
-
 def test_groups_and_consumers_that_are_not_ours() -> None:
     groups = [
         ConsumerGroup(KEYS.intake("low"), "coordinator", 3, {"leader": 1, "old": 2}),
@@ -310,54 +328,3 @@ def test_groups_and_consumers_that_are_not_ours() -> None:
 
     assert "2 entries of intake:low" in old.found
     assert somebody.todo == f"XGROUP DESTROY {KEYS.events} somebody"
-
-
-def test_dead_letters() -> None:
-    letter = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
-
-    [finding] = found(looked(dead=1, letters=[letter]), "dead letters")
-
-    assert (finding.verdict, finding.found) == ("warning", "1, the last: it killed its worker")
-
-
-class TestEntries:
-    def entries(self, evidence: Evidence) -> Finding:
-        (one,) = found(evidence, "entries")
-        return one
-
-    def test_entries_report_the_last_pass(self) -> None:
-        entries = self.entries(sound())
-
-        assert entries.verdict == "ok"
-        assert "checked 1,234 ledgers in 1.5 s, 10 s ago" in entries.found
-
-    def test_recently_ended_entries_are_a_warning(self) -> None:
-        told = encode_pass(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()
-        entries = self.entries(looked(handshake=HANDSHAKE | {LAST_FOUND: told}))
-
-        assert entries.verdict == "warning"
-        assert entries.found == "7 requests ended as ENTRY_LOST, 40 s ago"
-        assert "XTRIM" in entries.todo
-
-    @pytest.mark.parametrize("told", ["", "[]", "garbage", '{"at_ms":"x"}'])
-    def test_entries_without_a_pass_of_the_leader(self, told: str) -> None:
-        told_so = HANDSHAKE | {LAST: told, LAST_FOUND: told}
-        entries = self.entries(looked(handshake=told_so))
-
-        assert entries.verdict == "unknown"
-        assert "SCAN" in entries.found
-
-    def test_lost_entries_are_named(self) -> None:
-        lost = LostEntries([f"anon/{at}" for at in range(7)], 100)
-        entries = self.entries(sound(lost=lost))
-
-        assert entries.verdict == "warning"
-        assert entries.found.startswith("7 of 100 requests have lost their entry: anon/0, anon/1")
-        assert entries.found.endswith("anon/4, ...")
-
-    def test_lost_entries_without_a_leader(self) -> None:
-        snapshot = make_snapshot(60_000, [make_view_worker("w.1")], handshake={}, leader=None)
-        entries = self.entries(sound(snapshot=snapshot, lost=LostEntries(["a/b"], 1)))
-
-        assert entries.verdict == "fault"
-        assert "start one" in entries.todo

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.admin.history import (
     MAX_SNAPSHOTS,
     SMOOTH_MS,
+    Snapshot,
     SnapshotHistory,
     Throughput,
     rates_between,
@@ -13,8 +16,13 @@ from tokenyard.admin.history import (
 from tokenyard.protocol.worker_info import WorkerTotals
 
 
+def look(at_ms: int, **totals: float) -> Snapshot:
+    """A snapshot of a yard with one worker, which has done so much."""
+    return make_snapshot(at_ms, [make_view_worker("a.1", WorkerTotals(**totals))])
+
+
 def test_rates_are_what_was_done_since() -> None:
-    before = make_snapshot(0, [make_view_worker("a.1", WorkerTotals(finished=10, tokens=100))])
+    before = look(0, finished=10, tokens=100)
     now = make_snapshot(
         2000,
         [
@@ -36,22 +44,24 @@ def test_rates_are_what_was_done_since() -> None:
 
 
 def test_rates_after_a_worker_reset_its_counter() -> None:
-    before = make_snapshot(0, [make_view_worker("a.1", WorkerTotals(finished=10, tokens=100))])
-    now = make_snapshot(1000, [make_view_worker("a.1", WorkerTotals(finished=3, tokens=40))])
+    before = look(0, finished=10, tokens=100)
+    now = look(1000, finished=3, tokens=40)
 
     assert rates_between(before, now).yard == Throughput(3.0, 40.0)
 
 
 def test_rates_of_simultaneous_snapshots() -> None:
-    snapshot = make_snapshot(0, [make_view_worker("a.1", WorkerTotals())])
+    snapshot = look(0)
 
     assert rates_between(snapshot, snapshot).yard == Throughput()
 
 
-def test_single_snapshot_has_no_rates() -> None:
+@pytest.mark.parametrize("times", [[0], [5000, 1000]], ids=["one", "clock set back"])
+def test_less_than_two_snapshots_have_no_rates(times: list[int]) -> None:
     history = SnapshotHistory()
     assert history.last is None
-    history.add(make_snapshot(0))
+    for at_ms in times:
+        history.add(make_snapshot(at_ms))
 
     assert history.rates() is None
 
@@ -60,29 +70,15 @@ def test_rates_are_taken_over_some_seconds() -> None:
     # Given a worker that says every two seconds what it has done, and looks each second
     history = SnapshotHistory()
     for second in range(10):
-        history.add(
-            make_snapshot(
-                1000 * second, [make_view_worker("a.1", WorkerTotals(tokens=second // 2))]
-            )
-        )
+        history.add(look(1000 * second, tokens=second // 2))
 
     rates = history.rates()
-    assert rates
     assert rates.seconds == SMOOTH_MS / 1000
 
     # If the looks are far apart, I expect the time since the last one
     history.add(make_snapshot(60_000))
     rates = history.rates()
-    assert rates
     assert rates.seconds == 51.0
-
-
-def test_history_restarts_when_the_clock_is_set_back() -> None:
-    history = SnapshotHistory()
-    history.add(make_snapshot(5000))
-    history.add(make_snapshot(1000))
-
-    assert history.rates() is None
 
 
 def test_history_is_limited() -> None:

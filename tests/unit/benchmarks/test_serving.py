@@ -11,23 +11,11 @@ from benchmarks.cold_start.case import WrongAnswer
 from benchmarks.serving.__main__ import SIDES, STREAMED, Report, summary
 from benchmarks.serving.case import Load, Outcome, Stream, Task, Workload, poisson
 from benchmarks.serving.load import put_load
-from benchmarks.serving.stage import Side, Stage
+from benchmarks.serving.sides import Side
+from benchmarks.serving.stage import Stage
 from worker.models import ModelSpec
 
 TASKS = [Task([1, 2], [3, 4, 5], 3), Task([6], [7], 1)]
-PROMISED = {
-    "tokens_per_s",
-    "ratio_to_generate",
-    "ratio_to_stepped",
-    "ratio_to_async",
-    "ratio_to_serve",
-    *(
-        f"{who}{what}_p{p}_ms"
-        for who in ("", "async_")
-        for what in ("ttft", "itl")
-        for p in (50, 99)
-    ),
-}
 
 
 class Echo:
@@ -77,10 +65,9 @@ def test_all_sides_get_the_same_arrivals() -> None:
     assert poisson(5, 10.0, 6) == poisson(5, 10.0, 6) == sorted(poisson(5, 10.0, 6))
 
 
-def test_all_promised_figures_are_there() -> None:
+def test_figures_follow_from_the_outcomes() -> None:
     outcome = Outcome(1.0, 4, 2, (), [1.0, 2.0], [0.5, 0.5], 0.1)
     rounds = [dict.fromkeys(SIDES, outcome)]
     figures = summary({"": Report(rounds, 5.0, [dict.fromkeys(STREAMED, outcome)])})
-    assert figures.keys() >= PROMISED
     assert figures["tokens_per_s"] == 4.0
     assert figures["cpu_us_per_token"] == 25_000.0

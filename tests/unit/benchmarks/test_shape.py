@@ -16,11 +16,10 @@ from benchmarks.cold_start.case import MODELS, Timed
 from benchmarks.llama import MAX_TOKENS, SHAPES, shrunken
 from benchmarks.progress import OUT, save
 from benchmarks.serving import shape as serving_shape
-from benchmarks.serving.alone import OF_ENGINE, Engine, Ready
-from benchmarks.serving.case import Load, Outcome, Workload
+from benchmarks.serving.case import ANSWER_TOKENS, Load, Outcome, Workload
 from benchmarks.serving.figures import BROKER, RATIOS, broker_share, summary
 from benchmarks.serving.shape import Found, Plan, measure, plan_for, workload_for
-from benchmarks.serving.stage import Side
+from benchmarks.serving.sides import OF_ENGINE, Engine, Ready, Side
 
 TINY = shrunken(SHAPES["1b"])
 OUTCOME = Outcome(2.0, 100, 10, (), [1.0, 2.0], [8.0, 12.0], 0.1, 0.0005)
@@ -33,7 +32,7 @@ def test_a_llama_counts_on_from_the_last_token_of_its_prompt() -> None:
 @pytest.mark.parametrize("shape", [*SHAPES.values(), TINY])
 def test_every_answer_stays_in_the_vocabulary(shape: Any) -> None:
     for prompt in shape.prompts(50, 4):
-        assert shape.answer(prompt[-1], serving_shape.ANSWER_TOKENS)[-1] < shape.vocabulary
+        assert shape.answer(prompt[-1], ANSWER_TOKENS)[-1] < shape.vocabulary
 
 
 def test_each_shape_has_the_size_of_its_name() -> None:
@@ -150,8 +149,15 @@ def test_figures_so_far_are_in_the_requested_file(
     monkeypatch.setenv(OUT, str(tmp_path / "out.json"))
     save({"a": 1})
     save({"a": 2})
-    assert json.loads((tmp_path / "out.json").read_text()) == {"a": 2}
+    assert json.loads((tmp_path / "out.json").read_text())["a"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def two_rounds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two rounds of cold starts, in which warm starts and requests succeed."""
+    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
+    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
+    return cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
 
 
 def test_a_start_that_had_to_compile_is_timed_again(
@@ -168,9 +174,7 @@ def test_a_start_that_had_to_compile_is_timed_again(
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setattr(cold_rounds, "measure_serve", lambda _: Timed(5.0, {}))
     monkeypatch.setattr(cold_rounds, "measure_llm", llm)
-    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
-    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
-    found = cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
+    found = two_rounds(monkeypatch)
     assert found.first == {"llm_cold": Timed(9.0, {})}
     assert [one["llm_cold"].seconds for one in found.rounds] == [1.0, 2.0]
 
@@ -184,9 +188,7 @@ def test_a_cold_start_that_fails_is_named_and_tried_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(cold_rounds, "measure_serve", serve)
     monkeypatch.setattr(cold_rounds, "measure_llm", lambda _: Timed(2.0, {}))
-    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
-    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
-    found = cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
+    found = two_rounds(monkeypatch)
     figures = report(found)
     assert tried == ["serve"]
     assert (len(found.rounds), figures["rounds"], figures["model"]) == (2, 2, "adder")

@@ -8,68 +8,60 @@ from redis import exceptions
 from tokenyard.broker.connection import (
     open_async_connection,
     open_connection,
-    public_url,
     translated,
 )
 from tokenyard.protocol.errors import (
     BrokerNotWritable,
     BrokerUnavailable,
     BrokerUnsuitable,
-    SettingsError,
+    NotPermitted,
     TokenyardError,
     WaitTimeout,
 )
 
 
+@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    "url",
     [
-        ("redis://localhost", "redis://localhost"),
-        ("redis://:secret@host:6379/0", "redis://host:6379/0"),
-        ("rediss://user:secret@host/1?ssl_cert_reqs=none", "rediss://host/1?ssl_cert_reqs=none"),
-        ("unix:///run/redis.sock?db=2&password=secret", "unix:///run/redis.sock?db=2"),
-        ("unix://user@/run/redis.sock?password=secret&db=2", "unix:///run/redis.sock?db=2"),
+        "redis://host",
+        "rediss://host",
+        "unix:///run/redis.sock",
+        "redis+cluster://a",
+        "rediss+sentinel://a/yards",
     ],
 )
-def test_messages_show_no_secrets(url: str, shown: str) -> None:
-    assert public_url(url) == shown
-
-
-@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
-def test_every_wait_has_a_bound(open_one: type) -> None:
-    for url in ("redis://host", "rediss://host", "unix:///run/redis.sock"):
-        options = open_one(url, timeout_s=3.0).connection_pool.connection_kwargs
-        assert options["socket_timeout"] == 3.0
-        assert options["socket_connect_timeout"] == 5.0
-
-
-@pytest.mark.parametrize("open_one", [open_connection, open_async_connection])
-@pytest.mark.parametrize("url", ["http://u:secret@host", "host:6379", "redis://host:port"])
-def test_a_bad_url_is_refused(open_one: type, url: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        open_one(url)
-    assert "secret" not in str(caught.value)
+def test_every_wait_has_a_bound(open_one: type, url: str) -> None:
+    options = open_one(url, timeout_s=3.0).connection_pool.connection_kwargs
+    assert options["socket_timeout"] == 3.0
+    assert options["socket_connect_timeout"] == 5.0
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "kind", "said"),
     [
-        (exceptions.ConnectionError("refused"), BrokerUnavailable),
-        (exceptions.TimeoutError("slow"), BrokerUnavailable),
-        (ConnectionResetError("reset"), BrokerUnavailable),
-        (exceptions.BusyLoadingError("loading"), BrokerUnavailable),
-        (exceptions.OutOfMemoryError("OOM"), BrokerUnavailable),
-        (exceptions.ReadOnlyError("replica"), BrokerUnavailable),
-        (exceptions.AuthenticationError("WRONGPASS"), BrokerUnsuitable),
-        (exceptions.NoPermissionError("NOPERM"), BrokerUnsuitable),
-        (exceptions.ResponseError("WRONGTYPE"), BrokerUnsuitable),
+        (exceptions.ConnectionError("refused"), BrokerUnavailable, "refused"),
+        (exceptions.TimeoutError("slow"), BrokerUnavailable, "slow"),
+        (ConnectionResetError("reset"), BrokerUnavailable, "reset"),
+        (exceptions.BusyLoadingError("loading"), BrokerUnavailable, "is still loading its data"),
+        (exceptions.MasterDownError("Link is down"), BrokerUnavailable, "has lost its master"),
+        (exceptions.ClusterDownError("down"), BrokerUnavailable, "cannot"),
+        (exceptions.ResponseError("UNBLOCKED force unblock"), BrokerUnavailable, "is a"),
+        (exceptions.OutOfMemoryError("not allowed"), BrokerNotWritable, r"\(OOM\)$"),
+        (exceptions.ReadOnlyError("a replica"), BrokerNotWritable, r"\(READONLY\)$"),
+        (exceptions.ResponseError("MISCONF Errors"), BrokerNotWritable, r"\(MISCONF\)$"),
+        (exceptions.ResponseError("NOREPLICAS Not"), BrokerNotWritable, r"\(NOREPLICAS\)$"),
+        (exceptions.AuthenticationError("WRONGPASS"), BrokerUnsuitable, "the user or password"),
+        (exceptions.NoPermissionError("NOPERM"), NotPermitted, "lacks a permission"),
+        (exceptions.ResponseError("WRONGTYPE"), BrokerUnsuitable, "WRONGTYPE"),
     ],
 )
 def test_errors_are_translated_and_keep_their_cause(
-    error: Exception, kind: type[TokenyardError]
+    error: Exception, kind: type[TokenyardError], said: str
 ) -> None:
-    with pytest.raises(kind) as caught, translated("redis://:secret@host"):
+    with pytest.raises(kind, match=said) as caught, translated("redis://:secret@host"):
         raise error
+    assert type(caught.value) is kind
     assert caught.value.__cause__ is error
     assert "redis://host" in str(caught.value)
 
@@ -77,34 +69,3 @@ def test_errors_are_translated_and_keep_their_cause(
 def test_our_own_errors_stay_as_they_are() -> None:
     with pytest.raises(WaitTimeout), translated("redis://host"):
         raise WaitTimeout("an OSError, too, as every TimeoutError is")
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (exceptions.OutOfMemoryError("command not allowed"), "OOM"),
-        (exceptions.ReadOnlyError("You can't write against a read only replica."), "READONLY"),
-        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), "MISCONF"),
-        (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), "NOREPLICAS"),
-    ],
-)
-def test_a_refused_write_is_an_error_of_its_own(error: Exception, code: str) -> None:
-    with pytest.raises(BrokerNotWritable) as caught, translated("redis://host"):
-        raise error
-    assert caught.value.code == code
-    assert str(caught.value).endswith(f"({code})")
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (exceptions.BusyLoadingError("loading"), "is still loading its data"),
-        (exceptions.MasterDownError("Link with MASTER is down"), "has lost its master"),
-        (exceptions.AuthenticationError("WRONGPASS"), "refuses the user or password"),
-        (exceptions.NoPermissionError("NOPERM"), "lacks a permission"),
-    ],
-)
-def test_other_refusals_are_not_refused_writes(error: Exception, said: str) -> None:
-    with pytest.raises(TokenyardError, match=said) as caught, translated("redis://host"):
-        raise error
-    assert not isinstance(caught.value, BrokerNotWritable)

@@ -55,7 +55,7 @@ def test_the_table_has_the_words_of_vllm() -> None:
         assert words in text, words
 
 
-def test_doctor_without_any_evidence() -> None:
+def test_a_run_without_requests_has_no_throughput() -> None:
     empty = BenchResult([], 0.0)
 
     assert empty.as_dict()["request_throughput"] == 0.0

@@ -15,8 +15,8 @@ from tokenyard.client import router as sessions
 from tokenyard.client.ledger import RequestSnapshot
 from tokenyard.client.pending import DeltaCursor, PendingRequest, WaitDeadline
 from tokenyard.client.router import ReplyRouter, read_entries
-from tokenyard.protocol.errors import RequestFailed, UnknownRequest, WaitTimeout
-from tokenyard.protocol.replies import Choice, Reply, encode_reply, json_text
+from tokenyard.protocol.errors import WaitTimeout
+from tokenyard.protocol.replies import Choice, Reply, json_text
 from tokenyard.protocol.wire import pack_tokens
 
 
@@ -30,6 +30,17 @@ def open_exchange(router: ReplyRouter, request_id: str = "q", now: float = 0.0) 
     return pending
 
 
+@pytest.fixture
+def router() -> ReplyRouter:
+    return ReplyRouter(0.0)
+
+
+@pytest.fixture
+def pending(router: ReplyRouter) -> PendingRequest:
+    """A submitted request `q` of the router."""
+    return open_exchange(router)
+
+
 def tokens_of(pending: PendingRequest) -> list[int]:
     return [token for delta in DeltaCursor(pending).read() for token in delta.tokens]
 
@@ -39,16 +50,14 @@ def running(published: bytes = b"") -> RequestSnapshot:
 
 
 class TestReplies:
-    def test_go_to_their_exchanges(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_go_to_their_exchanges(self, router: ReplyRouter) -> None:
         first, second = open_exchange(router, "a"), open_exchange(router, "b")
         router.take([(b"5-1", frame(make_result("b", [2]), make_result("a", [1])))], 1.0)
         assert (first.success().tokens, second.success().tokens) == ([1], [2])
         assert len(router) == 0
         assert router.cursor == "5-1"
 
-    def test_that_nobody_asked_for_yet_are_kept(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_that_nobody_asked_for_yet_are_kept(self, router: ReplyRouter) -> None:
         router.take([(b"5-1", frame(make_delta("q", 0, [1]), make_delta("q", 1, [2])))], 1.0)
         assert tokens_of(router.open("q", None, 2.0)) == [1, 2]
         assert tokens_of(router.open("q", None, 2.0)) == []
@@ -62,16 +71,7 @@ class TestReplies:
         kept = [number for number in range(5) if tokens_of(router.open(str(number), None, 2.0))]
         assert kept == [3], "the oldest went for lack of room, the last with its result"
 
-    def test_that_cannot_be_read_are_skipped(self) -> None:
-        router = ReplyRouter(0.0)
-        pending = open_exchange(router)
-        entries = [(b"1-0", {b"frame": b"\xff"}), (b"2-0", {b"x": b"\xff"})]
-        router.take([*entries, (b"3-0", frame(make_result("q", [1])))], 1.0)
-        assert pending.success().tokens == [1]
-
-    def test_tell_whoever_listens(self) -> None:
-        router = ReplyRouter(0.0)
-        pending = open_exchange(router)
+    def test_tell_whoever_listens(self, router: ReplyRouter, pending: PendingRequest) -> None:
         heard: list[PendingRequest] = []
         pending.listeners.append(heard.append)
         delta = make_delta("q", 0, [1])
@@ -83,15 +83,14 @@ class TestReplies:
 
 
 class TestTokens:
-    def test_are_shown_once_however_often_they_come(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
+    def test_are_shown_once_however_often_they_come(self, pending: PendingRequest) -> None:
         for seq, tokens in ((0, [1, 2]), (0, [1, 2]), (2, [3]), (0, [1, 2, 3, 4]), (2, [3])):
             pending.take(make_delta("q", seq, tokens), 0.0)
         assert tokens_of(pending) == [1, 2, 3, 4]
 
-    def test_of_a_hole_come_from_the_ledger(self) -> None:
-        router = ReplyRouter(0.0)
-        pending = open_exchange(router)
+    def test_of_a_hole_come_from_the_ledger(
+        self, router: ReplyRouter, pending: PendingRequest
+    ) -> None:
         router.take([(b"1-0", frame(make_delta("q", 2, [3])))], 0.0)
         assert tokens_of(pending) == []
         assert router.due(0.0, is_behind=True) == [pending]
@@ -100,8 +99,7 @@ class TestTokens:
         router.take([(b"2-0", frame(make_delta("q", 3, [4]), make_delta("q", 4, [5])))], 0.0)
         assert tokens_of(pending) == [1, 2, 3, 4, 5]
 
-    def test_after_the_result_are_ignored(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
+    def test_after_the_result_are_ignored(self, pending: PendingRequest) -> None:
         pending.take(make_result("q", [1, 2]), 0.0)
         pending.take(make_delta("q", 0, [9]), 0.0)
         pending.take_published(pack_tokens([9]))
@@ -126,15 +124,7 @@ class TestTokens:
 
 
 class TestText:
-    def test_of_all_pieces_is_the_whole(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
-        pending.take(make_delta("q", 0, [1], text="He"), 0.0)
-        pending.take(make_delta("q", 1, [2], text="l"), 0.0)
-        pending.take(make_result("q", [1, 2, 3], text="Hello"), 0.0)
-        assert [delta.text for delta in DeltaCursor(pending).read()] == ["He", "l", "lo"]
-
-    def test_behind_a_hole_waits_for_the_result(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
+    def test_behind_a_hole_waits_for_the_result(self, pending: PendingRequest) -> None:
         pending.take(make_delta("q", 0, [1], text="H"), 0.0)
         pending.take_published(pack_tokens([1, 2]))
         pending.take(make_delta("q", 2, [3], text="l"), 0.0)
@@ -143,8 +133,7 @@ class TestText:
         assert [delta.tokens for delta in deltas] == [[1], [2], [3], []]
         assert [delta.text for delta in deltas] == ["H", None, None, "el"]
 
-    def test_of_several_choices_is_kept_apart(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
+    def test_of_several_choices_is_kept_apart(self, pending: PendingRequest) -> None:
         pending.take(make_delta("q", 0, [1], text="a"), 0.0)
         pending.take(make_delta("q", 1, [5], text="x", index=1), 0.0)
         choices = [Choice(0, [1, 2], "ab"), Choice(1, [5, 6], "xy")]
@@ -157,8 +146,9 @@ class TestText:
             (1, [6], "y"),
         ]
 
-    def test_of_several_choices_is_never_filled_from_the_ledger(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
+    def test_of_several_choices_is_never_filled_from_the_ledger(
+        self, pending: PendingRequest
+    ) -> None:
         pending.is_interleaved = True
         pending.take(make_delta("q", 2, [6], index=1), 0.0)
         pending.take_published(pack_tokens([1, 5, 6]))
@@ -169,8 +159,7 @@ class TestText:
 
 
 class TestEnd:
-    def test_of_a_cursor_is_after_the_tail(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
+    def test_of_a_cursor_is_after_the_tail(self, pending: PendingRequest) -> None:
         cursor = DeltaCursor(pending)
         assert not cursor.has_updates
         pending.take(make_delta("q", 0, [1]), 0.0)
@@ -183,25 +172,7 @@ class TestEnd:
         assert list(cursor.read()) == []
         assert cursor.is_over
 
-    def test_of_a_failed_request_is_an_error(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
-        pending.take(make_result("q", [1], status="expired"), 0.0)
-        cursor = DeltaCursor(pending)
-        pieces = cursor.read()
-        assert next(pieces).tokens == [1]
-        with pytest.raises(RequestFailed, match="expired"):
-            next(pieces)
-        assert pending.result().status == "expired"
-
-    def test_of_waiting_comes_with_closing(self) -> None:
-        router = ReplyRouter(0.0)
-        pending = open_exchange(router)
-        router.forget_all(WaitTimeout("closed"))
-        with pytest.raises(WaitTimeout, match="closed"):
-            pending.result()
-
-    def test_of_patience(self) -> None:
-        pending = open_exchange(ReplyRouter(0.0))
+    def test_of_patience(self, pending: PendingRequest) -> None:
         with pytest.raises(WaitTimeout, match="'q'"):
             WaitDeadline(None, 0.0).left_s(pending)
         assert 0 < WaitDeadline(float("inf"), 0.0).left_s(pending) < float("inf")
@@ -221,8 +192,7 @@ class TestEnd:
 
 
 class TestLookingUp:
-    def test_look_up_is_for_silent_requests(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_look_up_is_for_silent_requests(self, router: ReplyRouter) -> None:
         silent, heard = open_exchange(router, "silent"), open_exchange(router, "heard")
         unsent = router.open("unsent", None, 0.0)
         later = sessions.CHECK_AFTER_S
@@ -232,8 +202,7 @@ class TestLookingUp:
         assert router.due(later + 0.1, is_behind=False) == [], "each once in a while"
         assert [each.is_over for each in (heard, unsent)] == [False, False]
 
-    def test_look_up_is_bounded_and_reaches_all_requests(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_look_up_is_bounded_and_reaches_all_requests(self, router: ReplyRouter) -> None:
         count = sessions.MOST_CHECKS + 10
         for number in range(count):
             open_exchange(router, str(number))
@@ -242,31 +211,15 @@ class TestLookingUp:
         second = router.due(now + sessions.CHECK_EVERY_S, is_behind=False)
         assert [each.id for each in first + second] == [str(number) for number in range(count)]
 
-    def test_finds_a_result(self) -> None:
-        router = ReplyRouter(0.0)
-        pending = open_exchange(router)
-        result = encode_reply(make_result("q", [1, 2]))
-        router.settle([pending], [RequestSnapshot("completed", result, b"")])
-        assert pending.success().tokens == [1, 2]
-        assert len(router) == 0
-
-    def test_finds_nothing(self) -> None:
-        router = ReplyRouter(0.0)
-        pending = open_exchange(router)
-        router.settle([pending], [RequestSnapshot("", None, b"")])
-        with pytest.raises(UnknownRequest):
-            pending.result()
-
-    def test_leaves_tokens_to_the_stream_where_nothing_is_missing(self) -> None:
-        router = ReplyRouter(0.0)
-        pending = open_exchange(router)
+    def test_leaves_tokens_to_the_stream_where_nothing_is_missing(
+        self, router: ReplyRouter, pending: PendingRequest
+    ) -> None:
         router.settle([pending], [running(pack_tokens([1]))])
         assert pending.published == 0, "their text is on its way"
 
 
 class TestComingBack:
-    def test_tokens_are_taken_from_the_stream_first(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_tokens_are_taken_from_the_stream_first(self, router: ReplyRouter) -> None:
         heard, trimmed = open_exchange(router, "heard"), open_exchange(router, "trimmed")
         router.resume([heard, trimmed])
         router.settle([heard, trimmed], [running(pack_tokens([1])), running(pack_tokens([2]))])
@@ -276,8 +229,9 @@ class TestComingBack:
         router.settle([trimmed], [running(pack_tokens([2]))])
         assert (heard.published, trimmed.published) == (1, 1)
 
-    def test_tokens_come_from_the_ledger_once_the_stream_was_read(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_tokens_come_from_the_ledger_once_the_stream_was_read(
+        self, router: ReplyRouter
+    ) -> None:
         router.catch_up()
         pending = open_exchange(router)
         router.resume([pending])
@@ -286,8 +240,7 @@ class TestComingBack:
 
 
 class TestTrimming:
-    def test_waits_for_time_or_number(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_waits_for_time_or_number(self, router: ReplyRouter) -> None:
         assert router.trim_from(100.0) is None, "nothing was read"
         router.take([(b"7-3", frame())], 0.0)
         assert router.trim_from(sessions.TRIM_EVERY_S / 2) is None
@@ -296,8 +249,7 @@ class TestTrimming:
         router.take(entries, sessions.TRIM_EVERY_S)
         assert router.trim_from(sessions.TRIM_EVERY_S) == f"8-{sessions.TRIM_EVERY_ENTRIES}"
 
-    def test_at_the_end_does_not_wait(self) -> None:
-        router = ReplyRouter(0.0)
+    def test_at_the_end_does_not_wait(self, router: ReplyRouter) -> None:
         router.take([(b"7-3", frame())], 0.0)
         assert router.trim_rest(0.0) == "7-4"
         assert router.trim_rest(0.0) is None

@@ -12,7 +12,7 @@ from tests.support.builders import make_request, make_result
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.window import MapWindow, Numbered
-from tokenyard.protocol.errors import InvalidRequest, UnknownRequest
+from tokenyard.protocol.errors import UnknownRequest
 
 
 def prepared(request_id: str) -> PreparedRequest:
@@ -86,15 +86,6 @@ def test_postponed_requests_come_first_and_not_before_their_time() -> None:
     assert window.take_unsubmitted(1.0) == []
     assert window.wait_s(1.5, 5.0) == 0.5
     assert window.take_unsubmitted(2.0) == prepared[1:]
-
-
-def test_a_bad_prompt_is_a_result() -> None:
-    window = make_window(["x"])
-    window.add([InvalidRequest("prompt", "is empty") for _ in window.pull()])
-    [(index, result)] = window.ready()
-    assert (index, result.status) == (0, "failed")
-    assert result.error is not None
-    assert result.error.message == "prompt: is empty"
 
 
 def test_a_result_that_was_there_before_we_listened_is_not_lost() -> None:

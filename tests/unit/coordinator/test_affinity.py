@@ -82,33 +82,31 @@ class TestPrefixAffinity:
 
         assert pick == Pick(lanes[2], "its session was there")
 
-    def test_without_a_match_affinity_is_least_loaded(self) -> None:
-        lanes = [lane("a", 1, 9, work=50), lane("b", 1, 9, work=10), lane("c", 1, 9, work=90)]
-
-        pick = prefix_affinity(lanes, "", {})
-
-        assert pick == Pick(lanes[1], "least_loaded since no worker has its prefix")
+    @pytest.mark.parametrize(
+        ("lanes", "found", "why"),
+        [
+            ([lane("a", 1, 9, work=50), lane("b", 1, 9)], {}, "no worker has its prefix"),
+            (
+                [lane("a", 1 + NEAR_REQUESTS, 99), lane("b", 0, 99)],
+                matches(a=10),
+                "the worker with its prefix is busier",
+            ),
+            # A far fuller third, and a prefix at one of the others
+            (
+                [lane("a", 0, 999, work=9), lane("b", 0, 999), lane("c", 65, 999)],
+                matches(a=10),
+                "the load is lopsided",
+            ),
+        ],
+    )
+    def test_affinity_is_least_loaded(self, lanes: list[Lane], found: Matches, why: str) -> None:
+        assert prefix_affinity(lanes, "", found) == Pick(lanes[1], f"least_loaded since {why}")
 
     def test_a_short_common_prefix_is_no_match(self) -> None:
         # Given a worker with a prefix that is too short to count
         lanes = [lane("a", 1, 9, work=50), lane("b", 1, 9, work=10)]
 
         assert chosen(prefix_affinity(lanes, "", matches(a=int(10 * LEAST_MATCH) - 1))) == "b"
-
-    def test_a_busier_worker_with_the_prefix_is_not_chosen(self) -> None:
-        lanes = [lane("a", 1 + NEAR_REQUESTS, 99), lane("b", 0, 99)]
-
-        pick = prefix_affinity(lanes, "", matches(a=10))
-
-        assert pick == Pick(lanes[1], "least_loaded since the worker with its prefix is busier")
-
-    def test_prefixes_do_not_count_while_the_load_is_lopsided(self) -> None:
-        # Given a far fuller third, and a prefix at one of the others
-        lanes = [lane("a", 0, 999, work=9), lane("b", 0, 999), lane("c", 65, 999)]
-
-        pick = prefix_affinity(lanes, "", matches(a=10))
-
-        assert pick == Pick(lanes[1], "least_loaded since the load is lopsided")
 
     def test_the_guard_needs_the_difference_and_the_ratio(self) -> None:
         most = LOPSIDED_REQUESTS
@@ -123,7 +121,6 @@ class TestPrefixAffinity:
 
         pick = prefix_affinity([lane("a"), lane("b")], "", found)
 
-        assert pick
         assert pick.why == "its session was there, 9 of 10 blocks of its prompt were there"
 
     def test_one_prefix_for_all_does_not_starve_other_workers(self) -> None:
@@ -131,7 +128,6 @@ class TestPrefixAffinity:
         lanes, given_to, known = [lane(name, 0, 99) for name in "abc"], [], {"a"}
         for _ in range(60):
             pick = prefix_affinity(lanes, "", matches(**dict.fromkeys(known, 10)))
-            assert pick
             at = lanes.index(pick.lane)
             lanes[at] = lane(pick.lane.name, pick.lane.load + 1, 99)
             known.add(pick.lane.name)

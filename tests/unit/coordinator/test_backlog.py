@@ -66,7 +66,6 @@ class TestOrder:
         backlog = holding(queued("r", "retry"), queued("s", "retry", suspect=True))
 
         queue = backlog.queue("m")
-        assert queue is not None
         assert [one.entry for one in queue.suspects] == ["s"]
         assert names(backlog) == ["r"]
         assert [one.entry for one in queue] == ["s", "r"]
@@ -110,42 +109,8 @@ class TestTime:
         assert backlog.next_ms == NOW_MS + 1
         assert [one.entry for one in backlog.late(2)] == ["suspect", "earlier"]
 
-    def test_back_off_is_kept(self) -> None:
-        pauses = (300, 1, 0, 20)
-        backlog = holding(
-            *(queued(f"r{n}", "retry", not_before_ms=int(NOW_MS) + n) for n in pauses)
-        )
-
-        backlog.advance(NOW_MS)
-        assert names(backlog) == ["r0"]
-        assert backlog.next_ms == NOW_MS + 1
-        backlog.advance(NOW_MS + 20)
-        assert names(backlog) == ["r0", "r1", "r20"]
-
-    def test_a_deadline_ends_a_back_off(self) -> None:
-        now = int(NOW_MS)
-        backlog = holding(queued("r", "retry", deadline_ms=now, not_before_ms=now + 90))
-
-        backlog.advance(NOW_MS)
-        backlog.advance(NOW_MS + 90)
-
-        assert (late(backlog), names(backlog), backlog.next_ms) == (["r"], [], None)
-
     def test_without_deadlines_and_back_off_there_is_no_next_time(self) -> None:
         assert holding(queued("r")).next_ms is None
-
-    def test_removed_requests_are_never_due(self) -> None:
-        now = int(NOW_MS)
-        gone = [queued("a", deadline_ms=now), queued("b", "retry", not_before_ms=now)]
-        overdue = queued("c", deadline_ms=now - 1)
-        backlog = holding(*gone, overdue)
-        backlog.advance(NOW_MS - 1)
-
-        for one in [*gone, overdue, *gone]:
-            backlog.remove(one)
-        backlog.advance(NOW_MS)
-
-        assert (len(backlog), late(backlog), names(backlog), backlog.next_ms) == (0, [], [], None)
 
 
 class TestDemand:

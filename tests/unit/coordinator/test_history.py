@@ -64,7 +64,6 @@ def test_when_a_request_is_given_up(history: History, choices: int, code: Code |
 def test_a_failure_names_the_reason_of_the_last_crash(history: History) -> None:
     failure = history.failure(LIMITS, 1)
 
-    assert failure is not None
     assert failure[1].endswith(history.reason)
 
 

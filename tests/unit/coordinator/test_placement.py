@@ -35,24 +35,10 @@ class TestColdModel:
 
         assert loads(decide([demand("a")], workers)) == []
 
-    def test_each_of_two_models_gets_a_device_of_its_own(self) -> None:
-        workers = [worker("v.1"), worker("w.2", device=1), worker("x.3", device=1)]
-
-        placement = decide([demand("a", wait_s=1), demand("b", wait_s=2)], workers)
-
-        assert sorted(model for _, model in loads(placement)) == ["a", "b"]
-        assert len({command.worker for command in placement.commands} - {"x.3"}) == 2
-
     def test_of_two_models_the_one_that_waits_longest_comes_first(self) -> None:
         demands = [demand("a", 9, wait_s=1), demand("b", 1, wait_s=2)]
 
         assert loads(decide(demands, [worker("w.1")])) == [("w.1", "b")]
-
-    def test_only_hosts_that_list_the_model_load_it(self) -> None:
-        hosts = host("h", a={}) | host("i", b={})
-        workers = [worker("v.1", controller="h"), worker("w.2", controller="i")]
-
-        assert loads(decide([demand("b")], workers, hosts)) == [("w.2", "b")]
 
     def test_a_worker_that_names_no_controller_is_left_alone_and_counts(self) -> None:
         """Given workers of a program without placement, I expect them to be left alone."""
@@ -298,11 +284,3 @@ class TestPins:
 
         assert loads(decide(starving, two[:1], hosts)) == []
         assert loads(decide(starving, two, hosts)) == [("v.1", "b")]
-
-    def test_one_decision_takes_no_more_workers_of_a_pinned_model_than_may_go(self) -> None:
-        hosts = host(a={"pin": 1}, b={}, c={})
-        workers = [worker("v.1", "a"), worker("w.2", "a", device=1)]
-
-        placement = decide([demand("b"), demand("c")], workers, hosts)
-
-        assert len(placement.commands) == 1

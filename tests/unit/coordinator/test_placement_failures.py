@@ -84,33 +84,34 @@ class TestOrdersUnderWay:
         assert decide([], [worker("w.1")], hosts, [known]).pending == [known]
 
 
-class TestFaults:
-    def faulty(self, faults: int, ago_s: float, name: str = "h") -> dict[str, HostInfo]:
-        faulted_ms = int(NOW_MS - 1000 * ago_s)
-        fault = {"fault": f"no file on {name}", "faults": faults, "faulted_ms": faulted_ms}
-        return host(name, a=fault)
+def faulty(faults: int, ago_s: float, name: str = "h") -> dict[str, HostInfo]:
+    faulted_ms = int(NOW_MS - 1000 * ago_s)
+    fault = {"fault": f"no file on {name}", "faults": faults, "faulted_ms": faulted_ms}
+    return host(name, a=fault)
 
+
+class TestFaults:
     @pytest.mark.parametrize(("faults", "pause_s"), [(1, 2), (2, 4), (5, 32), (9, 60)])
     def test_a_failed_load_is_tried_again_after_growing_pauses(
         self, faults: int, pause_s: float
     ) -> None:
         for ago_s, expected in ((pause_s - 0.1, []), (pause_s + 0.1, [("w.1", "a")])):
-            placement = decide([demand("a")], [worker("w.1")], self.faulty(faults, ago_s))
+            placement = decide([demand("a")], [worker("w.1")], faulty(faults, ago_s))
             assert loads(placement) == expected
 
     def test_another_host_tries_a_failed_load_meanwhile(self) -> None:
-        hosts = self.faulty(2, 1) | host("i", a={})
+        hosts = faulty(2, 1) | host("i", a={})
         workers = [worker("v.1"), worker("w.2", controller="i", idle_s=1)]
 
         assert loads(decide([demand("a")], workers, hosts)) == [("w.2", "a")]
 
     def test_requests_wait_while_a_load_may_still_succeed(self) -> None:
-        assert decide([demand("a")], [worker("w.1")], self.faulty(2, 1)).hopeless == {}
-        hosts = self.faulty(3, 1) | self.faulty(2, 1, "i")
+        assert decide([demand("a")], [worker("w.1")], faulty(2, 1)).hopeless == {}
+        hosts = faulty(3, 1) | faulty(2, 1, "i")
         assert decide([demand("a")], [worker("w.1")], hosts).hopeless == {}
 
     def test_a_model_is_hopeless_after_three_failures_on_every_host(self) -> None:
-        hosts = self.faulty(3, 2) | self.faulty(4, 1, "i")
+        hosts = faulty(3, 2) | faulty(4, 1, "i")
 
         placement = decide([demand("a")], [worker("w.1")], hosts)
 
@@ -120,20 +121,15 @@ class TestFaults:
         assert placement.commands == []
 
     def test_a_hopeless_model_is_tried_once_more_after_the_pause(self) -> None:
-        placement = decide([demand("a")], [worker("w.1")], self.faulty(3, 9))
+        placement = decide([demand("a")], [worker("w.1")], faulty(3, 9))
 
         assert placement.hopeless == {}
         assert loads(placement) == [("w.1", "a")]
 
-    def test_another_try_may_have_to_wait_for_a_device(self) -> None:
-        placement = decide([demand("a")], [worker("w.1", "b", load=1)], self.faulty(3, 9))
-
-        assert placement.hopeless == {}
-
     def test_a_model_with_a_worker_is_not_hopeless(self) -> None:
         workers = [worker("v.1", "a", load=4), worker("w.2", device=1)]
 
-        assert decide([demand("a", 9)], workers, self.faulty(3, 1)).hopeless == {}
+        assert decide([demand("a", 9)], workers, faulty(3, 1)).hopeless == {}
 
 
 class TestHopeless:
@@ -170,8 +166,9 @@ class TestHopeless:
         assert loads(placement) == [("w.1", "a")]
         assert placement.hopeless == {}
 
-    def test_no_model_is_hopeless_without_hosts(self) -> None:
-        assert decide([demand("x", wait_s=99)], [], {}).hopeless == {}
+    def test_a_model_that_waits_for_a_device_or_a_host_is_not_hopeless(self) -> None:
+        starving = [demand("a", wait_s=99)]
 
-    def test_a_model_that_waits_for_a_device_is_not_hopeless(self) -> None:
-        assert decide([demand("a", wait_s=99)], [worker("w.1", "b", swapped_s=1)]).hopeless == {}
+        assert decide(starving, [worker("w.1", "b", swapped_s=1)]).hopeless == {}
+        assert decide(starving, [worker("w.1", "b", load=1)], faulty(3, 9)).hopeless == {}
+        assert decide([demand("x", wait_s=99)], [], {}).hopeless == {}

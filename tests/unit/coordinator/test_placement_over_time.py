@@ -242,16 +242,6 @@ def alternating(count: int, *models: str) -> list[str]:
     return list(islice(cycle(models), count))
 
 
-def test_a_cold_first_request_starts_a_load_immediately() -> None:
-    yard = Yard([Model("a"), Model("b")], devices=1)
-    yard.submit("a")
-
-    yard.step()
-
-    assert [command.model for command in yard.commands] == ["a"]
-    assert yard.devices[0].state == "loading"
-
-
 def test_a_thousand_alternating_requests_at_once_on_one_device() -> None:
     """I expect few swaps, and at least 70 % of the throughput of one model alone."""
     alone = Yard([Model("a")], devices=1)
@@ -277,18 +267,6 @@ def test_alternating_requests_that_keep_coming_do_not_thrash() -> None:
 
     assert yard.shortest_time_between_swaps() >= yard.wait_s
     assert yard.longest_wait_s <= 2 * yard.wait_s
-
-
-def test_a_model_does_not_wait_behind_one_that_is_always_busy() -> None:
-    yard = Yard([Model("a"), Model("b")], devices=1)
-    yard.submit(*["a"] * 2000)
-    yard.run(1.0)
-
-    yard.submit("b")
-    yard.run(yard.wait_s + 3.0)
-
-    assert yard.served["b"] == 1
-    assert yard.served["a"] < 2000
 
 
 def test_a_growing_queue_gets_all_devices_and_gives_one_back() -> None:

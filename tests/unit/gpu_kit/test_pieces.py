@@ -1,6 +1,5 @@
 """A folder of wheels cut into pieces, carried, and joined again."""
 
-import dataclasses
 import json
 import random
 import zipfile
@@ -29,6 +28,14 @@ def wheels(tmp_path):
     folder = tmp_path / "wheels"
     write_wheel(folder, "big-1-py3-none-any.whl", {"big/old.so": KERNELS, "big/a.py": b"a = 1\n"})
     write_wheel(folder, "small-2-py3-none-any.whl", {"small.py": b"b = 2\n"})
+    return folder
+
+
+@pytest.fixture
+def pieces(wheels):
+    """The wheels in pieces of a MiB."""
+    folder = wheels.parent / "pieces"
+    split(wheels, folder, mib=1)
     return folder
 
 
@@ -64,29 +71,21 @@ def test_pieces_and_blocks_need_not_end_together(wheels, tmp_path, monkeypatch):
     assert members(tmp_path / "back" / "big-1-py3-none-any.whl")["big/old.so"] == KERNELS
 
 
-def test_a_second_join_leaves_the_wheels_alone(wheels, tmp_path):
-    pieces, back = tmp_path / "pieces", tmp_path / "back"
-    split(wheels, pieces, mib=1)
-    join(pieces, back)
+def test_a_second_join_leaves_the_wheels_alone(pieces, tmp_path):
+    join(pieces, tmp_path / "back")
     (pieces / "wheels.000").unlink()
 
-    join(pieces, back)
+    join(pieces, tmp_path / "back")
 
 
-def test_a_second_split_leaves_no_old_pieces(wheels, tmp_path):
-    split(wheels, tmp_path / "pieces", mib=1)
+def test_a_second_split_leaves_no_old_pieces(wheels, pieces):
+    split(wheels, pieces, mib=60)
 
-    split(wheels, tmp_path / "pieces", mib=60)
-
-    assert sorted(p.name for p in (tmp_path / "pieces").iterdir()) == [
-        "manifest.json",
-        "wheels.000",
-    ]
+    assert sorted(p.name for p in pieces.iterdir()) == ["manifest.json", "wheels.000"]
 
 
-def test_a_missing_piece_is_named(wheels, tmp_path):
-    split(wheels, tmp_path / "pieces", mib=1)
-    (tmp_path / "pieces" / "wheels.002").unlink()
+def test_a_missing_piece_is_named(pieces, tmp_path):
+    (pieces / "wheels.002").unlink()
 
     with pytest.raises(
         BadPieces, match=r"^The piece wheels\.002 is missing from .*: copy it there"
@@ -99,9 +98,8 @@ def test_a_missing_piece_is_named(wheels, tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-1], lambda data: data[:9] + b"?" + data[10:]]
 )
-def test_a_damaged_piece_is_named(wheels, tmp_path, damage):
-    split(wheels, tmp_path / "pieces", mib=1)
-    piece = tmp_path / "pieces" / "wheels.001"
+def test_a_damaged_piece_is_named(pieces, tmp_path, damage):
+    piece = pieces / "wheels.001"
     piece.write_bytes(damage(piece.read_bytes()))
 
     with pytest.raises(BadPieces, match=r"^The piece wheels\.001 is damaged .*: copy it again\.$"):
@@ -121,11 +119,10 @@ def test_pieces_without_a_manifest_are_refused(tmp_path):
         join(tmp_path, tmp_path / "back")
 
 
-def test_a_manifest_writes_only_into_its_folder(wheels, tmp_path):
-    manifest = split(wheels, tmp_path / "pieces", mib=1)
-    told = dataclasses.asdict(manifest)
+def test_a_manifest_writes_only_into_its_folder(pieces, tmp_path):
+    told = json.loads((pieces / "manifest.json").read_text())
     told["wheels"][0]["name"] = "../elsewhere.whl"
-    (tmp_path / "pieces" / "manifest.json").write_text(json.dumps(told))
+    (pieces / "manifest.json").write_text(json.dumps(told))
 
     with pytest.raises(BadPieces, match=r"manifest\.json is damaged"):
         join(tmp_path / "pieces", tmp_path / "back")

@@ -1,5 +1,6 @@
 """Which wheels a GPU host needs, and which of them fit it."""
 
+import dataclasses
 import zipfile
 from importlib import metadata
 
@@ -130,13 +131,6 @@ def test_another_torch_is_refused_in_one_sentence(tmp_path):
     )
 
 
-def test_a_python_without_torch_is_refused(tmp_path):
-    host = Target(python=(3, 12), machine="x86_64", glibc=39)
-
-    with pytest.raises(DoesNotFit, match=r"needs torch 2\.11\.0 and this Python has no torch: run"):
-        check([write_vllm(tmp_path)], host)
-
-
 def test_the_build_tag_does_not_matter_and_torch_may_be_in_the_folder(tmp_path):
     wheel = write_vllm(tmp_path, needs='torch==2.13.0+cpu; platform_machine == "x86_64"')
     torch = tmp_path / "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl"
@@ -144,18 +138,23 @@ def test_the_build_tag_does_not_matter_and_torch_may_be_in_the_folder(tmp_path):
     assert check([wheel, torch], HOST) == wheel
 
 
-def test_a_python_that_vllm_does_not_support_is_refused(tmp_path):
-    with pytest.raises(DoesNotFit, match=r"needs Python <3\.12,>=3\.10 and this is 3\.12"):
-        check([write_vllm(tmp_path, python="<3.12,>=3.10")], HOST)
+@pytest.mark.parametrize(
+    ("names", "python", "torch", "reason"),
+    [
+        ([VLLM], "<3.15", None, r"needs torch 2\.11\.0 and this Python has no torch: run"),
+        ([VLLM], "<3.12,>=3.10", "2.11.0", r"needs Python <3\.12,>=3\.10 and this is 3\.12"),
+        (
+            [VLLM, "a-1-py3-none-any.whl", "a-2-py3-none-any.whl"],
+            "<3.15",
+            "2.11.0",
+            r"^a-1-py3-none-any\.whl and a-2-.* are two versions",
+        ),
+        (["a-1-py3-none-any.whl"], "<3.15", "2.11.0", "There is no wheel of vLLM in the folder"),
+    ],
+    ids=["no torch", "another Python", "two versions", "no vLLM"],
+)
+def test_wheels_that_do_not_fit_are_refused(tmp_path, names, python, torch, reason):
+    write_vllm(tmp_path, python=python)
 
-
-def test_two_versions_of_a_package_are_refused(tmp_path):
-    two = [tmp_path / "a-1-py3-none-any.whl", tmp_path / "a-2-py3-none-any.whl"]
-
-    with pytest.raises(DoesNotFit, match=r"^a-1-py3-none-any\.whl and a-2-.* are two versions"):
-        check([write_vllm(tmp_path), *two], HOST)
-
-
-def test_a_folder_without_vllm_is_refused(tmp_path):
-    with pytest.raises(DoesNotFit, match="There is no wheel of vLLM in the folder"):
-        check([tmp_path / "a-1-py3-none-any.whl"], HOST)
+    with pytest.raises(DoesNotFit, match=reason):
+        check([tmp_path / name for name in names], dataclasses.replace(HOST, torch=torch))

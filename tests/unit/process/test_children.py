@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.process import children
 from tokenyard.process.children import start_child, stop_child
@@ -52,14 +53,7 @@ def test_children_of_a_child_end_with_it(shell: Shell, tmp_path: Path) -> None:
     child = shell(f"sleep 60 & echo $! > {tmp_path}/grandchild; echo ready; wait")
     grandchild = int((tmp_path / "grandchild").read_text())
     stop_child(child, 5.0)
-    eventually(lambda: _is_gone(grandchild))
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    eventually(lambda: is_gone(grandchild))
 
 
 def test_it_leads_a_group_of_its_own(shell: Shell) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tokenyard.process.environment import misspelt, unknown, variables_of
-from tokenyard.protocol.texts import counted, did_you_mean, nearest
 
 BOTH = ("coordinator", "worker")
 
@@ -80,14 +79,3 @@ def test_variables_of_this_project_are_known() -> None:
     named = set(re.findall(r"(?<![\w$])TOKENYARD_[A-Z_]*[A-Z](?![\w<{])", text)) - wrong
     assert len(named) > 8
     assert misspelt(dict.fromkeys(named, ""), BOTH) == unknown(dict.fromkeys(named, ""), BOTH) == []
-
-
-def test_words() -> None:
-    assert [counted(number, "worker") for number in (0, 1, 2)] == [
-        "0 workers",
-        "1 worker",
-        "2 workers",
-    ]
-    assert did_you_mean("temprature", ["top_p", "temperature"]) == "; did you mean temperature?"
-    assert did_you_mean("zzz", ["top_p"]) == ""
-    assert nearest("SEED", ["seed"]) == "seed"

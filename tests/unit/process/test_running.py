@@ -42,7 +42,6 @@ def test_up_is_found_while_it_is_announced() -> None:
     assert running_url("main") == ""
     announcement = announced()
     found = running_up(default_data_dir("main"))
-    assert found
     assert (found.url, found.pid) == (URL, os.getpid())
     announcement.withdraw()
     announcement.withdraw()
@@ -81,7 +80,6 @@ def test_the_announcement_of_a_killed_up_is_ignored() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout
         assert process.stdout.readline() == b"there\n"
         assert running_url("main") == URL
         process.send_signal(signal.SIGKILL)

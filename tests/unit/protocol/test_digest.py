@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.builders import entry_fields
 from tokenyard.client.build import RequestBuilder
 from tokenyard.protocol.digest import DEFINING, UNREADABLE, entry_digest, request_digest
-from tokenyard.protocol.wire import Request, prompt_value, request_fields, template_of
+from tokenyard.protocol.wire import Request, prompt_value, template_of
 
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
 INCIDENTAL = {
@@ -74,14 +75,6 @@ class Numbers:
         return "x" * len(tokens)
 
 
-def wire(request: Request) -> dict[bytes, bytes]:
-    """The fields of a plain entry."""
-    return {
-        name.encode(): value if isinstance(value, bytes) else str(value).encode()
-        for name, value in request_fields(request).items()
-    }
-
-
 def test_each_field_of_a_request_is_either_defining_or_not() -> None:
     """A new field of `Request` fails here until it is in one of the two."""
     assert set(Request.__struct_fields__) == DEFINING | INCIDENTAL
@@ -104,7 +97,7 @@ def test_clients_and_coordinator_agree(
     }
 
     assert draft.digest == request_digest(request)
-    assert draft.digest == entry_digest(wire(request))
+    assert draft.digest == entry_digest(entry_fields(request))
     assert draft.digest == entry_digest(shared)
 
 
@@ -176,19 +169,21 @@ def test_both_sides_agree_on_reasoning(ended: bool | None, kwargs: dict[str, Any
         id="q1", prompt="x", reasoning_ended=ended, reasoning_parser_kwargs=kwargs, cache_salt="s"
     )
 
-    assert request_digest(request) == entry_digest(wire(request))
+    assert request_digest(request) == entry_digest(entry_fields(request))
 
 
-def test_packed_tokens_are_the_array_of_the_same_ids() -> None:
-    assert entry_digest({b"tokens": b"[1, 2]"}) == entry_digest({b"tokens": b"\1\0\0\0\2\0\0\0"})
-
-
-def test_a_prompt_may_stand_in_the_shared_fields() -> None:
-    assert entry_digest({b"common": b'{"prompt":"Hello"}'}) == entry_digest({b"prompt": b"Hello"})
-
-
-def test_tokens_are_not_text_of_the_same_bytes() -> None:
-    assert entry_digest({b"tokens": b"abcd"}) != entry_digest({b"prompt": b"abcd"})
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ({b"tokens": b"[1, 2]"}, {b"tokens": b"\1\0\0\0\2\0\0\0"}, True),
+        ({b"common": b'{"prompt":"Hello"}'}, {b"prompt": b"Hello"}, True),
+        ({b"tokens": b"abcd"}, {b"prompt": b"abcd"}, False),
+    ],
+)
+def test_forms_of_a_prompt(
+    one: dict[bytes, bytes], other: dict[bytes, bytes], is_same: bool
+) -> None:
+    assert (entry_digest(one) == entry_digest(other)) is is_same
 
 
 def test_long_parameters_are_read_as_short_ones_are() -> None:

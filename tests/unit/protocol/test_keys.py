@@ -16,37 +16,23 @@ def keys() -> Keys:
 
 
 def test_keys_are_those_of_the_protocol(keys: Keys) -> None:
-    assert [
-        keys.intake("normal"),
-        keys.intake("retry"),
-        keys.lane("w.1"),
-        keys.ledger("anon", "q1"),
-        keys.tokens("anon", "q1"),
-        keys.reply("anon", "q1"),
-        keys.replies("anon"),
-        keys.workers,
-        keys.leases,
-        keys.leader,
-        keys.events,
-        keys.capacity,
-        keys.dead,
-        keys.info,
-    ] == [
-        "tokenyard:{main}:intake:normal",
-        "tokenyard:{main}:intake:retry",
-        "tokenyard:{main}:lane:w.1",
-        "tokenyard:{main}:request:anon/q1",
-        "tokenyard:{main}:tokens:anon/q1",
-        "tokenyard:{main}:reply:anon/q1",
-        "tokenyard:{main}:replies:anon",
-        "tokenyard:{main}:workers",
-        "tokenyard:{main}:leases",
-        "tokenyard:{main}:leader",
-        "tokenyard:{main}:events",
-        "tokenyard:{main}:capacity",
-        "tokenyard:{main}:dead",
-        "tokenyard:{main}:info",
-    ]
+    rest_of = {
+        keys.intake("normal"): "intake:normal",
+        keys.intake("retry"): "intake:retry",
+        keys.lane("w.1"): "lane:w.1",
+        keys.ledger("anon", "q1"): "request:anon/q1",
+        keys.tokens("anon", "q1"): "tokens:anon/q1",
+        keys.reply("anon", "q1"): "reply:anon/q1",
+        keys.replies("anon"): "replies:anon",
+        keys.workers: "workers",
+        keys.leases: "leases",
+        keys.leader: "leader",
+        keys.events: "events",
+        keys.capacity: "capacity",
+        keys.dead: "dead",
+        keys.info: "info",
+    }
+    assert list(rest_of) == [f"tokenyard:{{main}}:{rest}" for rest in rest_of.values()]
 
 
 def test_clients_may_write_all_intakes_but_one() -> None:

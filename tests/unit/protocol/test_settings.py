@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.__main__ import TEXTS as COORDINATOR_TEXTS
+from tokenyard.process.program import SERVICE_TEXTS
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings, default_name
 from worker.__main__ import TEXTS as WORKER_TEXTS
@@ -22,10 +23,6 @@ def coordinator(**values: Any) -> CoordinatorSettings:
 
 def worker(**values: Any) -> WorkerSettings:
     return WorkerSettings(redis_url=URL, **({"engine": "simulated"} | values))
-
-
-def test_defaults_are_sound() -> None:
-    assert coordinator().yard == worker().yard == "main"
 
 
 def test_all_errors_of_settings_are_reported_together() -> None:
@@ -120,11 +117,6 @@ def test_a_file_of_models_is_enough_for_vllm() -> None:
     assert worker(engine="vllm", models=Path(__file__)).models
 
 
-def test_they_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        coordinator().yard = "other"
-
-
 def test_default_names_are_names() -> None:
     assert coordinator(name=default_name("coordinator"))
 
@@ -136,4 +128,4 @@ def test_default_names_are_names() -> None:
 def test_each_setting_is_explained(settings: type, texts: dict[str, str]) -> None:
     names = {field.name for field in dataclasses.fields(settings)} - {"redis_url", "yard"}
 
-    assert set(texts) == names
+    assert {*texts, *SERVICE_TEXTS} == names

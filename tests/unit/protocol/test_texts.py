@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenyard.protocol.texts import printable, span
+from tokenyard.protocol.texts import counted, did_you_mean, nearest, printable, span
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,14 @@ def test_spans(ms: int, text: str) -> None:
 )
 def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_counted_and_similar_words() -> None:
+    assert [counted(number, "worker") for number in (0, 1, 2)] == [
+        "0 workers",
+        "1 worker",
+        "2 workers",
+    ]
+    assert did_you_mean("temprature", ["top_p", "temperature"]) == "; did you mean temperature?"
+    assert did_you_mean("zzz", ["top_p"]) == ""
+    assert nearest("SEED", ["seed"]) == "seed"

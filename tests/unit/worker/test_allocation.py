@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from tokenyard.protocol.settings import WorkerSettings
+from tests.support.pools import PAIR, A, B, make_handle
 from worker.engines import Memory, RankGroup
 from worker.host.allocation import (
     GiveWay,
@@ -24,11 +24,8 @@ from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.models import ModelSpec
 
-A = ModelSpec(name="a", path="models/a")
-B = ModelSpec(name="b", path="models/b")
 #: Unloaded where other models would sleep.
 WAKEFUL = ModelSpec(name="wakeful", path="models/wakeful", sleep_level=0)
-PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
 
 SLEEPERS = Rules(sleepers=1)
 _names = (f"w-{number}" for number in itertools.count())
@@ -37,8 +34,7 @@ _names = (f"w-{number}" for number in itertools.count())
 def member(
     state: State, spec: ModelSpec | None = None, device: int = 0, **values
 ) -> WorkerProcessHandle:
-    settings = {"redis_url": "redis://x", "engine": "simulated", "drain_timeout_s": 60.0}
-    made = WorkerProcessHandle(WorkerSettings(**settings), next(_names), device)
+    made = make_handle(device, next(_names), drain_timeout_s=60.0)
     made._enter(state)
     made.spec = spec
     for name, value in values.items():
@@ -101,12 +97,6 @@ class TestTakingUp:
     def test_without_a_warm_process_nothing_is_loaded(self, state: State) -> None:
         assert steps([member(state)], Goal(A, (0,))) == []
 
-    def test_a_spare_takes_over_immediately(self) -> None:
-        # Given a device whose process has just died
-        dead, spare, goal = member(State.DOWN), member(State.WARM), Goal(A, (0,))
-
-        assert steps([dead, spare], goal) == [TakeUp((spare,), goal)]
-
     @pytest.mark.parametrize("state", [State.LOADING, State.READY])
     def test_a_goal_that_is_reached_or_under_way_needs_no_step(self, state: State) -> None:
         assert steps([member(state, A), member(State.WARM)], Goal(A, (0,))) == []
@@ -143,12 +133,6 @@ class TestGivingWay:
     def test_a_device_without_a_goal_is_cleared(self) -> None:
         assert steps([ready := member(State.READY, A)]) == [Release(ready)]
         assert steps([drained := member(State.DRAINED, A)]) == [GiveWay(drained, sleeps=False)]
-
-    def test_a_drain_has_a_time_limit(self) -> None:
-        holder = member(State.DRAINING, A)
-        holder._drain_since -= 61.0
-
-        assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
 
     def test_a_goal_that_returns_too_late_is_loaded_again(self) -> None:
         # Given a device that has drained the model that is its goal again

@@ -74,13 +74,10 @@ class TestCatalog:
             )
         }
 
-    def test_a_model_without_a_name_has_that_of_its_folder(self) -> None:
-        assert list(read_catalog(settings(model="/models/adder"))) == ["adder"]
-
-    def test_without_a_length_the_models_own_counts(self) -> None:
+    def test_a_model_without_name_and_length_has_its_own(self) -> None:
         (spec,) = read_catalog(settings(model="/models/adder")).values()
 
-        assert spec.max_model_len is None
+        assert (spec.name, spec.max_model_len) == ("adder", None)
 
 
 class TestHostEntry:
@@ -99,17 +96,6 @@ class TestHostEntry:
             ModelInfo(name="adder", adapters=["lora", "other"], pin=2, max_model_wait_s=5.0),
             ModelInfo(name="large", ranks=4),
         ]
-
-    def test_the_entry_shows_how_long_a_load_takes(self, entry: HostEntry) -> None:
-        entry.loaded("adder", 1.5)
-
-        assert [model.load_s for model in entry.info.models] == [1.5, 0.0]
-
-    def test_a_load_of_unknown_length_keeps_the_last_length(self, entry: HostEntry) -> None:
-        entry.loaded("adder", 1.5)
-        entry.loaded("adder", 0.0)
-
-        assert entry.info.models[0].load_s == 1.5
 
     def test_faults_are_forgiven_when_the_weights_change(self, entry: HostEntry) -> None:
         entry.load_failed("adder", "no such file", "/step-1")

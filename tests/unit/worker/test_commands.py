@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.support.pools import MEMORY, Theatre, engine_info, theatre
+from tests.support.pools import MEMORY, PAIR, A, B, engine_info, theatre
+from tests.unit.worker.commander import Commander
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
-from tokenyard.scripts import Why
-from worker.host.allocation import Goal, fits
-from worker.host.commands import CommandHandler
-from worker.host.diagnosis import FailedStart
-from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.messages import (
     Asleep,
@@ -26,100 +21,12 @@ from worker.messages import (
     Ready,
     ResetPrefixCache,
     Sleep,
-    ToController,
-    ToProcess,
     Unload,
     Wake,
     Warm,
 )
-from worker.models import ModelSpec
 
-A = ModelSpec(name="a", path="models/a")
-B = ModelSpec(name="b", path="models/b")
-PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
 SUPERSEDED = "another command came first"
-
-
-class Commander:
-    """Gives commands, and owns the pool like a controller."""
-
-    def __init__(self, played: Theatre) -> None:
-        self.played = played
-        self.acks: dict[str, Acknowledgement] = {}
-        catalog = {spec.name: spec for spec in (A, B, PAIR)}
-        self.orders = CommandHandler(played.pool, catalog, self._acknowledge)
-        self._given = 0
-        played.warm_up()
-        played.pool._listener = self
-        for member in played.pool.members:
-            member.worker = f"{member.name}.1"
-
-    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
-        assert entry not in self.acks, "each is acknowledged once"
-        self.acks[entry] = what
-
-    def command(self, verb: Verb, name: str = "w-0", **fields: Any) -> str:
-        """Give a command and let the pool act on it; return its entry."""
-        self._given += 1
-        entry = f"{self._given}-0"
-        self.orders.run(entry, Command(verb=verb, worker=f"{name}.1", **fields))
-        self.played.turn()
-        return entry
-
-    def done(self, entry: str) -> bool:
-        """Whether a command has succeeded."""
-        return entry in self.acks and self.acks[entry].done
-
-    def reason(self, entry: str) -> str:
-        """Why a command failed."""
-        assert not self.acks[entry].done
-        return self.acks[entry].reason
-
-    def load(self, spec: ModelSpec, name: str = "w-0") -> None:
-        """Load a model on a worker."""
-        entry = self.command("load", name, model=spec.name)
-        self.say(name, Ready(engine_info(spec), MEMORY))
-        assert self.done(entry)
-        for member in self.played.pool.members:
-            self.told(member.name)
-
-    def say(self, name: str, *messages: ToController) -> None:
-        """Make a process report events; the pool acts on each before the next."""
-        for message in messages:
-            self.played.say(name, message)
-
-    def told(self, name: str) -> list[ToProcess]:
-        """The orders that a process has got since the last call."""
-        return self.played.heard(name)
-
-    # worker.host.pool.Owner, as in `worker.host.controller.Controller`
-
-    def changed(self, member: WorkerProcessHandle) -> None:
-        self.orders.changed(member)
-
-    def serves(self, member: WorkerProcessHandle) -> None:
-        self.changed(member)
-        goal = self.played.pool.goals[member.device]
-        if goal and fits(member, goal):
-            self.orders.reached(goal)
-
-    def gives_way(self, member: WorkerProcessHandle) -> None: ...
-
-    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
-        self.orders.died(member, reason)
-
-    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None: ...
-
-    def failed(self, goal: Goal, reason: str) -> bool:
-        self.orders.missed(goal, reason)
-        return False
-
-    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        self.orders.refused(member, reason)
-
-    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
-        if isinstance(message, Done):
-            self.orders.done(member)
 
 
 @pytest.fixture
@@ -243,7 +150,6 @@ class TestGroups:
         host.command("load", "w-1", model="pair")
 
         goal = host.played.pool.goals[0]
-        assert goal
         assert goal.devices == (1, 0)
 
     def test_named_devices_form_the_group(self, host: Commander) -> None:

@@ -226,50 +226,48 @@ def test_a_fault_names_its_key(write: Write, line: str, message: str) -> None:
     assert found.startswith(message)
 
 
+SAMPLING = [
+    ("temperture = 0", "temperture: is not known; did you mean temperature?"),
+    ("best_of = 2", "best_of: is not known; use presence_penalty, "),
+    ("temperature = -1", "temperature: Expected `float` >= 0"),
+    ("temperature = inf", "temperature: use text, finite numbers"),
+    ("top_p = 0.0", "top_p: Expected `float` > 0"),
+    ("max_tokens = 0", "max_tokens: Expected `int` >= 1"),
+    ("min_tokens = 17", "min_tokens: must not exceed max_tokens, which is 16"),
+    ("min_tokens = 5\nmax_tokens = 4", "min_tokens: must not exceed max_tokens, which is 4"),
+    ("stop = [1]", "stop: Expected `str`, got `int` - at `$[0]`"),
+    ("logit_bias = { x = 1 }", "logit_bias: Expected `int`, got `str`"),
+    ("structured_outputs = { x = 1 }", "structured_outputs: Object contains unknown field"),
+    ("n = 2", "n: is not known; only a request itself can say it"),
+    ("detokenize = false", "detokenize: is not known; only a request itself can say it"),
+]
+#: Arguments with a field of their own.
+ENGINE_ARGS = [
+    ("max_num_seqs = 8", "max_num_seqs: give the model's own key max_num_seqs instead"),
+    ("trust_remote_code = true", "trust_remote_code: give the model's own key"),
+    ("model = 'm'", "model: give the model's own key path instead"),
+    ("kv_cache_memory_bytes = 1", "kv_cache_memory_bytes: give the model's own key kv_cache_"),
+    ("enable_sleep_mode = true", "enable_sleep_mode: give the model's own key sleep_level"),
+    ("enable_lora = true", "enable_lora: list adapters instead"),
+    ("served_model_name = 'y'", "served_model_name: requests use the name of the table"),
+    ("distributed_executor_backend = 'mp'", "distributed_executor_backend: leave it out, or s"),
+    ("when = 2024-01-01", "when: use text, finite numbers, true, false, lists and tables only"),
+]
+
+
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("table", "line", "message"),
     [
-        ("temperture = 0", "temperture: is not known; did you mean temperature?"),
-        ("best_of = 2", "best_of: is not known; use presence_penalty, "),
-        ("temperature = -1", "temperature: Expected `float` >= 0"),
-        ("temperature = inf", "temperature: use text, finite numbers"),
-        ("top_p = 0.0", "top_p: Expected `float` > 0"),
-        ("max_tokens = 0", "max_tokens: Expected `int` >= 1"),
-        ("min_tokens = 17", "min_tokens: must not exceed max_tokens, which is 16"),
-        ("min_tokens = 5\nmax_tokens = 4", "min_tokens: must not exceed max_tokens, which is 4"),
-        ("stop = [1]", "stop: Expected `str`, got `int` - at `$[0]`"),
-        ("logit_bias = { x = 1 }", "logit_bias: Expected `int`, got `str`"),
-        ("structured_outputs = { x = 1 }", "structured_outputs: Object contains unknown field"),
-        ("n = 2", "n: is not known; only a request itself can say it"),
-        ("detokenize = false", "detokenize: is not known; only a request itself can say it"),
+        *(("sampling", *one) for one in SAMPLING),
+        *(("engine_args", *one) for one in ENGINE_ARGS),
     ],
 )
-def test_sampling_has_the_bounds_of_requests(write: Write, line: str, message: str) -> None:
-    found = fault(write(f'[models.x]\npath = "m"\n[models.x.sampling]\n{line}'))
-
-    assert found.startswith(f"models.x.sampling.{message}")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("max_num_seqs = 8", "max_num_seqs: give the model's own key max_num_seqs instead"),
-        ("trust_remote_code = true", "trust_remote_code: give the model's own key"),
-        ("model = 'm'", "model: give the model's own key path instead"),
-        ("kv_cache_memory_bytes = 1", "kv_cache_memory_bytes: give the model's own key kv_cache_"),
-        ("enable_sleep_mode = true", "enable_sleep_mode: give the model's own key sleep_level"),
-        ("enable_lora = true", "enable_lora: list adapters instead"),
-        ("served_model_name = 'y'", "served_model_name: requests use the name of the table"),
-        ("distributed_executor_backend = 'mp'", "distributed_executor_backend: leave it out, or s"),
-        ("when = 2024-01-01", "when: use text, finite numbers, true, false, lists and tables only"),
-    ],
-)
-def test_an_engine_argument_with_a_field_of_its_own_is_refused(
-    write: Write, line: str, message: str
+def test_a_fault_in_a_table_of_a_model_names_its_key(
+    write: Write, table: str, line: str, message: str
 ) -> None:
-    found = fault(write(f'[models.x]\npath = "m"\n[models.x.engine_args]\n{line}'))
+    found = fault(write(f'[models.x]\npath = "m"\n[models.x.{table}]\n{line}'))
 
-    assert found.startswith(f"models.x.engine_args.{message}")
+    assert found.startswith(f"models.x.{table}.{message}")
 
 
 def test_the_refusal_of_a_model_beyond_one_host_names_ray(write: Write) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Choice, Reply, to_delta, to_result
-from tokenyard.protocol.wire import Assignment, SamplingParams, pack_tokens
+from tokenyard.protocol.replies import Choice, ErrorInfo, Reply, to_delta, to_result
+from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
 from worker.process.outcomes import (
     Expired,
@@ -62,7 +62,6 @@ class TestMerge:
 
         (joined,) = merge(parts)
 
-        assert isinstance(joined, TokenDelta)
         assert joined.logprobs == [{"token": 1}, {"token": 2}]
 
     def test_the_first_delta_tells_what_was_cached_and_the_last_how_it_ended(self) -> None:
@@ -133,7 +132,6 @@ class TestReplies:
         end = msgspec.structs.replace(finished("1500-0", 5), cached_tokens=cached)
         ended = to_result(result(run(), end))
 
-        assert ended.usage is not None
         assert ended.usage.cached_tokens == cached
 
     def test_the_count_continues_after_the_last_attempt(self) -> None:
@@ -150,14 +148,11 @@ class TestReplies:
 
         assert (ended.status, ended.finish_reason, ended.tokens) == ("completed", "stop", [5, 6])
         assert ended.seq == 1, "tokens that were published as deltas"
-        assert ended.usage is not None
         assert ended.usage.total_tokens == 5
         made_by = ended.provenance
-        assert made_by is not None
         assert (made_by.model, made_by.revision) == ("sim", "main")
         assert (made_by.engine, made_by.engine_version) == ("simulated", "7")
         assert (made_by.worker, made_by.attempt, made_by.seed) == ("w.3", 1, 42)
-        assert ended.timing is not None
         assert (ended.timing.queue_ms, ended.timing.engine_ms) == (500, 500.0)
         assert ended.timing.first_token_ms == 100.0
         assert ended.choices is None
@@ -173,7 +168,6 @@ class TestReplies:
         reply = result_reply(run(model=asked), finished("1500-0", 5), info, "w.3", now=10.5)
 
         made_by = to_result(reply).provenance
-        assert made_by is not None
         assert made_by.model == told
 
     def test_several_choices_have_their_own_tokens(self) -> None:
@@ -183,18 +177,7 @@ class TestReplies:
 
         assert ended.choices == choices
         assert (ended.tokens, ended.text, ended.stop_reason) == ([1], "a", "x")
-        assert ended.usage is not None
         assert ended.usage.completion_tokens == 3
-
-    def test_a_fault_keeps_published_tokens(self) -> None:
-        running = run(published=(1, 2))
-
-        reply = result(running, RequestError("1500-0", Code.INFERENCE_ERROR, "no"))
-
-        ended = to_result(reply)
-        assert (ended.status, ended.seq, ended.tokens) == ("failed", 2, [1, 2])
-        assert ended.error is not None
-        assert (ended.error.code, ended.error.message) == ("INFERENCE_ERROR", "no")
 
     def test_a_fault_in_the_middle_of_a_stream_keeps_its_tokens(self) -> None:
         # Given a stream that has published tokens in this attempt
@@ -204,7 +187,8 @@ class TestReplies:
         ended = to_result(result(running, RequestError("1500-0", Code.INFERENCE_ERROR, "no")))
 
         # I expect a result that agrees with the deltas.
-        assert (ended.seq, ended.tokens) == (4, [1, 2, 3, 4])
+        assert (ended.status, ended.seq, ended.tokens) == ("failed", 4, [1, 2, 3, 4])
+        assert ended.error == ErrorInfo("INFERENCE_ERROR", "no")
 
     def test_an_expired_request_returns_its_tokens_so_far(self) -> None:
         running = run(published=(1, 2))
@@ -215,12 +199,10 @@ class TestReplies:
 
         assert (ended.status, ended.seq, ended.tokens) == ("expired", 3, [1, 2, 3, 4])
         assert (ended.text, ended.finish_reason) == ("abcd", None)
-        assert ended.error is not None
         assert (ended.error.code, ended.error.message) == (
             "DEADLINE_EXCEEDED",
             "the deadline passed while the request was running",
         )
-        assert ended.usage is not None
         assert ended.usage.completion_tokens == 4
 
     @pytest.mark.parametrize("made", [None, finished("1500-0", 1)])
@@ -232,9 +214,6 @@ class TestReplies:
         ended = to_result(result(running, Expired("1500-0", made, "on the worker's lane")))
 
         assert (ended.seq, ended.tokens, ended.text) == (2, [1, 2], None)
-
-    def test_tokens_are_packed(self) -> None:
-        assert delta_reply(run(), delta("1500-0", 1, 2)).tokens == pack_tokens([1, 2])
 
 
 class TestEpochs:
@@ -264,7 +243,6 @@ class TestEpochs:
         reply = result_reply(running, finished("1-0", 1, 2), INFO, "w.3", 10.5, ended)
 
         made = to_result(reply).provenance
-        assert made is not None
         assert (made.epoch, made.first_epoch) == said
 
     def test_the_ledger_gets_the_epoch_of_the_beginning_once(self) -> None:

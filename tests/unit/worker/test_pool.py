@@ -8,19 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.pools import MEMORY, Theatre, engine_info, theatre
+from tests.support.pools import MEMORY, PAIR, A, B, Theatre, engine_info, theatre
 from worker.host.pool import TICK_S
 from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     Attach,
     CommandRefused,
-    Done,
     Drain,
     Drained,
     LoadModel,
     Ready,
-    ResetPrefixCache,
     Sleep,
     Stop,
     Unload,
@@ -29,50 +27,32 @@ from worker.messages import (
 )
 from worker.models import ModelSpec
 
-A = ModelSpec(name="a", path="models/a")
-B = ModelSpec(name="b", path="models/b")
-PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
+
+@pytest.mark.parametrize(
+    ("values", "devices"),
+    [
+        pytest.param({"slots": 2}, [0, 1], id="one for each device"),
+        pytest.param({"slots": 2, "spares": 3}, [0, 1, 0, 1, 0], id="spares are spread"),
+        pytest.param(
+            {"slots": 2, "sleepers": 2, "spares": 1}, [0, 1, 0, 1, 0, 1, 0], id="sleepers of each"
+        ),
+    ],
+)
+def test_processes_are_started_on_the_devices(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, int], devices: list[int]
+) -> None:
+    with theatre(monkeypatch, **values) as played:
+        played.turn()
+
+        members = played.pool.members
+        assert [member.name for member in members] == [f"w-{at}" for at in range(len(devices))]
+        assert [played.process(member.name).device for member in members] == devices
+        assert {member.state for member in members} == {State.WARMING}
 
 
-@pytest.fixture
-def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Theatre]:
-    """One device with a spare."""
-    with theatre(monkeypatch, spares=1, drain_timeout_s=60.0) as played:
-        played.warm_up()
-        yield played
-
-
-@pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Theatre]:
-    """Two devices."""
-    with theatre(monkeypatch, slots=2) as played:
-        played.warm_up()
-        yield played
-
-
-class TestProcesses:
-    def _made(self, monkeypatch: pytest.MonkeyPatch, **values: int) -> list[tuple[str, int]]:
-        with theatre(monkeypatch, **values) as played:
-            played.turn()
-            assert {member.state for member in played.pool.members} == {State.WARMING}
-            return [(one.name, played.process(one.name).device) for one in played.pool.members]
-
-    def test_each_device_has_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self._made(monkeypatch, slots=2) == [("w-0", 0), ("w-1", 1)]
-
-    def test_a_single_process_has_the_plain_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self._made(monkeypatch) == [("w", 0)]
-
-    def test_spares_are_spread_over_the_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = self._made(monkeypatch, slots=2, spares=3)
-
-        assert [device for _, device in made] == [0, 1, 0, 1, 0]
-
-    def test_each_device_has_its_sleepers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = self._made(monkeypatch, slots=2, sleepers=2, spares=1)
-
-        assert [device for _, device in made] == [0, 1, 0, 1, 0, 1, 0]
-        assert len({name for name, _ in made}) == 7
+def test_a_single_process_has_the_plain_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with theatre(monkeypatch) as played:
+        assert [member.name for member in played.pool.members] == ["w"]
 
 
 class TestWaits:
@@ -100,8 +80,7 @@ class TestWaits:
 
 class TestGoals:
     def test_a_device_gets_its_model(self, one: Theatre) -> None:
-        one.pool.aim(A, [0])
-        one.turn()
+        one.aim(A, 0)
         assert one.heard("w-0") == [LoadModel(A)]
 
         assert one.say("w-0", Ready(engine_info(A), MEMORY)) == [("serves", "w-0")]
@@ -123,20 +102,9 @@ class TestGoals:
         assert two.heard("w-0") == [LoadModel(B)]
         assert two.say("w-0", Ready(engine_info(B), MEMORY)) == [("serves", "w-0")]
 
-    def test_a_model_without_a_goal_is_unloaded(self, one: Theatre) -> None:
-        one.hold(A, 0)
-        one.pool.aim(None, [0])
-        one.turn()
-        one.say("w-0", Drained())
-
-        assert one.heard("w-0") == [Drain(), Unload()]
-        one.say("w-0", Warm(MEMORY, {}))
-        assert one.heard("w-0") == []
-
     def test_a_drain_that_takes_too_long_is_cut_short(self, one: Theatre) -> None:
         one.hold(A, 0)
-        one.pool.aim(B, [0])
-        one.turn()
+        one.aim(B, 0)
         assert one.heard("w-0") == [Drain()]
 
         one.member("w-0")._drain_since -= 61.0
@@ -146,13 +114,11 @@ class TestGoals:
 
     def test_a_new_goal_does_not_wait_for_the_pause_of_the_old_one(self, one: Theatre) -> None:
         one.owner.goes_on_trying = True
-        one.pool.aim(A, [0])
-        one.turn()
+        one.aim(A, 0)
         one.say("w-0", CommandRefused("no such file"))
         one.heard("w-0")
 
-        one.pool.aim(B, [0])
-        one.turn()
+        one.aim(B, 0)
 
         assert one.heard("w-0") == [LoadModel(B)]
 
@@ -167,8 +133,7 @@ class TestSleep:
     def test_models_change_places(self, sleepy: Theatre) -> None:
         # Given a device that has held both models
         sleepy.hold(A, 0)
-        sleepy.pool.aim(B, [0])
-        sleepy.turn()
+        sleepy.aim(B, 0)
         sleepy.say("w-0", Drained())
         assert sleepy.heard("w-0") == [Drain(), Sleep(1)]
         sleepy.say("w-0", Asleep(0.1, MEMORY))
@@ -176,8 +141,7 @@ class TestSleep:
         sleepy.say("w-1", Ready(engine_info(B), MEMORY))
 
         # If the first becomes its goal again
-        sleepy.pool.aim(A, [0])
-        sleepy.turn()
+        sleepy.aim(A, 0)
         sleepy.say("w-1", Drained())
         sleepy.say("w-1", Asleep(0.1, MEMORY))
 
@@ -188,46 +152,20 @@ class TestSleep:
     def test_the_model_sets_the_level_of_its_sleep(self, sleepy: Theatre) -> None:
         deep = ModelSpec(name="deep", path="models/deep", sleep_level=2)
         sleepy.hold(deep, 0)
-        sleepy.pool.aim(B, [0])
-        sleepy.turn()
+        sleepy.aim(B, 0)
         sleepy.say("w-0", Drained())
 
         assert sleepy.heard("w-0") == [Drain(), Sleep(2)]
-
-    def test_a_command_sets_the_level_of_its_sleep(self, sleepy: Theatre) -> None:
-        holder = sleepy.hold(A, 0)
-        sleepy.pool.put_to_sleep(holder, 2)
-        sleepy.turn()
-        sleepy.say("w-0", Drained())
-        sleepy.say("w-0", Asleep(0.1, MEMORY))
-
-        assert sleepy.heard("w-0") == [Drain(), Sleep(2)]
-        assert sleepy.heard("w-1") == []
-        assert sleepy.pool.goals == {0: None}
-
-    def test_a_model_that_cannot_sleep_is_unloaded(self, sleepy: Theatre) -> None:
-        sleepy.hold(A, 0)
-        sleepy.pool.aim(B, [0])
-        sleepy.turn()
-        sleepy.say("w-0", Drained())
-        sleepy.heard("w-0")
-
-        told = sleepy.say("w-0", CommandRefused("no GPU, no sleep"))
-
-        assert told == [("refused", "w-0", "no GPU, no sleep")]
-        assert sleepy.heard("w-0") == [Unload()]
 
 
 class TestGroups:
     def test_a_group_has_one_process_of_each_device(self, two: Theatre) -> None:
-        two.pool.aim(PAIR, [1, 0])
-        two.turn()
+        two.aim(PAIR, 1, 0)
 
         (load,), (attach,) = two.heard("w-1"), two.heard("w-0")
         assert isinstance(load, LoadModel)
         assert isinstance(attach, Attach)
         assert load.spec == PAIR
-        assert load.group
         assert (load.group.rank, attach.group.rank) == (0, 1)
         assert load.group.address == attach.group.address
         assert load.group.devices == attach.group.devices == (1, 0)
@@ -236,14 +174,11 @@ class TestGroups:
     def test_each_group_has_its_own_address(self, two: Theatre) -> None:
         addresses = set()
         for _ in range(2):
-            two.pool.aim(PAIR, [0, 1])
-            two.turn()
+            two.aim(PAIR, 0, 1)
             group = two.member("w-0").group
-            assert group
             addresses.add(group.address)
             two.say("w-0", Ready(engine_info(PAIR), MEMORY))
-            two.pool.aim(None, [0, 1])
-            two.turn()
+            two.aim(None, 0, 1)
             two.say("w-0", Drained())
             two.say("w-0", Warm(MEMORY, {}))
             two.say("w-1", Warm(MEMORY, {}))
@@ -263,8 +198,7 @@ class TestGroups:
         assert two.pool.goals[0], "it is to be formed again"
 
     def test_a_rank_that_crashes_during_a_load_is_a_failed_load(self, two: Theatre) -> None:
-        two.pool.aim(PAIR, [0, 1])
-        two.turn()
+        two.aim(PAIR, 0, 1)
 
         two.process("w-1").end(-signal.SIGSEGV)
 
@@ -277,8 +211,7 @@ class TestGroups:
         assert two.pool.goals == {0: None, 1: None}
 
     def test_followers_do_not_wait_for_a_leader_that_could_not_load(self, two: Theatre) -> None:
-        two.pool.aim(PAIR, [0, 1])
-        two.turn()
+        two.aim(PAIR, 0, 1)
 
         told = two.say("w-0", CommandRefused("pair: no such file"))
 
@@ -299,24 +232,13 @@ class TestGroups:
 
 
 class TestNews:
-    def test_events_of_no_concern_to_the_pool_are_passed_on(self, one: Theatre) -> None:
-        one.hold(A, 0)
-
-        assert one.say("w-0", Done(ResetPrefixCache())) == [
-            ("heard", "w-0", Done(ResetPrefixCache()))
-        ]
-
-    def test_a_refusal_that_changes_nothing_keeps_the_state(self, one: Theatre) -> None:
-        one.hold(A, 0)
-
-        assert one.say("w-0", CommandRefused("no profiler")) == [("refused", "w-0", "no profiler")]
-        assert one.member("w-0").state is State.READY
-
-    def test_a_refusal_from_the_leader_keeps_the_state_of_the_group(self, two: Theatre) -> None:
+    def test_a_refusal_that_changes_nothing_keeps_the_state_of_the_group(
+        self, two: Theatre
+    ) -> None:
         two.hold(PAIR, 0, 1)
 
         assert two.say("w-0", CommandRefused("no profiler")) == [("refused", "w-0", "no profiler")]
-        assert two.member("w-1").state is State.ATTACHED
+        assert [one.state for one in two.pool.members] == [State.READY, State.ATTACHED]
 
 
 class TestShutdown:

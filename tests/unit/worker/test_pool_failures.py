@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.pools import MEMORY, Theatre, engine_info, theatre
+from tests.support.pools import MEMORY, A, B, Theatre, engine_info
 from worker.engines import Memory
 from worker.host.allocation import Replace
 from worker.host.leak import READINGS
@@ -23,19 +22,8 @@ from worker.messages import (
     Ready,
     Warm,
 )
-from worker.models import ModelSpec
 
 MIB = 1024**2
-A = ModelSpec(name="a", path="models/a")
-B = ModelSpec(name="b", path="models/b")
-
-
-@pytest.fixture
-def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Theatre]:
-    """One device with a spare."""
-    with theatre(monkeypatch, spares=1, drain_timeout_s=60.0) as played:
-        played.warm_up()
-        yield played
 
 
 class TestFailedLoads:
@@ -54,8 +42,7 @@ class TestFailedLoads:
     def test_a_failed_load_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
         # Given an owner with only this model
         one.owner.goes_on_trying = True
-        one.pool.aim(A, [0])
-        one.turn()
+        one.aim(A, 0)
         pauses = []
         for _ in range(3):
             one.say("w-0", CommandRefused("no such file"))
@@ -72,8 +59,7 @@ class TestFailedLoads:
 
     def test_a_success_resets_the_pause(self, one: Theatre) -> None:
         one.owner.goes_on_trying = True
-        one.pool.aim(A, [0])
-        one.turn()
+        one.aim(A, 0)
         for _ in range(3):
             one.say("w-0", CommandRefused("no such file"))
             one.pool._retries._retry_at[0] = 0.0
@@ -88,8 +74,7 @@ class TestFailedLoads:
     def test_a_process_that_crashes_during_a_load_counts_against_the_model(
         self, one: Theatre
     ) -> None:
-        one.pool.aim(A, [0])
-        one.turn()
+        one.aim(A, 0)
 
         one.process("w-0").end(-signal.SIGSEGV)
 
@@ -100,8 +85,7 @@ class TestFailedLoads:
         assert one.pool.goals == {0: None}
 
     def test_a_killed_process_does_not_count_against_the_model(self, one: Theatre) -> None:
-        one.pool.aim(A, [0])
-        one.turn()
+        one.aim(A, 0)
 
         one.process("w-0").kill()
 
@@ -113,8 +97,7 @@ class TestFailedLoads:
         self, one: Theatre, how: str
     ) -> None:
         # Given a device whose goal changes during a load
-        one.pool.aim(A, [0])
-        one.turn()
+        one.aim(A, 0)
         goal = one.pool.aim(B, [0])
         one.turn()
 
@@ -129,7 +112,6 @@ class TestFailedLoads:
         assert "failed" not in {name for name, *_ in told}
         assert one.pool.goals == {0: goal}
         holder = one.pool.holder(0)
-        assert holder
         assert one.heard(holder.name)[-1] == LoadModel(B)
 
 

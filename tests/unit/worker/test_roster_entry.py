@@ -9,20 +9,18 @@ from typing import get_args
 
 import pytest
 
-from tokenyard.protocol.settings import WorkerSettings
+from tests.support.pools import A, make_ready, make_warm
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, WorkerTotals
 from worker.engines import EngineInfo, Memory
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.host.roster_entry import lane_limit, roster_entry
-from worker.messages import Heartbeat, Ready, Warm
-from worker.models import ModelSpec
+from worker.messages import Heartbeat, Warm
 
-ADDER = ModelSpec(name="adder", path="models/adder")
 ENGINE = EngineInfo(
     "simulated",
     "7",
-    "adder",
+    "a",
     "r1",
     max_model_len=100,
     vocab_size=50,
@@ -33,21 +31,6 @@ ENGINE = EngineInfo(
 )
 
 
-def warm(device: int = 0) -> WorkerProcessHandle:
-    made = WorkerProcessHandle(
-        WorkerSettings(redis_url="redis://x", engine="simulated"), "w-1", device
-    )
-    made.warm(Warm(Memory(host=1000), {"import": 2.0}))
-    return made
-
-
-def ready(device: int = 0) -> WorkerProcessHandle:
-    made = warm(device)
-    made.load(ADDER)
-    made.ready(Ready(ENGINE, Memory(host=3000)))
-    return made
-
-
 def entry(
     member: WorkerProcessHandle, *, group: list[str] | None = None, swapped_ms: int = 0
 ) -> WorkerInfo:
@@ -55,10 +38,10 @@ def entry(
 
 
 def test_a_ready_process_shows_the_facts_of_its_engine() -> None:
-    info = entry(ready(3))
+    info = entry(make_ready(3, ENGINE))
 
-    assert (info.name, info.state, info.device, info.controller) == ("w-1", "ready", 3, "host")
-    assert (info.model, info.revision, info.adapters) == ("adder", "r1", ["lora"])
+    assert (info.name, info.state, info.device, info.controller) == ("w", "ready", 3, "host")
+    assert (info.model, info.revision, info.adapters) == ("a", "r1", ["lora"])
     assert (info.engine, info.engine_version) == ("simulated", "7")
     assert (info.max_model_len, info.vocab_size, info.tokenizer) == (100, 50, "/models/adder")
     assert (info.slots, info.lane_limit) == (4, 5)
@@ -68,21 +51,21 @@ def test_a_ready_process_shows_the_facts_of_its_engine() -> None:
 
 
 def test_a_warm_process_has_no_model() -> None:
-    info = entry(warm())
+    info = entry(make_warm())
 
     assert (info.state, info.model, info.engine, info.phases_s) == ("warm", "", "", {"import": 2.0})
     assert (info.slots, info.lane_limit) == (1, 2)
 
 
 def test_a_loading_process_shows_the_model() -> None:
-    member = warm()
-    member.load(ADDER)
+    member = make_warm()
+    member.load(A)
 
-    assert (entry(member).state, entry(member).model) == ("loading", "adder")
+    assert (entry(member).state, entry(member).model) == ("loading", "a")
 
 
 def test_the_entry_shows_the_times_of_its_state_and_its_last_swap() -> None:
-    member = ready()
+    member = make_ready()
 
     info = entry(member, swapped_ms=17)
 
@@ -92,7 +75,7 @@ def test_the_entry_shows_the_times_of_its_state_and_its_last_swap() -> None:
 
 
 def test_a_group_entry_names_its_workers() -> None:
-    assert entry(ready(), group=["w-1", "w-2"]).group == ["w-1", "w-2"]
+    assert entry(make_ready(), group=["w-1", "w-2"]).group == ["w-1", "w-2"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +94,7 @@ def test_a_group_entry_names_its_workers() -> None:
     ],
 )
 def test_each_state_has_its_name(state: State, shown: WorkerState) -> None:
-    member = ready()
+    member = make_ready()
     member.state = state
 
     assert entry(member).state == shown
@@ -119,7 +102,7 @@ def test_each_state_has_its_name(state: State, shown: WorkerState) -> None:
 
 
 def test_the_entry_shows_counts_and_the_last_error() -> None:
-    member = ready()
+    member = make_ready()
     member.note_heartbeat(Heartbeat(1, 0, WorkerTotals(finished=2, tokens=9), "q7: no memory"))
     member.drain()
 
@@ -133,7 +116,7 @@ def test_the_entry_shows_counts_and_the_last_error() -> None:
 
 
 def test_a_slot_without_a_process_belongs_to_its_controller() -> None:
-    assert entry(warm()).pid == os.getpid()
+    assert entry(make_warm()).pid == os.getpid()
 
 
 @pytest.mark.parametrize(("slots", "limit"), [(1, 2), (3, 4), (8, 10), (256, 320)])

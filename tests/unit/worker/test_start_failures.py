@@ -18,13 +18,18 @@ def noted(*deaths: tuple[str, FailedStart], limit: int = 3) -> StartFailures:
     return failures
 
 
+def ends(failures: StartFailures, *, is_pending: bool = False) -> bool | None:
+    """Whether the host ends; None if there is nothing to report."""
+    found = failures.enough(is_pending=is_pending)
+    return found and found.is_hopeless
+
+
 def test_three_deaths_of_the_same_kind_are_enough() -> None:
     failures = noted(("w", KILLED), ("w", KILLED))
     assert failures.enough(is_pending=False) is None
 
     failures.note("w", KILLED)
     found = failures.enough(is_pending=False)
-    assert found
     assert found.is_hopeless
     assert "SIGKILL" in found.paragraph("above")
 
@@ -47,9 +52,7 @@ def test_deaths_of_several_kinds_are_counted_apart() -> None:
 
 
 def test_one_death_of_a_permanent_cause_is_enough() -> None:
-    found = noted(("w", NO_VLLM)).enough(is_pending=True)
-    assert found
-    assert found.is_hopeless
+    assert ends(noted(("w", NO_VLLM)), is_pending=True)
 
 
 def test_each_kind_is_reported_once() -> None:
@@ -66,21 +69,16 @@ def test_a_host_with_a_working_process_continues() -> None:
     failures = noted(("w-0", KILLED), ("w-0", KILLED))
     failures.worked("warming up")
     failures.note("w-0", KILLED)
-    found = failures.enough(is_pending=False)
-    assert found
-    assert not found.is_hopeless
+    assert ends(failures) is False
 
 
 def test_a_warm_process_does_not_prove_that_a_model_fits() -> None:
     failures = noted(*[("w", TOO_LARGE)] * 3)
     failures.worked("warming up")
     found = failures.enough(is_pending=False)
-    assert found
     assert found.is_hopeless
     assert "'org/large'" in found.paragraph("above")
 
     failures = noted(*[("w", TOO_LARGE)] * 3)
     failures.worked("loading the model")
-    found = failures.enough(is_pending=False)
-    assert found
-    assert not found.is_hopeless
+    assert ends(failures) is False

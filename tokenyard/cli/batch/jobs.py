@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import shutil
 import sys
 import time
@@ -23,7 +22,7 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.texts import counted, printable, span
+from tokenyard.protocol.texts import counted, local_time, printable, span
 
 if TYPE_CHECKING:
     from tokenyard.batch.rq.jobs import BatchQueue
@@ -207,13 +206,6 @@ def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> FittingTable:
     return table
 
 
-def _time(unix_s: int | None) -> str:
-    if unix_s is None:
-        return "-"
-    at = datetime.datetime.fromtimestamp(unix_s, datetime.UTC).astimezone()
-    return at.isoformat(sep=" ", timespec="seconds")
-
-
 def _sheet(batch: dict[str, Any]) -> Table:
     shown = sheet()
     shown.add_row("Job", batch["id"])
@@ -229,5 +221,5 @@ def _sheet(batch: dict[str, Any]) -> Table:
     shown.add_row("Errors", batch["error_file_id"])
     for name in ("created", "in_progress", "completed", "failed", "expired", "cancelled"):
         if batch[f"{name}_at"]:
-            shown.add_row(name.replace("_", " ").capitalize(), _time(batch[f"{name}_at"]))
+            shown.add_row(name.replace("_", " ").capitalize(), local_time(batch[f"{name}_at"]))
     return shown

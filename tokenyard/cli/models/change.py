@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import click
+import msgspec
 
 from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
 from tokenyard.admin.signals import Signals
@@ -22,6 +23,8 @@ from tokenyard.protocol.worker_info import WorkerState
 from tokenyard.scripts import Scripts
 
 Change = Literal["unload", "sleep", "wake"]
+#: Commands, what is said when all have obeyed (or none is needed), and when nobody waits.
+Choice = tuple[list[Command], str, str]
 
 LOAD: Final = """Load a model on a worker whose host may load it.
 
@@ -87,47 +90,20 @@ _change_options: Final = with_options(
 @click.command(cls=PlainCommand, help=LOAD, short_help="Load one.")
 @_change_options
 @click.pass_context
-def load(
-    ctx: click.Context,
-    model: str,
-    worker: str,
-    waits: bool,
-    timeout_s: float,
-    why: str,
-    as_json: bool,
-) -> None:
+def load(ctx: click.Context, /, **options: Any) -> None:
     """Choose a worker, command it, and wait."""
-    with opened(ctx.obj) as (connection, keys):
-        view, desired_states = (
-            read_yard(connection, keys),
-            Signals(connection, keys).desired_states(),
-        )
-        find_model(view, desired_states.by_scope, model)
-        name = find_worker(view, desired_states.by_scope, worker) if worker else ""
+
+    def choose(view: YardView, model: str, name: str) -> Choice:
         held = [one.worker for one in _holders(view, model, name) if one.is_ready]
-        sent, unacknowledged = [], []
-        if not held:
-            place = _place(view, model, name)
-            command = Command(
-                verb="load",
-                worker=place.worker,
-                model=model,
-                devices=list(place.devices),
-                why=why or "requested by an operator",
-            )
-            sent = send(Scripts(connection, keys), [(_name(view, place.worker), command)])
-            unacknowledged = wait_for(connection, keys, sent, timeout_s) if waits else []
-    where = ", ".join(held or [one.command.worker for one in sent])
-    word = "loaded already" if held else "loaded" if waits else "is to be loaded"
-    report(
-        ctx,
-        sent,
-        unacknowledged,
-        about={"verb": "load", "model": model, "redundant": bool(held), "waited": waits},
-        as_json=as_json,
-        done=f"{model}: {word} by {where}",
-        timeout_s=timeout_s,
-    )
+        if held:
+            return [], f"loaded already by {', '.join(held)}", ""
+        place = _place(view, model, name)
+        command = Command(
+            verb="load", worker=place.worker, model=model, devices=list(place.devices)
+        )
+        return [command], f"loaded by {place.worker}", f"is to be loaded by {place.worker}"
+
+    _command(ctx, "load", choose, **options)
 
 
 def _place(view: YardView, model: str, name: str) -> LoadTarget:
@@ -164,9 +140,23 @@ def wake(ctx: click.Context, /, **options: Any) -> None:
     _change(ctx, "wake", **options)
 
 
-def _change(
+def _change(ctx: click.Context, verb: Change, *, level: int = 1, **options: Any) -> None:
+    """Command the workers that hold a model."""
+
+    def choose(view: YardView, model: str, name: str) -> Choice:
+        found = [one for one in _holders(view, model, name) if one.state in _FROM[verb]]
+        commands = [Command(verb=verb, worker=one.worker, level=level) for one in found]
+        who = ", ".join(one.worker for one in found)
+        done = f"{_DONE[verb]}: {who}" if found else _NOBODY[verb]
+        return commands, done, f"{verb} is commanded: {who}"
+
+    _command(ctx, verb, choose, **options)
+
+
+def _command(
     ctx: click.Context,
-    verb: Change,
+    verb: str,
+    choose: Callable[[YardView, str, str], Choice],
     *,
     model: str,
     worker: str,
@@ -174,36 +164,27 @@ def _change(
     timeout_s: float,
     why: str,
     as_json: bool,
-    level: int = 1,
 ) -> None:
-    """Command the workers that hold a model, wait, and print the outcome."""
+    """Send the commands that ``choose`` makes, wait, and print the outcome."""
     with opened(ctx.obj) as (connection, keys):
-        view, desired_states = (
-            read_yard(connection, keys),
-            Signals(connection, keys).desired_states(),
-        )
-        find_model(view, desired_states.by_scope, model)
-        name = find_worker(view, desired_states.by_scope, worker) if worker else ""
-        found = [one for one in _holders(view, model, name) if one.state in _FROM[verb]]
+        view = read_yard(connection, keys)
+        scopes = Signals(connection, keys).desired_states().by_scope
+        find_model(view, scopes, model)
+        name = find_worker(view, scopes, worker) if worker else ""
+        commands, done, sent_only = choose(view, model, name)
         reason = why or "requested by an operator"
-        commands = [
-            (
-                _name(view, one.worker),
-                Command(verb=verb, worker=one.worker, level=level, why=reason),
-            )
-            for one in found
+        named = [
+            (_name(view, one.worker), msgspec.structs.replace(one, why=reason)) for one in commands
         ]
-        sent = send(Scripts(connection, keys), commands)
+        sent = send(Scripts(connection, keys), named)
         unacknowledged = wait_for(connection, keys, sent, timeout_s) if waits else []
-    who = ", ".join(one.worker for one in found)
-    word = f"{_DONE[verb]}: {who}" if waits else f"{verb} is commanded: {who}"
     report(
         ctx,
         sent,
         unacknowledged,
-        about={"verb": verb, "model": model, "redundant": not found, "waited": waits},
+        about={"verb": verb, "model": model, "redundant": not sent, "waited": waits},
         as_json=as_json,
-        done=f"{model}: {word if found else _NOBODY[verb]}",
+        done=f"{model}: {done if waits or not sent else sent_only}",
         timeout_s=timeout_s,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Final, get_args
 
@@ -21,6 +20,7 @@ from tokenyard.cli.up.engine_options import (
     count_workers,
     device_options,
     example_model,
+    worker_option,
 )
 from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
@@ -29,10 +29,9 @@ from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings, default_name
+from tokenyard.protocol.settings import DeviceName, EngineName, default_name
 from tokenyard.protocol.texts import counted
 
-_DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(WorkerSettings)}
 ABOUT: Final = """Run a whole yard on this machine: broker, coordinator, workers and gateway.
 
 Without --redis-url it starts its own broker (the embedded Valkey, or --server) on a loopback port,
@@ -68,46 +67,25 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     show_default=SLOTS_DEFAULT,
     help="Devices (on a CPU: shares of its cores), each with one awake worker.",
 )
-@click.option(
-    "--spares",
-    envvar="TOKENYARD_WORKER_SPARES",
-    type=click.IntRange(0, 64),
-    default=0,
-    show_default=True,
-    help="Warm processes that replace one that dies.",
+@worker_option("spares", "Warm processes that replace one that dies.", click.IntRange(0, 64))
+@worker_option(
+    "sleepers", "Sleeping engines per device beside the awake one.", click.IntRange(0, 64)
 )
-@click.option(
-    "--sleepers",
-    envvar="TOKENYARD_WORKER_SLEEPERS",
-    type=click.IntRange(0, 64),
-    default=0,
-    show_default=True,
-    help="Sleeping engines per device beside the awake one.",
-)
-@click.option(
-    "--engine",
-    envvar="TOKENYARD_WORKER_ENGINE",
-    type=click.Choice(get_args(EngineName)),
-    default="vllm",
-    show_default=True,
-    help="Engine that generates tokens; `simulated` invents them.",
+@worker_option(
+    "engine",
+    "Engine that generates tokens; `simulated` invents them.",
+    click.Choice(get_args(EngineName)),
 )
 @device_options
-@click.option(
-    "--model",
-    envvar="TOKENYARD_WORKER_MODEL",
-    help="Model folder or Hugging Face name.  [default: the adder of a checkout]",
+@worker_option("model", "Model folder or Hugging Face name.  [default: the adder of a checkout]")
+@worker_option(
+    "models",
+    "File that lists the models that may be loaded (docs/models.md).",
+    click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option(
-    "--models",
-    envvar="TOKENYARD_WORKER_MODELS",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File that lists the models that may be loaded (docs/models.md).",
-)
-@click.option(
-    "--name",
-    envvar="TOKENYARD_WORKER_NAME",
-    help="Prefix of the workers' names; needed to replay a record.  [default: host and pid]",
+@worker_option(
+    "name",
+    "Prefix of the workers' names; needed to replay a record.  [default: host and pid]",
 )
 @click.option(
     "--data-dir",
@@ -141,22 +119,8 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     default=None,
     help="Whether to run a gateway.  [default: with engine vllm]",
 )
-@click.option(
-    "--grace-s",
-    envvar="TOKENYARD_WORKER_GRACE_S",
-    type=click.FloatRange(0),
-    default=_DEFAULTS["grace_s"],
-    show_default=True,
-    help="Time for running requests to finish on a stop.",
-)
-@click.option(
-    "--start-timeout-s",
-    envvar="TOKENYARD_WORKER_START_TIMEOUT_S",
-    type=click.FloatRange(1),
-    default=_DEFAULTS["start_timeout_s"],
-    show_default=True,
-    help="Longest wait for the workers' engines.",
-)
+@worker_option("grace_s", "Time for running requests to finish on a stop.", click.FloatRange(0))
+@worker_option("start_timeout_s", "Longest wait for the workers' engines.", click.FloatRange(1))
 @click.option(
     "--json", "as_json", is_flag=True, help="When ready, print one JSON object: url, pids."
 )

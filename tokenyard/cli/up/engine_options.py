@@ -10,36 +10,49 @@ from typing import Any, Final, get_args
 import click
 
 import tokenyard
+from tokenyard.cli.shared.options import CommandT, with_options
 from tokenyard.process.program import words
 from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings
 
 #: Workers by default, on a CPU or with enough GPUs.
 DEFAULT_WORKERS: Final = 2
 SLOTS_DEFAULT: Final = f"{DEFAULT_WORKERS}, or as many as there are GPUs, if fewer"
+_DEFAULTS: Final = {
+    field.name: field.default
+    for field in dataclasses.fields(WorkerSettings)
+    if isinstance(field.default, int | float | str) and field.default != ""
+}
 _EXAMPLE_MODELS: Final = Path("examples/arithmetic/models")
 
 
-def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--device`` and ``--devices``, with the variables of a worker."""
-    for option in (
-        click.option(
-            "--devices",
-            type=words,
-            default="",
-            envvar="TOKENYARD_WORKER_DEVICES",
-            help="GPUs by index or UUID, one for each worker.  [default: the first]",
-        ),
-        click.option(
-            "--device",
-            type=click.Choice(get_args(DeviceName)),
-            default="auto",
-            show_default=True,
-            envvar="TOKENYARD_WORKER_DEVICE",
-            help="What engines use; `auto` asks vLLM and torch.",
-        ),
-    ):
-        command = option(command)
-    return command
+def worker_option(name: str, text: str, kind: Any = str) -> Callable[[CommandT], CommandT]:
+    """An option with the variable of a setting of workers, and its default if it says anything."""
+    default = _DEFAULTS.get(name)
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=kind,
+        default=default,
+        show_default=default is not None,
+        envvar=f"TOKENYARD_WORKER_{name.upper()}",
+        help=text,
+    )
+
+
+#: With the variables of a worker.
+device_options: Final = with_options(
+    worker_option(
+        "device",
+        "What engines use; `auto` asks vLLM and torch.",
+        click.Choice(get_args(DeviceName)),
+    ),
+    click.option(
+        "--devices",
+        type=words,
+        default="",
+        envvar="TOKENYARD_WORKER_DEVICES",
+        help="GPUs by index or UUID, one for each worker.  [default: the first]",
+    ),
+)
 
 
 def count_workers(

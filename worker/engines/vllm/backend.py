@@ -136,7 +136,7 @@ class VllmBackend:
             except Exception as error:
                 if group or not was_disturbed(error):
                     raise
-                log.warning("%s: another process came between: once more (%s)", spec.name, error)
+                log.warning("%s: another process interfered; trying again (%s)", spec.name, error)
                 engine = None
             engine = engine or made()
         self._has_kernels = True

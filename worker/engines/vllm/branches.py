@@ -12,7 +12,8 @@ from msgspec.structs import replace as changed
 
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
-from worker.engines.vllm.collectors import Continued, EngineRequest
+from worker.engines.vllm.collectors import Continued
+from worker.engines.vllm.request import EngineRequest
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

@@ -16,12 +16,12 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
+from worker.engines.vllm.request import EngineRequest
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
     from vllm.outputs import CompletionOutput, RequestOutput
 
-    from tokenyard.protocol.wire import Assignment, SamplingParams
     from worker.engines.resume import TextStream
 
 
@@ -31,36 +31,6 @@ class Diverged(Exception):
     def __init__(self, at: int) -> None:
         super().__init__(f"token {at} differs from the published one")
         self.at = at
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A request in the engine, with prompt and published tokens."""
-
-    assignment: Assignment
-    prompt: list[int]
-    published: list[int]  # of the first or only choice
-    #: Published tokens by choice, if there are several choices.
-    several: tuple[list[int], ...] = ()
-
-    @property
-    def key(self) -> str:
-        """The lane entry, and vLLM's request id."""
-        return self.assignment.entry
-
-    @property
-    def params(self) -> SamplingParams:
-        """The sampling parameters."""
-        return self.assignment.request.params
-
-    def published_of(self, index: int) -> list[int]:
-        """The published tokens of a choice."""
-        return self.several[index] if self.several else self.published
-
-    @property
-    def has_published(self) -> bool:
-        """Whether any token was published."""
-        return bool(self.published) or any(self.several)
 
 
 class OutputCollector(Protocol):

@@ -16,22 +16,19 @@ import vllm
 from vllm import LLMEngine
 
 from tokenyard.protocol.errors import Code, InvalidRequest
-from tokenyard.protocol.wire import Assignment, SamplingParams, unpack_tokens
+from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
 from worker.engines.checkpoints import check_fit
 from worker.engines.device_lock import DeviceLock
-from worker.engines.logprobs import most, wanted
-from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
-from worker.engines.resume import TextStream, Way, choose_way, derive_seed, has_history
+from worker.engines.logprobs import wanted
+from worker.engines.resume import Way, choose_way
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.arguments import cache_tokens, engine_config, folder_of, lora_requests
 from worker.engines.vllm.branches import Branch, Branches, request_of_choice
-from worker.engines.vllm.chat import ChatPrompts
 from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
-    EngineRequest,
     OutputCollector,
     Repeated,
     Streamed,
@@ -41,7 +38,9 @@ from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm.params import ParamsMaker, build_params, refusal
 from worker.engines.vllm.pieces import PieceSize
 from worker.engines.vllm.reasoning import Reasoning
+from worker.engines.vllm.request import EngineRequest
 from worker.engines.vllm.sleep import LEVELS, choose_sleep
+from worker.engines.vllm.tokenizer import ModelTokenizer
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
 from worker.engines.vllm.weights import add_adapters, exchange_weights, remove_adapters
 from worker.models import ModelSpec
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenyard.worker")
 
-_End = tuple[str, int | str | None]  # finish and stop reason
 _WARM_UP: Final = "tokenyard-warm-up"
 
 
@@ -104,19 +102,11 @@ class VllmEngine:
         self._pieces = PieceSize(config.scheduler_config.stream_interval)
         model = config.model_config
         self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
-        self._tokenizer: Any = None if model.skip_tokenizer_init else self._engine.get_tokenizer()
-        self._encode: Encode | None = self._tokenizer and text_encoder(self._tokenizer)
-        if self._tokenizer is not None:
-            remember_end_token(self._tokenizer)
-        self._fast_tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
+        self._tokenizer = ModelTokenizer(self._engine, model)
         self._max_model_len: int = model.max_model_len
-        self._chat: ChatPrompts | None = None
-        if self._tokenizer is not None:
-            self._chat = ChatPrompts(self._engine.renderer, self._max_model_len)
         self._vocab_size: int = model.get_vocab_size()
-        self._reasoning = Reasoning(config, self._tokenizer)
+        self._reasoning = Reasoning(config, self._tokenizer.of_vllm)
         self._cache_tokens = cache_tokens(config)
-        self._end_tokens = _end_tokens(model, self._tokenizer)
         if self._adapters:
             with self._stopwatch.phase("adapters"):
                 add_adapters(self._engine, self._adapters)
@@ -135,7 +125,7 @@ class VllmEngine:
             max_model_len=self._max_model_len,
             vocab_size=self._vocab_size,
             slots=self._spec.max_num_seqs,
-            tokenizer="" if self._tokenizer is None else self._spec.path,
+            tokenizer=self._spec.path if self._tokenizer.is_there else "",
             adapters=tuple(self._adapters),
             phases_s=dict(self._phases_s),
             weights=self._weights,
@@ -149,14 +139,14 @@ class VllmEngine:
         check_params(params, self._vocab_size)
         self._reasoning.check(request)
         self._check_runner(params)
-        self._check_text(params, request.wants_text)
-        prompt = self._prompt_tokens(assignment)
+        self._tokenizer.check(params, request.wants_text)
+        prompt = self._tokenizer.prompt(assignment)
         check_prompt(prompt_field(request), prompt, self._vocab_size, self._max_model_len)
-        asked = _asked(assignment, prompt)
+        asked = EngineRequest.of(assignment, prompt)
         way = choose_way(
             params,
             published=asked.has_published,
-            can_show_text=not self._reads_text(asked) or self._can_continue_text(params),
+            can_show_text=self._tokenizer.can_continue(asked),
         )
         if way is Way.BEHIND:
             self._go_on(asked)
@@ -283,41 +273,24 @@ class VllmEngine:
             del engine
             let_go()
 
-    def _prompt_tokens(self, assignment: Assignment) -> list[int]:
-        """The prompt as token ids; raises `InvalidRequest` if it cannot be tokenized."""
-        request = assignment.request
-        if request.tokens is not None:
-            return unpack_tokens(request.tokens)
-        if self._encode is None or self._chat is None:
-            field = prompt_field(request)
-            raise InvalidRequest(field, "this model has no tokenizer; give tokens")
-        if request.prompt is not None:
-            return encode_text(
-                "prompt", request.prompt, self._tokenizer, self._encode, self._max_model_len
-            )
-        return self._chat.tokens(request, assignment.accepted_ms)
-
     def _start(self, asked: EngineRequest, way: Way) -> None:
         """Run a request from its first token."""
-        params, request = asked.params, asked.assignment.request
+        request = asked.assignment.request
         # A deadline shows the output so far, so each step must return its tokens.
         streams = request.stream or request.deadline_ms is not None or way is Way.AGAIN
-        changes: dict[str, Any] = {}
-        if streams and params.seed is None and params.temperature > 0 and has_history(params):
-            # If this worker dies, another one can repeat the run only with a seed.
-            changes["seed"] = derive_seed(asked.assignment.sid, request.id)
+        changes = asked.changes_at_start() if streams else {}
         answer: OutputCollector = Whole(asked)
         if streams:
             answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
-        self._submit(answer, asked.prompt, streams, self._detokenizes(asked), changes)
+        self._submit(answer, asked.prompt, streams, self._tokenizer.detokenizes(asked), changes)
 
     def _go_on(self, asked: EngineRequest) -> None:
         """Continue a request after its published tokens, each choice after its own."""
         if asked.several:
             self._go_on_with_all(asked)
             return
-        answer = self._continued(asked)
-        ended = self._ended(asked)
+        answer = Continued(asked, self._tokenizer.text_stream(asked))
+        ended = self._tokenizer.ending(asked)
         if ended is not None:
             self._ready.append(answer.ended(*ended))
         else:
@@ -325,14 +298,15 @@ class VllmEngine:
 
     def _go_on_with_all(self, asked: EngineRequest) -> None:
         branches = Branches(asked)
+        choices = [request_of_choice(asked, index) for index in range(asked.params.n)]
         made = [
-            Branch(branches, index, self._continued(request_of_choice(asked, index)))
-            for index in range(asked.params.n)
+            Branch(branches, index, Continued(one, self._tokenizer.text_stream(one)))
+            for index, one in enumerate(choices)
         ]
         self._branches[asked.key] = [one.request_id for one in made]
         for branch in made:
             answer = branch.answer
-            ended: _End | None = self._ended(branch.asked)
+            ended = self._tokenizer.ending(branch.asked)
             if answer.stopped is not None:
                 ended = "stop", answer.stopped
             if ended is not None:
@@ -342,29 +316,12 @@ class VllmEngine:
         if branches.is_over:
             del self._branches[asked.key]
 
-    def _continued(self, asked: EngineRequest) -> Continued:
-        text = None
-        if self._fast_tokenizer is not None and self._reads_text(asked):
-            text = TextStream(self._fast_tokenizer, asked.prompt, asked.params)
-        return Continued(asked, text)
-
     def _continue(self, answer: OutputCollector, one: Continued, request_id: str) -> None:
         """Continue one unfinished choice after its published tokens."""
         asked = one.asked
-        params, published = asked.params, asked.published
-        changes: dict[str, Any] = {
-            "stop": None,  # `TextStream` finds them
-            "min_tokens": max(0, params.min_tokens - len(published)),
-        }
-        if params.max_tokens is not None:
-            changes["max_tokens"] = params.max_tokens - len(published)
-        asks = wanted(params)
-        if asks is not None:
-            changes["prompt_logprobs"] = most(asks.top, params.prompt_logprobs or 0)
-        if params.seed is not None:
-            changes["seed"] = derive_seed(params.seed, len(published))
-        decodes = asks is not None and self._detokenizes(asked)
-        self._submit(answer, asked.prompt + published, True, decodes, changes, request_id)
+        changes = asked.changes_behind()
+        decodes = wanted(asked.params) is not None and self._tokenizer.detokenizes(asked)
+        self._submit(answer, asked.prompt + asked.published, True, decodes, changes, request_id)
 
     def _submit(
         self,
@@ -418,44 +375,18 @@ class VllmEngine:
             # Other choices may already have new tokens.
             asked = replace(asked, published=answer.shown[0], several=answer.shown)
         self.abort([asked.key])
-        logger.warning("request %s: %s; going on behind it", asked.assignment.sid, fault)
-        text_is_lost = self._reads_text(asked) and not self._can_continue_text(asked.params)
+        logger.warning("request %s: %s; continuing after that", asked.assignment.sid, fault)
+        text_is_lost = not self._tokenizer.can_continue(asked)
         if asked.params.structured_outputs is not None or text_is_lost:
             self._ready.append(
                 RequestError(
                     asked.key,
                     Code.INFERENCE_ERROR,
-                    f"cannot be taken up after a crash: {fault}",
+                    f"cannot continue after a crash: {fault}",
                 )
             )
             return
         self._go_on(asked)
-
-    def _ended(self, asked: EngineRequest) -> _End | None:
-        """Finish and stop reason if the published tokens are the whole answer, else None."""
-        params, count = asked.params, len(asked.published)
-        if not count:
-            return None
-        last = asked.published[-1]
-        if count > params.min_tokens or not params.min_tokens:
-            if last in (params.stop_token_ids or ()):
-                return "stop", last
-            if last in self._end_tokens and not params.ignore_eos:
-                return "stop", self._end_tokens[last]
-        room = self._max_model_len - len(asked.prompt)
-        if count >= min(room, params.max_tokens or room):
-            return "length", None
-        return None
-
-    def _check_text(self, params: SamplingParams, wants_text: bool) -> None:
-        """Raise `InvalidRequest` for parameters that need a tokenizer if the model has none."""
-        if self._tokenizer is not None:
-            return
-        for name in ("stop", "bad_words", "structured_outputs"):
-            if getattr(params, name):
-                raise refusal(ValueError(f"{name} needs a tokenizer; this model has none"), params)
-        if wants_text:
-            raise refusal(ValueError("detokenize needs a tokenizer; this model has none"), params)
 
     def _check_runner(self, params: SamplingParams) -> None:
         """Raise `InvalidRequest` for requests that would harm others in the same step.
@@ -469,22 +400,6 @@ class VllmEngine:
                 "needs vLLM's V2 model runner (VLLM_USE_V2_MODEL_RUNNER=1), which this worker's"
                 " engine has not; ask for logprobs instead",
             )
-
-    def _reads_text(self, asked: EngineRequest) -> bool:
-        return asked.assignment.request.wants_text or bool(asked.params.stop)
-
-    def _can_continue_text(self, params: SamplingParams) -> bool:
-        """Whether `TextStream` works: it needs a fast tokenizer and lacks vLLM's spacing rule."""
-        spaced = params.spaces_between_special_tokens or params.skip_special_tokens
-        return self._fast_tokenizer is not None and spaced
-
-    def _detokenizes(self, asked: EngineRequest) -> bool:
-        """Whether vLLM must turn tokens to text: for replies, stop strings or logprobs."""
-        params = asked.params
-        if self._tokenizer is None or params.detokenize is False:
-            return False
-        asks = wanted(params) is not None or params.prompt_logprobs is not None
-        return self._reads_text(asked) or asks
 
     def _warm_up(self, engine: LLMEngine) -> None:
         """Run a greedy and a sampled request, so that the first real request loads nothing."""
@@ -508,21 +423,3 @@ class VllmEngine:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
-
-
-def _asked(assignment: Assignment, prompt: list[int]) -> EngineRequest:
-    count = assignment.request.params.n
-    if count == 1 or not assignment.published:
-        return EngineRequest(assignment, prompt, unpack_tokens(assignment.published))
-    several = tuple(assignment.published_of(index) for index in range(count))
-    return EngineRequest(assignment, prompt, several[0], several)
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> dict[int, int | None]:
-    """Tokens that end an answer, with vLLM's stop reason for each."""
-    configured = model.try_get_generation_config().get("eos_token_id")
-    more = [configured] if isinstance(configured, int) else configured or []
-    ends: dict[int, int | None] = {token: token for token in more}
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        ends[tokenizer.eos_token_id] = None
-    return ends

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from starlette.types import Message, Send
 
-from gateway.context import RequestContext
-from gateway.errors import GatewayError
+from gateway.http.context import RequestContext
+from gateway.http.errors import GatewayError
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 Headers = Iterable[tuple[bytes, bytes]]

@@ -13,7 +13,7 @@ from tokenyard.protocol.replies import Timing
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 
 if TYPE_CHECKING:
-    from gateway.errors import GatewayError
+    from gateway.http.errors import GatewayError
 
 
 @dataclass(slots=True)

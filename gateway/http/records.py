@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ResponseOptions:
     """The fields that vLLM's front end leaves to the gateway."""
 
     is_background: bool
@@ -22,33 +22,33 @@ class Wishes:
     previous: str | None
 
 
-def read_wishes(body: Mapping[str, Any]) -> Wishes:
+def read_options(body: Mapping[str, Any]) -> ResponseOptions:
     """Read them; raises `GatewayError`."""
-    wishes = Wishes(
+    options = ResponseOptions(
         is_background=_flag(body, "background", default=False),
         is_stream=_flag(body, "stream", default=False),
         is_kept=_flag(body, "store", default=True),
         previous=body.get("previous_response_id"),
     )
-    if wishes.is_background and not wishes.is_kept:
+    if options.is_background and not options.is_kept:
         raise invalid("background", "needs `store`")
-    if wishes.previous is not None:
-        if not isinstance(wishes.previous, str):
+    if options.previous is not None:
+        if not isinstance(options.previous, str):
             raise invalid("previous_response_id", "give the id of a response")
         if body.get("previous_input_messages"):
             raise invalid("previous_response_id", "not together with `previous_input_messages`")
         if not isinstance(body.get("input"), str | list):
             raise invalid("input", "give a text or a list of items")
-    return wishes
+    return options
 
 
-def for_front_end(body: Mapping[str, Any], response_id: str, wishes: Wishes) -> bytes:
+def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOptions) -> bytes:
     """The body that vLLM gets; raises `GatewayError` where it cannot be written as JSON."""
     inner = {name: value for name, value in body.items() if name != "previous_response_id"}
     # A response in the background is always written as events: its beginning is the answer to
     # its POST, and any client may follow it later.
     inner |= {"request_id": response_id, "background": False}
-    inner["stream"] = wishes.is_stream or wishes.is_background
+    inner["stream"] = options.is_stream or options.is_background
     try:
         return json.dumps(inner, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:

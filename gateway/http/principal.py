@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from starlette.datastructures import Headers
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.api_keys import ApiKey, decode_key, key_digest
@@ -31,7 +31,7 @@ _BEST_FIRST: Final[tuple[PriorityClass, ...]] = ("normal", "low", "high")
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     """The one who asks. ``models`` and ``classes`` are None where there is no limit."""
 
     tenant: str = ""
@@ -79,47 +79,47 @@ class Caller:
         return self.classes is None or name in self.classes
 
 
-class CallerLookup:
-    """Finds the caller of a request by its key."""
+class PrincipalLookup:
+    """Finds the principal of a request by its key."""
 
     def __init__(self, queue: YardQueue, *, needs_key: bool) -> None:
         self._queue = queue
         self._needs_key = needs_key
-        self._known: dict[str, tuple[float, Caller | None]] = {}
+        self._known: dict[str, tuple[float, Principal | None]] = {}
 
-    async def find(self, headers: Headers) -> Caller:
-        """The caller; raises `GatewayError` for a missing or an invalid key."""
+    async def find(self, headers: Headers) -> Principal:
+        """The principal; raises `GatewayError` for a missing or an invalid key."""
         if not self._needs_key:
-            return Caller()
+            return Principal()
         key = _key_of(headers)
         if not key or len(key) > _MOST_BYTES:
             raise _refusal("give a key: Authorization: Bearer ...")
         digest = key_digest(key)
-        at, caller = self._known.get(digest, (0.0, None))
+        at, principal = self._known.get(digest, (0.0, None))
         if time.monotonic() - at > _TRUSTED_S:
-            caller = await self._read(digest)
-        if caller is None:
+            principal = await self._read(digest)
+        if principal is None:
             raise _refusal("this key is not valid")
-        return caller
+        return principal
 
-    async def _read(self, digest: str) -> Caller | None:
+    async def _read(self, digest: str) -> Principal | None:
         run: Any = self._queue.connection
         with translated(self._queue.url):
             packed = await run.hget(self._queue.keys.api_keys, digest)
-        caller = None
+        principal = None
         if packed is not None:
             try:
-                caller = _caller_of(decode_key(packed))
+                principal = _caller_of(decode_key(packed))
             except msgspec.DecodeError:
-                caller = None
+                principal = None
         if len(self._known) >= _MOST_CACHED:
             self._known.clear()
-        self._known[digest] = time.monotonic(), caller
-        return caller
+        self._known[digest] = time.monotonic(), principal
+        return principal
 
 
-def _caller_of(key: ApiKey) -> Caller:
-    return Caller(
+def _caller_of(key: ApiKey) -> Principal:
+    return Principal(
         key.tenant,
         None if key.models is None else frozenset(key.models),
         None if key.classes is None else frozenset(key.classes),

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from gateway.errors import GatewayError
+from gateway.http.errors import GatewayError
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import redis
 
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.broker.check import check_broker
-from tokenyard.protocol.errors import BrokerUnsuitable
-
-
-def test_a_server_with_aof_passes(own_broker: Server) -> None:
-    with redis.Redis.from_url(own_broker.url) as connection:
-        assert check_broker(connection) == []
-
-
-def test_a_server_without_aof_is_a_warning(connection: redis.Redis) -> None:
-    [warning] = check_broker(connection)
-    assert "appendonly" in warning
 
 
 def test_a_server_that_evicts_is_a_warning(own_broker: Server) -> None:
@@ -26,13 +14,6 @@ def test_a_server_that_evicts_is_a_warning(own_broker: Server) -> None:
         connection.config_set("maxmemory-policy", "allkeys-lru")
         [warning] = check_broker(connection)
         assert "allkeys-lru" in warning
-
-
-def test_a_replica_is_refused(own_broker: Server, valkey_broker: Server) -> None:
-    with redis.Redis.from_url(own_broker.url) as connection:
-        connection.replicaof("127.0.0.1", str(valkey_broker.port))
-        with pytest.raises(BrokerUnsuitable, match="replica"):
-            check_broker(connection)
 
 
 def test_the_probe_leaves_no_key_behind(connection: redis.Redis) -> None:

@@ -1,0 +1,1 @@
+"""HTTP requests and answers: who asks, under which id, and how an answer is sent."""

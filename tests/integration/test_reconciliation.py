@@ -1,0 +1,174 @@
+"""What the roster shows of a worker while a controller brings it to its desired state."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+import worker.host.process_handle
+from tests.support.pools import MEMORY, PlayedProcess, engine_info
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.admin.signals import SignalReceipt, Signals
+from tokenyard.protocol.control import Order, model_scope
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.worker_info import WorkerInfo
+from worker.host.controller import Controller
+from worker.host.membership import Membership
+from worker.messages import (
+    CommandRefused,
+    LoadModel,
+    Paused,
+    PauseEngine,
+    Profile,
+    Ready,
+    Serve,
+    Warm,
+)
+
+STOP_S = 20.0
+WAIT_S = 5.0
+PAUSE = Order(signal="PAUSE")
+PROFILE = Order(signal="START_PROFILE")
+
+
+class PlayedServer:
+    """Starts processes that the test plays."""
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+    Process = PlayedProcess
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[WorkerInfo]:
+    """Every roster entry, also one that another replaces before it is written."""
+    seen: list[WorkerInfo] = []
+    join, show = Membership.join, Membership.show
+
+    def joined(self: Membership, entry: WorkerInfo) -> str:
+        seen.append(entry)
+        return join(self, entry)
+
+    def changed(self: Membership, name: str, entry: WorkerInfo) -> None:
+        seen.append(entry)
+        show(self, name, entry)
+
+    monkeypatch.setattr(Membership, "join", joined)
+    monkeypatch.setattr(Membership, "show", changed)
+    return seen
+
+
+@pytest.fixture
+def paused(signals: Signals) -> None:
+    """A pause from before the controller starts."""
+    signals.give(Order(signal="PAUSE"))
+
+
+@pytest.fixture
+def controller(broker: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
+    """The controller of one played process."""
+    monkeypatch.setattr(worker.host.process_handle, "_server", PlayedServer)
+    monkeypatch.setattr("worker.host.pool.preload", lambda modules: None)
+    made = Controller(
+        WorkerSettings(redis_url=broker.url, yard=keys.yard, engine="simulated", block_ms=100)
+    )
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    made.stop()
+    made.stop()
+    thread.join(STOP_S)
+    assert not thread.is_alive()
+
+
+def play(controller: Controller) -> PlayedProcess:
+    """Wait for the controller's process."""
+    process = eventually(lambda: controller._pool.members[0].process)
+    assert isinstance(process, PlayedProcess)
+    return process
+
+
+def hears(process: PlayedProcess, kind: type) -> PlayedProcess:
+    """Wait until the process gets a command of this kind."""
+    eventually(lambda: any(isinstance(one, kind) for one in process.heard()))
+    return process
+
+
+def refuse_to_profile(process: PlayedProcess) -> None:
+    hears(process, Profile).say(CommandRefused("it has no profiler", Profile(True)))
+
+
+@pytest.fixture
+def refusing(controller: Controller, signals: Signals) -> PlayedProcess:
+    """The process of a ready worker that has refused to profile."""
+    process = play(controller)
+    process.say(Warm(MEMORY, {"import": 1.0}))
+    spec = next(iter(controller._catalog.values()))
+    hears(process, LoadModel).say(Ready(engine_info(spec), MEMORY))
+    hears(process, Serve)
+    given = signals.give(PROFILE)
+    refuse_to_profile(process)
+    assert reasons(signals, given) == ["it has no profiler"]
+    return process
+
+
+def reasons(signals: Signals, given: SignalReceipt) -> list[str]:
+    """Why workers do not obey."""
+    return [one.reason for one in signals.wait(given, WAIT_S)]
+
+
+def test_a_paused_worker_is_never_shown_as_running(
+    paused: None, shown: list[WorkerInfo], controller: Controller
+) -> None:
+    # Given a process that warms up
+    eventually(lambda: shown)
+
+    # If it is warm, and begins to load its model
+    play(controller).say(Warm(MEMORY, {"import": 1.0}))
+    eventually(lambda: shown[-1].state == "loading")
+
+    # I expect each entry on the way to be that of a paused worker which has obeyed.
+    assert {entry.state for entry in shown} == {"warming", "warm", "loading"}
+    assert {(entry.run_state, bool(entry.obeyed)) for entry in shown} == {("PAUSED", True)}
+
+
+def test_an_earlier_acknowledgement_is_no_answer_to_a_refused_signal(
+    signals: Signals, refusing: PlayedProcess
+) -> None:
+    # Given a worker that has obeyed a signal after the one that it refuses
+    pause = signals.give(PAUSE)
+    hears(refusing, PauseEngine).say(Paused("abort"))
+    refuse_to_profile(refusing)
+    assert reasons(signals, pause) == []
+
+    # If the refused signal is given again
+    again = signals.give(PROFILE)
+
+    # I expect the worker to try it again, and the operator to learn that it refuses.
+    assert not again.is_redundant
+    refuse_to_profile(refusing)
+    assert reasons(signals, again) == ["it has no profiler"]
+
+
+def test_a_worker_that_refuses_a_signal_answers_a_later_one_after_a_signal_to_others(
+    signals: Signals, refusing: PlayedProcess, connection: redis.Redis, keys: Keys
+) -> None:
+    # Given a worker that refuses one signal and has obeyed another, and a signal to others
+    signals.give(PAUSE)
+    hears(refusing, PauseEngine).say(Paused("abort"))
+    refuse_to_profile(refusing)
+    others = signals.give(Order(signal="PAUSE", scope=model_scope("another")))
+    refuse_to_profile(refusing)
+    eventually(lambda: connection.exists(keys.acks(others.ids[0])))
+
+    # If all are paused once more
+    again = signals.give(PAUSE)
+    refuse_to_profile(refusing)
+
+    # I expect it to answer.
+    assert reasons(signals, again) == []

@@ -1,0 +1,61 @@
+"""Streams that scripts write are trimmed: roughly, as Redis does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.builders import framed, worker_json
+from tests.support.yard import LONG_MS, Yard
+from tokenyard.protocol.commands import Command
+from tokenyard.scripts import Scripts, request_cancel
+
+LOAD = Command(verb="load", worker="w.1", model="adder")
+
+
+def bury(yard: Yard, _: int) -> None:
+    scripts = Scripts(yard.connection, yard.keys, dead_maxlen=100)
+    scripts.bury(yard.token, "normal", yard.push({"prompt": "x"}).entry, "x")
+
+
+def answer(yard: Yard, _: int) -> None:
+    yard.scripts._reply_maxlen = 100
+    yard.answer(yard.submit(framed(client="ann")))
+
+
+@pytest.mark.parametrize(
+    ("write", "stream", "least", "most"),
+    [
+        (bury, "dead", 100, 300),
+        (answer, "replies", 100, 300),
+        (lambda yard, _: yard.scripts.command(LOAD, yard.token), "control", 1000, 1200),
+        (lambda yard, _: yard.scripts.register("w", LONG_MS, b"{}"), "events", 1000, 1200),
+        (
+            lambda yard, at: yard.scripts.renew(LONG_MS, [("w.1", worker_json(pid=at))]),
+            "events",
+            1000,
+            1200,
+        ),
+        (
+            lambda yard, at: yard.scripts.call(request_cancel(yard.keys, "ann", f"{at}")),
+            "cancelling",
+            1000,
+            1200,
+        ),
+    ],
+    ids=["dead letters", "answers", "commands", "joins", "changes", "requested cancels"],
+)
+def test_a_stream_is_bounded(
+    yard: Yard,
+    worker: str,
+    write: Callable[[Yard, int], object],
+    stream: str,
+    least: int,
+    most: int,
+) -> None:
+    for at in range(most + 300):
+        write(yard, at)
+
+    key = yard.keys.replies("ann") if stream == "replies" else getattr(yard.keys, stream)
+    assert least <= yard.connection.xlen(key) <= most

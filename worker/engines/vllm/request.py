@@ -1,0 +1,79 @@
+"""A request in the engine, and what vLLM's parameters must differ in to run or continue it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tokenyard.protocol.wire import Assignment, SamplingParams, unpack_tokens
+from worker.engines.logprobs import most, wanted
+from worker.engines.resume import derive_seed, has_history
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request in the engine, with prompt and published tokens."""
+
+    assignment: Assignment
+    prompt: list[int]
+    published: list[int]  # of the first or only choice
+    #: Published tokens by choice, if there are several choices.
+    several: tuple[list[int], ...] = ()
+
+    @classmethod
+    def of(cls, assignment: Assignment, prompt: list[int]) -> Self:
+        """The request of an assignment, with its prompt as token ids."""
+        count = assignment.request.params.n
+        if count == 1 or not assignment.published:
+            return cls(assignment, prompt, unpack_tokens(assignment.published))
+        several = tuple(assignment.published_of(index) for index in range(count))
+        return cls(assignment, prompt, several[0], several)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its text is shown, or searched for stop strings."""
+        return self.assignment.request.wants_text or bool(self.params.stop)
+
+    @property
+    def key(self) -> str:
+        """The lane entry, and vLLM's request id."""
+        return self.assignment.entry
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling parameters."""
+        return self.assignment.request.params
+
+    def published_of(self, index: int) -> list[int]:
+        """The published tokens of a choice."""
+        return self.several[index] if self.several else self.published
+
+    @property
+    def has_published(self) -> bool:
+        """Whether any token was published."""
+        return bool(self.published) or any(self.several)
+
+    def changes_at_start(self) -> dict[str, Any]:
+        """Changed parameters of a stream from its first token.
+
+        If this worker dies, another one can repeat the run only with a seed.
+        """
+        params = self.params
+        if params.seed is None and params.temperature > 0 and has_history(params):
+            return {"seed": derive_seed(self.assignment.sid, self.assignment.request.id)}
+        return {}
+
+    def changes_behind(self) -> dict[str, Any]:
+        """Changed parameters of the only choice behind its published tokens."""
+        params, count = self.params, len(self.published)
+        changes: dict[str, Any] = {
+            "stop": None,  # `TextStream` finds them
+            "min_tokens": max(0, params.min_tokens - count),
+        }
+        if params.max_tokens is not None:
+            changes["max_tokens"] = params.max_tokens - count
+        if (asks := wanted(params)) is not None:
+            changes["prompt_logprobs"] = most(asks.top, params.prompt_logprobs or 0)
+        if params.seed is not None:
+            changes["seed"] = derive_seed(params.seed, count)
+        return changes

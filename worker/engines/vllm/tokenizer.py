@@ -1,0 +1,115 @@
+"""Text and tokens of one model: prompts, ends of answers, and where text is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm import LLMEngine
+from vllm.config import ModelConfig
+
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.wire import Assignment, SamplingParams, unpack_tokens
+from worker.engines.admission import prompt_field
+from worker.engines.logprobs import wanted
+from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
+from worker.engines.resume import TextStream
+from worker.engines.vllm.chat import ChatPrompts
+from worker.engines.vllm.params import refusal
+from worker.engines.vllm.request import EngineRequest
+
+Ending = tuple[str, int | str | None]  # finish and stop reason
+
+
+class ModelTokenizer:
+    """The tokenizer of an engine's model, or its absence."""
+
+    def __init__(self, engine: LLMEngine, model: ModelConfig) -> None:
+        tokenizer: Any = None if model.skip_tokenizer_init else engine.get_tokenizer()
+        self.is_there = tokenizer is not None
+        self._tokenizer = tokenizer
+        self._encode: Encode | None = tokenizer and text_encoder(tokenizer)
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._max_model_len: int = model.max_model_len
+        self._chat: ChatPrompts | None = None
+        if self.is_there:
+            remember_end_token(tokenizer)
+            self._chat = ChatPrompts(engine.renderer, self._max_model_len)
+        self._end_tokens = _end_tokens(model, tokenizer)
+
+    @property
+    def of_vllm(self) -> Any:
+        """VLLM's tokenizer; None where there is none."""
+        return self._tokenizer
+
+    def prompt(self, assignment: Assignment) -> list[int]:
+        """The prompt as token ids; raises `InvalidRequest` if it cannot be tokenized."""
+        request = assignment.request
+        if request.tokens is not None:
+            return unpack_tokens(request.tokens)
+        if self._encode is None or self._chat is None:
+            field = prompt_field(request)
+            raise InvalidRequest(field, "this model has no tokenizer; give tokens")
+        if request.prompt is not None:
+            return encode_text(
+                "prompt", request.prompt, self._tokenizer, self._encode, self._max_model_len
+            )
+        return self._chat.tokens(request, assignment.accepted_ms)
+
+    def check(self, params: SamplingParams, wants_text: bool) -> None:
+        """Raise `InvalidRequest` for parameters that need a tokenizer if the model has none."""
+        if self.is_there:
+            return
+        for name in ("stop", "bad_words", "structured_outputs"):
+            if getattr(params, name):
+                raise refusal(ValueError(f"{name} needs a tokenizer; this model has none"), params)
+        if wants_text:
+            raise refusal(ValueError("detokenize needs a tokenizer; this model has none"), params)
+
+    def can_continue(self, asked: EngineRequest) -> bool:
+        """Whether a request can continue in the middle of its text.
+
+        `TextStream` needs a fast tokenizer and lacks vLLM's rule for spaces.
+        """
+        params = asked.params
+        spaced = params.spaces_between_special_tokens or params.skip_special_tokens
+        return not asked.reads_text or (self._fast is not None and spaced)
+
+    def text_stream(self, asked: EngineRequest) -> TextStream | None:
+        """Makes the text of a request that continues; None if it needs none."""
+        if self._fast is None or not asked.reads_text:
+            return None
+        return TextStream(self._fast, asked.prompt, asked.params)
+
+    def detokenizes(self, asked: EngineRequest) -> bool:
+        """Whether vLLM must turn tokens to text: for replies, stop strings or logprobs."""
+        params = asked.params
+        if not self.is_there or params.detokenize is False:
+            return False
+        asks = wanted(params) is not None or params.prompt_logprobs is not None
+        return asked.reads_text or asks
+
+    def ending(self, asked: EngineRequest) -> Ending | None:
+        """Finish and stop reason if the published tokens are the whole answer, else None."""
+        params, count = asked.params, len(asked.published)
+        if not count:
+            return None
+        last = asked.published[-1]
+        if count > params.min_tokens or not params.min_tokens:
+            if last in (params.stop_token_ids or ()):
+                return "stop", last
+            if last in self._end_tokens and not params.ignore_eos:
+                return "stop", self._end_tokens[last]
+        room = self._max_model_len - len(asked.prompt)
+        if count >= min(room, params.max_tokens or room):
+            return "length", None
+        return None
+
+
+def _end_tokens(model: ModelConfig, tokenizer: Any) -> dict[int, int | None]:
+    """Tokens that end an answer, with vLLM's stop reason for each."""
+    configured = model.try_get_generation_config().get("eos_token_id")
+    more = [configured] if isinstance(configured, int) else configured or []
+    ends: dict[int, int | None] = {token: token for token in more}
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends[tokenizer.eos_token_id] = None
+    return ends
