@@ -81,7 +81,7 @@ class TestJoining:
 
     def test_an_engine_that_cannot_start_is_tried_again(self, plant: Plant) -> None:
         # Given an engine that fails each time
-        controller = plant.worker(crash_point="nowhere", backoff_s=0.01)
+        controller = plant.worker(crash_point="nowhere", backoff_s=0.01, on_start_failure="retry")
 
         eventually(lambda: controller.log.count("process died (exit status 1") >= 2)
 
