@@ -262,9 +262,9 @@ def test_a_full_queue_refuses_at_once(stand: Stand, sdk: OpenAI) -> None:
         connection.hset(info, "max_num_queued_reqs", "1")
         try:
             before = set(connection.scan_iter(match="*response:*", count=1000))
-            for wishes in ({}, {"stream": True}):
+            for options in ({}, {"stream": True}):
                 with pytest.raises(openai.RateLimitError):
-                    sdk.responses.create(**SHORT, background=True, **wishes)
+                    sdk.responses.create(**SHORT, background=True, **options)
             assert set(connection.scan_iter(match="*response:*", count=1000)) == before
         finally:
             connection.hset(info, "max_num_queued_reqs", most)
