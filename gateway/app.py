@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
@@ -21,6 +21,7 @@ from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
 from gateway.listing import ModelList, unknown_model
+from gateway.metrics import GatewayMetrics
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.health import YardHealth
@@ -37,6 +38,8 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+#: The paths that metrics name.
+ENDPOINTS: Final = GENERATING | RENDERING | {"/v1/models", "/health", "/livez"}
 ONE_MODEL: Final = "/v1/models/"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
@@ -62,6 +65,7 @@ class Gateway:
         self._responses = ResponsesApi(settings, queue, front_ends, models)
         self._health_of_yard = health
         self._under_way = 0
+        self.metrics = GatewayMetrics(ENDPOINTS, lambda: self._under_way)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
@@ -74,6 +78,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
+        send = self._counted(send, path)
         self._under_way += 1
         self._is_idle.clear()
         try:
@@ -89,6 +94,16 @@ class Gateway:
             self._under_way -= 1
             if not self._under_way:
                 self._is_idle.set()
+
+    def _counted(self, send: Send, path: str) -> Send:
+        began = time.monotonic()
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.metrics.answered(path, message["status"], time.monotonic() - began)
+            await send(message)
+
+        return counting
 
     async def drained(self, most_s: float) -> None:
         """Wait until no answer is under way, for a time at most."""

@@ -17,6 +17,8 @@ import uvloop
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.telemetry.endpoint import Endpoint
+from tokenyard.telemetry.health import Health
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -54,19 +56,20 @@ def listen(settings: GatewaySettings) -> socket.socket:
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.announcements import OwnRules
     from gateway.app import Gateway
-    from gateway.frontend import derived
     from gateway.frontend.models import FrontEnds
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
 
-    derived.replace_clocks()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
     front_ends = FrontEnds(queue)
     rules = OwnRules(settings.paths, settings.trust_remote_code)
     models = ModelWatch(queue, front_ends, settings.refresh_s, rules)
-    health = YardHealth(queue.connection, settings.redis_url, queue.keys, settings.without_leader_s)
+    probes = Health(settings.liveness_timeout_s)
+    health = YardHealth(
+        queue.connection, settings.redis_url, queue.keys, settings.without_leader_s, probes
+    )
     app = Gateway(settings, queue, front_ends, models, health)
     config = uvicorn.Config(
         app,
@@ -74,18 +77,29 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         access_log=False,
         lifespan="off",
         server_header=False,
-        timeout_graceful_shutdown=None,
+        limit_concurrency=settings.max_connections,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
+    endpoint = None
+    if settings.metrics_port:
+        endpoint = Endpoint(app.metrics, probes, settings.metrics_host, settings.metrics_port)
     server = _GatewayServer(config)
     try:
         await health.start()
         await models.start()
+        if endpoint is not None:
+            endpoint.start()
         port = listener.getsockname()[1]
-        log.info("serving http://%s:%d/v1", settings.host, port)
+        scheme = "http" if settings.tls_cert is None else "https"
+        log.info("serving %s://%s:%d/v1", scheme, settings.host, port)
         stopping = asyncio.create_task(_stop_on_signal(server, queue, app, settings.grace_s))
         await server.serve([listener])
         stopping.cancel()
     finally:
+        probes.stopping()
+        if endpoint is not None:
+            endpoint.stop()
         await models.stop()
         await health.stop()
         await queue.stop()

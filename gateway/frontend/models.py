@@ -26,6 +26,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from gateway.frontend.derived import replace_clocks
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
@@ -170,6 +171,7 @@ class FrontEnds:
             state = State()
             state.server = None
             await init_app_state(client, state, args, TASKS)
+            replace_clocks()  # vLLM imports an endpoint's modules when it needs them
         return state
 
 

@@ -10,6 +10,7 @@ from gateway.http.errors import GatewayError
 from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys
+from tokenyard.telemetry.health import Health
 
 _EVERY_S: Final = 1.0
 
@@ -18,13 +19,20 @@ class YardHealth:
     """Looks at the yard once a second."""
 
     def __init__(
-        self, connection: AsyncRedis, url: str, keys: Keys, without_leader_s: float
+        self,
+        connection: AsyncRedis,
+        url: str,
+        keys: Keys,
+        without_leader_s: float,
+        health: Health,
     ) -> None:
+        """``health`` is told of each look, for the probes."""
         self._connection = connection
         self._url = url
         self._keys = keys
         self._without_leader_s = without_leader_s
         self._led_at = time.monotonic()
+        self._health = health
         self._error = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -64,7 +72,9 @@ class YardHealth:
                 leader = await run.get(self._keys.leader)
         except TokenyardError as error:
             self._error = str(error)
+            self._health.turned(f"no usable broker: {error}")
             return
         self._error = ""
         if leader is not None:
             self._led_at = time.monotonic()
+        self._health.turned("" if leader is not None else "no coordinator leads")

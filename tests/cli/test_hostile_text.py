@@ -71,8 +71,9 @@ CALLS: dict[str, list[list[str]]] = {
 #: Commands that print no text of a client, and the reason.
 NOTHING = {
     **dict.fromkeys(["up", "demo", "bench"], "run a yard or requests of their own"),
-    **dict.fromkeys(["coordinator", "worker"], "log: see below"),
+    **dict.fromkeys(["coordinator", "gateway", "worker"], "log: see below"),
     "completion": "prints a script for shells",
+    **dict.fromkeys(["keys create", "keys list", "keys revoke"], "show what operators wrote"),
     "scripts load": "counts scripts",
     **dict.fromkeys(
         [

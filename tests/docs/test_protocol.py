@@ -131,6 +131,7 @@ def test_every_key_is_in_the_table() -> None:
     built |= {
         make(client, request) for make in (keys.ledger, keys.tokens, keys.choices, keys.reply)
     }
+    built |= {keys.http_record(client, request), keys.response(client, request)}
     built |= {
         getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is cached_property
     }

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import gateway.metrics
 import worker.host.metrics
 from coordinator.telemetry import metrics as coordinator_metrics
 from coordinator.telemetry.counts import CoordinatorCounts
@@ -383,6 +384,7 @@ def rows(heading: str) -> dict[str, tuple[str, ...]]:
     [
         ("Coordinator", coordinator_metrics.METRICS),
         ("Controller", worker.host.metrics.METRICS),
+        ("Gateway", gateway.metrics.METRICS),
     ],
 )
 def test_the_page_of_metrics_is_complete(heading: str, metrics: tuple[Metric, ...]) -> None:

@@ -325,7 +325,9 @@ def program(
         callback=start,
         params=[
             *yard_options(_from_group),
-            *_settings_options(settings_type, {**texts, **SERVICE_TEXTS}, _prefix(name)),
+            *_settings_options(
+                settings_type, {**texts, **_service_texts(settings_type)}, _prefix(name)
+            ),
         ],
         help=about,
         epilog=f"Each option can also be set by a variable: {_prefix(name)}_<OPTION>.",
@@ -333,6 +335,12 @@ def program(
     )
     command.reads = (name,)
     return command
+
+
+def _service_texts(settings_type: type[SettingsT]) -> Mapping[str, str]:
+    """The texts of those of `SERVICE_TEXTS` that a program has; the gateway sends no traces."""
+    names = {field.name for field in dataclasses.fields(settings_type)}
+    return {name: text for name, text in SERVICE_TEXTS.items() if name in names}
 
 
 def _prefix(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from tokenyard.protocol.errors import SettingsError
@@ -29,6 +30,11 @@ class GatewaySettings:
     #: How long an idempotency key is known, and a stream can be taken up again.
     record_ttl_s: int = 86_400
     max_body_bytes: int = 4 * 1024 * 1024
+    #: Connections; more are answered with 503.
+    max_connections: int = 10_000
+    #: PEM files; without them TLS is the proxy's.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     #: Silence on a stream after which a comment is sent.
     keep_alive_s: float = 15.0
     #: On SIGTERM, answers under way may finish for so long; then streams end, to be taken up again.
@@ -41,6 +47,12 @@ class GatewaySettings:
     model_paths: tuple[str, ...] = ()
     #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
     trust_remote_code: bool = False
+
+    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    #: A loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
+    liveness_timeout_s: float = 60.0
 
     @property
     def paths(self) -> dict[str, str]:
@@ -68,19 +80,25 @@ class GatewaySettings:
                 yield f"{label} {name!r}: {NAME_RULE}"
         if not 0 <= self.port < 2**16:
             yield "port: must be 0 to 65535; 0 is any free one"
-        for label in (
-            "record_ttl_s",
-            "max_body_bytes",
-            "keep_alive_s",
-            "without_leader_s",
-            "refresh_s",
-        ):
+        if not 0 <= self.metrics_port < 2**16:
+            yield "metrics_port: must be from 1 to 65535, or 0 for none"
+        times = ("record_ttl_s", "keep_alive_s", "without_leader_s", "refresh_s")
+        for label in (*times, "liveness_timeout_s", "max_body_bytes", "max_connections"):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
-        if self.keys == "off" and not self._is_local:
-            yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
         if self.grace_s < 0:
             yield "grace_s: must not be negative"
+        yield from self._access_errors()
+
+    def _access_errors(self) -> Iterator[str]:
+        if self.keys == "off" and not self._is_local:
+            yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
+        if (self.tls_cert is None) != (self.tls_key is None):
+            yield "tls_cert, tls_key: give both or none"
+        for label in ("tls_cert", "tls_key"):
+            file = getattr(self, label)
+            if file is not None and not file.is_file():
+                yield f"{label}: no file at {file}"
         for each in self.model_paths:
             name, _, path = each.partition("=")
             if not name or not path:
