@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.unit.gateway.conftest import adder_tokenizer, core_request, vllm_params
 from tokenyard.protocol.replies import Choice, Reply, Usage, json_text
@@ -26,9 +27,11 @@ def entry(token: int) -> dict[str, Any]:
 
 
 def result(choices: list[Choice], *, logprobs: bool = False, cached: int | None = 3) -> Reply:
-    for choice in choices:
-        if logprobs:
-            object.__setattr__(choice, "logprobs", [entry(token) for token in choice.tokens])
+    if logprobs:
+        choices = [
+            replace(choice, logprobs=[entry(token) for token in choice.tokens])
+            for choice in choices
+        ]
     first = choices[0]
     return Reply(
         id="cmpl-1",
@@ -46,9 +49,12 @@ def result(choices: list[Choice], *, logprobs: bool = False, cached: int | None 
 
 @st.composite
 def splits(draw: st.DrawFn, tokens: list[int]) -> list[tuple[int, int]]:
-    """Deltas of a stream as (from, to): in any pieces, some repeated, some overlapping."""
-    pieces, at = [], 0
-    last = draw(st.integers(0, len(tokens)))
+    """Deltas of a stream as (from, to): in any pieces, some repeated, some overlapping.
+
+    As in each engine, the tokens of the last step come with the result.
+    """
+    pieces: list[tuple[int, int]] = []
+    at, last = 0, draw(st.integers(0, len(tokens) - 1))
     while at < last:
         to = draw(st.integers(at + 1, last))
         start = draw(st.integers(0, at))
