@@ -12,9 +12,9 @@ import httpx
 import httpx2
 import openai
 import pytest
-from gateway.records import durable_id
 from openai import OpenAI
 
+from gateway.http.records import durable_id
 from tests.conftest import SERVERS
 from tests.gateway.asked import say
 from tests.gateway.events import EventStream
