@@ -16,8 +16,10 @@ class ModelProfile:
     name: str
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: Sampling parameters that the front end fills in, so that a worker's default does not.
     stated: tuple[str, ...] = ()
-    adapters: Mapping[str, str] = field(default_factory=dict)  # name to path
+    adapters: tuple[str, ...] = ()  # names, which requests use like a model's
+    fault: str = ""  # why it cannot be served, as far as its announcement shows
 
     @property
     def fingerprint(self) -> str:

@@ -74,13 +74,13 @@ class QueueEngineClient(EngineClient):
                 prompt,
                 sampling_params,
                 TASKS,
-                lora_request=lora_request,
                 tokenization_kwargs=tokenization_kwargs,
                 trace_headers=trace_headers,
                 priority=priority,
                 session_id=session_id,
             )
             params = core.sampling_params or sampling_params
+            core.lora_request = lora_request  # there is no engine here to check it
             request = self._request(context, core, params, session_id, priority, trace_headers)
             if params.structured_outputs is not None:  # nothing else asks where reasoning ends
                 request = replace(

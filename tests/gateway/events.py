@@ -14,16 +14,24 @@ READ_S = 90.0
 
 
 class EventStream:
-    """One POST whose answer is a stream; iterating gives its events as bytes, ids included."""
+    """One request whose answer is a stream; iterating gives its events as bytes, ids included.
+
+    It is a POST with a body, or a GET without one.
+    """
 
     def __init__(
-        self, port: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self,
+        port: int,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=READ_S)
         self._connection.connect()
         self._socket: socket.socket = self._connection.sock
-        own = {"Content-Type": "application/json", **headers}
-        self._connection.request("POST", path, json.dumps(body), own)
+        own = {"Content-Type": "application/json", **(headers or {})}
+        method, sent = ("GET", None) if body is None else ("POST", json.dumps(body))
+        self._connection.request(method, path, sent, own)
         self._response = self._connection.getresponse()
         self.status = self._response.status
         self.headers = dict(self._response.getheaders())
@@ -41,22 +49,19 @@ class EventStream:
 
     def __iter__(self) -> Iterator[bytes]:
         """Events up to the end; raises `ConnectionError` where the server vanishes."""
-        event = b""
-        while True:
-            try:
-                line = self._response.readline()
-            except (http.client.IncompleteRead, ValueError) as error:
-                raise ConnectionResetError from error
-            if not line:
-                if not self._response.isclosed():
-                    raise ConnectionResetError
-                assert not event, event
-                return
-            event += line
-            if line == b"\n":
+        rest = b""
+        while piece := self._read():
+            *events, rest = (rest + piece).split(b"\n\n")
+            for event in events:
                 if not event.startswith(b":"):
-                    yield event
-                event = b""
+                    yield event + b"\n\n"
+        assert not rest, rest
+
+    def _read(self) -> bytes:
+        try:
+            return self._response.read1()
+        except http.client.IncompleteRead as error:
+            raise ConnectionResetError from error
 
     def body(self) -> bytes:
         """The rest of the answer."""
