@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -41,6 +42,8 @@ RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_to
 #: The paths that metrics name.
 ENDPOINTS: Final = GENERATING | RENDERING | {"/v1/models", "/health", "/livez"}
 ONE_MODEL: Final = "/v1/models/"
+#: Longest time that a client may give.
+_MOST_MS: Final = 10**10
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
@@ -185,7 +188,7 @@ class Gateway:
             tenant=principal.tenant,
             priority_class=priority_class,
             may_go_first=principal.may_go_first,
-            deadline_ms=read_deadline(headers),
+            deadline_ms=read_deadline(headers, body),
             continues=rule == "continue",
             has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
         ), after
@@ -212,16 +215,25 @@ class Gateway:
         return b"{}"
 
 
-def read_deadline(headers: Headers) -> int | None:
-    """Unix ms after which the answer is of no use; raises `GatewayError`."""
+def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
+    """Unix ms after which the answer is of no use; raises `GatewayError`.
+
+    The header counts in milliseconds, the field ``timeout`` of the body in seconds.
+    """
     given = headers.get("x-request-timeout-ms")
-    if given is None:
+    if given is not None:
+        if not given.isascii() or not given.isdecimal() or not 0 < int(given) <= _MOST_MS:
+            message = "X-Request-Timeout-Ms: give a number of milliseconds"
+            raise GatewayError(400, "invalid_request_error", message)
+        return time.time_ns() // 1_000_000 + int(given)
+    seconds = body.get("timeout")
+    if seconds is None:
         return None
-    if not given.isascii() or not given.isdecimal() or not 0 < int(given) < 10**10:
-        raise GatewayError(
-            400, "invalid_request_error", "X-Request-Timeout-Ms: give a number of milliseconds"
-        )
-    return time.time_ns() // 1_000_000 + int(given)
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds * 1000 <= _MOST_MS:
+        message = "timeout: give a number of seconds"
+        raise GatewayError(400, "invalid_request_error", message, param="timeout")
+    return time.time_ns() // 1_000_000 + math.ceil(seconds * 1000)
 
 
 def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:

@@ -1,0 +1,50 @@
+"""How long a client will wait."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from gateway.app import read_deadline
+from gateway.http.errors import GatewayError
+
+
+def given(header: str | None = None, **body: Any) -> int | None:
+    headers = Headers({"x-request-timeout-ms": header} if header is not None else {})
+    return read_deadline(headers, body)
+
+
+def test_without_one_there_is_no_deadline() -> None:
+    assert given() is None
+    assert given(timeout=None) is None
+
+
+@pytest.mark.parametrize(("header", "body"), [("1500", {}), (None, {"timeout": 1.5})])
+def test_header_and_field_say_the_same(header: str | None, body: dict[str, Any]) -> None:
+    before = time.time_ns() // 1_000_000
+    deadline = given(header, **body)
+    assert deadline is not None
+    assert before + 1500 <= deadline <= time.time_ns() // 1_000_000 + 1500
+
+
+def test_the_header_counts_before_the_field() -> None:
+    deadline = given("1000", timeout=9999)
+    assert deadline is not None
+    assert deadline < time.time() * 1000 + 5000
+
+
+@pytest.mark.parametrize("header", ["", "0", "-1", "1.5", "x", "9" * 30, "\u0663"])
+def test_a_bad_header_is_refused(header: str) -> None:
+    with pytest.raises(GatewayError, match="milliseconds") as refused:
+        given(header)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("seconds", [0, -1, True, "5", [5], 1e300, float("nan"), float("inf")])
+def test_a_bad_field_is_refused(seconds: Any) -> None:
+    with pytest.raises(GatewayError) as refused:
+        given(timeout=seconds)
+    assert refused.value.param == "timeout"
