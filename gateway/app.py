@@ -233,7 +233,7 @@ def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
     if not is_number or not 0 < seconds * 1000 <= _MOST_MS:
         message = "timeout: give a number of seconds"
         raise GatewayError(400, "invalid_request_error", message, param="timeout")
-    return time.time_ns() // 1_000_000 + math.ceil(seconds * 1000)
+    return time.time_ns() // 1_000_000 + math.ceil(float(seconds) * 1000)
 
 
 def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:
