@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError
-from gateway.http.incoming import parse_body, read_body, read_event_id, replay
+from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
@@ -175,11 +175,9 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
-        usual = "continue" if "idempotency-key" in headers else "cancel"
-        rule = headers.get("x-tokenyard-on-disconnect", usual)
-        if rule not in ("continue", "cancel"):
-            message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
-            raise GatewayError(400, "invalid_request_error", message)
+        choices = ("continue", "cancel")
+        usual = choices if "idempotency-key" in headers else reversed(choices)
+        rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
         return RequestContext(
             durable_id=record.durable_id,
             client=client,
@@ -189,6 +187,7 @@ class Gateway:
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers),
             continues=rule == "continue",
+            has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
         ), after
 
     def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:

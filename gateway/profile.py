@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 
@@ -18,3 +20,9 @@ class ModelProfile:
     stated: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()  # names, which requests use like a model's
     fault: str = ""  # why it cannot be served, as far as its announcement shows
+
+    @property
+    def fingerprint(self) -> str:
+        """The same on all gateways that render this model in the same way."""
+        shown = json.dumps([self.name, self.path, dict(self.arguments)], sort_keys=True)
+        return f"tokenyard-{blake2b(shown.encode(), digest_size=4).hexdigest()}"

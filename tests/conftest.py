@@ -50,9 +50,11 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 OF_VLLM = (
     "e2e",
     "engines",
+    "gateway",
     "gpu",
     "unit/benchmarks/test_serving.py",
     "unit/benchmarks/test_shape.py",
+    "unit/gateway",
 )
 LEFTOVER_GRACE_S = 10.0
 NewServer = Callable[..., Server]

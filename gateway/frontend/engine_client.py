@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
@@ -97,8 +98,9 @@ class QueueEngineClient(EngineClient):
         except TokenyardError as error:
             context.ticket.fail(_of_yard(error))
             raise
-        except ValueError as error:  # vLLM's validation
-            context.ticket.fail(GatewayError(400, "invalid_request_error", str(error)))
+        except (ValueError, VLLMClientError) as error:  # vLLM's validation
+            param = getattr(error, "parameter", None)
+            context.ticket.fail(GatewayError(400, "invalid_request_error", str(error), param=param))
             raise
 
     def _request(

@@ -26,7 +26,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from gateway.frontend.derived import replace_clocks
+from gateway.frontend import derived
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
@@ -170,8 +170,10 @@ class FrontEnds:
             args, client = await asyncio.to_thread(model_state, with_file, self._queue)
             state = State()
             state.server = None
+            # vLLM's own has random parts: no two gateways would have the same.
+            args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
             await init_app_state(client, state, args, TASKS)
-            replace_clocks()  # vLLM imports an endpoint's modules when it needs them
+            derived.replace_clocks()  # vLLM imports an endpoint's modules when it needs them
         return state
 
 

@@ -60,10 +60,11 @@ class EventStream:
                     raise ConnectionResetError
                 assert not event, event
                 return
+            if line.startswith(b":"):
+                continue
             event += line
             if line == b"\n":
-                if not event.startswith(b":"):
-                    yield event
+                yield event
                 event = b""
 
     def body(self) -> bytes:

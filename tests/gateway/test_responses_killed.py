@@ -21,7 +21,7 @@ ASKED: Final[dict[str, Any]] = LONG | {"background": True, "stream": True}
 
 
 def forget(stand: Stand, response_id: str) -> None:
-    """Let the queue forget a request, so that it runs anew under the same ids."""
+    """Let the queue forget a request, so that it runs again under the same ids."""
     connection = stand.plant.connection
     found = list(connection.scan_iter(match=f"*{response_id}_0", count=1000))
     assert found
