@@ -148,9 +148,8 @@ def test_several_choices_in_any_pieces_are_the_same(
         made, seq, at = [], 0, [0] * len(choices)
         while seq < len(order):
             index = order[seq]
-            most = next(sizes_) if (sizes_ := iter(sizes[seq:])) else 1
             count = 1
-            while count < most and order[seq + count : seq + count + 1] == [index]:
+            while count < sizes[seq] and order[seq + count : seq + count + 1] == [index]:
                 count += 1
             part = choices[index][at[index] : at[index] + count]
             at[index] += count
@@ -163,7 +162,7 @@ def test_several_choices_in_any_pieces_are_the_same(
                     seq=seq,
                     tokens=pack_tokens(part),
                     index=index,
-                    finish_reason=end and end.finish_reason,
+                    finish_reason=end.finish_reason if end else None,
                     stop_reason=stop,
                 )
             )
