@@ -122,9 +122,14 @@ max_model_wait_s = 0.5
 path = "{MODELS / "adder"}"
 max_model_len = 64
 
+[models.adder.adapters.adder-subtracts]
+path = "{MODELS / "adder-subtracts"}"
+
 [models.subtractor]
 path = "{MODELS / "subtractor"}"
 max_model_len = 64
+engine_args.block_size = 32
+serve_args.enable_prompt_tokens_details = true
 
 [models.speaker]
 path = "{speaker}"
