@@ -11,7 +11,8 @@ from starlette.types import Message, Send
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
 
-KEEP_ALIVE: Final = b": keep-alive\n\n"
+#: Without a blank line, which the SDKs of OpenAI and Anthropic take for the end of an event.
+KEEP_ALIVE: Final = b": keep-alive\n"
 Headers = Iterable[tuple[bytes, bytes]]
 
 

@@ -49,19 +49,23 @@ class EventStream:
 
     def __iter__(self) -> Iterator[bytes]:
         """Events up to the end; raises `ConnectionError` where the server vanishes."""
-        rest = b""
-        while piece := self._read():
-            *events, rest = (rest + piece).split(b"\n\n")
-            for event in events:
-                if not event.startswith(b":"):
-                    yield event + b"\n\n"
-        assert not rest, rest
-
-    def _read(self) -> bytes:
-        try:
-            return self._response.read1()
-        except http.client.IncompleteRead as error:
-            raise ConnectionResetError from error
+        event = b""
+        while True:
+            try:
+                line = self._response.readline()
+            except (http.client.IncompleteRead, ValueError) as error:
+                raise ConnectionResetError from error
+            if not line:
+                if not self._response.isclosed():
+                    raise ConnectionResetError
+                assert not event, event
+                return
+            if line.startswith(b":"):
+                continue
+            event += line
+            if line == b"\n":
+                yield event
+                event = b""
 
     def body(self) -> bytes:
         """The rest of the answer."""

@@ -189,7 +189,7 @@ def test_a_client_that_waits_for_the_whole_answer_may_leave_too(slow: Slow) -> N
 @pytest.mark.parametrize(
     "headers", [{"X-Tokenyard-On-Disconnect": "continue"}, {"Idempotency-Key": "goes-on"}], ids=str
 )
-def test_who_wishes_so_may_leave_and_the_answer_is_made(
+def test_client_may_leave_by_header_and_the_answer_is_made(
     slow: Slow, headers: dict[str, str]
 ) -> None:
     body = SLOW | {"stream": True, "max_tokens": 40}
