@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
@@ -93,7 +94,10 @@ class QueueEngineClient(EngineClient):
                 async for output in outputs:
                     yield output
         except GatewayError as error:
+            has_begun = context.ticket.decided.is_set()
             context.ticket.fail(error)
+            if has_begun:  # vLLM writes the status into the stream
+                raise GracefulHTTPError(error.message, HTTPStatus(error.status)) from error
             raise
         except TokenyardError as error:
             context.ticket.fail(_of_yard(error))
@@ -132,7 +136,8 @@ class QueueEngineClient(EngineClient):
             tokens=pack_tokens(core.prompt_token_ids),
             model=core.lora_request.lora_name if core.lora_request else self._model,
             params=wire_params(params, detokenize=detokenize),
-            stream=is_stream,
+            # A stream that shows its prompt begins with what only the result has.
+            stream=is_stream and params.prompt_logprobs is None,
             priority=priority,
             deadline_ms=context.deadline_ms,
             result_ttl_s=context.keep_s,
@@ -152,6 +157,7 @@ class QueueEngineClient(EngineClient):
         text: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         lora = core.lora_request
+        is_stream = params.output_kind is RequestOutputKind.DELTA
         stream = OutputStream(core, params, self.renderer.tokenizer, text, lora)
         async with aclosing(self._queue.ask(request, context)) as replies:
             async for reply in replies:
@@ -160,7 +166,7 @@ class QueueEngineClient(EngineClient):
                     context.timing = result.timing
                     if not result.ok:
                         raise of_result(result.error)
-                if request.stream:
+                if is_stream:
                     for output in stream.read(reply):
                         yield output
                 elif result is not None:

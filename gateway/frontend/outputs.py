@@ -42,6 +42,7 @@ class OutputStream:
         self._choices = [_Choice(index, request, params, tokenizer) for index in range(params.n)]
         self._seen = 0  # tokens of all choices
         self._cached: int | None = None
+        self._prompt_logprobs: list[Position | None] | None = None
         self._is_first = True
 
     def read(self, reply: Reply) -> Iterator[RequestOutput]:
@@ -71,6 +72,7 @@ class OutputStream:
 
     def _read_result(self, result: Result) -> Iterator[RequestOutput]:
         self._cached = _cached(result) if self._cached is None else self._cached
+        self._prompt_logprobs = _prompt_positions(result)
         ends = result.choices or [_only_choice(result)]
         ends = [end for end in ends if not self._choices[end.index].is_over]
         left = len(ends)
@@ -82,18 +84,16 @@ class OutputStream:
                 yield self._output(choice.next(token, logprobs[at : at + 1]))
             left -= 1
             last = choice.end(tail[-1:], logprobs[-1:] if tail else [], end)
-            yield self._output(last, result, is_last=not left)
+            yield self._output(last, is_last=not left)
 
-    def _output(
-        self, choice: CompletionOutput, result: Result | None = None, *, is_last: bool = False
-    ) -> RequestOutput:
+    def _output(self, choice: CompletionOutput, *, is_last: bool = False) -> RequestOutput:
         choice.lora_request = self._lora
         is_first, self._is_first = self._is_first, False
         return RequestOutput(
             request_id=self._request.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._request.prompt_token_ids,
-            prompt_logprobs=_prompt_positions(result),
+            prompt_logprobs=self._prompt_logprobs if is_first else None,
             outputs=[choice],
             finished=is_last,
             lora_request=self._lora,
@@ -207,8 +207,8 @@ def _logprob(entry: Mapping[str, Any]) -> Logprob:
     return Logprob(0.0 if value is None else value, entry["rank"], entry["decoded"])
 
 
-def _prompt_positions(result: Result | None) -> list[Position | None] | None:
-    if result is None or result.prompt_logprobs is None:
+def _prompt_positions(result: Result) -> list[Position | None] | None:
+    if result.prompt_logprobs is None:
         return None
     return [None if entry is None else position_of(entry) for entry in result.prompt_logprobs]
 

@@ -95,8 +95,45 @@ def asked(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     if answer.headers["content-type"].startswith("text/event-stream"):
         lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
         data = [line.removeprefix("data: ") for line in lines]
-        return answer.status_code, [one if one == "[DONE]" else json.loads(one) for one in data]
+        assert data[-1] == "[DONE]" or path in {RESPONSES, MESSAGES}
+        return answer.status_code, folded([json.loads(one) for one in data if one != "[DONE]"])
     return answer.status_code, answer.json()
+
+
+def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a stream adds up to: its first event, and what each kind of piece comes to.
+
+    How many tokens share an event depends on the time that each took, also in vLLM.
+    """
+    sums: dict[str, Any] = {}
+    for event in events:
+        add(event, "$", sums)
+    return sums
+
+
+def add(value: Any, at: str, sums: dict[str, Any]) -> None:
+    """Add texts and lists of one place up; of anything else, keep the last that is known."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if key not in OWN and key != "sequence_number":
+                add(one, f"{at}.{value.get('type', value.get('index', ''))}.{key}", sums)
+    elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        for one in value:
+            if "index" in one or "type" in one:
+                add(one, at, sums)
+            else:
+                sums.setdefault(at, []).append(one)
+    elif isinstance(value, list):
+        sums.setdefault(at, []).extend(value)
+    elif isinstance(value, str) and at.rpartition(".")[2] in {
+        "text",
+        "content",
+        "delta",
+        "arguments",
+    }:
+        sums[at] = str(sums.get(at) or "") + value
+    elif value is not None:
+        sums[at] = value
 
 
 def differences(ours: Any, theirs: Any, at: str = "$") -> list[str]:

@@ -204,3 +204,22 @@ def test_a_hole_is_filled_by_the_result() -> None:
     ]
 
     assert outputs({}, replies) == outputs({}, [replies[0], replies[2]])
+
+
+def test_the_prompts_logprobs_come_with_the_first_token() -> None:
+    from gateway.frontend.outputs import OutputStream
+
+    made = vllm_params(prompt_logprobs=1)
+    stream = OutputStream(core_request(made, PROMPT), made, adder_tokenizer(), None, None)
+    shown = [None, *(entry(token) for token in PROMPT[1:])]
+    whole = replace(
+        result([Choice(0, [4, 5, 6], "012", "length")]), prompt_logprobs=json_text(shown)
+    )
+
+    first, *others = list(stream.read(whole))
+
+    assert [position and min(position) for position in first.prompt_logprobs] == [
+        None,
+        *PROMPT[1:],
+    ]
+    assert [one.prompt_logprobs for one in others] == [None, None]
