@@ -49,23 +49,24 @@ class EventStream:
 
     def __iter__(self) -> Iterator[bytes]:
         """Events up to the end; raises `ConnectionError` where the server vanishes."""
-        event = b""
-        while True:
-            try:
-                line = self._response.readline()
-            except (http.client.IncompleteRead, ValueError) as error:
-                raise ConnectionResetError from error
-            if not line:
-                if not self._response.isclosed():
-                    raise ConnectionResetError
-                assert not event, event
-                return
-            if line.startswith(b":"):
-                continue
-            event += line
-            if line == b"\n":
-                yield event
-                event = b""
+        rest = event = b""
+        while piece := self._read():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b":"):
+                    continue
+                event += line + b"\n"
+                if not line:
+                    yield event
+                    event = b""
+        assert not event + rest, event + rest
+
+    def _read(self) -> bytes:
+        """What has come; "" only behind the last chunk (`readline` would take any end for it)."""
+        try:
+            return self._response.read1()
+        except http.client.IncompleteRead as error:
+            raise ConnectionResetError from error
 
     def body(self) -> bytes:
         """The rest of the answer."""
