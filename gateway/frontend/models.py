@@ -171,7 +171,8 @@ class FrontEnds:
             state = State()
             state.server = None
             # vLLM's own has random parts: no two gateways would have the same.
-            args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
+            if not {"fingerprint_mode", "fingerprint_value"} & profile.arguments.keys():
+                args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
             await init_app_state(client, state, args, TASKS)
             derived.replace_clocks()  # vLLM imports an endpoint's modules when it needs them
         return state
