@@ -1,4 +1,4 @@
-"""The arguments of vLLM's server that a models file may give, beside those of the installed vLLM."""
+"""The arguments of vLLM's server that a models file may give, beside those that vLLM has."""
 
 from __future__ import annotations
 
