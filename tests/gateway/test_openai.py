@@ -176,7 +176,8 @@ def test_a_tool_is_called(sdk: OpenAI, choice: Any) -> None:
     assert json.loads(call.function.arguments) == json.loads(streamed.function.arguments)
     assert json.loads(call.function.arguments)["unit"] in {"celsius", "fahrenheit"}
     assert kinds.count("tool_calls.function.arguments.delta") > 3
-    assert done.choices[0].finish_reason == "tool_calls"
+    # As in OpenAI's API, a call that was demanded by name is no reason of its own.
+    assert done.choices[0].finish_reason in {"tool_calls", "stop"}
 
 
 def test_a_chat_goes_on_behind_a_tools_answer(sdk: OpenAI) -> None:
