@@ -104,6 +104,8 @@ class Gateway:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.metrics.answered(path, message["status"], time.monotonic() - began)
+                if self._queue.is_draining:
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
         return counting
@@ -119,6 +121,8 @@ class Gateway:
         if probe is not None:
             await send_body(send, 200, await probe())
             return
+        if self._queue.is_draining:
+            raise _stopping()
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)
@@ -208,11 +212,16 @@ class Gateway:
     async def _health(self) -> bytes:
         self._health_of_yard.check()
         if self._queue.is_draining:
-            raise GatewayError(503, "service_unavailable_error", "this gateway is stopping")
+            raise _stopping()
         return b"{}"
 
     async def _live(self) -> bytes:
         return b"{}"
+
+
+def _stopping() -> GatewayError:
+    message = "this gateway is stopping; another one may serve"
+    return GatewayError(503, "service_unavailable_error", message, retry_after_s=1.0)
 
 
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
 import uvloop
@@ -22,9 +23,13 @@ from tokenyard.telemetry.health import Health
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
+    from gateway.http.connection import BoundedConnection
     from gateway.queue.yard import YardQueue
 
 log = logging.getLogger("tokenyard.gateway")
+
+#: Time for requests to notice that their connections were closed.
+_CUT_S: Final = 2.0
 
 
 def serve(settings: GatewaySettings) -> int:
@@ -57,6 +62,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.announcements import OwnRules
     from gateway.app import Gateway
     from gateway.frontend.models import FrontEnds
+    from gateway.http.connection import bounded
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
@@ -77,6 +83,9 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         access_log=False,
         lifespan="off",
         server_header=False,
+        http=bounded(settings),
+        ws="none",
+        timeout_keep_alive=math.ceil(settings.idle_s),
         limit_concurrency=settings.max_connections,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
@@ -93,7 +102,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         port = listener.getsockname()[1]
         scheme = "http" if settings.tls_cert is None else "https"
         log.info("serving %s://%s:%d/v1", scheme, settings.host, port)
-        stopping = asyncio.create_task(_stop_on_signal(server, queue, app, settings.grace_s))
+        stopping = asyncio.create_task(_stop_on_signal(server, queue, app, probes, settings))
         await server.serve([listener])
         stopping.cancel()
     finally:
@@ -113,18 +122,32 @@ class _GatewayServer(uvicorn.Server):
         """Leave signals to the gateway."""
         yield
 
+    def cut(self) -> None:
+        """Close all connections; a stream that is not at its end ends without it."""
+        for connection in list(self.server_state.connections):
+            cast("BoundedConnection", connection).transport.close()
+
 
 async def _stop_on_signal(
-    server: _GatewayServer, queue: YardQueue, app: Gateway, grace_s: float
+    server: _GatewayServer,
+    queue: YardQueue,
+    app: Gateway,
+    probes: Health,
+    settings: GatewaySettings,
 ) -> None:
-    """End in order: take nothing new, let answers finish, then end streams."""
+    """End in order: take nothing new, let answers finish, then cut streams.
+
+    The port stays open until then, so that load balancers see that the gateway is stopping.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
-    log.info("stopping: answers under way may finish for %g s", grace_s)
+    log.info("stopping: answers under way may finish for %g s", settings.grace_s)
     queue.is_draining = True
-    server.should_exit = True
-    await app.drained(grace_s)
-    server.force_exit = True
+    probes.stopping()
+    await app.drained(settings.grace_s)
+    server.cut()
+    await app.drained(_CUT_S)
+    server.should_exit = server.force_exit = True

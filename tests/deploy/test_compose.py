@@ -16,6 +16,7 @@ import pytest
 from tests.deploy.launches import FILLED, compose, from_compose
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 ROOT = DEPLOY.parent
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
@@ -65,7 +66,7 @@ def test_services_use_existing_stages_and_mount_existing_files() -> None:
             assert (DEPLOY / one["build"]["context"] / one["build"]["dockerfile"]).is_file()
         for volume in one.get("volumes", []):
             source = volume.partition(":")[0]
-            if volume.endswith(":ro"):
+            if volume.endswith(":ro") and source not in read["volumes"]:
                 assert (DEPLOY / source).exists(), volume
             assert source.startswith("./") or source in read["volumes"]
 
@@ -73,8 +74,8 @@ def test_services_use_existing_stages_and_mount_existing_files() -> None:
 def test_the_compose_file_requires_its_passwords() -> None:
     # If the environment file is not filled in, I expect the engine to refuse it.
     text = (DEPLOY / "compose.yaml").read_text()
-    names = ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GRAFANA", "MODEL",
-                 "WORKER_NAME")  # fmt: skip
+    names = ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GATEWAY", "PASSWORD_GRAFANA",
+             "MODEL", "WORKER_NAME")  # fmt: skip
     for name in names:
         assert re.search(rf"\$\{{{name}:\?", text), name
         assert f"\n{name}=" in (DEPLOY / "example.env").read_text()
@@ -83,17 +84,18 @@ def test_the_compose_file_requires_its_passwords() -> None:
 def test_images_run_the_installed_command() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     (program,) = re.findall(r"^\[project.scripts\]\n(\w+) =", pyproject, re.MULTILINE)
-    for stage in ("light", "worker"):
+    for stage in ("light", "worker", "gateway"):
         # The command lines of services and pods follow the entry point.
         assert instruction(stage, "ENTRYPOINT") == [program]
         assert "USER 10001" in stages()[stage]
     images = {launch.image for launch in from_compose()}
-    assert images == {"redis:7.2", "tokenyard", "tokenyard-worker"}
+    assert images == {"redis:7.2", "tokenyard", "tokenyard-worker", "tokenyard-gateway"}
 
 
 def test_services_have_bounded_resources_and_no_root_rights() -> None:
     services = compose()["services"]
-    assert set(services) >= {"redis", "coordinator", "worker", "batch", "prometheus", "grafana"}
+    ours = {"redis", "coordinator", "worker", "gateway", "batch", "prometheus", "grafana"}
+    assert set(services) >= ours
     for name, one in services.items():
         assert re.fullmatch(r"\d+[gm]", one["mem_limit"]), name
         assert set(one["logging"]["options"]) == {"max-size", "max-file"}, name
@@ -115,6 +117,21 @@ def test_health_checks_use_the_ports_of_the_programs() -> None:
         one = compose()["services"][name]
         port = one["environment"][f"TOKENYARD_{name.upper()}_METRICS_PORT"]
         assert f"http://127.0.0.1:{port}/readyz" in one["healthcheck"]["test"][-1]
+
+
+def test_a_gateway_serves_at_the_published_port_and_reads_the_models_of_the_worker() -> None:
+    services = compose()["services"]
+    gateway = services["gateway"]
+    port = gateway["environment"]["TOKENYARD_GATEWAY_PORT"]
+    # Others than this host's programs come through a proxy.
+    assert gateway["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert f"http://127.0.0.1:{port}/health" in gateway["healthcheck"]["test"][-1]
+    assert gateway["volumes"] == [f"{one}:ro" for one in services["worker"]["volumes"]]
+    # In a container it listens on all addresses, so each request needs a key.
+    settings = GatewaySettings(
+        redis_url="redis://redis", host=gateway["environment"]["TOKENYARD_GATEWAY_HOST"]
+    )
+    assert settings.needs_keys
 
 
 def test_the_light_image_has_no_torch() -> None:

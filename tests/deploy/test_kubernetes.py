@@ -6,14 +6,17 @@ import copy
 import importlib
 import shutil
 import subprocess
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import yaml
 
+from gateway.metrics import OPEN
 from tests.deploy.launches import FILLED, manifests
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
+from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 
 SCHEMAS = "pip install --no-deps -r tests/deploy/requirements.txt"
@@ -22,6 +25,7 @@ MODULES = {
     "v1": "cloudcoil.models.kubernetes.core.v1",
     "networking.k8s.io/v1": "cloudcoil.models.kubernetes.networking.v1",
     "apps/v1": "cloudcoil.models.kubernetes.apps.v1",
+    "autoscaling/v2": "cloudcoil.models.kubernetes.autoscaling.v2",
     "policy/v1": "cloudcoil.models.kubernetes.policy.v1",
     "keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1",
 }
@@ -95,7 +99,7 @@ def test_pods_keep_to_the_restricted_standard() -> None:
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
     # I expect all pods to meet it
-    assert set(pods()) == {"redis", "coordinator", "worker"}
+    assert set(pods()) == {"redis", "coordinator", "worker", "gateway"}
     for name, pod in pods().items():
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True, name
@@ -119,9 +123,13 @@ def test_every_container_is_probed_at_a_port_that_it_serves() -> None:
             if name == "redis":
                 assert "redis-cli ping" in probe["exec"]["command"][-1]
                 continue
-            assert probe["httpGet"]["path"] == f"/{path}", (name, kind)
+            # A gateway is probed where its clients ask.
+            is_gateway = name == "gateway"
+            expected = "health" if is_gateway and kind == "readiness" else path
+            setting = "PORT" if is_gateway else "METRICS_PORT"
+            assert probe["httpGet"]["path"] == f"/{expected}", (name, kind)
             env = {one["name"]: one.get("value") for one in container["env"]}
-            assert ports[probe["httpGet"]["port"]] == env[f"TOKENYARD_{name.upper()}_METRICS_PORT"]
+            assert ports[probe["httpGet"]["port"]] == env[f"TOKENYARD_{name.upper()}_{setting}"]
 
 
 def test_each_pod_has_only_the_secrets_that_it_needs() -> None:
@@ -143,6 +151,7 @@ def test_each_pod_has_only_the_secrets_that_it_needs() -> None:
     assert held == {
         "coordinator": {"PASSWORD_COORDINATOR", "GUESTS"},
         "worker": {"PASSWORD_WORKER"},
+        "gateway": {"PASSWORD_GATEWAY"},
     }
 
 
@@ -180,6 +189,50 @@ def test_workers_are_scaled_by_all_intakes() -> None:
     # A number of replicas in the manifest would undo KEDA's scaling.
     (worker,) = (one for one in manifests() if name_of(one) == "Deployment worker")
     assert "replicas" not in worker["spec"]
+
+
+def test_gateways_are_scaled_by_a_metric_that_they_have() -> None:
+    (scaled,) = (one for one in manifests() if one["kind"] == "HorizontalPodAutoscaler")
+    spec = scaled["spec"]
+    (gateway,) = (one for one in manifests() if name_of(one) == "Deployment gateway")
+    target = spec["scaleTargetRef"]
+    assert (target["apiVersion"], target["kind"]) == (gateway["apiVersion"], gateway["kind"])
+    assert target["name"] == gateway["metadata"]["name"]
+    # Requests under way are a number of the moment, and two gateways are always there.
+    names = [one["pods"]["metric"]["name"] for one in spec["metrics"]]
+    assert names == [OPEN.name]
+    assert OPEN.kind == "gauge"
+    assert spec["minReplicas"] == 2
+    assert "replicas" not in gateway["spec"]
+
+
+def test_the_service_leads_to_the_port_where_gateways_serve() -> None:
+    (service,) = (one for one in manifests() if name_of(one) == "Service gateway")
+    assert service["spec"]["selector"] == pods()["gateway"]["metadata"]["labels"]
+    (port,) = service["spec"]["ports"]
+    container = containers()["gateway"]
+    served = {one["name"]: str(one["containerPort"]) for one in container["ports"]}
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert served[port["targetPort"]] == env["TOKENYARD_GATEWAY_PORT"]
+
+
+def test_a_gateway_leaves_the_service_before_it_takes_nothing_new() -> None:
+    pod = pods()["gateway"]["spec"]
+    (container,) = pod["containers"]
+    program, hook_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    probe = container["readinessProbe"]
+    assert program == "sleep"
+    assert float(hook_s) > probe["periodSeconds"]
+    # The hook counts towards the time after which the pod is killed.
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    grace_s = float(env["TOKENYARD_GATEWAY_GRACE_S"])
+    assert pod["terminationGracePeriodSeconds"] >= float(hook_s) + grace_s + 15
+
+
+def test_a_gateway_takes_all_its_settings_from_its_manifest() -> None:
+    names = {f"TOKENYARD_GATEWAY_{one.name.upper()}" for one in fields(GatewaySettings)}
+    given = {one["name"] for one in containers()["gateway"]["env"]}
+    assert {one for one in given if one.startswith("TOKENYARD_GATEWAY_")} <= names
 
 
 def test_kustomize_builds_one_namespace() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,9 +23,14 @@ from tests.support.brokers import DEPLOY, GuardedServer
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
+from tokenyard.admin.api_keys import create_key
+from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 
 START_S = 60.0
+#: Time to import vLLM's front end, on busy cores.
+GATEWAY_S = 300.0
 
 
 class Started:
@@ -37,7 +45,8 @@ class Started:
             if name.startswith("TOKENYARD_")
         }
         # Two containers may listen on one port, two processes here may not.
-        given |= {name: str(free_port()) for name in given if name.endswith("_METRICS_PORT")}
+        given |= {name: str(free_port()) for name in given if name.endswith("_PORT")}
+        self.port = given.get("TOKENYARD_GATEWAY_PORT", "")
         # There is no GPU here, and no model.
         given["TOKENYARD_WORKER_ENGINE"] = "simulated"
         kept = {name: value for name, value in os.environ.items() if "TOKENYARD_WORKER" not in name}
@@ -74,6 +83,10 @@ class Site:
         server._command = ["env", *env, *given, str(DEPLOY / "start-redis.sh"), *words]
         server._command += ["--port", str(server.port), "--bind", "127.0.0.1"]
         return server
+
+    @property
+    def gateways(self) -> list[Started]:
+        return [one for one in self.started if one.launch.name == "gateway"]
 
     def start(self, name: str) -> None:
         launch = self.launches[name]
@@ -115,10 +128,37 @@ def batch_job(site: Site) -> None:
     assert len(output.read_text().splitlines()) == 2
 
 
+def asked(gateway: Started, path: str, key: str = "") -> int:
+    """The status of a gateway's answer; 0 while it does not listen."""
+    url = f"http://127.0.0.1:{gateway.port}{path}"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    assert gateway.process.poll() is None, gateway.log
+    try:
+        with urllib.request.urlopen(request, timeout=START_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def gateway_serves(site: Site, gateway: Started) -> None:
+    """Wait until the gateway is ready, and ask it without a key and with one."""
+    eventually(lambda: asked(gateway, "/health") == 200, timeout_s=GATEWAY_S, every_s=0.2)
+    with redis.Redis.from_url(site.server.url_of("admin")) as admin:
+        key, _ = create_key(admin, Keys("main"), "research")
+    needs_key = "TOKENYARD_GATEWAY_HOST" in gateway.launch.env
+    assert asked(gateway, "/v1/models") == (401 if needs_key else 200)
+    assert asked(gateway, "/v1/models", key) == 200
+
+
+@pytest.mark.timeout(500)
 def test_a_yard_of_these_files_serves_and_stops(site: Site) -> None:
     # Given all programs of the files
     for name in site.launches:
-        site.start(name)
+        # The gateway's front end is vLLM's.
+        if name != "gateway" or importlib.util.find_spec("vllm"):
+            site.start(name)
 
     # I expect the yard to serve,
     with Client(site.server.url_of("client"), connect_timeout_s=START_S) as client:
@@ -126,6 +166,9 @@ def test_a_yard_of_these_files_serves_and_stops(site: Site) -> None:
     # batch jobs to run, where the files start a batch worker,
     if "batch" in site.launches:
         batch_job(site)
+    # gateways to be ready, and to ask for keys where others can reach them,
+    for gateway in site.gateways:
+        gateway_serves(site, gateway)
     # and each program to end in time, with status 0, after one SIGTERM.
     for one in site.started:
         one.process.send_signal(signal.SIGTERM)
@@ -139,6 +182,12 @@ def test_a_worker_is_killed_only_after_its_grace_period(site: Site) -> None:
     default_s = WorkerSettings.__dataclass_fields__["grace_s"].default
     grace_s = float(worker.env.get("TOKENYARD_WORKER_GRACE_S", default_s))
     assert worker.stop_s > grace_s + 20
+
+
+def test_a_gateway_is_killed_only_after_its_grace_period(site: Site) -> None:
+    gateway = site.launches["gateway"]
+    default_s = GatewaySettings.__dataclass_fields__["grace_s"].default
+    assert gateway.stop_s >= float(gateway.env.get("TOKENYARD_GATEWAY_GRACE_S", default_s)) + 15
 
 
 # A systemd unit is one process; the second coordinator runs on another host.

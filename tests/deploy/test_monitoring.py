@@ -43,6 +43,7 @@ BOARD = json.loads((DEPLOY / "grafana" / "tokenyard.json").read_text())
 QUERIES = [(panel["title"], target["expr"]) for panel in BOARD["panels"]
            for target in panel["targets"]]  # fmt: skip
 START_S = 30.0
+PROGRAMS = ("coordinator", "worker", "gateway")
 COMPLETED = 'tokenyard_requests_total{outcome="completed"}'
 #: Counters that only grow while their coordinator or controller lives.
 GROWING = (
@@ -72,6 +73,17 @@ def promtool(*arguments: object) -> None:
 def test_prometheus_accepts_its_files() -> None:
     promtool("check", "config", PROMETHEUS / "prometheus.yml")
     promtool("check", "rules", "--lint-fatal", PROMETHEUS / "alerts.yml")
+
+
+def test_prometheus_scrapes_the_ports_of_the_services() -> None:
+    jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    services = compose()["services"]
+    assert {job["job_name"] for job in jobs} == {f"tokenyard-{name}" for name in PROGRAMS}
+    for job in jobs:
+        (place,) = job["dns_sd_configs"]
+        (name,) = place["names"]
+        port = services[name]["environment"][f"TOKENYARD_{name.upper()}_METRICS_PORT"]
+        assert (job["job_name"], str(place["port"])) == (f"tokenyard-{name}", port)
 
 
 def test_only_existing_metrics_are_queried() -> None:
@@ -163,7 +175,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, yard: LiveYard) -> Iter
     server = program("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    places = {"tokenyard-coordinator": yard.coordinator, "tokenyard-worker": yard.worker}
+    places = {f"tokenyard-{name}": getattr(yard, name) for name in PROGRAMS}
     for job in config["scrape_configs"]:
         del job["dns_sd_configs"]
         job["static_configs"] = [{"targets": [places[job["job_name"]]]}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import redis
@@ -22,13 +23,17 @@ pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
 
 from starlette.datastructures import Headers
 
+from gateway.announcements import OwnRules
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
 from gateway.http.principal import PrincipalLookup
 from gateway.http.records import Records, durable_id
+from gateway.models import ModelWatch
 from gateway.queue.yard import YardQueue
 from gateway.responses.store import ResponseStore, StoredResponse
-from tokenyard.protocol.worker_info import decode_host
+
+if TYPE_CHECKING:
+    from gateway.frontend.models import FrontEnds
 
 SCRIPTS = {"submit", "cancel"}
 CLIENT = "http.research"
@@ -88,8 +93,9 @@ async def keeps(queue: YardQueue) -> None:
 async def looks(queue: YardQueue, key: str) -> None:
     """Look for the leader, the models and a key."""
     assert await queue.connection.get(queue.keys.leader)
-    hosts = await queue.connection.hgetall(queue.keys.hosts)  # type: ignore[misc]
-    assert [decode_host(one) for one in hosts.values()]
+    run: Any = queue.connection
+    assert await run.hgetall(queue.keys.hosts)
+    assert await ModelWatch(queue, cast("FrontEnds", None), 1.0, OwnRules()).workers()
     lookup = PrincipalLookup(queue, needs_key=True)
     found = await lookup.find(Headers({"authorization": f"Bearer {key}"}))
     assert found.client == CLIENT

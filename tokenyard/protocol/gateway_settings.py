@@ -32,6 +32,12 @@ class GatewaySettings:
     max_body_bytes: int = 4 * 1024 * 1024
     #: Connections; more are answered with 503.
     max_connections: int = 10_000
+    #: A request must be received within this time, and a second more for each 16 KiB of it.
+    receive_s: float = 30.0
+    #: A client that reads nothing of its answer for so long is cut off.
+    send_s: float = 60.0
+    #: A connection without a request is closed after so long; more than a load balancer keeps it.
+    idle_s: float = 75.0
     #: PEM files; without them TLS is the proxy's.
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -82,7 +88,15 @@ class GatewaySettings:
             yield "port: must be 0 to 65535; 0 is any free one"
         if not 0 <= self.metrics_port < 2**16:
             yield "metrics_port: must be from 1 to 65535, or 0 for none"
-        times = ("record_ttl_s", "keep_alive_s", "without_leader_s", "refresh_s")
+        times = (
+            "receive_s",
+            "send_s",
+            "idle_s",
+            "record_ttl_s",
+            "keep_alive_s",
+            "without_leader_s",
+            "refresh_s",
+        )
         for label in (*times, "liveness_timeout_s", "max_body_bytes", "max_connections"):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
