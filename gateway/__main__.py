@@ -19,6 +19,8 @@ TEXTS: Final = {
     "keys": "Whether requests need a key (`tokenyard keys`); auto: on any address but loopback.",
     "record_ttl_s": "How long an idempotency key is known and a stream can be resumed.",
     "max_body_bytes": "Most bytes of one request.",
+    "files_dir": "Folder of files and batches, the same for all gateways and batch workers.",
+    "max_file_bytes": "Most bytes of one uploaded file.",
     "max_connections": "Most connections; more are answered with 503.",
     "tls_cert": "PEM file of the certificate; without one TLS is the proxy's.",
     "tls_key": "PEM file of its key.",

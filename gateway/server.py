@@ -55,6 +55,7 @@ def listen(settings: GatewaySettings) -> socket.socket:
 
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.app import Gateway
+    from gateway.batches.folder import FolderStore
     from gateway.frontend import derived
     from gateway.frontend.models import FrontEnds
     from gateway.models import ModelWatch
@@ -62,6 +63,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.queue.yard import YardQueue
 
     derived.replace_clocks()
+    if settings.files_dir is not None:
+        FolderStore(settings.files_dir).start()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
     front_ends = FrontEnds(queue)

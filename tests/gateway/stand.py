@@ -65,6 +65,7 @@ class Stand:
     def __init__(self, broker: Server, folder: Path) -> None:
         self.plant = Plant(broker.url)
         self.speaker = write_speaker(folder / "speaker")
+        self.files = folder / "files"
         self._models = folder / "models.toml"
         self._models.write_text(_models_file(self.speaker))
         self._doors: list[Door] = []
@@ -90,7 +91,8 @@ class Stand:
     def door(self, number: int = 0) -> Door:
         """A gateway that serves; the first ones are started together, when first asked for."""
         while len(self._doors) <= max(number, 1):
-            self._doors.append(Door(self.plant, {"adder", "subtractor", "speaker"}))
+            models = {"adder", "subtractor", "speaker"}
+            self._doors.append(Door(self.plant, models, files_dir=self.files))
         self._doors[number].wait()
         return self._doors[number]
 
