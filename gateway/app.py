@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.batches.api import BatchesApi, is_of_batches, no_folder
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError
@@ -40,7 +41,9 @@ GENERATING: Final = frozenset(
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 #: The paths that metrics name.
-ENDPOINTS: Final = GENERATING | RENDERING | {"/v1/models", "/health", "/livez"}
+ENDPOINTS: Final = (
+    GENERATING | RENDERING | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez")}
+)
 ONE_MODEL: Final = "/v1/models/"
 #: Longest time that a client may give.
 _MOST_MS: Final = 10**10
@@ -66,6 +69,8 @@ class Gateway:
         self._watch = models
         self._list = ModelList(models, front_ends)
         self._responses = ResponsesApi(settings, queue, front_ends, models)
+        folder = settings.files_dir
+        self._batches = None if folder is None else BatchesApi(settings, folder)
         self._health_of_yard = health
         self._under_way = 0
         self.metrics = GatewayMetrics(ENDPOINTS, lambda: self._under_way)
@@ -134,6 +139,10 @@ class Gateway:
             await self._answer(scope, receive, send, path, principal)
         elif path.startswith(UNDER_RESPONSES):
             await self._responses.serve(scope, receive, send, principal.client)
+        elif is_of_batches(path):
+            if self._batches is None:
+                raise no_folder()
+            await self._batches.serve(scope, receive, send, principal)
         else:
             raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
 

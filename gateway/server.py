@@ -61,12 +61,15 @@ def listen(settings: GatewaySettings) -> socket.socket:
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.announcements import OwnRules
     from gateway.app import Gateway
+    from gateway.batches.folder import FolderStore
     from gateway.frontend.models import FrontEnds
     from gateway.http.connection import bounded
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
 
+    if settings.files_dir is not None:
+        FolderStore(settings.files_dir).start()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
     front_ends = FrontEnds(queue)

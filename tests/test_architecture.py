@@ -27,8 +27,14 @@ MODULES_OF_EXTRAS = ("tokenyard.batch", "tokenyard.cli", "tokenyard.process.prog
 #: The only modules that may load torch and vLLM when they are imported.
 ENGINE_ROOMS = ("worker.engines.", "worker.executor")
 
-#: The modules of the gateway that import vLLM's entry points, after its ids are replaced.
-GATEWAY_ROOMS = ("gateway.frontend.", "gateway.app", "gateway.models", "gateway.responses.")
+#: The modules of the gateway that import vLLM's entry points, after its ids are replaced, or RQ.
+GATEWAY_ROOMS = (
+    "gateway.batches.",
+    "gateway.frontend.",
+    "gateway.app",
+    "gateway.models",
+    "gateway.responses.",
+)
 
 # Prints the modules of interest that are loaded, and the seconds that the imports took.
 PROBE = """

@@ -58,26 +58,37 @@ def _listed(response_id: str, number: int, item: Item) -> Item:
 
 def page(items: list[Item], query: Mapping[str, str]) -> bytes:
     """One page of a list; raises `GatewayError`."""
+    return as_list(*cut(items, query))
+
+
+def cut(
+    items: list[Item], query: Mapping[str, str], usual: int = _USUAL, most: int = _MOST
+) -> tuple[list[Item], bool]:
+    """The items of a page, and whether there are more; raises `GatewayError`."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid("order", "give `asc` or `desc`")
-    limit = number_in(query, "limit", _USUAL)
-    if not 1 <= limit <= _MOST:
-        raise invalid("limit", f"give 1 to {_MOST}")
+    limit = number_in(query, "limit", usual)
+    if not 1 <= limit <= most:
+        raise invalid("limit", f"give 1 to {most}")
     ordered = items if order == "asc" else items[::-1]
     if "after" in query:
         ids = [item["id"] for item in ordered]
         if query["after"] not in ids:
             raise invalid("after", "there is no such item")
         ordered = ordered[ids.index(query["after"]) + 1 :]
-    data = ordered[:limit]
+    return ordered[:limit], len(ordered) > limit
+
+
+def as_list(data: list[Item], has_more: bool) -> bytes:
+    """The list object of OpenAI's API."""
     return json.dumps(
         {
             "object": "list",
             "data": data,
             "first_id": data[0]["id"] if data else None,
             "last_id": data[-1]["id"] if data else None,
-            "has_more": len(ordered) > limit,
+            "has_more": has_more,
         }
     ).encode()
 

@@ -237,3 +237,19 @@ def test_arbitrary_bytes_are_at_most_a_bad_line(body: dict[str, Any], url: str |
         assert isinstance(draft, InvalidRequest)
     line_out = output_for("batch_0", asked, rejected("1", Code.INVALID_REQUEST, "no"))
     assert line_out.error is not None
+
+
+def test_a_job_of_one_endpoint_refuses_all_other_lines() -> None:
+    other = {**CHAT, "url": "/v1/completions", "body": {"prompt": "x"}}
+    chat = {**CHAT, "body": {"messages": HELLO}}
+    raws = [json.dumps(each).encode() for each in (chat, other, {"id": "p", "prompt": "x"})]
+    parsed = [parse_line(1, raw, "/v1/chat/completions") for raw in raws]
+    assert [isinstance(each, BadLine) for each in parsed] == [False, True, True]
+
+
+def test_a_job_limited_to_models_refuses_others_and_none() -> None:
+    spec = BatchSpec(input="", output="", models=["a"])
+    lines = [{"id": "1", "prompt": "x", "model": "a"}, {"id": "2", "prompt": "x", "model": "b"}]
+    lines.append({"id": "3", "prompt": "x"})
+    asked = [line_request(spec, 1, json.dumps(line).encode(), "") for line in lines]
+    assert [isinstance(each.line, BadLine) for each in asked] == [False, True, True]

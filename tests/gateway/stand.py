@@ -66,6 +66,7 @@ class Stand:
     def __init__(self, broker: Server, folder: Path) -> None:
         self.plant = Plant(broker.url)
         self.speaker = write_speaker(folder / "speaker")
+        self.files = folder / "files"
         self._models = folder / "models.toml"
         self._models.write_text(_models_file(self.speaker))
         self._doors: list[Door] = []
@@ -77,7 +78,7 @@ class Stand:
             self.start_coordinator()
         options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
         self.plant.host(self._models, engine="vllm", device="cpu", **options)
-        self._doors = [Door(self.plant, set(NAMES)) for _ in range(2)]
+        self._doors = [Door(self.plant, set(NAMES), files_dir=self.files) for _ in range(2)]
         eventually(
             lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,
             timeout_s=READY_S,

@@ -54,8 +54,8 @@ class BadLine:
     code: str = "invalid_line"
 
 
-def parse_line(number: int, raw: bytes | None) -> ParsedLine | BadLine:
-    """Parse one line."""
+def parse_line(number: int, raw: bytes | None, endpoint: str = "") -> ParsedLine | BadLine:
+    """Parse one line; with an ``endpoint``, only lines for that URL are valid."""
     if raw is None:
         return BadLine(None, f"line {number} is too long", "line_too_long")
     try:
@@ -66,6 +66,8 @@ def parse_line(number: int, raw: bytes | None) -> ParsedLine | BadLine:
     if isinstance(name, BadLine):
         return name
     try:
+        if endpoint and fields.get("url") != endpoint:
+            raise BadBody(f"url: must be {endpoint}, as that of the batch")
         if _OPENAI_FIELDS & fields.keys():
             return _openai_line(name, fields)
         return _plain_line(name, fields)

@@ -95,7 +95,8 @@ def _begin(spec: BatchSpec, mark: InputMark, job_id: str, outputs: Outputs) -> B
         raise SettingsError([error])
     state = BatchState(id=job_id or new_id(), spec=spec, input_mark=mark)
     state.enter("validating")
-    state.times["created"] = state.times["opened"] = state.times["validating"]
+    state.times["created"] = state.times["validating"]
+    state.times["opened"] = spec.window_from or state.times["created"]
     return state
 
 

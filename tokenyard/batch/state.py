@@ -42,7 +42,7 @@ _ENDS_BYTES: Final = 64 * 1024
 class BatchSpec(Struct, frozen=True, kw_only=True):
     """The settings of a job; JSON in RQ.
 
-    ``params`` and ``model`` are the deerrors of its lines. Times are in seconds.
+    ``params`` and ``model`` are the defaults of its lines. Times are in seconds.
     """
 
     input: str
@@ -54,9 +54,12 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     window: int = 0  # most requests in flight; 0: by the workers' slots
     ordered: bool = False
     hedge: bool = True
-    completion_window_s: float = 0.0  # from the first start; 0: no bound
+    completion_window_s: float = 0.0  # from `window_from`; 0: no bound
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     tenant: str = ""
+    endpoint: str = ""  # only lines in OpenAI's form for this URL; "": any
+    models: list[str] | None = None  # only these; None: any
+    window_from: float = 0.0  # unix seconds; 0: the first start
 
     @property
     def input_path(self) -> Path:

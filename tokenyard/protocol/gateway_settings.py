@@ -30,6 +30,9 @@ class GatewaySettings:
     #: How long an idempotency key is known, and a stream can be taken up again.
     record_ttl_s: int = 86_400
     max_body_bytes: int = 4 * 1024 * 1024
+    #: Folder of files and batches, which all gateways and batch workers share; None: neither.
+    files_dir: Path | None = None
+    max_file_bytes: int = 512 * 1024 * 1024
     #: Connections; more are answered with 503.
     max_connections: int = 10_000
     #: A request must be received within this time, and a second more for each 16 KiB of it.
@@ -97,7 +100,8 @@ class GatewaySettings:
             "without_leader_s",
             "refresh_s",
         )
-        for label in (*times, "liveness_timeout_s", "max_body_bytes", "max_connections"):
+        sizes = ("max_body_bytes", "max_file_bytes", "max_connections")
+        for label in (*times, "liveness_timeout_s", *sizes):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
         if self.grace_s < 0:

@@ -1,0 +1,77 @@
+"""What a client asks of a batch: the body of ``POST /v1/batches``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.batches.jobs import read_window
+from gateway.batches.records import PREFIX, BatchRecord
+from gateway.http.errors import GatewayError
+from gateway.http.records import durable_id
+from tokenyard.batch.lines import CHAT_URL, COMPLETIONS_URL
+
+ENDPOINTS: Final = (CHAT_URL, COMPLETIONS_URL)
+_FIELDS: Final = frozenset({"input_file_id", "endpoint", "completion_window", "metadata"})
+#: OpenAI's limits of metadata.
+_MOST_PAIRS: Final = 16
+_LONGEST_KEY: Final = 64
+_LONGEST_VALUE: Final = 512
+
+
+def read_batch(body: dict[str, Any], client: str, key: str | None, now: int) -> BatchRecord:
+    """The batch of a body, named by the idempotency key if there is one; raises `GatewayError`."""
+    unknown = sorted(body.keys() - _FIELDS)
+    if unknown:
+        raise _bad(unknown[0][:80], "this server does not know this field")
+    endpoint = body.get("endpoint")
+    if endpoint not in ENDPOINTS:
+        shown = f", not {endpoint[:80]!r}" if isinstance(endpoint, str) else ""
+        raise _bad("endpoint", f"batches are for {' and '.join(ENDPOINTS)}{shown}")
+    window = _text(body, "completion_window")
+    read_window(window)
+    return BatchRecord(
+        id=PREFIX + durable_id(client, None if key is None else f"batch/{key}"),
+        input_file_id=_text(body, "input_file_id"),
+        endpoint=endpoint,
+        completion_window=window,
+        created_at=now,
+        metadata=_metadata(body.get("metadata")),
+    )
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    text = body.get(name)
+    if not isinstance(text, str):
+        raise _bad(name, "give a text")
+    return text
+
+
+def _metadata(given: Any) -> dict[str, str] | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or len(given) > _MOST_PAIRS:
+        raise _bad("metadata", f"give an object of at most {_MOST_PAIRS} pairs")
+    for name, value in given.items():
+        is_short = len(name) <= _LONGEST_KEY
+        if not is_short or not isinstance(value, str) or len(value) > _LONGEST_VALUE:
+            raise _bad(
+                "metadata",
+                f"keys have at most {_LONGEST_KEY} characters, and values are texts of at most "
+                f"{_LONGEST_VALUE}",
+            )
+        if not _is_unicode(name + value):
+            raise _bad("metadata", "this text is no Unicode")
+    return given
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON may escape half of a surrogate pair, which cannot be written again."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bad(param: str, message: str) -> GatewayError:
+    return GatewayError(400, "invalid_request_error", f"{param}: {message}", param=param)

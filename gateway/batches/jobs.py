@@ -1,0 +1,167 @@
+"""Batches as jobs of RQ, which a `tokenyard batch worker` that sees the same folder runs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from gateway.batches.files import FileStore, StoredFile
+from gateway.batches.records import BatchRecord
+from gateway.http.errors import GatewayError
+from gateway.http.principal import Principal
+from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, UnknownJob
+from tokenyard.batch.state import ENDED, BatchSpec, load_state
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.protocol.keys import PriorityClass
+
+_WINDOW: Final = re.compile(r"(?P<count>[0-9]{1,7})(?P<unit>[smhd])")
+_UNITS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_S: Final = 30 * 86400
+#: A batch that RQ does not know after so long was never handed over.
+_UNKNOWN_S: Final = 60.0
+_TIMES: Final = (
+    "in_progress_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+_NONE_DONE: Final = {"total": 0, "completed": 0, "failed": 0}
+
+
+class BatchJobs:
+    """The jobs of one yard's batches. All calls may block."""
+
+    def __init__(self, store: FileStore, url: str, yard: str) -> None:
+        self._store = store
+        self._url = url
+        self._yard = yard
+
+    def submit(self, principal: Principal, record: BatchRecord) -> None:
+        """Hand a batch to RQ."""
+        tenant = principal.tenant
+
+        def path(file_id: str) -> str:
+            return str(self._store.path_of(tenant, file_id).absolute())
+
+        spec = BatchSpec(
+            input=path(record.input_file_id),
+            output=path(record.output_file_id),
+            errors=path(record.error_file_id),
+            priority_class=_class_for(principal),
+            completion_window_s=read_window(record.completion_window),
+            window_from=float(record.created_at),
+            tenant=tenant,
+            endpoint=record.endpoint,
+            models=None if principal.models is None else sorted(principal.models),
+        )
+        with self._queue() as queue:
+            queue.enqueue(JobOrder(spec=spec), job_id=record.id)
+
+    def cancel(self, record: BatchRecord) -> None:
+        """Cancel a batch; nothing happens to one that is over."""
+        with self._queue() as queue, contextlib.suppress(UnknownJob):
+            queue.cancel(queue.find(record.id))
+
+    def is_over(self, tenant: str, record: BatchRecord) -> bool:
+        """Whether no job reads or writes its files."""
+        return self._progress(tenant, record)["status"] in ENDED
+
+    def describe(self, tenant: str, record: BatchRecord) -> dict[str, Any]:
+        """The batch object of OpenAI's API; the files of one that is over exist after this."""
+        progress = self._progress(tenant, record)
+        status = progress["status"]
+        is_over = status in ENDED
+        return {
+            "id": record.id,
+            "object": "batch",
+            "endpoint": record.endpoint,
+            "errors": self._without_paths(progress.get("errors")),
+            "input_file_id": record.input_file_id,
+            "completion_window": record.completion_window,
+            "status": status,
+            "output_file_id": self._publish(tenant, record, "output") if is_over else None,
+            "error_file_id": self._publish(tenant, record, "error") if is_over else None,
+            "created_at": record.created_at,
+            "expires_at": record.created_at + int(read_window(record.completion_window)),
+            **{name: progress.get(name) for name in _TIMES},
+            "request_counts": progress.get("request_counts") or _NONE_DONE,
+            "metadata": record.metadata,
+        }
+
+    def _progress(self, tenant: str, record: BatchRecord) -> Mapping[str, Any]:
+        """As RQ tells it, or once RQ has forgotten the job, the state beside its output."""
+        with self._queue() as queue:
+            try:
+                return queue.describe(record.id)
+            except UnknownJob:
+                pass
+        output = self._store.path_of(tenant, record.output_file_id)
+        state = load_state(output.with_name(f"{output.name}.state"))
+        if state is not None:
+            return state.as_batch()
+        if time.time() - record.created_at < _UNKNOWN_S:
+            return {"status": "validating"}
+        return {"status": "failed", "errors": {"data": [{"message": "the batch is not known"}]}}
+
+    def _publish(self, tenant: str, record: BatchRecord, role: str) -> str | None:
+        """Make an output of a job a file of its tenant; None if it is empty or deleted."""
+        file_id = record.output_file_id if role == "output" else record.error_file_id
+        try:
+            found = self._store.path_of(tenant, file_id).stat()
+        except FileNotFoundError:
+            return None
+        if not found.st_size:
+            return None
+        if self._store.find(tenant, file_id) is None:
+            file = StoredFile(
+                id=file_id,
+                filename=f"{record.id}_{role}.jsonl",
+                purpose="batch_output",
+                bytes=found.st_size,
+                created_at=int(found.st_mtime),
+            )
+            self._store.add(tenant, file)
+        return file_id
+
+    def _without_paths(self, errors: Any) -> Any:
+        """Errors name files by their paths here, which are none of the client's business."""
+        if not errors:
+            return None
+        data = [
+            {"code": None, "line": None, "param": None, "message": _names_only(each["message"])}
+            for each in errors["data"]
+        ]
+        return {"object": "list", "data": data}
+
+    @contextlib.contextmanager
+    def _queue(self) -> Iterator[BatchQueue]:
+        with translated(self._url), open_connection(self._url) as connection:
+            yield BatchQueue(connection, self._yard)
+
+
+def read_window(text: str) -> float:
+    """Seconds of a window like ``24h``; raises `GatewayError`."""
+    found = _WINDOW.fullmatch(text)
+    seconds = int(found["count"]) * _UNITS[found["unit"]] if found else 0
+    if not 0 < seconds <= _LONGEST_S:
+        message = "completion_window: give a time like `24h`, `90m` or `7d`, of 30 days at most"
+        raise GatewayError(400, "invalid_request_error", message, param="completion_window")
+    return float(seconds)
+
+
+def _class_for(principal: Principal) -> PriorityClass:
+    """The lowest class; the best one for a key that may not use it."""
+    try:
+        return principal.choose_class({"service_tier": "flex"})
+    except GatewayError:
+        return principal.choose_class({})
+
+
+def _names_only(message: str) -> str:
+    return re.sub(r"(?<![\w.])/(?:[^\s/:]+/)+", "", message)

@@ -1,0 +1,215 @@
+"""OpenAI's SDK: files and batches, run by a `tokenyard batch worker` that may be killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from openai import OpenAI
+from openai.types import Batch
+
+from tests.batch.running import start
+from tests.gateway.stand import Door, Stand
+from tests.support.processes import is_gone
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+ENDS_S = 120.0
+Start = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def sdk(door: Door) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{door.url}/v1", api_key="none", timeout=90.0, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def start_worker(stand: Stand, tmp_path: Path) -> Iterator[Start]:
+    """Starts a process of `tokenyard batch worker`, which ends with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one() -> subprocess.Popen[bytes]:
+        started.append(start(stand.plant, tmp_path / "worker.log", "worker"))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.wait()
+    if started:
+        sys.stderr.write((tmp_path / "worker.log").read_text()[-4000:])
+
+
+def sums(count: int) -> dict[str, tuple[str, str]]:
+    """Sums by the ids of their lines, with their answers."""
+    pairs = [(10 + at % 90, 10 + at // 90) for at in range(count)]
+    return {f"sum-{at}": (f"{a}+{b}=", str(a + b)) for at, (a, b) in enumerate(pairs)}
+
+
+def line(name: str, prompt: str, **body: Any) -> dict[str, Any]:
+    body = {"model": "adder", "prompt": prompt, "max_tokens": 8, "temperature": 0, **body}
+    return {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def upload(sdk: OpenAI, lines: list[dict[str, Any]]) -> str:
+    """Upload a batch file; its id."""
+    text = "".join(json.dumps(one) + "\n" for one in lines)
+    return sdk.files.create(file=("in.jsonl", text.encode()), purpose="batch").id
+
+
+def order(sdk: OpenAI, file_id: str, endpoint: Any = "/v1/completions", **options: Any) -> Batch:
+    return sdk.batches.create(
+        input_file_id=file_id, endpoint=endpoint, completion_window="24h", **options
+    )
+
+
+def ended(sdk: OpenAI, batch_id: str) -> Batch:
+    """The batch, once it is over."""
+
+    def look() -> Batch | None:
+        found = sdk.batches.retrieve(batch_id)
+        return found if found.status in ("completed", "failed", "expired", "cancelled") else None
+
+    return eventually(look, timeout_s=ENDS_S, every_s=0.2)
+
+
+def lines_of(sdk: OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(one) for one in sdk.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_of_completions_runs_to_its_files(sdk: OpenAI, start_worker: Start) -> None:
+    asked = sums(50)
+    lines = [line(name, prompt) for name, (prompt, _) in asked.items()]
+    lines.append(line("unknown", "1+1=", no_such_field=1))
+    lines.append({**line("elsewhere", "1+1="), "url": "/v1/chat/completions"})
+    lines.append({"id": "plain", "prompt": "1+1=", "tenant": "another"})
+    file_id = upload(sdk, lines)
+    # Given a batch that no worker has taken
+    batch = order(sdk, file_id, metadata={"night": "1"})
+    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("validating", None, None)
+    assert (batch.endpoint, batch.completion_window) == ("/v1/completions", "24h")
+    assert batch.expires_at == batch.created_at + 24 * 3600
+    # its input cannot be deleted.
+    with pytest.raises(openai.ConflictError):
+        sdk.files.delete(file_id)
+    # If a worker runs it
+    start_worker()
+    done = ended(sdk, batch.id)
+    # I expect each line to be in one of both files.
+    assert done.status == "completed"
+    assert done.metadata == {"night": "1"}
+    assert done.completed_at is not None
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 53, "completed": 50, "failed": 3}
+    results = lines_of(sdk, done.output_file_id)
+    answers = {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in results}
+    assert answers == {name: answer for name, (_, answer) in asked.items()}
+    assert {one["response"]["status_code"] for one in results} == {200}
+    errors = {one["custom_id"]: one["error"]["code"] for one in lines_of(sdk, done.error_file_id)}
+    assert errors.keys() == {"unknown", "elsewhere", "plain"}
+    output = sdk.files.retrieve(str(done.output_file_id))
+    assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert {one.id for one in sdk.files.list(purpose="batch_output")} >= {output.id}
+    assert batch.id in {one.id for one in sdk.batches.list(limit=1)}
+
+
+def test_a_batch_of_chats_is_seen_by_another_gateway(
+    sdk: OpenAI, other_door: Door, start_worker: Start
+) -> None:
+    body = {
+        "model": "speaker",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    chat = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    batch = order(sdk, upload(sdk, [chat]), "/v1/chat/completions")
+    start_worker()
+    with OpenAI(base_url=f"{other_door.url}/v1", api_key="none") as other:
+        done = ended(other, batch.id)
+        assert done.error_file_id is None
+        [answer] = lines_of(other, done.output_file_id)
+    assert answer["response"]["body"]["object"] == "chat.completion"
+    assert answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_the_batch_of_a_killed_worker_has_each_line_once(sdk: OpenAI, start_worker: Start) -> None:
+    asked = sums(2_000)
+    lines = [line(name, prompt) for name, (prompt, _) in asked.items()]
+    batch = order(sdk, upload(sdk, lines))
+
+    def done_lines() -> int:
+        counts = sdk.batches.retrieve(batch.id).request_counts
+        return counts.completed if counts else 0
+
+    worker = start_worker()
+    before = eventually(done_lines, timeout_s=ENDS_S)
+    # If the worker and the process of its job are killed in the middle
+    family = psutil.Process(worker.pid).children(recursive=True)
+    worker.kill()
+    worker.wait()
+    eventually(lambda: all(is_gone(one.pid) for one in family))
+    assert 0 < before < len(asked)
+    assert sdk.batches.retrieve(batch.id).status == "in_progress"
+    start_worker()
+    done = ended(sdk, batch.id)
+    # I expect each line to be answered once.
+    assert done.status == "completed"
+    results = lines_of(sdk, done.output_file_id)
+    assert Counter(one["custom_id"] for one in results) == Counter(asked.keys())
+    assert {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in results} == {
+        name: answer for name, (_, answer) in asked.items()
+    }
+
+
+def test_a_batch_is_cancelled_in_the_middle(sdk: OpenAI, start_worker: Start) -> None:
+    lines = [line(name, prompt) for name, (prompt, _) in sums(3_000).items()]
+    batch = order(sdk, upload(sdk, lines))
+    start_worker()
+    eventually(lambda: sdk.batches.retrieve(batch.id).status == "in_progress", timeout_s=ENDS_S)
+
+    assert sdk.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+
+    done = ended(sdk, batch.id)
+    assert done.status == "cancelled"
+    assert done.request_counts is not None
+    codes = {one["error"]["code"] for one in lines_of(sdk, done.error_file_id)}
+    assert codes == {"batch_cancelled"}
+    assert done.request_counts.completed + done.request_counts.failed == 3_000
+
+
+def test_a_batch_that_waits_is_cancelled_at_once(sdk: OpenAI) -> None:
+    batch = order(sdk, upload(sdk, [line("a", "1+1=")]))
+
+    assert sdk.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_the_same_idempotency_key_is_the_same_batch(sdk: OpenAI) -> None:
+    file_id = upload(sdk, [line("a", "1+1=")])
+    key = {"Idempotency-Key": f"nightly {file_id}"}
+    batch = order(sdk, file_id, extra_headers=key)
+
+    assert order(sdk, file_id, extra_headers=key).id == batch.id
+    with pytest.raises(openai.UnprocessableEntityError):
+        order(sdk, file_id, extra_headers=key, metadata={"other": "body"})
+    sdk.batches.cancel(batch.id)
+
+
+def test_what_does_not_exist_is_not_found(sdk: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        sdk.files.retrieve("file-" + "0" * 32)
+    with pytest.raises(openai.NotFoundError):
+        sdk.batches.retrieve("batch_" + "0" * 32)
+    with pytest.raises(openai.BadRequestError, match="/v1/responses"):
+        order(sdk, "file-" + "0" * 32, "/v1/responses")

@@ -1,0 +1,341 @@
+"""Files of the gateway: uploads in pieces, hostile names, limits, tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tracemalloc
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from gateway.batches.api import BatchesApi
+from gateway.batches.files import new_id
+from gateway.batches.folder import FolderStore
+from gateway.http.errors import GatewayError
+from gateway.http.principal import Principal
+from tokenyard.protocol.gateway_settings import GatewaySettings
+
+LIMIT = 1000
+ALICE, BOB = Principal(tenant="alice"), Principal(tenant="bob")
+URL = "http://gateway"
+BOUNDARY = {"Content-Type": "multipart/form-data; boundary=cut"}
+
+
+@dataclass
+class Heard:
+    status: int
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads(self.body)
+        return read
+
+
+class Asker:
+    """Asks `BatchesApi` as a server would; nothing listens on the Redis of its settings."""
+
+    def __init__(self, folder: Path, limit: int = LIMIT) -> None:
+        settings = GatewaySettings(
+            redis_url="redis://127.0.0.1:1", files_dir=folder, max_file_bytes=limit
+        )
+        self.folder = folder
+        self.api = BatchesApi(settings, folder)
+
+    def ask(
+        self,
+        request: httpx.Request,
+        principal: Principal = ALICE,
+        pieces: Iterable[bytes] | None = None,
+        *,
+        breaks: bool = False,
+    ) -> Heard:
+        """Send a request in pieces; with ``breaks`` the connection ends before the body does."""
+        body = iter([request.read()] if pieces is None else pieces)
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            piece = next(body, None)
+            if piece is None and breaks:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": request.method,
+            "path": request.url.path,
+            "query_string": request.url.query,
+            "headers": [(name.lower(), value) for name, value in request.headers.raw],
+        }
+        try:
+            asyncio.run(self.api.serve(scope, receive, send, principal))
+        except GatewayError as error:
+            return Heard(error.status, error.body())
+        return Heard(sent[0]["status"], b"".join(one["body"] for one in sent[1:]))
+
+    def get(self, path: str, principal: Principal = ALICE) -> Heard:
+        return self.ask(httpx.Request("GET", URL + path), principal)
+
+    def upload(self, content: bytes = b"{}\n", name: str = "in.jsonl", **form: str) -> Heard:
+        return self.ask(upload(content, name, **form))
+
+    def stored(self) -> list[str]:
+        return sorted(file.name for file in self.folder.rglob("*") if file.is_file())
+
+
+def upload(content: bytes = b"{}\n", name: str = "in.jsonl", **form: str) -> httpx.Request:
+    data = {"purpose": "batch", **form}
+    return httpx.Request("POST", f"{URL}/v1/files", data=data, files={"file": (name, content)})
+
+
+@pytest.fixture
+def asker(tmp_path: Path) -> Asker:
+    return Asker(tmp_path / "files")
+
+
+def test_a_file_is_stored_shown_read_and_deleted(asker: Asker) -> None:
+    content = bytes(range(256)) * 3
+    made = asker.upload(content, "in.jsonl")
+    assert made.status == 200
+    file = made.json
+    assert (file["object"], file["bytes"], file["filename"]) == ("file", 768, "in.jsonl")
+    assert (file["purpose"], file["status"]) == ("batch", "processed")
+    at = f"/v1/files/{file['id']}"
+
+    assert asker.get(at).json == file
+    assert asker.get("/v1/files").json["data"] == [file]
+    assert asker.get("/v1/files?purpose=batch_output").json["data"] == []
+    assert asker.get(f"{at}/content").body == content
+
+    gone = asker.ask(httpx.Request("DELETE", URL + at))
+    assert gone.json == {"id": file["id"], "object": "file", "deleted": True}
+    assert asker.get(at).status == 404
+    assert asker.stored() == []
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_an_upload_may_come_in_pieces_of_any_size(asker: Asker, size: int) -> None:
+    content = b"\r\n--line\r\n" * 50
+    request = upload(content)
+    raw = request.read()
+    made = asker.ask(request, pieces=[raw[at : at + size] for at in range(0, len(raw), size)])
+
+    assert asker.get(f"/v1/files/{made.json['id']}/content").body == content
+
+
+def test_an_upload_is_not_held_in_memory(tmp_path: Path) -> None:
+    asker = Asker(tmp_path, limit=2**30)
+    size, piece = 64 * 2**20, bytes(2**16)
+
+    def body() -> Iterator[bytes]:
+        yield b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        yield b'--cut\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        for _ in range(size // len(piece)):
+            yield piece
+        yield b"\r\n--cut--\r\n"
+
+    request = httpx.Request("POST", f"{URL}/v1/files", headers=BOUNDARY)
+    tracemalloc.start()
+    made = asker.ask(request, pieces=body())
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert made.json["bytes"] == size
+    assert most < size / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("..\\..\\boot.ini", "boot.ini"),
+        ("/", "upload"),
+        ("..", ".."),
+        ("a\x1bb", "ab"),
+        ("x" * 1000, "x" * 255),
+    ],
+)
+def test_a_hostile_name_is_only_shown(asker: Asker, name: str, shown: str) -> None:
+    made = asker.upload(name=name)
+
+    assert made.json["filename"] == shown
+    assert asker.stored() == [made.json["id"], f"{made.json['id']}.json"]
+
+
+@pytest.mark.parametrize("tenant", ["..", ".", "a/../../b", "/etc", "a b", "ä", "x" * 100])
+def test_a_tenant_stays_in_its_folder(tmp_path: Path, tenant: str) -> None:
+    store = FolderStore(tmp_path / "files")
+    with store.put(tenant) as new:
+        new.write(b"x")
+        new.commit("in.jsonl", "batch")
+
+    assert store.find(tenant, new.id) is not None
+    assert store.path_of(tenant, new.id).resolve().parent.parent == (tmp_path / "files").resolve()
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "file-", "file-" + "0" * 31, "file-" + "A" * 32, "file-" + "0" * 32 + "\n"]
+)
+def test_what_is_no_id_is_never_a_path(asker: Asker, name: str) -> None:
+    (asker.folder / "tenant-alice").mkdir(parents=True)
+    store = FolderStore(asker.folder)
+
+    assert store.find("alice", name) is None
+    assert not store.delete("alice", name)
+    with pytest.raises(ValueError, match="no id"):
+        store.path_of("alice", name)
+
+
+@pytest.mark.parametrize("path", ["/v1/files/..%2f..%2fetc", "/v1/files/../x", "/v1/files/a/b/c"])
+def test_a_hostile_path_is_not_found(asker: Asker, path: str) -> None:
+    assert asker.get(path).status == 404
+
+
+def test_another_tenant_finds_nothing(asker: Asker) -> None:
+    at = f"/v1/files/{asker.upload().json['id']}"
+
+    assert asker.get(at, BOB).status == 404
+    assert asker.get(f"{at}/content", BOB).status == 404
+    assert asker.get("/v1/files", BOB).json["data"] == []
+    assert asker.ask(httpx.Request("DELETE", URL + at), BOB).status == 404
+    assert asker.get(at).status == 200
+
+
+def test_another_tenant_cannot_use_a_file_in_a_batch(asker: Asker) -> None:
+    body = {
+        "input_file_id": asker.upload().json["id"],
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    heard = asker.ask(httpx.Request("POST", f"{URL}/v1/batches", json=body), BOB)
+
+    assert (heard.status, heard.json["error"]["param"]) == (404, "input_file_id")
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_file_above_the_limit_is_refused(asker: Asker, has_length: bool) -> None:
+    assert asker.upload(bytes(LIMIT)).status == 200
+    before = asker.stored()
+    request = upload(bytes(LIMIT + 1))
+    if not has_length:
+        del request.headers["content-length"]
+
+    assert asker.ask(request).status == 413
+    assert asker.ask(upload(bytes(10**6))).status == 413
+    assert asker.stored() == before
+
+
+def test_a_connection_that_ends_leaves_nothing(asker: Asker) -> None:
+    request = upload(bytes(900))
+
+    assert asker.ask(request, pieces=[request.read()[:600]], breaks=True).status == 499
+    assert asker.stored() == []
+
+
+def test_what_a_killed_gateway_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    folder = store.tenant_folder("alice")
+    folder.mkdir(parents=True)
+    old, new = folder / f"{new_id()}.part", folder / f"{new_id()}.part"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+
+    store.start()
+
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"purpose": "fine-tune"}, "purpose"),
+        ({"expires_after[seconds]": "3600"}, "expires_after[seconds]"),
+        ({"other": "x" * 5000}, "other"),
+    ],
+)
+def test_a_field_that_cannot_be_obeyed_is_refused(
+    asker: Asker, form: dict[str, str], param: str
+) -> None:
+    heard = asker.upload(**form)
+
+    assert (heard.status, heard.json["error"]["param"]) == (400, param)
+    assert asker.stored() == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no form",
+        b"--cut\r\n",
+        b"--cut--\r\n",
+        b"--cut\r\n\r\nno name\r\n--cut--\r\n",
+        b'--cut\r\nContent-Disposition: form-data; name="file"\r\n\r\nends in the middle',
+        b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--cut--\r\n',
+        b'--cut\r\nContent-Disposition: form-data; name="file"\r\n\r\n\r\n--cut--\r\n',
+        b"--cut\r\n" + b"A" * 100_000,
+        b'--cut\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 20 + b"--cut--\r\n",
+    ],
+)
+def test_a_broken_form_is_refused(asker: Asker, body: bytes) -> None:
+    request = httpx.Request("POST", f"{URL}/v1/files", headers=BOUNDARY, content=body)
+
+    assert asker.ask(request).status == 400
+    assert asker.stored() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"endpoint": "/v1/responses"}, "endpoint"),
+        ({"endpoint": ["/v1/completions"]}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "9999999d"}, "completion_window"),
+        ({"input_file_id": 7}, "input_file_id"),
+        ({"input_file_id": "../../etc/passwd"}, "input_file_id"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": "\ud800"}}, "metadata"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
+    ],
+)
+def test_a_wrong_batch_is_refused_by_its_field(
+    asker: Asker, change: dict[str, Any], param: str
+) -> None:
+    right = {
+        "input_file_id": asker.upload().json["id"],
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    content = json.dumps(right | change).encode()
+    heard = asker.ask(httpx.Request("POST", f"{URL}/v1/batches", content=content))
+
+    assert heard.status == (404 if "etc" in str(change) else 400)
+    assert heard.json["error"]["param"] == param
+
+
+def test_pages_follow_each_other(asker: Asker) -> None:
+    made = {asker.upload().json["id"] for _ in range(5)}
+    seen: list[str] = []
+    after = ""
+    while True:
+        page = asker.get(f"/v1/files?limit=2{after}").json
+        seen += [one["id"] for one in page["data"]]
+        if not page["has_more"]:
+            break
+        after = f"&after={page['last_id']}"
+
+    assert len(seen) == 5
+    assert set(seen) == made
+    assert asker.get("/v1/files?limit=0").status == 400
