@@ -11,6 +11,8 @@ INSTALLED := .venv/.installed
 LIGHT := .venv/.installed-light
 IS_LIGHT := $(wildcard $(LIGHT))
 TOOLS := $(if $(IS_LIGHT),$(LIGHT),$(INSTALLED))
+# Without vLLM, mypy can check less.
+TYPES := types$(if $(IS_LIGHT),-light)
 
 # The first of these that is Python 3.11 or newer. (A pyenv shim can exist and yet not run.)
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -63,7 +65,12 @@ test-light: $(TOOLS) ## What `make install-light` suffices for
 
 .PHONY: lint
 lint: $(TOOLS) ## Format, lint, types and import contracts only
-	@$(BIN)/tox run -e lint,types$(if $(IS_LIGHT),-light),imports
+	@$(BIN)/tox run -e lint,$(TYPES),imports
+
+# For pre-commit, with what is installed.
+.PHONY: types
+types:
+	@$(BIN)/tox run -q -e $(TYPES)
 
 .PHONY: format
 format: $(TOOLS) ## Format the code

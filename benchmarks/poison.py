@@ -7,8 +7,8 @@ process starts, and when is the poison given up? The exit status is not 0 if no 
 innocent failed, the poison was not convicted, or a target is missed (with --quick, targets do not
 count).
 
-    python -m benchmarks.poison [--engine vllm] [--streams 64] [--workers 2] [--server redis]
-        [--quick] [--json]
+    python -m benchmarks.poison [--engine vllm] [--streams 64] [--workers 2] [--spares 0]
+        [--server redis] [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Case:
 
     engine: EngineName
     workers: int
+    spares: int  # warm processes that replace those that die
     streams: int  # innocents
     tokens: int  # per stream
     before_s: float  # measurement of the throughput before the crash
@@ -142,7 +143,7 @@ async def chance_crash(case: Case, streams: Streams, onlooker: Onlooker) -> Cras
     at = time.perf_counter()
     per_s = heard.rate(at - case.before_s, at)
     await onlooker.crash(victim)
-    await onlooker.wait_for_workers(case.workers, [victim])
+    await onlooker.wait_for(case.workers, "ready", [victim])
     restart_s = time.perf_counter() - at
     await asyncio.sleep(case.after_s)
     end = time.perf_counter()
@@ -191,6 +192,7 @@ def _streams(client: AsyncClient, case: Case) -> Streams:
 async def _run(yard: Yard, case: Case) -> tuple[Crash, Poison]:
     onlooker = Onlooker(yard)
     try:
+        await onlooker.wait_for(case.spares, "warm")
         async with AsyncClient(yard.url, yard=yard.name) as client:
             crash = await chance_crash(case, _streams(client, case), onlooker)
             poison = await poison_among(case, client, onlooker)
@@ -202,13 +204,13 @@ async def _run(yard: Yard, case: Case) -> tuple[Crash, Poison]:
 def run(case: Case, server: ServerName, step_s: float) -> tuple[Crash, Poison]:
     """Run both parts on a new yard."""
     places = case.streams + 1  # per worker: the innocents and the poison
+    options = ["--spares", str(case.spares)]
     with embedded_broker(server) as broker:
         if case.engine == "vllm":
-            options = ["--max-num-seqs", str(places), "--slots", str(case.workers)]
-            options += ["--device", "cpu", "--enforce-eager"]
+            options += ["--max-num-seqs", str(places), "--device", "cpu", "--enforce-eager"]
             yard = vllm_yard(broker, "poison", case.workers, ADDER, worker_options=options)
         else:
-            options = ["--simulated-step-s", str(step_s)]
+            options += ["--simulated-step-s", str(step_s)]
             yard = simulated_yard(broker, "poison", case.workers, places, worker_options=options)
         with yard as up:
             return asyncio.run(_run(up, case))
@@ -225,6 +227,7 @@ def median(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     "--streams", default=64, type=click.IntRange(4), help="Innocents; places of a worker."
 )
 @click.option("--workers", default=2, type=click.IntRange(1), help="Workers of the yard.")
+@click.option("--spares", default=0, type=click.IntRange(0), help="Further warm processes.")
 @click.option("--tokens", default=250, type=click.IntRange(20), help="Tokens of each stream.")
 @click.option("--step-s", default=0.04, help="Simulated engine: seconds for each token.")
 @click.option("--server", default="valkey", type=click.Choice(["valkey", "redis"]))
@@ -235,6 +238,7 @@ def main(
     engine: EngineName,
     streams: int,
     workers: int,
+    spares: int,
     tokens: int,
     step_s: float,
     server: ServerName,
@@ -247,9 +251,10 @@ def main(
     end_in_order()
     if engine == "vllm":
         tokens = min(tokens, _ADDER_TOKENS)
-    case = Case(engine, workers, streams, tokens, before_s=4.0, after_s=10.0)
+    case = Case(engine, workers, spares, streams, tokens, before_s=4.0, after_s=10.0)
     if quick:
-        case, rounds = Case(engine, workers, 8, min(tokens, 60), before_s=1.0, after_s=3.0), 1
+        rounds, short = 1, min(tokens, 60)
+        case = Case(engine, workers, spares, streams=8, tokens=short, before_s=1.0, after_s=3.0)
     runs = [run(case, server, step_s) for _ in range(rounds)]
     found = median([figures(*one) for one in runs])
     title = f"{engine}, {case.streams} innocents; {machine()}"

@@ -19,7 +19,7 @@ from tokenyard.client.aio import AsyncHandle
 from tokenyard.protocol.errors import RequestFailed
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Result
-from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
+from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, decode_worker
 
 #: Timeout of every wait.
 PATIENCE_S: Final = 600.0
@@ -61,11 +61,11 @@ class Onlooker:
         """Close the connection."""
         await self._connection.aclose()
 
-    async def roster(self) -> dict[str, WorkerInfo]:
-        """The serving workers."""
+    async def roster(self, state: WorkerState = "ready") -> dict[str, WorkerInfo]:
+        """The workers in a state: the serving ones, or those without a model."""
         found: Any = await self._connection.hgetall(self._keys.workers)
         known = {worker.decode(): decode_worker(packed) for worker, packed in found.items()}
-        return {worker: info for worker, info in known.items() if info.state == "ready"}
+        return {worker: info for worker, info in known.items() if info.state == state}
 
     async def crash(self, worker: str) -> bool:
         """Send SIGSEGV to a worker's process; returns False if it is gone already."""
@@ -76,12 +76,12 @@ class Onlooker:
                 return True
         return False
 
-    async def wait_for_workers(self, count: int, without: Sequence[str] = ()) -> None:
-        """Wait until ``count`` workers outside ``without`` serve; raises `TimeoutError`."""
+    async def wait_for(self, count: int, state: WorkerState, without: Sequence[str] = ()) -> None:
+        """Wait until so many workers outside ``without`` are in a state; raises `TimeoutError`."""
         until = time.monotonic() + PATIENCE_S
-        while len((await self.roster()).keys() - set(without)) < count:
+        while len((await self.roster(state)).keys() - set(without)) < count:
             if time.monotonic() > until:
-                raise TimeoutError(f"{count} workers were not there in {PATIENCE_S:g} s")
+                raise TimeoutError(f"{count} workers were not {state} in {PATIENCE_S:g} s")
             await asyncio.sleep(_POLL_S)
 
     async def poison(self, client: str, request: str) -> list[str]:

@@ -28,6 +28,8 @@ TEXTS: Final = {
     "grace_s": "On SIGTERM, answers may finish for so long; then streams end.",
     "without_leader_s": "Requests are refused (503) after so long without a coordinator.",
     "refresh_s": "Pause between two looks at the yard's models.",
+    "model_paths": "Where models lie here, if not where hosts have them: NAME=PATH,...",
+    "trust_remote_code": "Run code that comes with a model, where the models file trusts it.",
 }
 ABOUT: Final = """Run a gateway, which serves the yard by OpenAI's HTTP API.
 

@@ -17,10 +17,11 @@ from gateway.batches.api import BatchesApi, is_of_batches, no_folder
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError
-from gateway.http.incoming import parse_body, read_body, read_event_id, replay
+from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
+from gateway.listing import ModelList, unknown_model
 from gateway.metrics import GatewayMetrics
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
@@ -50,6 +51,7 @@ ENDPOINTS: Final = (
         "/livez",
     }
 )
+ONE_MODEL: Final = "/v1/models/"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
@@ -70,6 +72,7 @@ class Gateway:
         self._records = Records(queue, settings.record_ttl_s)
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
+        self._list = ModelList(models, front_ends)
         self._responses = ResponsesApi(settings, queue, front_ends, models)
         folder = settings.files_dir
         self._batches = None if folder is None else BatchesApi(settings, folder)
@@ -128,7 +131,11 @@ class Gateway:
             return
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
-            await send_body(send, 200, self._models(principal))
+            listed = await self._list.all(principal.may_use)
+            await send_body(send, 200, json.dumps(listed).encode())
+        elif method == "GET" and path.startswith(ONE_MODEL):
+            card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
+            await send_body(send, 200, json.dumps(card).encode())
         elif method == "POST" and path in GENERATING | RENDERING:
             await self._answer(scope, receive, send, path, principal)
         elif path.startswith(UNDER_RESPONSES):
@@ -185,11 +192,9 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
-        usual = "continue" if "idempotency-key" in headers else "cancel"
-        rule = headers.get("x-tokenyard-on-disconnect", usual)
-        if rule not in ("continue", "cancel"):
-            message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
-            raise GatewayError(400, "invalid_request_error", message)
+        choices = ("continue", "cancel")
+        usual = choices if "idempotency-key" in headers else reversed(choices)
+        rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
         return RequestContext(
             durable_id=record.durable_id,
             client=client,
@@ -199,29 +204,20 @@ class Gateway:
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers),
             continues=rule == "continue",
+            has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
         ), after
 
     def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:
         name = body.get("model")
-        if name is None and len(self._watch.profiles) == 1:
-            name = next(iter(self._watch.profiles))
+        profiles = self._watch.profiles
+        if name is None and len(bases := {profile.name for profile in profiles.values()}) == 1:
+            [name] = bases
         if not isinstance(name, str):
             raise GatewayError(400, "invalid_request_error", "name a model", param="model")
-        profile = self._watch.profiles.get(name)
+        profile = profiles.get(name)
         if profile is None or not principal.may_use(name):
-            message = f"the model {name!r} does not exist; see GET /v1/models"
-            raise GatewayError(
-                404, "not_found_error", message, param="model", code="model_not_found"
-            )
+            raise unknown_model(name)
         return profile
-
-    def _models(self, principal: Principal) -> bytes:
-        data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "tokenyard"}
-            for name in self._watch.profiles
-            if principal.may_use(name)
-        ]
-        return json.dumps({"object": "list", "data": data}).encode()
 
     async def _health(self) -> bytes:
         self._health_of_yard.check()

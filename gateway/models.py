@@ -1,95 +1,189 @@
-"""Which models the yard has, and what each of them needs here."""
+"""Which models the yard has; each is made ready before anybody asks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gateway.frontend.models import FrontEnds
+import msgspec
+
+from gateway.announcements import OwnRules, by_request_name, read_hosts
+from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
-from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.worker_info import ModelInfo, decode_host
+from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 
-#: Defaults for sampling that vLLM's front end applies, and their names in a generation config.
-_SAMPLING: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_tokens": "max_new_tokens",
-}
+if TYPE_CHECKING:
+    from gateway.frontend.models import FrontEnds
+    from gateway.queue.yard import YardQueue
 
 log = logging.getLogger("tokenyard.gateway")
 
+#: A model is forgotten so long after its last host: a restart of that host takes seconds, and
+#: meanwhile its requests wait.
+_FORGET_S: Final = 300.0
+#: A model that could not be made ready is tried again after so long.
+_AGAIN_S: Final = 30.0
+
 
 class ModelWatch:
-    """Follows the hosts of the yard; new models are read in a thread, before anybody asks."""
+    """Follows the hosts of the yard.
 
-    def __init__(self, queue: YardQueue, front_ends: FrontEnds, every_s: float) -> None:
+    Announced settings replace earlier ones once their front end is ready.
+    """
+
+    def __init__(
+        self,
+        queue: YardQueue,
+        front_ends: FrontEnds,
+        every_s: float,
+        rules: OwnRules | None = None,
+    ) -> None:
         self._queue = queue
         self._front_ends = front_ends
         self._every_s = every_s
-        self._profiles: dict[str, ModelProfile] = {}
+        self._rules = rules or OwnRules()
+        self._announced: Mapping[str, ModelProfile] = {}
+        self._wanted: dict[str, ModelProfile] = {}
+        self._served: dict[str, ModelProfile] = {}
+        self._by_name: dict[str, ModelProfile] = {}
+        self._seen_at: dict[str, float] = {}
+        self._last: tuple[Any, frozenset[str]] | None = None
+        self._complained: set[str] = set()
+        self._preparing: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
     def profiles(self) -> Mapping[str, ModelProfile]:
-        """The models and adapters by name."""
-        return self._profiles
+        """The profile for each name that a request may use, also those of adapters."""
+        return self._by_name
 
     async def start(self) -> None:
         """Look once, and go on looking."""
-        await self._look()
+        await self.look()
         self._task = asyncio.create_task(self._run(), name="gateway-models")
 
     async def stop(self) -> None:
         """Stop looking."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._preparing.values(), *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Wait until no model is being made ready."""
+        while self._preparing:
+            await asyncio.gather(*self._preparing.values(), return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
             try:
-                await self._look()
+                await self.look()
             except TokenyardError as error:
                 log.warning("cannot read the yard's models: %s", error)
+            except Exception:
+                log.exception("cannot follow the yard's models; trying again")
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Read what hosts announce, and act on what is new."""
         run: Any = self._queue.connection
         with translated(self._queue.url):
-            hosts = await run.hgetall(self._queue.keys.hosts)
-        found: dict[str, ModelProfile] = {}
-        for packed in hosts.values():
-            for model in decode_host(packed).models:
-                profile = _profile(model)
-                if profile is not None:
-                    found.setdefault(model.name, profile)
-        self._profiles = found
+            entries = await run.hgetall(self._queue.keys.hosts)
+        # The roster only says which of several hosts counts.
+        live = frozenset(
+            worker.controller for worker in (await self.workers() if len(entries) > 1 else ())
+        )
+        if self._last != (entries, live):
+            announced = read_hosts(entries, live, self._rules)
+            for complaint in sorted(announced.complaints):
+                self._complain(complaint)
+            for profile in announced.profiles.values():
+                self._take(profile)
+            self._last, self._announced = (entries, live), announced.profiles
+        self._forget(time.monotonic())
+        self._prepare_again(time.monotonic())
 
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers with a lease."""
+        run: Any = self._queue.connection
+        keys = self._queue.keys
+        with translated(self._queue.url):
+            roster = await run.hgetall(keys.workers)
+            leases = dict(await run.zrange(keys.leases, 0, -1, withscores=True))
+        found = []
+        for name, packed in roster.items():
+            if leases.get(name, 0) > 0:
+                try:
+                    found.append(decode_worker(packed))
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    self._complain(f"the roster's entry of {name!r} cannot be read")
+        return found
 
-def _profile(model: ModelInfo) -> ModelProfile | None:
-    serving = model.serving
-    if serving is None:
-        return None
-    arguments: dict[str, Any] = dict(serving.serve_args)
-    sampling = serving.sampling
-    arguments["override_generation_config"] = {
-        theirs: sampling[ours] for ours, theirs in _SAMPLING.items() if ours in sampling
-    }
-    if serving.revision:
-        arguments["revision"] = serving.revision
-    if serving.max_model_len:
-        arguments["max_model_len"] = serving.max_model_len
-    return ModelProfile(
-        model.name,
-        serving.path,
-        arguments,
-        tuple(name for name in _SAMPLING if name in sampling),
-    )
+    def _take(self, profile: ModelProfile) -> None:
+        earlier, served = self._wanted.get(profile.name), self._served.get(profile.name)
+        if earlier == profile:
+            return
+        self._wanted[profile.name] = profile
+        if served is None:
+            self._serve(profile)
+        if served != profile:
+            self._prepare(profile)
+        elif earlier is not None:  # taken back before it was ready
+            self._cancel(profile.name)
+            self._front_ends.forget(earlier)
+
+    def _serve(self, profile: ModelProfile) -> None:
+        old = self._served.get(profile.name)
+        self._served[profile.name] = profile
+        self._by_name = by_request_name(self._served)
+        if old is not None and old != profile:
+            self._front_ends.forget(old)
+
+    def _prepare(self, profile: ModelProfile) -> None:
+        self._cancel(profile.name)
+        task = asyncio.create_task(self._make(profile), name=f"gateway-model-{profile.name}")
+        self._preparing[profile.name] = task
+
+    def _cancel(self, name: str) -> None:
+        earlier = self._preparing.pop(name, None)
+        if earlier is not None:
+            earlier.cancel()
+
+    async def _make(self, profile: ModelProfile) -> None:
+        try:
+            await self._front_ends.state_of(profile)
+        except GatewayError as error:
+            self._complain(error.message)
+        finally:
+            if self._preparing.get(profile.name) is asyncio.current_task():
+                del self._preparing[profile.name]
+        self._serve(profile)
+
+    def _prepare_again(self, now: float) -> None:
+        for profile in self._served.values():
+            failed_at = self._front_ends.failed_at(profile)
+            is_due = failed_at is not None and now - failed_at > _AGAIN_S
+            if is_due and profile.name not in self._preparing:
+                self._front_ends.forget(profile)
+                self._prepare(profile)
+
+    def _forget(self, now: float) -> None:
+        for name in self._announced:
+            self._seen_at[name] = now
+        for name in list(self._served):
+            if now - self._seen_at.setdefault(name, now) > _FORGET_S:
+                log.info("no host has the model %r any more", name)
+                self._front_ends.forget(self._served.pop(name))
+                self._by_name = by_request_name(self._served)
+                self._cancel(name)
+                del self._seen_at[name], self._wanted[name]
+
+    def _complain(self, text: str) -> None:
+        if text not in self._complained and len(self._complained) < 1000:
+            self._complained.add(text)
+            log.warning("%s", text)

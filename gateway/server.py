@@ -54,21 +54,21 @@ def listen(settings: GatewaySettings) -> socket.socket:
 
 
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
+    from gateway.announcements import OwnRules
     from gateway.app import Gateway
     from gateway.batches.folder import FolderStore
-    from gateway.frontend import derived
     from gateway.frontend.models import FrontEnds
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
 
-    derived.replace_clocks()
     if settings.files_dir is not None:
         FolderStore(settings.files_dir).start()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
     front_ends = FrontEnds(queue)
-    models = ModelWatch(queue, front_ends, settings.refresh_s)
+    rules = OwnRules(settings.paths, settings.trust_remote_code)
+    models = ModelWatch(queue, front_ends, settings.refresh_s, rules)
     probes = Health(settings.liveness_timeout_s)
     health = YardHealth(
         queue.connection, settings.redis_url, queue.keys, settings.without_leader_s, probes

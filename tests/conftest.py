@@ -50,9 +50,11 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 OF_VLLM = (
     "e2e",
     "engines",
+    "gateway",
     "gpu",
     "unit/benchmarks/test_serving.py",
     "unit/benchmarks/test_shape.py",
+    "unit/gateway",
 )
 LEFTOVER_GRACE_S = 10.0
 NewServer = Callable[..., Server]
@@ -83,6 +85,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed (make install)"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Without vLLM, a run in which every test was skipped is no success."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if HAS_VLLM or reporter is None or session.exitstatus != pytest.ExitCode.OK:
+        return
+    if reporter.stats.get("skipped") and not reporter.stats.get("passed"):
+        reporter.write_line("\nvLLM is not installed, and nothing else was tested", red=True)
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -158,7 +158,17 @@ def test_no_long_test_is_forgotten() -> None:
     assert long.split()[-2:] == ["tests", "{posargs}"]
     assert set(environments("long")) == {"long", "model", "bench-quick"}
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert ci.index("make test ") < ci.index("make test-long ")
+    assert ci.index("make test ") < ci.index("make test-long ") < ci.index("install-light quick ")
+
+
+@pytest.mark.parametrize("label", ["quick", "quick-light", "light", "long"])
+def test_a_label_names_environments_that_exist(label: str) -> None:
+    assert [name for name in environments(label) if f"testenv:{name}" not in tox_ini()] == []
+
+
+def test_a_test_that_runs_without_vllm_runs_with_it() -> None:
+    """Only the types are another check: those of fewer files."""
+    assert set(environments("light")) - set(environments("test")) == {"types-light"}
 
 
 def tox_ini() -> configparser.ConfigParser:
@@ -171,7 +181,7 @@ def environments(label: str) -> list[str]:
     """The environments that `make test` ("test") or `make test-long` ("long") runs."""
     tox = tox_ini()["tox"]
     labels = dict(line.split(" = ", 1) for line in tox["labels"].strip().splitlines())
-    names = labels.get(label, tox["env_list"])
+    names = tox["env_list"] if label == "test" else labels[label]
     return [name.strip() for name in names.split(",")]
 
 

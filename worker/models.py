@@ -19,6 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.serve_args import MAX_TEMPLATE_BYTES, OF_ENGINE, REFUSED
+from tokenyard.protocol.serve_args import TAKEN as SERVE_ARGS
 from tokenyard.protocol.wire import SamplingParams
 
 Location = Annotated[str, Meta(min_length=1)]
@@ -184,7 +186,7 @@ class _Reading:
             elif key == "engine_args":
                 found[key] = self._engine_args(place, value)
             elif key == "serve_args":
-                found[key] = dict(self._table(place, value))
+                found[key] = self._serve_args(place, value)
             elif key == "adapters":
                 found[key] = self._adapters(place, value)
             elif problem := _problem(value, kinds[key]):
@@ -204,6 +206,34 @@ class _Reading:
             elif problem := _problem(value, Any):
                 self._fault(place, problem)
         return given
+
+    def _serve_args(self, at: str, table: Any) -> dict[str, Any]:
+        given = dict(self._table(at, table))
+        for key, value in given.items():
+            place = _dotted(at, key)
+            if key not in SERVE_ARGS:
+                self._fault(place, _why_no_serve_arg(key))
+            elif problem := _problem(value, SERVE_ARGS[key]):
+                self._fault(place, problem)
+            elif key == "chat_template":
+                given[key] = self._template(place, value)
+        return given
+
+    def _template(self, at: str, value: str) -> str:
+        """A chat template as text: gateways on other machines do not have its file."""
+        if "{" in value:
+            return value
+        file = self._folder / Path(value).expanduser()
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            self._fault(at, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
+            return value
+        if len(text.encode()) > MAX_TEMPLATE_BYTES:
+            self._fault(at, f"{file} has more than {MAX_TEMPLATE_BYTES} bytes")
+        elif "{" not in text:
+            self._fault(at, f"{file} is no chat template: it has no {{{{ ... }}}}")
+        return text
 
     def _adapters(self, at: str, table: Any) -> tuple[AdapterSpec, ...]:
         found = []
@@ -310,6 +340,19 @@ def _problem(value: Any, kind: Any) -> str:
     except (TypeError, ValueError):  # a date; infinity
         return "use text, finite numbers, true, false, lists and tables only"
     return ""
+
+
+def _why_no_serve_arg(key: str) -> str:
+    """Why `serve_args` cannot have a key, and where it belongs."""
+    if key in REFUSED:
+        return REFUSED[key]
+    if key in _SAID_ELSEWHERE:
+        return _SAID_ELSEWHERE[key]
+    if key in OF_ENGINE:
+        return "the engine needs it, too: say it in engine_args"
+    near = difflib.get_close_matches(key, SERVE_ARGS, n=1)
+    advice = f"did you mean {near[0]}?" if near else "an engine's arguments go into engine_args"
+    return f"is not known; {advice}"
 
 
 def _advice(key: str, value: Any, known: Iterable[str]) -> str:

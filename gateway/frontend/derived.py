@@ -12,6 +12,7 @@ import time
 from types import ModuleType
 from typing import Any, Final
 
+from gateway.frontend.turns import merge_in_turns
 from gateway.http.context import CURRENT
 
 _PACKAGES: Final = ("vllm.entrypoints.", "vllm.parser", "vllm.tool_parsers", "vllm.renderers")
@@ -33,6 +34,7 @@ class _Clock(ModuleType):
 def install() -> None:
     """Replace vLLM's source of ids; raises `RuntimeError` where it is too late."""
     import vllm.utils
+    import vllm.utils.async_utils
 
     if any(name.startswith("vllm.entrypoints.openai") for name in sys.modules):
         raise RuntimeError("vLLM's entry points were imported before their ids were replaced")
@@ -43,6 +45,7 @@ def install() -> None:
         return original() if context is None else context.draw_id()
 
     vllm.utils.random_uuid = derived_id
+    vllm.utils.async_utils.merge_async_iterators = merge_in_turns
 
 
 def replace_clocks() -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
@@ -73,13 +74,13 @@ class QueueEngineClient(EngineClient):
                 prompt,
                 sampling_params,
                 TASKS,
-                lora_request=lora_request,
                 tokenization_kwargs=tokenization_kwargs,
                 trace_headers=trace_headers,
                 priority=priority,
                 session_id=session_id,
             )
             params = core.sampling_params or sampling_params
+            core.lora_request = lora_request  # there is no engine here to check it
             request = self._request(context, core, params, session_id, priority, trace_headers)
             if params.structured_outputs is not None:  # nothing else asks where reasoning ends
                 request = replace(
@@ -97,8 +98,9 @@ class QueueEngineClient(EngineClient):
         except TokenyardError as error:
             context.ticket.fail(_of_yard(error))
             raise
-        except ValueError as error:  # vLLM's validation
-            context.ticket.fail(GatewayError(400, "invalid_request_error", str(error)))
+        except (ValueError, VLLMClientError) as error:  # vLLM's validation
+            param = getattr(error, "parameter", None)
+            context.ticket.fail(GatewayError(400, "invalid_request_error", str(error), param=param))
             raise
 
     def _request(

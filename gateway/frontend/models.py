@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import logging
+import tempfile
+import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
 from starlette.datastructures import State
@@ -15,14 +23,21 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from gateway.frontend import derived
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
+from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 
 if TYPE_CHECKING:
     from gateway.queue.yard import YardQueue
 
+log = logging.getLogger("tokenyard.gateway")
+
+#: Models that are made ready at the same time.
+_AT_ONCE: Final = 3
 #: The front end of the request that is being served.
 STATE: ContextVar[State] = ContextVar("gateway_state")
 
@@ -41,11 +56,16 @@ class _CurrentState:
         setattr(self._own if STATE.get(None) is None else STATE.get(), name, value)
 
 
-def default_args() -> Namespace:
-    """The defaults of ``vllm serve``."""
+@functools.cache
+def _defaults() -> Namespace:
     make_parser: Any = FlexibleArgumentParser  # it has no types
     args: Namespace = make_arg_parser(make_parser()).parse_args([])
     return args
+
+
+def default_args() -> Namespace:
+    """The defaults of ``vllm serve``: a copy, for vLLM writes into the objects in it."""
+    return copy.deepcopy(_defaults())
 
 
 def serve_args(profile: ModelProfile) -> Namespace:
@@ -56,6 +76,8 @@ def serve_args(profile: ModelProfile) -> Namespace:
     args.enable_log_requests = False
     args.disable_log_stats = True
     args.skip_mm_profiling = True
+    # An adapter's files are the workers' concern: a request only names it.
+    args.lora_modules = [LoRAModulePath(name, name) for name in profile.adapters]
     for name, value in profile.arguments.items():
         setattr(args, name, value)
     return args
@@ -80,32 +102,123 @@ class FrontEnds:
 
     def __init__(self, queue: YardQueue) -> None:
         self._queue = queue
-        self._states: dict[str, State] = {}
-        self._loading: dict[str, asyncio.Future[State]] = {}
+        self._made: list[_FrontEnd] = []
+        # One at first: vLLM and transformers import much with the first model, which is not safe
+        # in several threads.
+        self._room = asyncio.Semaphore(1)
+        self._has_made_one = False
         self.app = _build()
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]
 
     async def state_of(self, profile: ModelProfile) -> State:
-        """The state of a model; made once, in a thread."""
-        state = self._states.get(profile.name)
-        if state is not None:
-            return state
-        loading = self._loading.get(profile.name)
-        if loading is None:
-            loading = asyncio.ensure_future(self._load(profile))
-            self._loading[profile.name] = loading
-        return await asyncio.shield(loading)
+        """The state of a model; made once, in a thread. Raises `GatewayError` where it fails."""
+        one = self._find(profile)
+        if one is None:
+            one = _FrontEnd(profile, asyncio.ensure_future(self._load(profile)))
+            self._made.append(one)
+        try:
+            return await asyncio.shield(one.state)
+        except GatewayError:
+            one.failed_at = one.failed_at or time.monotonic()
+            raise
+
+    def forget(self, profile: ModelProfile) -> None:
+        """Drop the state of a model; requests under way keep it."""
+        self._made = [one for one in self._made if one.profile != profile]
+
+    def failed_at(self, profile: ModelProfile) -> float | None:
+        """When the state of a model could not be made, by the monotonic clock."""
+        one = self._find(profile)
+        return None if one is None else one.failed_at
+
+    def fault(self, profile: ModelProfile) -> str:
+        """Why a model cannot be served; "" where it can, or is not ready yet."""
+        one = self._find(profile)
+        if one is None or not one.state.done() or one.state.cancelled():
+            return ""
+        error = one.state.exception()
+        return error.message if isinstance(error, GatewayError) else ""
+
+    def max_model_len(self, profile: ModelProfile) -> int | None:
+        """Tokens of prompt and answer together; None where it is not known yet."""
+        one = self._find(profile)
+        if one is None or not one.state.done() or one.state.cancelled() or one.state.exception():
+            return None
+        length: int = one.state.result().vllm_config.model_config.max_model_len
+        return length
+
+    def _find(self, profile: ModelProfile) -> _FrontEnd | None:
+        return next((one for one in self._made if one.profile == profile), None)
 
     async def _load(self, profile: ModelProfile) -> State:
-        try:
-            args, engine_client = await asyncio.to_thread(model_state, profile, self._queue)
+        if fault := profile.fault or _missing(profile):
+            raise _unservable(profile, fault)
+        async with self._room:
+            try:
+                state = await self._make(profile)
+            except Exception as error:  # whatever vLLM, transformers or a tokenizer raises
+                log.debug("the model %r", profile.name, exc_info=True)
+                raise _unservable(profile, str(error).strip()[:1000] or repr(error)) from error
+        if not self._has_made_one:
+            self._has_made_one = True
+            for _ in range(_AT_ONCE - 1):
+                self._room.release()
+        return state
+
+    async def _make(self, profile: ModelProfile) -> State:
+        with _template_file(profile) as with_file:
+            args, client = await asyncio.to_thread(model_state, with_file, self._queue)
             state = State()
             state.server = None
-            await init_app_state(engine_client, state, args, TASKS)
-            self._states[profile.name] = state
-            return state
-        finally:
-            self._loading.pop(profile.name, None)
+            # vLLM's own has random parts: no two gateways would have the same.
+            args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
+            await init_app_state(client, state, args, TASKS)
+            derived.replace_clocks()  # vLLM imports an endpoint's modules when it needs them
+        return state
+
+
+@dataclass(eq=False, slots=True)
+class _FrontEnd:
+    """The state of one model, or the error with which it could not be made."""
+
+    profile: ModelProfile
+    state: asyncio.Future[State]
+    failed_at: float | None = None
+
+
+@contextmanager
+def _template_file(profile: ModelProfile) -> Iterator[ModelProfile]:
+    """The profile with its chat template in a file: vLLM garbles text that is not ASCII."""
+    text = profile.arguments.get("chat_template")
+    if not isinstance(text, str) or "{" not in text:
+        yield profile
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        yield replace(profile, arguments={**profile.arguments, "chat_template": file.name})
+
+
+def _missing(profile: ModelProfile) -> str:
+    """What to do where a model's folder is not on this machine; "" where it is."""
+    path = Path(profile.path)
+    if not path.is_absolute() or path.exists():
+        return ""
+    return (
+        f"there is no {path} on this machine; copy the model's configuration and tokenizer there, "
+        f"or give the gateway --model-paths {profile.name}=PATH"
+    )
+
+
+def _unservable(profile: ModelProfile, why: str) -> GatewayError:
+    return GatewayError(
+        503,
+        "service_unavailable_error",
+        f"this gateway cannot serve the model {profile.name!r}: {why}",
+        param="model",
+        code="model_not_servable",
+        retry_after_s=30.0,
+    )
 
 
 def _build() -> FastAPI:

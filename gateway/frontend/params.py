@@ -31,6 +31,8 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
         value = getattr(params, name)
         if value != getattr(_DEFAULTS, name) and value not in ([], {}):
             values[name] = _plain(value)
+    if values.get("skip_reading_prefix_cache") is False and _may_read_cache(params):
+        del values["skip_reading_prefix_cache"]  # a worker's vLLM derives the same
     if params.structured_outputs is not None:
         given = {name: getattr(params.structured_outputs, name) for name in _STRUCTURED}
         values["structured_outputs"] = {
@@ -51,6 +53,10 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
         raise GatewayError(
             400, "invalid_request_error", f"{param}: {message}" if param else message, param=param
         ) from error
+
+
+def _may_read_cache(params: vllm.SamplingParams) -> bool:
+    return params.prompt_logprobs is None and params.prompt_logprob_token_ids is None
 
 
 def _plain(value: Any) -> Any:

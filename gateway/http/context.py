@@ -53,6 +53,8 @@ class RequestContext:
     deadline_ms: int | None = None
     #: Whether its requests go on when the HTTP client disconnects.
     continues: bool = False
+    #: Off for parsers that take an event for one line of data.
+    has_event_ids: bool = True
     #: Whether its requests are known to be on the queue, and only their replies are read.
     is_replay: bool = False
     #: How long its results can be read.

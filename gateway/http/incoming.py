@@ -1,10 +1,11 @@
-"""Bodies of requests: read once, given to vLLM's app again."""
+"""What comes with a request: its body, which is given to vLLM's app again, and its headers."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from gateway.http.errors import GatewayError
@@ -60,3 +61,12 @@ def read_event_id(text: str) -> tuple[str, int]:
             400, "invalid_request_error", "Last-Event-ID: this is no id of an event of this server"
         )
     return name, int(number)
+
+
+def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
+    """One of two values of a header; raises `GatewayError`."""
+    given = headers.get(name, usual)
+    if given not in (usual, other):
+        message = f"{name}: give `{usual}` or `{other}`"
+        raise GatewayError(400, "invalid_request_error", message, param=name)
+    return given

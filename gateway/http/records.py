@@ -76,7 +76,7 @@ class Records:
         with translated(self._queue.url):
             known = await run.get(self._queue.keys.http_record(client, name))
         if known is None:
-            message = "Last-Event-ID: the answer with this event is no longer known; ask anew"
+            message = "Last-Event-ID: this event is no longer known; ask again from the start"
             raise GatewayError(404, "not_found_error", message, code="event_not_found")
         return _checked(known, print_)
 

@@ -11,7 +11,8 @@ from starlette.types import Message, Send
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
 
-KEEP_ALIVE: Final = b": keep-alive\n\n"
+#: Without a blank line, which the SDKs of OpenAI and Anthropic take for the end of an event.
+KEEP_ALIVE: Final = b": keep-alive\n"
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -19,8 +20,8 @@ class Answer:
     """The `send` of one request, between vLLM's app and the server.
 
     The head of a stream is held back until the ticket is decided, so that a refusal by the queue
-    still has its own status. Each event gets an id, and those up to ``after`` are left out. A
-    stream that is silent for ``keep_alive_s`` gets a comment.
+    still has its own status. Each event gets an id, unless the client's parser cannot bear it, and
+    those up to ``after`` are left out. A stream that is silent for ``keep_alive_s`` gets a comment.
     """
 
     def __init__(
@@ -127,7 +128,9 @@ class Answer:
         for event in events:
             self._number += 1
             if self._number > self._after:
-                out.append(b"id: %s:%d\n%s\n\n" % (name, self._number, event))
+                own = b"id: %s:%d\n" % (name, self._number)
+                head = own if self._context.has_event_ids else b""
+                out.append(b"%s%s\n\n" % (head, event))
         return b"".join(out)
 
     async def _refuse(self, error: GatewayError) -> None:

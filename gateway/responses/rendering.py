@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from gateway.responses.store import StoredResponse
 
 PATH: Final = "/v1/responses"
+log = logging.getLogger("tokenyard.gateway")
+
 HeaderList = Sequence[tuple[bytes, bytes]]
 #: The replies are there already: only what should not happen takes so long.
 _MOST_S: Final = 30.0
@@ -43,19 +47,21 @@ class Renderer:
         receive: Receive,
         answer: Answer,
     ) -> None:
-        """Write a response to a client."""
-        tap = ResponseTap(answer.send, stored)
+        """Write a response to a client; raises `GatewayError` where none can begin."""
+        ticket = context.ticket
+        tap = ResponseTap(answer.send, stored, ticket)
         try:
-            await self._call(stored, context, headers, stored.body, receive, tap)
-        except Exception:
             # vLLM's app knows neither that its answer was replaced nor why a request failed.
-            if answer.is_replaced:
-                return
-            if context.ticket.error is None or not context.ticket.is_accepted:
-                raise
-            await tap.fail(context.ticket.error)
+            fault = await _fault_of(self._call(stored, context, headers, stored.body, receive, tap))
         finally:
             answer.close()
+        if answer.is_replaced or (fault is None and tap.status < 500):
+            return
+        if not ticket.is_accepted:
+            raise ticket.error or _not_rendered(stored, fault) from fault
+        if ticket.error is None:
+            raise _unreadable() if fault is None else fault
+        await tap.fail(ticket.error)
 
     async def queue_up(
         self, stored: StoredResponse, context: RequestContext, headers: HeaderList
@@ -70,31 +76,30 @@ class Renderer:
             if tap.status != 200:
                 refusal.append(message)
 
-        tap = ResponseTap(keep, stored)
+        tap = ResponseTap(keep, stored, context.ticket)
         call = self._call(stored, context, headers, stored.body, _never, tap)
-        await _run_until(call, context.ticket.decided)
-        if context.ticket.error is not None and not context.ticket.is_accepted:
-            raise context.ticket.error
+        fault = await _fault_of(_run_until(call, context.ticket.decided))
+        if not context.ticket.is_accepted:
+            refused = context.ticket.error or _as_error(refusal)
+            raise refused or _not_rendered(stored, fault) from fault
         if tap.opening is None:
-            raise _as_error(refusal)
+            raise _unreadable()
         return tap.opening | {"status": "queued"}
 
     async def finished(self, stored: StoredResponse) -> Body:
         """A response whose request is over."""
         context = replay_context(stored)
-        tap = ResponseTap(_ignore, stored)
-        try:
+        tap = ResponseTap(_ignore, stored, context.ticket)
+        call = self._call(stored, context, (), stored.body, _never, tap)
+        fault: Exception | None = None
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MOST_S):
-                await asyncio.create_task(self._call(stored, context, (), stored.body, _never, tap))
-        except TimeoutError as error:
-            raise _unreadable() from error
-        except Exception:
-            if context.ticket.error is None:
-                raise
+                fault = await _fault_of(call)
         if tap.final is not None:
             return tap.final
-        if context.ticket.error is None:
-            raise _unreadable()
+        if context.ticket.error is None or not context.ticket.is_accepted:
+            log.warning("cannot render response %s: %r", stored.id, fault)
+            raise context.ticket.error or _unreadable() from fault
         return await self.opening(stored) | failure(context.ticket.error)
 
     async def opening(self, stored: StoredResponse) -> Body:
@@ -106,12 +111,13 @@ class Renderer:
                 is_open.set()
                 await asyncio.Event().wait()
 
-        tap = ResponseTap(hold, stored)
-        body = json.dumps(json.loads(stored.body) | {"stream": True}).encode()
         context = replay_context(stored)
-        await _run_until(self._call(stored, context, (), body, _never, tap), is_open)
+        tap = ResponseTap(hold, stored, context.ticket)
+        body = json.dumps(json.loads(stored.body) | {"stream": True}).encode()
+        call = self._call(stored, context, (), body, _never, tap)
+        fault = await _fault_of(_run_until(call, is_open))
         if tap.opening is None:
-            raise _unreadable()
+            raise context.ticket.error or _unreadable() from fault
         return tap.opening
 
     async def _call(
@@ -126,7 +132,9 @@ class Renderer:
         profile = self._models.profiles.get(stored.model)
         if profile is None:
             message = f"no host serves the model {stored.model!r} now"
-            raise GatewayError(503, "service_unavailable_error", message, retry_after_s=2.0)
+            error = GatewayError(503, "service_unavailable_error", message, retry_after_s=2.0)
+            context.ticket.fail(error)
+            raise error
         STATE.set(await self._front_ends.state_of(profile))
         CURRENT.set(context)
         await self._front_ends.app(_scope(stored, headers), replay(body, receive), tap.send)
@@ -141,6 +149,14 @@ def replay_context(stored: StoredResponse) -> RequestContext:
         continues=True,
         is_replay=True,
     )
+
+
+async def _fault_of(call: Coroutine[Any, Any, None]) -> Exception | None:
+    """Make a call in a task of its own; the error that it ends with."""
+    ended: BaseException | None = (await asyncio.gather(call, return_exceptions=True))[0]
+    if ended is not None and not isinstance(ended, Exception):
+        raise ended
+    return ended
 
 
 async def _run_until(call: Coroutine[Any, Any, None], event: asyncio.Event) -> None:
@@ -185,15 +201,22 @@ async def _never() -> Message:
     raise AssertionError("unreachable")
 
 
-def _as_error(messages: list[Message]) -> GatewayError:
+def _as_error(messages: list[Message]) -> GatewayError | None:
     """The refusal of a body by vLLM, to be sent as the gateway's own."""
     status = next((one["status"] for one in messages if "status" in one), 500)
     try:
         error = json.loads(b"".join(one.get("body", b"") for one in messages))["error"]
         kind, message = str(error["type"]), str(error["message"])
     except (ValueError, LookupError, TypeError):
-        return _unreadable()
+        return None
     return GatewayError(status, kind, message, param=error.get("param"))
+
+
+def _not_rendered(stored: StoredResponse, fault: Exception | None) -> GatewayError:
+    """The error for a body at which vLLM's front end fails before it asks the queue."""
+    log.warning("vLLM's front end failed at the body of %s: %r", stored.id, fault)
+    message = f"the body cannot be rendered to a prompt: {fault}"
+    return GatewayError(400, "invalid_request_error", message)
 
 
 def _unreadable() -> GatewayError:

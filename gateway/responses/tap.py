@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from starlette.types import Message, Send
 
+from gateway.http.context import Ticket
 from gateway.http.errors import GatewayError
 from gateway.responses.store import StoredResponse
 from tokenyard.protocol.errors import Code
@@ -28,12 +29,14 @@ class ResponseTap:
     """The `send` of one call of vLLM's app; passes on what it gets.
 
     vLLM sees neither `background` nor `previous_response_id`: the tap writes them into each
-    response. A stream that breaks off because its request failed gets its last event here.
+    response. A stream that breaks off because its request failed gets its last event here. A 500
+    of vLLM's is not passed on, unless the ticket says why.
     """
 
-    def __init__(self, send: Send, stored: StoredResponse) -> None:
+    def __init__(self, send: Send, stored: StoredResponse, ticket: Ticket) -> None:
         self._send = send
         self._stored = stored
+        self._ticket = ticket
         self._head: Message = {}
         self._is_stream = False
         self._rest = b""
@@ -65,6 +68,8 @@ class ResponseTap:
     async def _take_body(self, message: Message) -> None:
         self._rest += message.get("body", b"")
         if message.get("more_body", False):
+            return
+        if self.status >= 500 and self._ticket.error is None:
             return
         body, self._rest = self._rest, b""
         if self.status == 200:

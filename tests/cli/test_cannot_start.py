@@ -14,6 +14,7 @@ import pytest
 from tests.cli.running import ROOT, Up, environment
 from tests.support.processes import is_gone
 from tests.support.servers import Server
+from tests.support.vllm_versions import write_distribution
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
@@ -22,15 +23,16 @@ pytestmark = pytest.mark.crash
 
 StartUp = Callable[..., Up]
 WAIT_S = 100.0
-#: A package that shadows vLLM, as if it were not installed.
+#: A package that shadows vLLM, as if it were no longer there.
 NO_VLLM = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')\n"
 SOON = {"TOKENYARD_WORKER_BACKOFF_S": "0.05"}
 
 
 @pytest.fixture
 def no_vllm(tmp_path: Path) -> dict[str, str]:
-    """An environment without vLLM."""
+    """An environment with a CPU build of vLLM that cannot be imported."""
     (tmp_path / "path" / "vllm").mkdir(parents=True)
+    write_distribution(tmp_path / "path")
     (tmp_path / "path" / "vllm" / "__init__.py").write_text(NO_VLLM)
     return {"PYTHONPATH": f"{tmp_path / 'path'}:{ROOT}"}
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import Result
 
 from tests.cli.running import Up
+from tests.support.vllm_versions import write_distribution
 from tokenyard.cli.up import Foreground, up
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.client.sync import Client
@@ -72,9 +73,11 @@ class TestVariables:
 
     @pytest.fixture
     def planned(
-        self, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+        self, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> Callable[..., LocalPlan]:
-        """A function that returns the plan of `up`."""
+        """A function that returns the plan of `up`, with vLLM's build for the CPU."""
+        write_distribution(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
 
         def plan(*arguments: str, **env: str) -> LocalPlan:
             plans: list[LocalPlan] = []

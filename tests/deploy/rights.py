@@ -1,13 +1,17 @@
-"""Whether a server refuses a command to a user."""
+"""The commands that a server gets from its users, grants and refuses them."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import redis
 
-from tests.support.brokers import GuardedServer
+from tests.support.brokers import DEPLOY, GuardedServer
+from tokenyard.scripts import source
 
 
 def denied(server: GuardedServer) -> list[str]:
@@ -32,3 +36,44 @@ def is_refused(connection: redis.Redis, *command: object) -> bool:
             return True
         raise
     return False
+
+
+@contextlib.contextmanager
+def monitored(server: GuardedServer) -> Iterator[dict[str, set[str]]]:
+    """Collect the commands that the server receives, by user, without those of scripts."""
+    names: dict[str, str] = {}
+    seen: dict[str, set[str]] = {}
+    connection = redis.Redis.from_url(server.url_of("default"))
+    with connection, connection.monitor() as monitor:
+
+        def listen() -> None:
+            for item in monitor.listen():
+                words, peer = item["command"].split(), item["client_port"]
+                if words[:2] == ["ECHO", "over"]:
+                    return
+                if [word.lower() for word in words[:2]] == ["client", "setname"]:
+                    names[peer] = words[2]
+                elif item["client_type"] != "lua":
+                    seen.setdefault(names.get(peer, ""), set()).add(words[0].lower())
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            yield seen
+        finally:
+            connection.echo("over")
+            listener.join(30)
+
+
+def granted(user: str) -> set[str]:
+    """The commands that the file gives a user, without categories."""
+    (line,) = (
+        one for one in (DEPLOY / "users.acl").read_text().splitlines() if f" {user} " in one[:20]
+    )
+    return {name.partition("|")[0] for name in re.findall(r"\+([a-z|]+)", line)}
+
+
+def in_scripts(scripts: Collection[str]) -> set[str]:
+    """The commands in scripts."""
+    called = (re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", source(name)) for name in scripts)
+    return {name.lower() for names in called for name in names}

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import threading
-from collections.abc import Iterator
-
-import redis
-
 from tests.deploy import day as work
 from tests.deploy.day import Day
-from tests.deploy.rights import denied
-from tests.support.brokers import DEPLOY, GuardedServer
-from tokenyard.scripts import source
+from tests.deploy.rights import denied, granted, in_scripts, monitored
+from tests.support.brokers import GuardedServer
 
 #: The scripts that each user calls.
 SCRIPTS = {
@@ -50,47 +42,6 @@ SCRIPTS = {
 SELDOM = {"client": {"xtrim"}, "worker": {"script"}, "admin": {"script"}}
 
 
-@contextlib.contextmanager
-def monitored(server: GuardedServer) -> Iterator[dict[str, set[str]]]:
-    """Collect the commands that the server receives, by user, without those of scripts."""
-    names: dict[str, str] = {}
-    seen: dict[str, set[str]] = {}
-    connection = redis.Redis.from_url(server.url_of("default"))
-    with connection, connection.monitor() as monitor:
-
-        def listen() -> None:
-            for item in monitor.listen():
-                words, peer = item["command"].split(), item["client_port"]
-                if words[:2] == ["ECHO", "over"]:
-                    return
-                if [word.lower() for word in words[:2]] == ["client", "setname"]:
-                    names[peer] = words[2]
-                elif item["client_type"] != "lua":
-                    seen.setdefault(names.get(peer, ""), set()).add(words[0].lower())
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        try:
-            yield seen
-        finally:
-            connection.echo("over")
-            listener.join(30)
-
-
-def granted(user: str) -> set[str]:
-    """The commands that the file gives a user, without categories."""
-    (line,) = (
-        one for one in (DEPLOY / "users.acl").read_text().splitlines() if f" {user} " in one[:20]
-    )
-    return {name.partition("|")[0] for name in re.findall(r"\+([a-z|]+)", line)}
-
-
-def in_scripts(user: str) -> set[str]:
-    """The commands in the scripts that a user calls."""
-    called = (re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", source(name)) for name in SCRIPTS[user])
-    return {name.lower() for names in called for name in names}
-
-
 def test_a_day_of_work_needs_exactly_the_rights_of_the_users(guarded: GuardedServer) -> None:
     # Given a yard whose processes, clients and operator have only the rights of their users
     day = Day(guarded)
@@ -118,6 +69,6 @@ def test_a_day_of_work_needs_exactly_the_rights_of_the_users(guarded: GuardedSer
     # I expect no refused command,
     assert denied(guarded) == []
     # and no unused right.
-    for user in SCRIPTS:
-        used = seen[user] | in_scripts(user) | SELDOM.get(user, set())
+    for user, scripts in SCRIPTS.items():
+        used = seen[user] | in_scripts(scripts) | SELDOM.get(user, set())
         assert granted(user) - used == set(), user

@@ -41,7 +41,7 @@ MANAGEMENT = [
 
 
 @pytest.mark.parametrize(
-    "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "scaler"]
+    "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "gateway", "scaler"]
 )
 def test_no_user_of_a_yard_manages_the_server(guarded: GuardedServer, user: str) -> None:
     # If a user of a yard gives commands of the server's keeper,
@@ -161,7 +161,7 @@ def test_another_client_has_the_same_rights_under_its_own_name(
         assert is_refused(bob, "XREAD", "STREAMS", yard.replies("client"), "0")
 
 
-@pytest.mark.parametrize("user", ["client", "worker", "batch", "scaler"])
+@pytest.mark.parametrize("user", ["client", "worker", "batch", "gateway", "scaler"])
 def test_only_operators_and_the_leader_give_signals(
     guarded: GuardedServer, yard: Keys, user: str
 ) -> None:
@@ -208,7 +208,7 @@ def test_users_without_a_password_cannot_log_in(tmp_path: Path) -> None:
     server.start()
     try:
         # I expect all other users to be refused,
-        for user in ("client", "guest", "coordinator", "admin", "batch", "scaler", "replica"):
+        for user in ("client", "guest", "coordinator", "admin", "batch", "gateway", "scaler"):
             with (
                 redis.Redis.from_url(server.url_of(user)) as connection,
                 pytest.raises(redis.AuthenticationError),

@@ -15,12 +15,18 @@ PLACE: Final[dict[str, Any]] = {
 }
 TOOL: Final[dict[str, Any]] = {
     "type": "function",
-    "function": {"name": "get_weather", "description": "The weather", "parameters": PLACE},
+    "function": {
+        "name": "get_weather",
+        "strict": True,
+        "description": "The weather",
+        "parameters": PLACE,
+    },
 }
 OTHER_TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": "get_time",
+        "strict": True,
         "description": "The time",
         "parameters": {
             "type": "object",
@@ -35,6 +41,7 @@ LONG_TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": "write",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"text": {"type": "string", "minLength": 250, "maxLength": 250}},

@@ -17,7 +17,7 @@ from tests.support.servers import Server, ServerName
 def stand(
     shared_server: Callable[[ServerName], Server], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stand]:
-    """The yard; its gateways come with `door`."""
+    """The yard; `door` waits for its gateways."""
     folder = tmp_path_factory.mktemp("stand")
     with stands.running_stand(shared_server(SERVERS[0]), folder) as running:
         yield running

@@ -14,16 +14,24 @@ READ_S = 90.0
 
 
 class EventStream:
-    """One POST whose answer is a stream; iterating gives its events as bytes, ids included."""
+    """One request whose answer is a stream; iterating gives its events as bytes, ids included.
+
+    It is a POST with a body, or a GET without one.
+    """
 
     def __init__(
-        self, port: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self,
+        port: int,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=READ_S)
         self._connection.connect()
         self._socket: socket.socket = self._connection.sock
-        own = {"Content-Type": "application/json", **headers}
-        self._connection.request("POST", path, json.dumps(body), own)
+        own = {"Content-Type": "application/json", **(headers or {})}
+        method, sent = ("GET", None) if body is None else ("POST", json.dumps(body))
+        self._connection.request(method, path, sent, own)
         self._response = self._connection.getresponse()
         self.status = self._response.status
         self.headers = dict(self._response.getheaders())
@@ -52,10 +60,11 @@ class EventStream:
                     raise ConnectionResetError
                 assert not event, event
                 return
+            if line.startswith(b":"):
+                continue
             event += line
             if line == b"\n":
-                if not event.startswith(b":"):
-                    yield event
+                yield event
                 event = b""
 
     def body(self) -> bytes:

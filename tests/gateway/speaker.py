@@ -21,7 +21,7 @@ MAX_LEN: Final = 1024
 _SPECIAL: Final = ("<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>")
 _WIDTH: Final = 256
 _HEAD: Final = 64
-_SCALE: Final = 20.0
+_SCALE: Final = 8.0
 _BYTE_LEVEL: Final = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -48,10 +48,10 @@ def token_of(byte: int) -> int:
 
 
 def text_behind(prompt: str, bytes_: int) -> str:
-    """What the model writes behind a prompt that ends with a letter of `CYCLE`."""
+    """What the model writes behind a prompt that ends with a letter of `CYCLE`: whole letters."""
     cycle = CYCLE.encode()
     start = cycle.index(prompt.encode()[-1]) + 1
-    return bytes(cycle[(start + at) % len(cycle)] for at in range(bytes_)).decode(errors="replace")
+    return bytes(cycle[(start + at) % len(cycle)] for at in range(bytes_)).decode(errors="ignore")
 
 
 def write_speaker(folder: Path) -> Path:
@@ -100,7 +100,7 @@ def _bias(token: int, cycle: list[int]) -> float:
     if token in cycle:
         return 0.0
     if token == _SPECIAL.index("</s>"):
-        return -40.0  # only where a grammar allows nothing else
+        return -10.0  # as soon as a grammar allows it
     if token < len(_SPECIAL) or token - len(_SPECIAL) in b" \t\n\r\v\f":
         return -60.0
     return -20.0

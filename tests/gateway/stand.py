@@ -20,6 +20,7 @@ from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 
 MODELS = ROOT / "examples" / "arithmetic" / "models"
+NAMES = ("adder", "subtractor", "speaker")
 #: Time for vLLM to be imported on busy cores, and a model to be loaded.
 READY_S = 300.0
 #: Options of the speaker for gateways, and for vLLM's own server.
@@ -60,7 +61,7 @@ class Door:
 
 
 class Stand:
-    """One yard: a broker, a coordinator, one worker with a spare process, gateways on demand."""
+    """One yard: two coordinators, two gateways, and one worker with a spare process."""
 
     def __init__(self, broker: Server, folder: Path) -> None:
         self.plant = Plant(broker.url)
@@ -72,11 +73,12 @@ class Stand:
         self.coordinators: list[Program] = []
 
     def start(self) -> None:
-        """Start everything but the gateways."""
+        """Start everything; gateways and models are waited for when they are needed."""
         for _ in range(2):
             self.start_coordinator()
         options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
         self.plant.host(self._models, engine="vllm", device="cpu", **options)
+        self._doors = [Door(self.plant, set(NAMES), files_dir=self.files) for _ in range(2)]
         eventually(
             lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,
             timeout_s=READY_S,
@@ -89,10 +91,7 @@ class Stand:
         self.coordinators.append(self.plant.coordinator(name=name, lease_ms=1500))
 
     def door(self, number: int = 0) -> Door:
-        """A gateway that serves; the first ones are started together, when first asked for."""
-        while len(self._doors) <= max(number, 1):
-            models = {"adder", "subtractor", "speaker"}
-            self._doors.append(Door(self.plant, models, files_dir=self.files))
+        """A gateway that serves."""
         self._doors[number].wait()
         return self._doors[number]
 

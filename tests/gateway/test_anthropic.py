@@ -14,7 +14,7 @@ from tests.gateway.speaker import text_behind
 from tests.gateway.stand import Door
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
-TOOL: Final[Any] = {"name": "get_weather", "description": "The weather", "input_schema": PLACE}
+TOOL: Final[Any] = {"name": "get_weather", "strict": True, "input_schema": PLACE}
 ASKED: Final[dict[str, Any]] = {
     "model": "speaker",
     "max_tokens": 40,

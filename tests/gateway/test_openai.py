@@ -107,7 +107,7 @@ def test_several_seeded_choices_are_the_same_twice(sdk: OpenAI) -> None:
             messages=say("xyz"),
             n=3,
             seed=seed,
-            temperature=8.0,
+            temperature=2.0,
             max_tokens=16,
             extra_body={"ignore_eos": True},
         )
@@ -135,7 +135,7 @@ def test_chat_with_logprobs_and_a_streaming_helper(sdk: OpenAI) -> None:
     with sdk.chat.completions.stream(
         model="speaker",
         messages=say("7"),
-        max_tokens=20,
+        stop="é",
         temperature=0,
         logprobs=True,
         top_logprobs=2,
@@ -145,14 +145,14 @@ def test_chat_with_logprobs_and_a_streaming_helper(sdk: OpenAI) -> None:
         final = stream.get_final_completion()
     (choice,) = final.choices
 
-    assert choice.message.content == text_behind("7", 20)
-    assert kinds.count("content.delta") >= 10
+    assert choice.message.content == "89"
+    assert kinds.count("content.delta") >= 2
     assert "logprobs.content.done" in kinds
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
-    assert len(choice.logprobs.content) == 20
+    assert [one.token for one in choice.logprobs.content[:2]] == ["8", "9"]
     assert final.usage is not None
-    assert final.usage.completion_tokens == 20
+    assert final.usage.completion_tokens == len(choice.logprobs.content)
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
@@ -173,10 +173,11 @@ def test_a_tool_is_called(sdk: OpenAI, choice: Any) -> None:
 
     assert call.type == "function"
     assert call.function.name == streamed.function.name == "get_weather"
-    assert call.function.arguments == streamed.function.arguments
+    assert json.loads(call.function.arguments) == json.loads(streamed.function.arguments)
     assert json.loads(call.function.arguments)["unit"] in {"celsius", "fahrenheit"}
     assert kinds.count("tool_calls.function.arguments.delta") > 3
-    assert done.choices[0].finish_reason == "tool_calls"
+    # As in OpenAI's API, a call that was demanded by name is no reason of its own.
+    assert done.choices[0].finish_reason in {"tool_calls", "stop"}
 
 
 def test_a_chat_goes_on_behind_a_tools_answer(sdk: OpenAI) -> None:

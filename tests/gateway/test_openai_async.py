@@ -59,6 +59,6 @@ def test_tools_and_responses_stream_beside_each_other(door: Door) -> None:
 
     async def both() -> tuple[str, str]:
         async with connected(door) as sdk:
-            return await asyncio.gather(call(sdk), respond(sdk))
+            return tuple(await asyncio.gather(call(sdk), respond(sdk)))
 
     assert run(both()) == ("get_weather", text_behind("c", 40))

@@ -44,8 +44,12 @@ def test_curl_shows_a_stream(door: Door) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "endpoint"),
-    [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")],
-    ids=["completions", "chat"],
+    [
+        ("openai", "/v1/completions"),
+        ("openai-chat", "/v1/chat/completions"),
+        ("openai-responses", "/v1/responses"),
+    ],
+    ids=["completions", "chat", "responses"],
 )
 def test_vllms_benchmark_counts_every_token(
     door: Door, stand: Stand, tmp_path: Path, backend: str, endpoint: str
@@ -59,7 +63,7 @@ def test_vllms_benchmark_counts_every_token(
     command += ["--header", "X-Tokenyard-Event-Ids=off", "--disable-tqdm"]
 
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
+        command, capture_output=True, check=False, text=True, timeout=300, cwd=ROOT
     )
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -26,6 +26,7 @@ from tests.docs.pages import code, page, section
 from tests.support.builders import random_name
 from tests.support.servers import Server, free_port
 from tests.support.unwritable import Ailing
+from tests.support.vllm_versions import write_distribution
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.process.embedding import ServiceAddress, wait_started
@@ -173,9 +174,15 @@ class TestFailing:
             server.kill()
 
     def test_a_device_that_cannot_be_had(
-        self, family: Family, leading: CoordinatorSettings, tmp_path: Path
+        self,
+        family: Family,
+        leading: CoordinatorSettings,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         # Given the build of vLLM for the CPU
+        write_distribution(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
         settings = replace(
             working(leading), engine="vllm", model=str(tmp_path), device="cuda", model_name=""
         )

@@ -22,6 +22,7 @@ from tests.integration.local_pool import (
     kill,
     states,
 )
+from tests.support.vllm_versions import write_distribution
 from tests.support.waiting import eventually
 from tokenyard.protocol.errors import (
     EngineLost,
@@ -267,9 +268,13 @@ class TestSettings:
         with pytest.raises(SettingsError, match="cannot be read"):
             WorkerController(tmp_path / "models.toml")
 
-    def test_all_pools_of_a_program_are_of_one_kind(self, start: Start) -> None:
+    def test_all_pools_of_a_program_are_of_one_kind(
+        self, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         # The fork-server has the environment of the first.
         start()
+        write_distribution(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
 
         with pytest.raises(SettingsError, match="use a new process"):
             WorkerController(engine="vllm").start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -10,10 +10,13 @@ import pytest
 import coordinator.recovery.sweeper
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request
-from tests.support.lanes import Lanes, requests
+from tests.support.lanes import LONG_MS, Lanes, requests
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
+
+IDLE_MS = 1000
+MANY_TURNS = 20
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ class TestRounds:
         for name in [*gone, "late"]:
             assert code(lanes, name) == ("expired", "DEADLINE_EXCEEDED")
         assert code(lanes, "bad") == ("failed", "INVALID_REQUEST")
-        assert turns(leading, 1.0) < 20
+        assert idle_turns(leading) < MANY_TURNS
 
     def test_excess_requests_are_refused_newest_first(self, lanes: Lanes) -> None:
         # Given a yard with room for twenty, ten of which were submitted
@@ -110,20 +113,29 @@ def _ledger(lanes: Lanes, request_id: str) -> str:
     return lanes.keys.ledger("anon", request_id)
 
 
-def turns(leading: Coordinator, seconds: float) -> int:
-    """How many turns a coordinator makes in so many seconds."""
-    count = 0
+def idle_turns(leading: Coordinator) -> int:
+    """How many turns a coordinator makes until those that found nothing asked to wait `IDLE_MS`.
+
+    That sum is the same on any machine, unlike the turns of a second. A loop that does not wait
+    never gets there, so that the count ends at `MANY_TURNS`.
+    """
+    turns, asked_ms, is_over = 0, 0, threading.Event()
     inner: Any = leading._intake.read
 
-    def read(*args: Any, **more: Any) -> Any:
-        nonlocal count
-        count += 1
-        return inner(*args, **more)
+    def read(room: int, block_ms: int, **more: Any) -> Any:
+        nonlocal turns, asked_ms
+        found = inner(room, block_ms, **more)
+        if not is_over.is_set():
+            turns += 1
+            asked_ms += 0 if any(found) else block_ms
+            if turns >= MANY_TURNS or asked_ms >= IDLE_MS:
+                is_over.set()
+        return found
 
-    until = time.monotonic() + seconds
     leading._intake.read = read  # type: ignore[method-assign]  # counts
-    eventually(lambda: time.monotonic() > until, timeout_s=seconds + 5.0, every_s=0.05)
-    return count
+    assert is_over.wait(30.0)
+    leading._intake.read = inner  # type: ignore[method-assign]
+    return turns
 
 
 class TestPatience:
@@ -134,7 +146,7 @@ class TestPatience:
         lanes.worker("a")
         lanes.push(requests(50))
 
-        assert turns(leading, 1.0) < 20
+        assert idle_turns(leading) < MANY_TURNS
         lanes.worker("b")
         eventually(lambda: lanes.waiting() == 0, timeout_s=2.0)
 
@@ -144,7 +156,7 @@ class TestPatience:
         lanes.push(requests(50))
         lanes.wait_for_load(worker, 2)
 
-        assert turns(leading, 1.0) < 20
+        assert idle_turns(leading) < MANY_TURNS
 
     def test_a_turn_waits_while_a_suspect_waits_for_an_empty_lane(self, lanes: Lanes) -> None:
         # Given a lane with one request, then a suspect and another request
@@ -156,13 +168,13 @@ class TestPatience:
         eventually(lambda: leading._intake.backlog.count("retry"))
         lanes.push(requests(1, "other"))
 
-        assert turns(leading, 1.0) < 20
+        assert idle_turns(leading) < MANY_TURNS
         assert lanes.load(worker) == 1
 
         # If the lane becomes empty, I expect the suspect alone there, immediately, then the other.
         lanes.finish(worker, *lanes.lane(worker))
         eventually(lambda: lanes.ids(worker) == ["suspect"], timeout_s=2.0)
-        assert turns(leading, 0.5) < 20
+        assert idle_turns(leading) < MANY_TURNS
         assert lanes.ids(worker) == ["suspect"]
         lanes.finish(worker, *lanes.lane(worker))
         eventually(lambda: lanes.ids(worker) == ["other0000"], timeout_s=2.0)
@@ -170,15 +182,24 @@ class TestPatience:
     def test_a_turn_waits_during_back_off(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         leading = lanes.coordinator()
-        seconds, micros = lanes.connection.time()
-        now_ms = seconds * 1000 + micros // 1000
-        _push_retry(lanes, "pauses", not_before=now_ms + 700)
+        _push_retry(lanes, "rests", not_before=_now_ms(lanes) + LONG_MS)
+        eventually(lambda: leading._intake.backlog.count("retry"))
 
-        assert turns(leading, 0.3) < 50  # a busy loop makes hundreds
+        assert idle_turns(leading) < MANY_TURNS
         assert lanes.load(worker) == 0
-        lanes.wait_for_load(worker, 1)
+
+        # If the back-off of another ends, I expect that one, and not before.
+        until_ms = _now_ms(lanes) + 300
+        _push_retry(lanes, "pauses", not_before=until_ms)
+        assert lanes.wait_for_load(worker, 1) == ["pauses"]
         (assignment,) = lanes.lane(worker)
-        assert int(assignment.entry.partition("-")[0]) >= now_ms + 700
+        assert int(assignment.entry.partition("-")[0]) >= until_ms
+
+
+def _now_ms(lanes: Lanes) -> int:
+    """The server's time."""
+    seconds, micros = lanes.connection.time()
+    return seconds * 1000 + micros // 1000
 
 
 def _push_retry(lanes: Lanes, request_id: str, **history: int) -> None:

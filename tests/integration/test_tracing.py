@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.support.processes import Plant
 from tokenyard import Client
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.parse import unfold
-from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.wire import Request
 from tokenyard.telemetry.tracing import Tracer, carrier_of
 
 #: Asks as a program does that has set OpenTelemetry up, inside a span of its own.
@@ -139,11 +140,16 @@ def test_the_next_attempt_is_in_the_same_trace(plant: Plant, sink: Receiver) -> 
 
 
 def test_a_failed_span_has_its_error(plant: Plant, sink: Receiver) -> None:
-    start(plant, sink)
-    late = traced(params=SamplingParams(max_tokens=5), deadline_ms=1)
+    # Given a request that waits for a worker until its deadline, and one that the worker refuses
+    plant.coordinator(otlp_endpoint=sink.url)
+    plant.wait_for_leader()
+    late = traced(deadline_ms=int(time.time() * 1000) + 1000)
     wrong = traced(tokens=[1] * 9000)
-    plant.push_all([late, wrong])
-    plant.results([late, wrong])
+    plant.push_all([late])
+    plant.results([late])
+    plant.worker(otlp_endpoint=sink.url)
+    plant.push_all([wrong])
+    plant.results([wrong])
     stop(plant)
 
     (waited,) = (one for one in sink.of("tokenyard-coordinator") if one.error)

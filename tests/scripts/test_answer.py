@@ -17,8 +17,9 @@ from tokenyard.scripts import Answered, Publication
 @pytest.mark.parametrize("pushed", [True, False])
 def test_waiting_request_gets_its_result(yard: Yard, kind, pushed: bool) -> None:
     request = kind(result_ttl_s=100)
-    waiting = yard.push(request_fields(request), request) if pushed else yard.submit(request)
-    yard.read()
+    fields = request_fields(request)
+    waiting = yard.push(fields, request, "high") if pushed else yard.submit(request)
+    yard.read(waiting.intake)
 
     assert yard.answer(waiting) is Answered.DONE
 
@@ -26,9 +27,8 @@ def test_waiting_request_gets_its_result(yard: Yard, kind, pushed: bool) -> None
     assert (reply.status, reply.tokens) == ("failed", b"")
     assert yard.result(request) == reply
     ledger = yard.ledger(request)
-    assert (ledger["state"], ledger["sid"]) == ("failed", f"normal/{waiting.entry}")
-    assert yard.intake() == []
-    assert yard.pending() == 0
+    assert (ledger["state"], ledger["sid"]) == ("failed", f"{waiting.intake}/{waiting.entry}")
+    assert (yard.intake(waiting.intake), yard.pending(waiting.intake)) == ([], 0)
     stream = (
         yard.keys.replies("framed") if request.reply_to else yard.keys.reply("anon", request.id)
     )
@@ -106,16 +106,6 @@ def test_rescued_request_keeps_its_published_tokens(yard: Yard, worker: str) -> 
     assert (result.seq, result.tokens) == (2, pack_tokens([1, 2]))
     assert yard.published(request) == b""
     assert yard.ledger(request)["sid"] == assignment.sid
-
-
-@pytest.mark.parametrize("intake", ["high", "low"])
-def test_class_of_the_intake_is_part_of_the_server_id(yard: Yard, intake: IntakeClass) -> None:
-    request = make_request()
-    waiting = yard.push(request_fields(request), request, intake=intake)
-
-    yard.answer(waiting)
-
-    assert yard.ledger(request)["sid"] == f"{intake}/{waiting.entry}"
 
 
 def test_a_short_result_ttl_does_not_shorten_the_life_of_other_results(yard: Yard) -> None:

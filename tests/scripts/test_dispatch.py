@@ -147,18 +147,6 @@ def test_large_entries_with_gaps_are_moved(yard: Yard, worker: str) -> None:
     assert [entry for entry, _ in yard.intake()] == rest
 
 
-def test_codes_follow_the_order_of_the_moves(yard: Yard, worker: str) -> None:
-    good, full, closed = (yard.submit() for _ in range(3))
-    moves = [closed.to("nobody.1"), good.to(worker, 1), good.to(worker, 1), full.to(worker, 1)]
-
-    assert yard.scripts.dispatch(yard.token, moves) == [
-        Dispatched.CLOSED,
-        Dispatched.DISPATCHED,
-        Dispatched.GONE,
-        Dispatched.FULL,
-    ]
-
-
 def test_spoofed_system_fields_are_dropped(yard: Yard, worker: str) -> None:
     names = ("attempt", "crashes", "suspected", "crashed_alone", "lost_alone", "faults", "epoch")
     spoofed = dict.fromkeys((*names, "not_before", "trial", "reason"), "9")

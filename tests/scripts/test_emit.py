@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.replies import Reply
-from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
+from tokenyard.protocol.wire import Assignment, pack_tokens, unpack_tokens
 from tokenyard.scripts import Publication, Published
 
 KINDS = [make_request, framed]
@@ -228,19 +228,3 @@ def test_wide_step_is_published_in_one_call(yard: Yard, worker: str) -> None:
 
     assert codes == [Published.PUBLISHED] * 300
     assert tokens_of(yard.replies(running[0].request)) == list(range(300))
-
-
-def test_plain_reply_has_the_form_of_the_protocol(yard: Yard, worker: str) -> None:
-    """Given only XREAD, I expect ids, numbers and tokens without further packing."""
-    assignment = yard.assign(worker, Request(id="q1", prompt="x", stream=True))
-
-    yard.scripts.emit(worker, [delta(assignment, 0, [65, 66], text="AB")])
-
-    ((_, fields),) = yard.connection.xrange(yard.keys.reply("anon", "q1"))
-    assert fields == {
-        b"id": b"q1",
-        b"event": b"delta",
-        b"seq": b"0",
-        b"tokens": b"A\0\0\0B\0\0\0",
-        b"text": b"AB",
-    }

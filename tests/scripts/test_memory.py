@@ -76,12 +76,3 @@ def test_requests_of_a_lost_worker_are_rescued_and_handed_back(yard: Yard) -> No
         yard.place(yard.waiting(lost.request), two, alone=True)
 
     assert yard.alone(two) is not None
-
-
-def test_sweeps_run_on_a_full_server(yard: Yard) -> None:
-    waiting = yard.submit(make_request(deadline_ms=1))
-    yard.connection.zadd(yard.keys.clients, {"ann": 1})
-
-    with yard.without_memory():
-        assert yard.scripts.overdue("normal", "-", 10) == ("", [waiting.entry])
-        assert yard.scripts.watch_clients(10) == [b"ann"]

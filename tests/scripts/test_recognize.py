@@ -16,16 +16,19 @@ def recognize(yard: Yard, server: str, *, was_replica: bool = False) -> int:
     return yard.scripts.recognize(yard.token, server, was_replica=was_replica)
 
 
-def test_the_first_server_is_accepted(yard: Yard, worker: str) -> None:
-    assert recognize(yard, "first", was_replica=True) == 0
-    assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
-
-
-@pytest.mark.parametrize(("server", "was_replica"), [("first", True), ("second", False)])
-def test_the_same_or_a_restarted_server_fences_no_worker(
-    yard: Yard, worker: str, server: str, was_replica: bool
+@pytest.mark.parametrize(
+    ("known", "server", "was_replica"),
+    [
+        pytest.param([], "first", True, id="the first"),
+        pytest.param(["first"], "first", True, id="the same"),
+        pytest.param(["first"], "second", False, id="restarted"),
+    ],
+)
+def test_a_server_that_lost_nothing_fences_no_worker(
+    yard: Yard, worker: str, known: list[str], server: str, was_replica: bool
 ) -> None:
-    recognize(yard, "first")
+    for one in known:
+        recognize(yard, one)
 
     assert recognize(yard, server, was_replica=was_replica) == 0
     assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]

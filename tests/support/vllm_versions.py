@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from pathlib import Path
 
 
 def installed_vllm() -> tuple[int, ...]:
@@ -15,3 +16,13 @@ def installed_vllm() -> tuple[int, ...]:
             continue
         return tuple(int(number) for number in re.findall(r"\d+", found)[:2])
     raise LookupError("vLLM is not installed here")
+
+
+def write_distribution(folder: Path, version: str = "0.32.0+cpu") -> None:
+    """Write what is known of an installed vLLM without an import of it: a CPU build by default.
+
+    With the folder first on `sys.path`, it takes the place of any real one.
+    """
+    about = folder / f"vllm-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Name: vllm\nVersion: {version}\n")

@@ -46,11 +46,22 @@ class GatewaySettings:
     without_leader_s: float = 10.0
     #: Pause between two looks at the yard's models.
     refresh_s: float = 1.0
+    #: Where models lie on this machine, if not where hosts have them: "name=path".
+    model_paths: tuple[str, ...] = ()
+    #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
+    trust_remote_code: bool = False
+
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     #: A loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
     liveness_timeout_s: float = 60.0
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """`model_paths` by name."""
+        pairs = (each.partition("=") for each in self.model_paths)
+        return {name: path for name, _, path in pairs}
 
     def __post_init__(self) -> None:
         errors = list(self._errors())
@@ -84,6 +95,11 @@ class GatewaySettings:
         ):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
+        if self.grace_s < 0:
+            yield "grace_s: must not be negative"
+        yield from self._access_errors()
+
+    def _access_errors(self) -> Iterator[str]:
         if self.keys == "off" and not self._is_local:
             yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -92,5 +108,7 @@ class GatewaySettings:
             file = getattr(self, label)
             if file is not None and not file.is_file():
                 yield f"{label}: no file at {file}"
-        if self.grace_s < 0:
-            yield "grace_s: must not be negative"
+        for each in self.model_paths:
+            name, _, path = each.partition("=")
+            if not name or not path:
+                yield f"model_paths: {each!r} is not name=path"

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo
 from worker.models import ModelSpec, read_models
@@ -124,6 +125,9 @@ def _model_info(spec: ModelSpec) -> ModelInfo:
             max_model_len=spec.max_model_len,
             trust_remote_code=spec.trust_remote_code,
             sampling=dict(spec.sampling),
-            serve_args=dict(spec.serve_args),
+            serve_args={
+                **{name: spec.engine_args[name] for name in OF_ENGINE if name in spec.engine_args},
+                **spec.serve_args,
+            },
         ),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.admin.history import (
     MAX_SNAPSHOTS,
@@ -54,10 +56,12 @@ def test_rates_of_simultaneous_snapshots() -> None:
     assert rates_between(snapshot, snapshot).yard == Throughput()
 
 
-def test_single_snapshot_has_no_rates() -> None:
+@pytest.mark.parametrize("times", [[0], [5000, 1000]], ids=["one", "clock set back"])
+def test_less_than_two_snapshots_have_no_rates(times: list[int]) -> None:
     history = SnapshotHistory()
     assert history.last is None
-    history.add(make_snapshot(0))
+    for at_ms in times:
+        history.add(make_snapshot(at_ms))
 
     assert history.rates() is None
 
@@ -75,14 +79,6 @@ def test_rates_are_taken_over_some_seconds() -> None:
     history.add(make_snapshot(60_000))
     rates = history.rates()
     assert rates.seconds == 51.0
-
-
-def test_history_restarts_when_the_clock_is_set_back() -> None:
-    history = SnapshotHistory()
-    history.add(make_snapshot(5000))
-    history.add(make_snapshot(1000))
-
-    assert history.rates() is None
 
 
 def test_history_is_limited() -> None:

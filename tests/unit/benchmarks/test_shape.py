@@ -153,6 +153,13 @@ def test_figures_so_far_are_in_the_requested_file(
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
+def two_rounds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two rounds of cold starts, in which warm starts and requests succeed."""
+    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
+    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
+    return cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
+
+
 def test_a_start_that_had_to_compile_is_timed_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -167,9 +174,7 @@ def test_a_start_that_had_to_compile_is_timed_again(
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setattr(cold_rounds, "measure_serve", lambda _: Timed(5.0, {}))
     monkeypatch.setattr(cold_rounds, "measure_llm", llm)
-    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
-    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
-    found = cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
+    found = two_rounds(monkeypatch)
     assert found.first == {"llm_cold": Timed(9.0, {})}
     assert [one["llm_cold"].seconds for one in found.rounds] == [1.0, 2.0]
 
@@ -183,9 +188,7 @@ def test_a_cold_start_that_fails_is_named_and_tried_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(cold_rounds, "measure_serve", serve)
     monkeypatch.setattr(cold_rounds, "measure_llm", lambda _: Timed(2.0, {}))
-    monkeypatch.setattr(cold_rounds, "measure_warm", lambda _: {"warm_create": Timed(0.5, {})})
-    monkeypatch.setattr(cold_rounds, "measure_request", lambda *_: Timed(1.0, {}))
-    found = cold_rounds.measure(MODELS, rounds=2, limit_s=None, save=lambda _: None)
+    found = two_rounds(monkeypatch)
     figures = report(found)
     assert tried == ["serve"]
     assert (len(found.rounds), figures["rounds"], figures["model"]) == (2, 2, "adder")

@@ -59,13 +59,23 @@ def _nothing(**_: Any) -> Iterator[None]:
     yield
 
 
-def test_a_faulty_model_leaves_nothing_behind(loads: Loads) -> None:
-    done = loads(ValueError("no such file"))
+@pytest.mark.parametrize(
+    ("fault", "kind", "said", "actions"),
+    [
+        (ValueError("no such file"), ValueError, "no such file", ["make", "let go"]),
+        (LOST, DeviceLost, r"^RuntimeError: CUDA error: an illegal memory access", ["make"]),
+    ],
+    ids=["a faulty model", "a CUDA error"],
+)
+def test_a_faulty_model_leaves_nothing_behind_and_a_cuda_error_ends_all(
+    loads: Loads, fault: Exception, kind: type[Exception], said: str, actions: list[str]
+) -> None:
+    done = loads(fault)
 
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(kind, match=said):
         VllmBackend().load(SPEC)
 
-    assert done == ["make", "let go"]
+    assert done == actions
 
 
 def test_a_load_disturbed_by_another_process_is_tried_once_more(loads: Loads) -> None:
@@ -87,15 +97,6 @@ def test_a_group_is_not_formed_twice(loads: Loads) -> None:
         VllmBackend(groups=groups).load(SPEC, RankGroup("nowhere", 0, (0, 1)))
 
     assert done == ["make", "release", "let go"]
-
-
-def test_nothing_is_tried_after_a_cuda_error(loads: Loads) -> None:
-    done = loads(LOST)
-
-    with pytest.raises(DeviceLost, match=r"^RuntimeError: CUDA error: an illegal memory access"):
-        VllmBackend().load(SPEC)
-
-    assert done == ["make"]
 
 
 def test_a_cuda_error_during_the_clean_up_counts_too(loads: Loads) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ import pytest
 from worker.engines import device_lock
 from worker.engines.device_lock import DeviceLock, lock_of_gpu
 
+Turn = Callable[[DeviceLock], AbstractContextManager[None]]
 HOLD = """
 import sys
 from pathlib import Path
@@ -53,22 +55,20 @@ def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch)
             return False
 
 
-def test_one_process_loads_alone(lock: Path) -> None:
-    with DeviceLock(lock).exclusive():
-        second = waiting(DeviceLock(lock).exclusive())
-        assert not second.wait(0.2)
-    assert second.wait(30)
-
-
-def test_a_warm_up_waits_for_a_load_and_a_load_for_a_warm_up(lock: Path) -> None:
-    with DeviceLock(lock).exclusive():
-        warming = waiting(DeviceLock(lock).shared())
-        assert not warming.wait(0.2)
-    assert warming.wait(30)
-    with DeviceLock(lock).shared():
-        loading = waiting(DeviceLock(lock).exclusive())
-        assert not loading.wait(0.2)
-    assert loading.wait(30)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (DeviceLock.exclusive, DeviceLock.exclusive),
+        (DeviceLock.exclusive, DeviceLock.shared),
+        (DeviceLock.shared, DeviceLock.exclusive),
+    ],
+    ids=["load and load", "load and warm-up", "warm-up and load"],
+)
+def test_one_process_loads_alone(lock: Path, first: Turn, second: Turn) -> None:
+    with first(DeviceLock(lock)):
+        next_one = waiting(second(DeviceLock(lock)))
+        assert not next_one.wait(0.2)
+    assert next_one.wait(30)
 
 
 def test_several_processes_warm_up_at_the_same_time(

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
+from tests.support.vllm_versions import write_distribution
 from tokenyard.cli import main
 from tokenyard.cli.up.engine_options import count_workers
 from tokenyard.protocol.errors import SettingsError
@@ -219,9 +220,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         (tmp_path / "vllm" / "__init__.py").touch()
         text = PLATFORM.format(platform=platform)
         (tmp_path / "vllm" / "platforms" / "__init__.py").write_text(text)
-        about = tmp_path / f"vllm-{version}.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Name: vllm\nVersion: {version}\n")
+        write_distribution(tmp_path, version)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 

@@ -186,6 +186,16 @@ def test_a_silent_stream_gets_comments_that_are_not_counted() -> None:
     run(scenario())
 
 
+def test_the_sdks_see_no_event_in_a_comment() -> None:
+    decoders = [
+        pytest.importorskip(f"{name}._streaming").SSEDecoder() for name in ("openai", "anthropic")
+    ]
+    event = b"id: %s:1\ndata: {}\n\n" % NAME.encode()
+    for decoder in decoders:
+        seen = decoder.iter_bytes(iter([event, KEEP_ALIVE, KEEP_ALIVE, event]))
+        assert [one.data for one in seen] == ["{}", "{}"]
+
+
 def test_the_errors_of_messages_have_their_own_form() -> None:
     error = json.loads(FULL.body("/v1/messages"))
     assert error["type"] == "error"

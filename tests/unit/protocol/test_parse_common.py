@@ -33,10 +33,21 @@ def test_common_is_parsed_once(prompt: dict[bytes, bytes]) -> None:
     assert first.params is second.params
 
 
-def test_an_entry_has_the_last_word_on_what_it_shares() -> None:
-    found = parse_request({**FOLDED, b"params": b'{"max_tokens":4}'})
+@pytest.mark.parametrize(
+    ("own", "defaults", "expected"),
+    [
+        ({b"params": b'{"max_tokens":4}'}, None, (4, 1.0)),
+        ({}, {"temperature": 0.5, "max_tokens": 9}, (3, 0.5)),
+    ],
+    ids=["the entry's own word comes first", "the model's default last"],
+)
+def test_parameters_beside_common(
+    own: dict[bytes, bytes], defaults: dict[str, float] | None, expected: tuple[int, float]
+) -> None:
+    found = parse_request(FOLDED | own, defaults)
 
-    assert (found.client, found.params.max_tokens) == ("ann", 4)
+    assert found.client == "ann"
+    assert (found.params.max_tokens, found.params.temperature) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,9 +113,3 @@ def test_an_error_in_common_is_reported_like_one_in_an_own_field(
     found = parse_request({name: value for name, value in given_as.items() if value is not None})
 
     assert found.message.startswith(field)
-
-
-def test_defaults_of_a_model_fill_what_is_shared() -> None:
-    found = parse_request(FOLDED, {"temperature": 0.5})
-
-    assert (found.params.max_tokens, found.params.temperature) == (3, 0.5)

@@ -25,10 +25,6 @@ def worker(**values: Any) -> WorkerSettings:
     return WorkerSettings(redis_url=URL, **({"engine": "simulated"} | values))
 
 
-def test_defaults_are_sound() -> None:
-    assert coordinator().yard == worker().yard == "main"
-
-
 def test_all_errors_of_settings_are_reported_together() -> None:
     with pytest.raises(SettingsError) as caught:
         coordinator(yard="a/b", lease_ms=1, max_batch=0)

@@ -11,7 +11,7 @@ import pytest
 
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.worker_info import ModelInfo
+from tokenyard.protocol.worker_info import ModelInfo, ServingInfo
 from worker.host.catalog import HostEntry, read_catalog
 from worker.models import AdapterSpec, ModelSpec
 
@@ -92,10 +92,25 @@ class TestHostEntry:
         info = entry.info
 
         assert (info.name, info.host, info.devices) == ("host", socket.gethostname(), 4)
+        adder, large = (ServingInfo(path=f"org/{name}") for name in ("adder", "large"))
+        adapters = ["lora", "other"]
         assert info.models == [
-            ModelInfo(name="adder", adapters=["lora", "other"], pin=2, max_model_wait_s=5.0),
-            ModelInfo(name="large", ranks=4),
+            ModelInfo(name="adder", adapters=adapters, pin=2, max_model_wait_s=5.0, serving=adder),
+            ModelInfo(name="large", ranks=4, serving=large),
         ]
+
+    def test_gateways_are_told_what_they_need(self) -> None:
+        spec = ModelSpec(
+            "m",
+            "org/m",
+            engine_args={"max_logprobs": 50, "block_size": 16},
+            serve_args={"tool_call_parser": "hermes"},
+        )
+
+        [model] = HostEntry(settings(), {"m": spec}).info.models
+
+        assert model.serving is not None
+        assert model.serving.serve_args == {"max_logprobs": 50, "tool_call_parser": "hermes"}
 
     def test_faults_are_forgiven_when_the_weights_change(self, entry: HostEntry) -> None:
         entry.load_failed("adder", "no such file", "/step-1")

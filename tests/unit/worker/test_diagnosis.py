@@ -87,24 +87,14 @@ CAUSES = {
         True,
         "libGL.so.1",
     ),
-    "no GPU": (
-        said("RuntimeError: No CUDA GPUs are available"),
-        "CUDA cannot be used",
-        False,
-        "--device cpu",
-    ),
-    "an old driver": (
-        said("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."),
-        "CUDA cannot be used",
-        False,
-        "--device cpu",
-    ),
-    "torch for a CPU": (
-        said("AssertionError: Torch not compiled with CUDA enabled"),
-        "CUDA cannot be used",
-        False,
-        "--device cpu",
-    ),
+    **{
+        name: (said(text), "CUDA cannot be used", False, "--device cpu")
+        for name, text in {
+            "no GPU": "RuntimeError: No CUDA GPUs are available",
+            "an old driver": "RuntimeError: The NVIDIA driver on your system is too old (found 1).",
+            "torch for a CPU": "AssertionError: Torch not compiled with CUDA enabled",
+        }.items()
+    },
     "GPU memory": (
         said("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", LOADING),
         "GPU memory",

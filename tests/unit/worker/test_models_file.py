@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.serve_args import MAX_TEMPLATE_BYTES
 from worker.models import MAX_NAME_BYTES, AdapterSpec, ModelSpec, read_models
 
 Write = Callable[[str], Path]
@@ -78,6 +79,11 @@ def test_all_fields_of_a_model_are_read(write: Write, tmp_path: Path) -> None:
         gpu_memory_utilization = 0.8
         hf_overrides = { rope_theta = 1e6 }
 
+        [models.big.serve_args]
+        tool_call_parser = "hermes"
+        enable_auto_tool_choice = true
+        default_chat_template_kwargs = { enable_thinking = false }
+
         [models.big.adapters.legal]
         path = "a"
 
@@ -107,6 +113,11 @@ def test_all_fields_of_a_model_are_read(write: Write, tmp_path: Path) -> None:
         sampling={"temperature": 0, "max_tokens": 512, "logit_bias": {"5": -1.0}},
         sleep_level=2,
         engine_args={"gpu_memory_utilization": 0.8, "hf_overrides": {"rope_theta": 1e6}},
+        serve_args={
+            "tool_call_parser": "hermes",
+            "enable_auto_tool_choice": True,
+            "default_chat_template_kwargs": {"enable_thinking": False},
+        },
         pin=1,
         max_model_wait_s=2.5,
     )
@@ -407,3 +418,60 @@ def test_the_models_of_the_example_can_be_read() -> None:
 
     assert set(found) == {"adder", "subtractor"}
     assert [adapter.name for adapter in found["adder"].adapters] == ["adder-subtracts"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("port = 80", "is not a model's"),
+        ('api_key = ["x"]', "is not a model's"),
+        ('ssl_keyfile = "k"', "is not a model's"),
+        ('middleware = ["os.system"]', "is not a model's"),
+        ('tool_parser_plugin = "evil.py"', "loads code"),
+        ('lora_modules = ["a=b"]', "list adapters"),
+        ("max_num_seqs = 4", "own key max_num_seqs"),
+        ("max_logprobs = 4", "say it in engine_args"),
+        ('tool_calling_parser = "x"', "did you mean tool_call_parser?"),
+        ('nonsense = "x"', "is not known; an engine's arguments go into engine_args"),
+        ("tool_call_parser = 7", "Expected `str`"),
+        ('tool_strict_level = "most"', "use auto, function, parameter"),
+        ("default_chat_template_kwargs = { day = 2026-01-01 }", "use text, finite numbers"),
+        ('chat_template = "./missing.jinja"', "cannot be read: No such file"),
+        ('chat_template = "."', "cannot be read: Is a directory"),
+        ('chat_template = "a/adapter_config.json"', None),
+        ('chat_template = "plain.txt"', "is no chat template"),
+        ('chat_template = "long.jinja"', "has more than"),
+    ],
+)
+def test_arguments_for_gateways_are_checked(
+    write: Write, tmp_path: Path, line: str, complaint: str | None
+) -> None:
+    (tmp_path / "plain.txt").write_text("hello")
+    (tmp_path / "long.jinja").write_text("{" * (MAX_TEMPLATE_BYTES + 1))
+    file = write(f'[models.one]\npath = "m"\n[models.one.serve_args]\n{line}')
+
+    if complaint is None:
+        assert read_models(file)
+        return
+    found = fault(file)
+
+    assert found.startswith("models.one.serve_args.")
+    assert complaint in found
+
+
+@pytest.mark.parametrize("given", ["chat.jinja", "./chat.jinja", "sub/../chat.jinja"])
+def test_a_chat_template_is_read_beside_the_file(write: Write, tmp_path: Path, given: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "chat.jinja").write_text("é{{ messages[0] }}", encoding="utf-8")
+
+    found = read_models(
+        write(f'[defaults.serve_args]\nchat_template = "{given}"\n[models.one]\npath = "m"')
+    )
+
+    assert found["one"].serve_args == {"chat_template": "é{{ messages[0] }}"}
+
+
+def test_a_chat_template_may_stand_in_the_file_itself(write: Write) -> None:
+    text = '[models.one]\npath = "m"\nserve_args.chat_template = "{{ messages }}"'
+
+    assert read_models(write(text))["one"].serve_args == {"chat_template": "{{ messages }}"}

@@ -73,19 +73,13 @@ def test_a_crash_is_kept_apart_and_shown_at_debug_level(
     assert ("Fatal" in capfd.readouterr().err) is (level == logging.DEBUG)
 
 
+@pytest.mark.parametrize("more", [b"more\n", b"." * 50_000], ids=["lines", "no end of line"])
 def test_a_process_that_never_stops_writing_does_not_hold_its_reader(
-    written: Written, monkeypatch: pytest.MonkeyPatch
+    written: Written, monkeypatch: pytest.MonkeyPatch, more: bytes
 ) -> None:
     # Given a process that writes more after each read
-    monkeypatch.setattr("worker.host.output.os.read", lambda *_: b"more\n")
-    # I expect the reader to return, and the rest to be read later.
-    written.output.pass_on()
-    assert written.output.pipe is not None
-
-
-def test_text_without_an_end_of_line_is_passed_on_too(
-    written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.host.output.os.read", lambda *_: b"." * 50_000)
+    monkeypatch.setattr("worker.host.output.os.read", lambda *_: more)
+    # I expect the reader to return with some of it, and the rest to be read later.
     written.output.pass_on()
     assert written.output.lines
+    assert written.output.pipe is not None

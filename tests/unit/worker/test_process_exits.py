@@ -97,33 +97,28 @@ class DeadProcess:
 
 class TestDeparture:
     @pytest.mark.parametrize(
-        ("status", "last_words", "why", "reason"),
+        ("status", "last_words", "cause", "why", "reason"),
         [
-            (-signal.SIGKILL, "", "lost", "ended by SIGKILL"),
-            (-signal.SIGTERM, "", "lost", "ended by SIGTERM"),
-            (-signal.SIGSEGV, "", "crashed", "ended by SIGSEGV"),
-            (-signal.SIGABRT, "", "crashed", "ended by SIGABRT"),
-            (-signal.SIGKILL, "no progress", "crashed", "ended by SIGKILL: no progress"),
-            (1, "RuntimeError: CUDA", "crashed", "exit status 1: RuntimeError: CUDA"),
-            (0, "", "crashed", "exit status 0"),
-            (255, "", "crashed", "exit status 255"),
+            (-signal.SIGKILL, "", None, "lost", "ended by SIGKILL"),
+            (-signal.SIGTERM, "", None, "lost", "ended by SIGTERM"),
+            (-signal.SIGSEGV, "", None, "crashed", "ended by SIGSEGV"),
+            (-signal.SIGABRT, "", None, "crashed", "ended by SIGABRT"),
+            (-signal.SIGKILL, "no progress", None, "crashed", "ended by SIGKILL: no progress"),
+            (1, "RuntimeError: CUDA", None, "crashed", "exit status 1: RuntimeError: CUDA"),
+            (0, "", None, "crashed", "exit status 0"),
+            (255, "", None, "crashed", "exit status 255"),
+            # All ranks of a group end like the one that died.
+            (-signal.SIGKILL, "rank 1 died", "lost", "lost", "ended by SIGKILL: rank 1 died"),
         ],
     )
     def test_an_own_exit_and_a_kill_from_outside_are_told_apart(
-        self, status: int, last_words: str, why: str, reason: str
+        self, status: int, last_words: str, cause: str | None, why: str, reason: str
     ) -> None:
         handle = make_handle()
         handle.process = DeadProcess(status)
-        handle.last_words = last_words
+        handle.last_words, handle.exit_cause = last_words, cause
 
         assert handle.why_exited() == (why, reason)
-
-    def test_all_ranks_of_a_group_end_like_the_one_that_died(self) -> None:
-        handle = make_handle()
-        handle.process = DeadProcess(-signal.SIGKILL)
-        handle.last_words, handle.exit_cause = "rank 1: ended by SIGKILL", "lost"
-
-        assert handle.why_exited() == ("lost", "ended by SIGKILL: rank 1: ended by SIGKILL")
 
     def test_a_replaced_process_has_left(self) -> None:
         handle = make_handle()

@@ -1,0 +1,69 @@
+"""``GET /v1/models``: OpenAI's form, with vLLM's fields, and whether a worker holds the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.http.errors import GatewayError
+from gateway.profile import ModelProfile
+from tokenyard.protocol.worker_info import WorkerInfo
+
+if TYPE_CHECKING:
+    from gateway.frontend.models import FrontEnds
+    from gateway.models import ModelWatch
+
+#: What the states of workers mean for a model, the best first.
+_WARMTH: Final[Mapping[str, str]] = {"ready": "warm", "loading": "loading", "asleep": "asleep"}
+
+
+class ModelList:
+    """The models of the yard, as clients see them."""
+
+    def __init__(self, models: ModelWatch, front_ends: FrontEnds) -> None:
+        self._models = models
+        self._front_ends = front_ends
+
+    async def all(self, may_use: Callable[[str], bool]) -> dict[str, Any]:
+        """All models and adapters that one may use, by name."""
+        workers = await self._models.workers()
+        profiles = sorted(self._models.profiles.items())
+        cards = [self._card(name, profile, workers) for name, profile in profiles if may_use(name)]
+        return {"object": "list", "data": cards}
+
+    async def one(self, name: str, may_use: Callable[[str], bool]) -> dict[str, Any]:
+        """One of them; raises `GatewayError`."""
+        profile = self._models.profiles.get(name)
+        if profile is None or not may_use(name):
+            raise unknown_model(name)
+        return self._card(name, profile, await self._models.workers())
+
+    def _card(
+        self, name: str, profile: ModelProfile, workers: Iterable[WorkerInfo]
+    ) -> dict[str, Any]:
+        holders = [worker for worker in workers if worker.model == profile.name]
+        length = self._front_ends.max_model_len(profile)
+        card: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "tokenyard",
+            "root": name if name != profile.name else profile.path,
+            "parent": profile.name if name != profile.name else None,
+            "max_model_len": length or max((one.max_model_len for one in holders), default=None),
+            "state": warmth({worker.state for worker in holders}),
+        }
+        fault = self._front_ends.fault(profile)
+        return card | {"fault": fault} if fault else card
+
+
+def warmth(states: Iterable[str]) -> str:
+    """``warm``, ``loading``, ``asleep`` or ``cold``, by the states of the workers that hold it."""
+    known = set(states)
+    return next((word for state, word in _WARMTH.items() if state in known), "cold")
+
+
+def unknown_model(name: str) -> GatewayError:
+    """The error for a model that the yard does not have."""
+    message = f"the model {name[:200]!r} does not exist; see GET /v1/models"
+    return GatewayError(404, "not_found_error", message, param="model", code="model_not_found")

@@ -1,0 +1,225 @@
+"""What cannot be done is refused before any 200, and what nobody waits for is cancelled."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import httpx
+import httpx2
+import openai
+import pytest
+from openai import OpenAI
+
+from gateway.http.records import durable_id
+from tests.conftest import SERVERS
+from tests.gateway.asked import say
+from tests.gateway.events import EventStream
+from tests.gateway.speaker import write_speaker
+from tests.gateway.stand import Door
+from tests.support.builders import make_request, random_name
+from tests.support.processes import Plant, Program
+from tests.support.servers import Server, ServerName
+from tests.support.waiting import eventually
+from tokenyard.protocol.replies import decode_reply
+from tokenyard.protocol.wire import SamplingParams
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+CHAT: Final = "/v1/chat/completions"
+ENDPOINTS: Final[dict[str, dict[str, Any]]] = {
+    CHAT: {"messages": say("a")},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": say("a"), "max_tokens": 5},
+}
+SLOW: Final[dict[str, Any]] = {"model": "speaker", "messages": say("a"), "max_tokens": 900}
+ROOM: Final = 4
+
+
+class Slow:
+    """A yard with a simulated engine that takes its time, and room for few requests."""
+
+    def __init__(self, plant: Plant, models: str) -> None:
+        self.plant = plant
+        path = plant.write("models.toml", models)
+        self.coordinator = self._coordinator()
+        plant.host(path, simulated_step_s=0.05)
+        self.door = Door(plant, {"speaker"})
+
+    def _coordinator(self) -> Program:
+        return self.plant.coordinator(
+            max_num_queued_reqs=ROOM, max_normal_share=1.0, lease_ms=1500, max_held=2
+        )
+
+    def start_coordinator(self) -> None:
+        self.coordinator = self._coordinator()
+        self.plant.wait_for_leader()
+
+    def waiting(self) -> int:
+        """Requests in the intake."""
+        return int(self.plant.connection.xlen(self.plant.keys.intake("normal")))
+
+    def results_of(self, name: str) -> set[str]:
+        """How the requests of an HTTP request have ended."""
+        plant, states = self.plant, set()
+        for key in plant.connection.scan_iter(match=f"*request:http/*{name}*", count=1000):
+            packed = plant.connection.hget(key, "result")
+            states.add(decode_reply(packed).status or "" if packed else "")
+        return states
+
+
+@pytest.fixture(scope="module")
+def slow(
+    shared_server: Callable[[ServerName], Server], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Slow]:
+    speaker = write_speaker(tmp_path_factory.mktemp("slow") / "speaker")
+    models = f'[models.speaker]\npath = "{speaker}"\nmax_model_len = 1024\nmax_num_seqs = 1\n'
+    with Plant(shared_server(SERVERS[0]).url) as plant:
+        slow = Slow(plant, models)
+        slow.door.wait()
+        yield slow
+
+
+@pytest.fixture
+def full(slow: Slow) -> Iterator[Slow]:
+    """The yard with no room left."""
+    params = SamplingParams(max_tokens=900)
+    asked = [make_request(model="speaker", params=params) for _ in range(4 * ROOM)]
+    slow.plant.push_all(asked)
+    eventually(lambda: slow.waiting() >= ROOM)
+    yield slow
+    for request in asked:
+        slow.plant.scripts.cancel(request.client, request.id, "the test is over")
+    eventually(lambda: not slow.waiting(), timeout_s=60.0)
+
+
+def post(door: Door, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(f"{door.url}{path}", json=body, headers=given, timeout=60.0)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_full_queue_refuses_before_the_head(full: Slow, path: str, stream: bool) -> None:
+    refused = post(full.door, path, {"model": "speaker", "stream": stream, **ENDPOINTS[path]})
+
+    assert refused.status_code == 429, refused.text
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-should-retry"] == "true"
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_the_sdk_knows_a_full_queue_and_tries_again_by_itself(full: Slow) -> None:
+    tries = []
+    with httpx2.Client(event_hooks={"request": [tries.append]}) as http:
+        sdk = OpenAI(
+            base_url=f"{full.door.url}/v1", api_key="none", http_client=http, max_retries=1
+        )
+        with pytest.raises(openai.RateLimitError):
+            sdk.chat.completions.create(**SLOW)
+
+    assert len(tries) == 2
+
+
+def test_a_connection_is_of_use_after_a_refusal(full: Slow) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", full.door.port, timeout=60)
+    statuses = []
+    for stream in (False, True, False, True):
+        body = json.dumps(SLOW | {"stream": stream})
+        connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
+        socket = connection.sock
+        answer = connection.getresponse()
+        answer.read()
+        statuses.append(answer.status)
+        assert connection.sock is socket is not None
+    connection.close()
+
+    assert statuses == [429] * 4
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_deadline_that_cannot_be_met_is_refused(slow: Slow, path: str) -> None:
+    # Given a yard that knows how long its requests take, and one that waits
+    params = SamplingParams(max_tokens=100)
+    asked = [make_request(model="speaker", params=params) for _ in range(ROOM - 1)]
+    slow.plant.push_all(asked)
+    body = {"model": "speaker", "stream": True, **ENDPOINTS[path]}
+
+    refused = post(slow.door, path, body, X_Request_Timeout_Ms="1")
+
+    assert refused.status_code in {503, 504}, refused.text
+    slow.plant.results(asked, timeout_s=60.0)
+
+
+def test_nobody_waits_for_an_answer_whose_client_has_left(slow: Slow) -> None:
+    body = SLOW | {"stream": True}
+    with EventStream(slow.door.port, CHAT, body, {}) as stream:
+        next(iter(stream))
+        name = stream.headers["x-request-id"]
+
+    eventually(lambda: slow.results_of(name) == {"cancelled"})
+
+
+def test_a_client_that_waits_for_the_whole_answer_may_leave_too(slow: Slow) -> None:
+    key = random_name("request")
+    headers = {"X-Request-Id": key}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{slow.door.url}{CHAT}", json=SLOW, headers=headers, timeout=2.0)
+
+    eventually(lambda: slow.results_of(durable_id("http", key)) == {"cancelled"})
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-Tokenyard-On-Disconnect": "continue"}, {"Idempotency-Key": "goes-on"}], ids=str
+)
+def test_client_may_leave_by_header_and_the_answer_is_made(
+    slow: Slow, headers: dict[str, str]
+) -> None:
+    body = SLOW | {"stream": True, "max_tokens": 40}
+    with EventStream(slow.door.port, CHAT, body, headers) as stream:
+        next(iter(stream))
+        name = stream.headers["x-request-id"]
+
+    eventually(lambda: slow.results_of(name) == {"completed"})
+
+
+def test_without_a_coordinator_nothing_is_promised(slow: Slow) -> None:
+    # Given a yard whose only coordinator is dead
+    slow.coordinator.kill()
+    eventually(lambda: slow.plant.connection.get(slow.plant.keys.leader) is None)
+    try:
+        # If requests come, I expect a refusal once the gateway is sure
+        def refused() -> bool:
+            answer = post(slow.door, CHAT, SLOW, X_Request_Timeout_Ms="500")
+            assert answer.status_code in {503, 504}, answer.text
+            return bool(answer.json()["error"]["code"] == "NO_COORDINATOR")
+
+        eventually(refused, timeout_s=60.0, every_s=0.5)
+        assert httpx.get(f"{slow.door.url}/health", timeout=10.0).status_code == 503
+    finally:
+        slow.start_coordinator()
+
+    # and answers again under the next leader.
+    def answered() -> bool:
+        return post(slow.door, CHAT, SLOW | {"max_tokens": 2}).status_code == 200
+
+    eventually(answered, timeout_s=60.0, every_s=0.2)
+
+
+def test_a_gateway_that_stops_lets_answers_finish(slow: Slow) -> None:
+    door = Door(slow.plant, {"speaker"})
+    door.wait()
+    body = SLOW | {"stream": True, "max_tokens": 40}
+    with EventStream(door.port, CHAT, body, {}) as stream:
+        events = iter(stream)
+        first = next(events)
+        door.program.signal(signal.SIGTERM)
+        rest = list(events)
+
+    assert first
+    assert rest[-1].endswith(b"data: [DONE]\n\n")
+    assert door.program.wait() == 0

@@ -1,0 +1,124 @@
+"""vLLM's front end of each model: its own settings, templates and adapters, and clear faults."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.http.errors import GatewayError
+from gateway.profile import ModelProfile
+from tests.engines.harness import MODELS
+from tests.unit.gateway.conftest import adder_tokenizer
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def play() -> Callable[[Callable[[Any], Coroutine[Any, Any, None]]], None]:
+    """Run a test with front ends without a queue."""
+    adder_tokenizer()  # sets vLLM's environment first
+    from gateway.frontend.models import FrontEnds
+
+    def run(test: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            await test(FrontEnds(cast(Any, None)))
+
+        asyncio.run(main())
+
+    return run
+
+
+def adder(name: str = "adder", adapters: tuple[str, ...] = (), **arguments: Any) -> ModelProfile:
+    arguments = {"max_model_len": 64} | arguments
+    return ModelProfile(name, str(MODELS / "adder"), arguments, adapters=adapters)
+
+
+def test_each_model_has_its_own_settings(play: Any, tmp_path: Path) -> None:
+    async def test(ends: Any) -> None:
+        # Given a template that is not ASCII
+        template = "« {{ messages[0]['content'] }} »"
+        plain = adder("plain")
+        special = adder(
+            "special",
+            chat_template=template,
+            reasoning_parser="granite",
+            max_model_len=32,
+        )
+        states = [await ends.state_of(one) for one in (special, plain)]
+
+        assert [ends.max_model_len(one) for one in (special, plain)] == [32, 64]
+        assert [one.online_renderer.chat_template for one in states] == [template, None]
+        parsers = [one.args.structured_outputs_config.reasoning_parser for one in states]
+        assert parsers == ["granite", ""], "vLLM's defaults are not shared"
+        assert await ends.state_of(adder("plain")) is states[1], "made once"
+        ends.forget(plain)
+        assert await ends.state_of(plain) is not states[1]
+
+    play(test)
+
+
+def test_an_adapter_is_found_by_its_name(play: Any) -> None:
+    async def test(ends: Any) -> None:
+        state = await ends.state_of(adder(adapters=("one", "two")))
+
+        found = state.openai_serving_models.lora_requests
+        assert list(found) == ["one", "two"]
+        assert found["two"].lora_name == "two"
+
+    play(test)
+
+
+def test_a_model_that_is_not_here_says_what_to_do_and_harms_no_other(
+    play: Any, tmp_path: Path
+) -> None:
+    async def test(ends: Any) -> None:
+        broken = tmp_path / "broken"
+        shutil.copytree(MODELS / "adder", broken)
+        (broken / "config.json").write_text("{")
+        profiles = {
+            "--model-paths gone=PATH": ModelProfile("gone", str(tmp_path / "gone")),
+            "cannot serve the model 'broken'": ModelProfile("broken", str(broken)),
+            "loads code": ModelProfile("bad", str(MODELS / "adder"), fault="it loads code"),
+        }
+        for word, profile in profiles.items():
+            for _ in range(2):
+                with pytest.raises(GatewayError) as refused:
+                    await ends.state_of(profile)
+                assert (refused.value.status, refused.value.param) == (503, "model")
+                assert word in refused.value.message
+            assert ends.fault(profile) == refused.value.message
+            assert ends.failed_at(profile) is not None
+        assert await ends.state_of(adder())
+        assert ends.fault(adder()) == ""
+
+    play(test)
+
+
+def test_many_at_once_are_made_a_few_at_a_time(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gateway.frontend import models
+
+    running, most = 0, 0
+    real = models.model_state
+
+    def counted(*given: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return real(*given)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(models, "model_state", counted)
+
+    async def test(ends: Any) -> None:
+        profiles = [adder(f"m{number}") for number in range(8)]
+        await asyncio.gather(*map(ends.state_of, profiles))
+
+    play(test)
+    assert most <= 3

@@ -1,0 +1,264 @@
+"""The models that a gateway follows: ready before anybody asks, replaced, and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway import models
+from gateway.announcements import OwnRules
+from gateway.http.errors import GatewayError
+from gateway.listing import ModelList
+from gateway.models import ModelWatch
+from gateway.profile import ModelProfile
+from tests.unit.gateway.test_announcements import host, model
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, encode_worker
+
+KEYS = Keys("test")
+
+
+def anything(_: str) -> bool:
+    return True
+
+
+class Broker:
+    """The hashes that a gateway reads."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[bytes, bytes] = {}
+        self.roster: dict[bytes, bytes] = {}
+        self.leases: dict[bytes, float] = {}
+
+    async def hgetall(self, key: str) -> dict[bytes, bytes]:
+        return dict(self.hosts if key == KEYS.hosts else self.roster)
+
+    async def zrange(self, _: str, *__: int, withscores: bool) -> list[tuple[bytes, float]]:
+        assert withscores
+        return list(self.leases.items())
+
+    def join(self, name: str, state: WorkerState, model_name: str, lease: float = 1.0) -> None:
+        info = WorkerInfo(name=name, state=state, model=model_name, max_model_len=77)
+        self.roster[name.encode()] = encode_worker(info)
+        self.leases[name.encode()] = lease
+
+
+class Ends:
+    """Front ends that take as long as a test wants."""
+
+    def __init__(self) -> None:
+        self.asked: list[ModelProfile] = []
+        self.forgotten: list[ModelProfile] = []
+        self.broken: set[str] = set()
+        self.failed: dict[str, float] = {}
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
+
+    async def state_of(self, profile: ModelProfile) -> object:
+        self.asked.append(profile)
+        await self.may_finish.wait()
+        if profile.path in self.broken:
+            self.failed[profile.path] = time.monotonic()
+            raise GatewayError(503, "service_unavailable_error", f"no {profile.path}")
+        return object()
+
+    def forget(self, profile: ModelProfile) -> None:
+        self.forgotten.append(profile)
+        self.failed.pop(profile.path, None)
+
+    def failed_at(self, profile: ModelProfile) -> float | None:
+        return self.failed.get(profile.path)
+
+    def fault(self, profile: ModelProfile) -> str:
+        return f"no {profile.path}" if profile.path in self.failed else ""
+
+    def max_model_len(self, profile: ModelProfile) -> int | None:
+        return profile.arguments.get("max_model_len")
+
+
+class Rig:
+    """A watch with all that it looks at."""
+
+    def __init__(self) -> None:
+        self.broker, self.ends = Broker(), Ends()
+        queue = SimpleNamespace(connection=self.broker, url="redis://x", keys=KEYS)
+        self.watch = ModelWatch(cast(Any, queue), cast(Any, self.ends), 1.0, OwnRules())
+        self.list = ModelList(self.watch, cast(Any, self.ends))
+
+    async def look(self) -> None:
+        await self.watch.look()
+        await self.watch.settled()
+
+
+Test = Callable[[Rig], Coroutine[Any, Any, None]]
+
+
+def play(test: Test) -> None:
+    async def run() -> None:
+        await test(Rig())
+
+    asyncio.run(run())
+
+
+def test_a_model_is_made_ready_before_anybody_asks() -> None:
+    async def test(rig: Rig) -> None:
+        rig.broker.hosts = host("a", model(adapters=("lora",)))
+        await rig.look()
+        await rig.look()
+
+        assert [one.name for one in rig.ends.asked] == ["m"], "once"
+        assert set(rig.watch.profiles) == {"m", "lora"}
+        assert rig.watch.profiles["lora"].name == "m"
+
+    play(test)
+
+
+def test_a_model_may_appear_later() -> None:
+    async def test(rig: Rig) -> None:
+        await rig.look()
+        assert not rig.watch.profiles
+
+        rig.broker.hosts = host("a", model())
+        await rig.look()
+
+        assert set(rig.watch.profiles) == {"m"}
+
+    play(test)
+
+
+def test_new_settings_count_once_they_are_ready() -> None:
+    async def test(rig: Rig) -> None:
+        rig.broker.hosts = host("a", model())
+        await rig.look()
+        old = rig.watch.profiles["m"]
+        rig.ends.may_finish.clear()
+        rig.broker.hosts = host("a", model(max_model_len=5))
+
+        await rig.watch.look()
+        assert rig.watch.profiles["m"] is old, "still served"
+        rig.ends.may_finish.set()
+        await rig.watch.settled()
+
+        assert rig.watch.profiles["m"].arguments["max_model_len"] == 5
+        assert rig.ends.forgotten == [old]
+
+    play(test)
+
+
+def test_settings_that_are_taken_back_never_count() -> None:
+    async def test(rig: Rig) -> None:
+        first, other = host("a", model()), host("a", model(max_model_len=5))
+        rig.broker.hosts = first
+        await rig.look()
+        rig.ends.may_finish.clear()
+        for entries in (other, first):
+            rig.broker.hosts = entries
+            await rig.watch.look()
+            await asyncio.sleep(0)
+        rig.ends.may_finish.set()
+        await rig.look()
+
+        assert "max_model_len" not in rig.watch.profiles["m"].arguments
+
+    play(test)
+
+
+def test_a_model_outlives_the_restart_of_its_host_and_is_forgotten_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(rig: Rig) -> None:
+        rig.broker.hosts = host("a", model())
+        await rig.look()
+        rig.broker.hosts = {}
+        await rig.look()
+        assert set(rig.watch.profiles) == {"m"}
+
+        monkeypatch.setattr(models, "_FORGET_S", 0.0)
+        await rig.look()
+
+        assert not rig.watch.profiles
+        assert [one.name for one in rig.ends.forgotten] == ["m"]
+        # It may come back.
+        rig.broker.hosts = host("a", model())
+        await rig.look()
+        assert set(rig.watch.profiles) == {"m"}
+
+    play(test)
+
+
+def test_a_model_that_cannot_be_served_is_complained_of_once_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(rig: Rig) -> None:
+        rig.ends.broken = {"/models/m"}
+        rig.broker.hosts = host("a", model(), model("n"))
+        await rig.look()
+        await rig.look()
+        assert [one.name for one in rig.ends.asked] == ["m", "n"]
+        assert (await rig.list.one("m", anything))["fault"] == "no /models/m"
+        assert "fault" not in await rig.list.one("n", anything)
+
+        monkeypatch.setattr(models, "_AGAIN_S", 0.0)
+        await rig.look()
+        rig.ends.broken = set()
+        await rig.look()
+
+        assert "fault" not in await rig.list.one("m", anything)
+
+    play(test)
+    assert [record.message for record in caplog.records] == ["no /models/m"]
+
+
+def test_the_roster_decides_between_hosts_that_differ() -> None:
+    async def test(rig: Rig) -> None:
+        rig.broker.hosts = host("a", model(max_model_len=1)) | host("b", model(max_model_len=2))
+        worker = WorkerInfo(name="w", state="ready", controller="b")
+        rig.broker.roster = {b"w": encode_worker(worker), b"x": b"{"}
+        rig.broker.leases = {b"w": 5.0, b"x": 5.0}
+        await rig.look()
+        assert rig.watch.profiles["m"].arguments["max_model_len"] == 2
+
+        rig.broker.leases = {b"w": -1.0}
+        await rig.look()
+        assert rig.watch.profiles["m"].arguments["max_model_len"] == 1
+
+    play(test)
+
+
+def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm() -> None:
+    async def test(rig: Rig) -> None:
+        rig.broker.hosts = host(
+            "a", model(adapters=("lora",), max_model_len=5), model("n"), model("o")
+        )
+        rig.broker.join("w1", "asleep", "n")
+        rig.broker.join("w2", "ready", "m")
+        rig.broker.join("w3", "ready", "o", lease=0.0)
+        await rig.look()
+
+        listed = await rig.list.all(anything)
+
+        assert listed["object"] == "list"
+        told = {card["id"]: card for card in listed["data"]}
+        assert told["lora"] == {
+            "id": "lora",
+            "object": "model",
+            "created": 0,
+            "owned_by": "tokenyard",
+            "root": "lora",
+            "parent": "m",
+            "max_model_len": 5,
+            "state": "warm",
+        }
+        assert (told["m"]["parent"], told["m"]["root"]) == (None, "/models/m")
+        assert [told[name]["state"] for name in "mno"] == ["warm", "asleep", "cold"]
+        assert told["n"]["max_model_len"] == 77, "its worker knows"
+        with pytest.raises(GatewayError) as refused:
+            await rig.list.one("nobody's", anything)
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+
+    play(test)

@@ -1,0 +1,158 @@
+"""vLLM's sampling parameters on their way to a worker: each accepted one arrives as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.http.errors import GatewayError
+from tests.unit.gateway.conftest import vllm_params
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.sampling import REFUSED, TAKEN
+from tokenyard.protocol.wire import Request, request_fields
+
+pytestmark = pytest.mark.vllm
+
+#: A value other than the default for each accepted parameter.
+VALUES: dict[str, Any] = {
+    "n": 3,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.2,
+    "temperature": 0.7,
+    "watermarking": True,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ["a", "b"],
+    "stop_token_ids": [5, 6],
+    "ignore_eos": True,
+    "max_tokens": 99,
+    "min_tokens": 4,
+    "logprobs": 2,
+    "prompt_logprobs": 1,
+    "prompt_logprob_token_ids": [[1, 2]],
+    "prompt_logprob_start": 1,
+    "logprob_token_ids": [3, 4],
+    "detokenize": False,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "logit_bias": {5: 1.5},
+    "allowed_token_ids": [4, 5, 6],
+    "extra_args": {"x": [1]},
+    "bad_words": ["no"],
+    "skip_reading_prefix_cache": True,
+    "thinking_token_budget": 12,
+    "trace_decode_token_ids": [4, 5],
+}
+#: Accepted parameters with a form of their own.
+OWN_FORM = {"structured_outputs", "repetition_detection", "flat_logprobs", "stream_interval"}
+#: What must stand beside a parameter, by vLLM's rules.
+BESIDE: dict[str, dict[str, Any]] = {
+    "prompt_logprob_start": {"prompt_logprob_token_ids": [[1, 2]]},
+    "detokenize": {},
+}
+
+
+def on_the_wire(**given: Any) -> dict[str, Any]:
+    """The parameters that a worker gets, by name."""
+    from gateway.frontend.params import wire_params
+
+    params = wire_params(vllm_params(**given), detokenize=given.get("detokenize", True))
+    fields = request_fields(Request(id="q", tokens=b"\1\0\0\0", params=params))
+    parsed = parse_request(
+        {
+            name.encode(): value if isinstance(value, bytes) else str(value).encode()
+            for name, value in fields.items()
+        }
+    )
+    assert isinstance(parsed, Request), parsed
+    return {name: getattr(parsed.params, name) for name in TAKEN}
+
+
+def test_every_accepted_parameter_is_tried() -> None:
+    assert VALUES.keys() | OWN_FORM == TAKEN.keys()
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_a_parameter_arrives_as_it_was(name: str) -> None:
+    given = BESIDE.get(name, {}) | {name: VALUES[name]}
+
+    found, usual = on_the_wire(**given), on_the_wire()
+
+    assert found[name] == VALUES[name]
+    # And nothing else changes, but for what vLLM itself derives.
+    others = {other for other in TAKEN if found[other] != usual[other]}
+    assert others <= given.keys() | DERIVED.get(name, set())
+
+
+#: What vLLM changes beside a parameter.
+DERIVED = {
+    "prompt_logprobs": {"skip_reading_prefix_cache"},
+    "prompt_logprob_token_ids": {"skip_reading_prefix_cache"},
+    "prompt_logprob_start": {"skip_reading_prefix_cache"},
+    "trace_decode_token_ids": {"ignore_eos", "max_tokens", "min_tokens"},
+}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"json": {"type": "object"}},
+        {"json": '{"type": "object"}'},
+        {"regex": "[0-9]+"},
+        {"choice": ["a", "b"]},
+        {"grammar": "root ::= 'a'"},
+        {"json_object": True},
+        {"regex": "a", "disable_any_whitespace": True},
+        {"json_object": True, "whitespace_pattern": " "},
+    ],
+)
+def test_a_constraint_arrives_as_it_was(constraint: dict[str, Any]) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    found = on_the_wire(structured_outputs=StructuredOutputsParams(**constraint))
+
+    given = found["structured_outputs"]
+    assert {name: getattr(given, name) for name in constraint} == constraint
+
+
+def test_a_detection_of_repetitions_arrives_as_it_was() -> None:
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    given = {"max_pattern_size": 9, "min_pattern_size": 2, "min_count": 3}
+    found = on_the_wire(repetition_detection=RepetitionDetectionParams(**given))
+
+    made = found["repetition_detection"]
+    assert {name: getattr(made, name) for name in given} == given
+
+
+def test_defaults_stay_off_the_wire() -> None:
+    from gateway.frontend.params import wire_params
+
+    params = wire_params(vllm_params(), detokenize=True)
+
+    assert request_fields(Request(id="q", prompt="x", params=params))["params"] == (
+        b'{"detokenize":true}'
+    )
+
+
+def test_every_refused_parameter_is_internal_or_refused_here() -> None:
+    assert set(REFUSED) - {"routed_experts_prompt_start"} == {
+        "output_kind",
+        "skip_clone",
+        "output_text_buffer_length",
+    }
+    with pytest.raises(GatewayError) as refused:
+        on_the_wire(routed_experts_prompt_start=3)
+    assert (refused.value.status, refused.value.param) == (400, "routed_experts_prompt_start")
+
+
+def test_what_the_wire_bounds_is_refused_by_name() -> None:
+    with pytest.raises(GatewayError) as refused:
+        on_the_wire(n=65)
+
+    assert (refused.value.status, refused.value.param) == (400, "n")
