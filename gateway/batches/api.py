@@ -158,7 +158,7 @@ class BatchesApi:
         if not is_new and not record.asks_the_same(asked):
             message = "this idempotency key was used with another body; take a new key"
             raise GatewayError(422, "invalid_request_error", message, param="Idempotency-Key")
-        if is_new:
+        if is_new or not self._jobs.is_known(tenant, record):
             try:
                 self._jobs.submit(principal, record)
             except BaseException:

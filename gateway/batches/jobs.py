@@ -94,7 +94,19 @@ class BatchJobs:
             "metadata": record.metadata,
         }
 
+    def is_known(self, tenant: str, record: BatchRecord) -> bool:
+        """Whether it was handed to RQ; a gateway may have been killed just before that."""
+        return self._find(tenant, record) is not None
+
     def _progress(self, tenant: str, record: BatchRecord) -> Mapping[str, Any]:
+        found = self._find(tenant, record)
+        if found is not None:
+            return found
+        if time.time() - record.created_at < _UNKNOWN_S:
+            return {"status": "validating"}
+        return {"status": "failed", "errors": {"data": [{"message": "the batch is not known"}]}}
+
+    def _find(self, tenant: str, record: BatchRecord) -> Mapping[str, Any] | None:
         """As RQ tells it, or once RQ has forgotten the job, the state beside its output."""
         with self._queue() as queue:
             try:
@@ -103,11 +115,7 @@ class BatchJobs:
                 pass
         output = self._store.path_of(tenant, record.output_file_id)
         state = load_state(output.with_name(f"{output.name}.state"))
-        if state is not None:
-            return state.as_batch()
-        if time.time() - record.created_at < _UNKNOWN_S:
-            return {"status": "validating"}
-        return {"status": "failed", "errors": {"data": [{"message": "the batch is not known"}]}}
+        return None if state is None else state.as_batch()
 
     def _publish(self, tenant: str, record: BatchRecord, role: str) -> str | None:
         """Make an output of a job a file of its tenant; None if it is empty or deleted."""

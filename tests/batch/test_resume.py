@@ -19,7 +19,8 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch.files import read_lines
-from tokenyard.batch.state import BatchState, load_state
+from tokenyard.batch.opening import open_job
+from tokenyard.batch.state import BatchSpec, BatchState, load_state
 from tokenyard.process.program import Exit
 
 LINES = 1_500
@@ -199,3 +200,14 @@ def test_memory_does_not_grow_with_the_file(plant: Plant, tmp_path: Path) -> Non
     assert sum(1 for _ in read_lines(tmp_path / "out.jsonl")) == count
     # I expect its process to stay small: most of the bound is Python and its libraries.
     assert 0 < max(peaks_mb) < 90
+
+
+def test_a_window_may_begin_before_the_job(write_lines: WriteLines, tmp_path: Path) -> None:
+    spec = BatchSpec(
+        input=str(write_lines("in.jsonl", [completion(1)])),
+        output=str(tmp_path / "out.jsonl"),
+        completion_window_s=60.0,
+        window_from=1000.0,
+    )
+    with open_job(spec) as job:
+        assert job.state.expires_at == 1060.0
