@@ -14,18 +14,14 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.frontend.models import STATE, FrontEnds
-<<<<<<< HEAD
-from gateway.incoming import parse_body, read_body, read_choice, read_event_id, replay
-=======
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError
-from gateway.http.incoming import parse_body, read_body, read_event_id, replay
+from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
 from gateway.listing import ModelList, unknown_model
 from gateway.metrics import GatewayMetrics
->>>>>>> refs/heads/gateway
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from gateway.queue.health import YardHealth
@@ -179,17 +175,9 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
-<<<<<<< HEAD
         choices = ("continue", "cancel")
         usual = choices if "idempotency-key" in headers else reversed(choices)
         wish = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
-=======
-        usual = "continue" if "idempotency-key" in headers else "cancel"
-        rule = headers.get("x-tokenyard-on-disconnect", usual)
-        if rule not in ("continue", "cancel"):
-            message = "X-Tokenyard-On-Disconnect: give `continue` or `cancel`"
-            raise GatewayError(400, "invalid_request_error", message)
->>>>>>> refs/heads/gateway
         return RequestContext(
             durable_id=record.durable_id,
             client=client,
@@ -198,12 +186,8 @@ class Gateway:
             priority_class=priority_class,
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers),
-<<<<<<< HEAD
             continues=wish == "continue",
             has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
-=======
-            continues=rule == "continue",
->>>>>>> refs/heads/gateway
         ), after
 
     def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:

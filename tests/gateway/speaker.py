@@ -48,7 +48,7 @@ def token_of(byte: int) -> int:
 
 
 def text_behind(prompt: str, bytes_: int) -> str:
-    """What the model writes behind a prompt that ends with a letter of `CYCLE`, in whole letters."""
+    """The whole letters that the model writes behind a letter of `CYCLE`."""
     cycle = CYCLE.encode()
     start = cycle.index(prompt.encode()[-1]) + 1
     return bytes(cycle[(start + at) % len(cycle)] for at in range(bytes_)).decode(errors="ignore")

@@ -63,11 +63,7 @@ def test_vllms_benchmark_counts_every_token(
     command += ["--header", "X-Tokenyard-Event-Ids=off", "--disable-tqdm"]
 
     done = subprocess.run(
-<<<<<<< HEAD
         command, capture_output=True, check=False, text=True, timeout=300, cwd=ROOT
-=======
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
->>>>>>> refs/heads/gateway
     )
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from gateway.records import durable_id
+from gateway.http.records import durable_id
 from tests.conftest import SERVERS
 from tests.gateway.asked import say
 from tests.gateway.events import EventStream
