@@ -89,7 +89,7 @@ class Server:
 
     def _is_healthy(self) -> bool:
         with suppress(ConnectionError):
-            return _ask(self.port, "GET", "/health").status == http.client.OK
+            return ask(self.port, "GET", "/health").status == http.client.OK
         return False
 
     def _read_log(self) -> None:
@@ -111,7 +111,7 @@ def served(model: ModelSpec, more_options: Sequence[str] = ()) -> Iterator[Serve
 
 @contextmanager
 def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Iterator[Server]:
-    port, log = _free_port(), folder / "serve.log"
+    port, log = free_port(), folder / "serve.log"
     command = [str(Path(sys.executable).parent / "vllm"), "serve", model.path]
     command += ["--host", HOST, "--port", str(port), *_options(model), *more_options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -168,7 +168,7 @@ def _stream(port: int, task: Task) -> Iterator[str]:
         "temperature": 0,
         "stream": True,
     }
-    response = _ask(port, "POST", "/v1/completions", question)
+    response = ask(port, "POST", "/v1/completions", question)
     if response.status != http.client.OK:
         raise ConnectionError(f"vllm serve answered {response.status}: {response.read()!r}")
     for line in response:
@@ -177,14 +177,16 @@ def _stream(port: int, task: Task) -> Iterator[str]:
             yield json.loads(words)["choices"][0]["text"]
 
 
-def _ask(port: int, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+def ask(port: int, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+    """Make one HTTP request."""
     connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S)
     packed = None if body is None else json.dumps(body)
     connection.request(method, path, packed, {"Content-Type": "application/json"})
     return connection.getresponse()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -60,7 +60,7 @@ def begin(engine: Engine, workload: Workload, stack: ExitStack) -> Ready:
 
         def served() -> Mapping[str, Side]:
             server.wait_until_ready()
-            side = Side(server.run, [os.getpid(), *_family(server.pid)])
+            side = Side(server.run, [os.getpid(), *family(server.pid)])
             return dict.fromkeys(OF_ENGINE["serve"], side)
 
         return served
@@ -69,7 +69,7 @@ def begin(engine: Engine, workload: Workload, stack: ExitStack) -> Ready:
     def loaded() -> Mapping[str, Side]:
         child.wait_until_ready()
         if engine == "async":
-            return {"async": Side(partial(child.run, "streamed"), _family(child.pid))}
+            return {"async": Side(partial(child.run, "streamed"), family(child.pid))}
         return {
             "generate": Side(partial(child.run, "generate"), [child.pid]),
             "stepped": Side(partial(child.run, "stepped"), [child.pid]),
@@ -84,6 +84,6 @@ def yard_side(workload: Workload, workers: int, stack: ExitStack) -> Side:
     return Side(yard.run, yard.pids, yard.yard.pids["broker"])
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """A process and all its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]

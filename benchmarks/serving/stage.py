@@ -54,33 +54,42 @@ def share_cores() -> int:
     return threads
 
 
-@contextmanager
-def arithmetic_stage(engines: Sequence[Engine], workers: int) -> Iterator[Stage]:
-    """Set the stage for short questions with short answers, as text."""
+def arithmetic_workload() -> tuple[Workload, list[Task]]:
+    """Short questions with short answers, as text."""
     model = dataclasses.replace(read_models(_MODELS)[ADDER], engine_args=_ALIKE)
     workload = Workload("arithmetic", "sums, 6 tokens in, 3 or 4 out", model, ANSWER_TOKENS, False)
-    tasks = [
+    return workload, [
         Task(one.prompt, one.answer, len(one.answer) + 1)  # the last is the end token
         for one in questions([ADDER], 1000)
     ]
+
+
+def counting_workload(models: Path, prompts: int) -> tuple[Workload, list[Task]]:
+    """Long prompts and answers, as token ids; the model is written to the folder."""
+    model = dataclasses.replace(
+        model_spec(_SHAPE, write_llama(_SHAPE, models), 256, gpu=False),
+        dtype="float32",
+        max_model_len=PROMPT_TOKENS + LONG_ANSWER_TOKENS,
+        kv_cache_gib=0.5,  # 256 requests of 640 tokens at 2 KiB take 0.31
+        engine_args=_ALIKE,
+    )
+    return long_workload("long", model), Task.counting(_SHAPE, prompts)
+
+
+@contextmanager
+def arithmetic_stage(engines: Sequence[Engine], workers: int) -> Iterator[Stage]:
+    """Set the stage for short questions with short answers."""
+    workload, tasks = arithmetic_workload()
     with ExitStack() as stack:
         yield Stage(workload, tasks, _sides(stack, workload, engines, workers))
 
 
 @contextmanager
 def long_stage(engines: Sequence[Engine], workers: int, prompts: int) -> Iterator[Stage]:
-    """Set the stage for long prompts and answers, as token ids."""
+    """Set the stage for long prompts and answers."""
     with models_folder() as models, ExitStack() as stack:
-        model = dataclasses.replace(
-            model_spec(_SHAPE, write_llama(_SHAPE, models), 256, gpu=False),
-            dtype="float32",
-            max_model_len=PROMPT_TOKENS + LONG_ANSWER_TOKENS,
-            kv_cache_gib=0.5,  # 256 requests of 640 tokens at 2 KiB take 0.31
-            engine_args=_ALIKE,
-        )
-        workload = long_workload("long", model)
-        sides = _sides(stack, workload, engines, workers)
-        yield Stage(workload, Task.counting(_SHAPE, prompts), sides)
+        workload, tasks = counting_workload(models, prompts)
+        yield Stage(workload, tasks, _sides(stack, workload, engines, workers))
 
 
 def _sides(

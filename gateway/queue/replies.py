@@ -22,18 +22,20 @@ _BLOCK_MS: Final = 2_000
 #: Entries of one stream in one read.
 _COUNT: Final = 200
 _BACKOFF_S: Final = 0.5
+_CANCEL_AGAIN_S: Final = 0.1
 
 
-#: The two halves of an entry's id.
-Cursor = tuple[int, int]
+#: Least time between two reads for each open stream: a read names them all, so that many streams
+#: would otherwise cost a core. One that waits costs nothing, and 250 add a millisecond at most.
+_PAUSE_S: Final = 4e-6
 
 
 @dataclass(slots=True, eq=False)
 class ReplyStream:
     """The replies to one request, from the first."""
 
-    key: str
-    cursor: Cursor = (0, 0)  # the last entry that it has
+    key: bytes
+    last: bytes = b"0-0"  # id of the last entry that it has
     replies: deque[Reply] = field(default_factory=deque)
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -54,8 +56,8 @@ class ReplyReader:
 
     def __init__(self, url: str, wake_key: str) -> None:
         self._url = url
-        self._wake_key = wake_key
-        self._wake_cursor = "$"
+        self._wake_key = wake_key.encode()
+        self._wake_cursor = b"$"
         self._open: dict[bytes, list[ReplyStream]] = {}
         self._is_blocked = False
         self._connection = open_async_connection(url)
@@ -70,14 +72,15 @@ class ReplyReader:
         with translated(self._url):
             entry = await run.xadd(self._wake_key, {"w": "1"}, maxlen=1)
             await run.expire(self._wake_key, 86_400)
-        self._wake_cursor = entry.decode()
+        self._wake_cursor = entry
         self._task = asyncio.create_task(self._run(), name="gateway-replies")
 
     async def stop(self) -> None:
         """End; streams that are open get nothing more."""
-        if self._task is not None:
+        # The first may be lost: redis-py can take it for the time-out of a read that begins.
+        while self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait([self._task], timeout=_CANCEL_AGAIN_S)
         await self._connection.aclose()
         await self._blocking.aclose()
 
@@ -88,9 +91,10 @@ class ReplyReader:
 
     async def follow(self, key: str) -> ReplyStream:
         """Read the replies on a stream from its first entry, also beside another reader."""
-        stream = ReplyStream(key)
-        self._open.setdefault(key.encode(), []).append(stream)
+        stream = ReplyStream(key.encode())
+        self._open.setdefault(stream.key, []).append(stream)
         if self._is_blocked:
+            self._is_blocked = False  # the streams that come meanwhile need no call of their own
             run: Any = self._connection
             with translated(self._url):
                 await run.xadd(self._wake_key, {"w": "1"}, maxlen=1)
@@ -98,24 +102,23 @@ class ReplyReader:
 
     def forget(self, stream: ReplyStream) -> None:
         """Stop reading a stream."""
-        key = stream.key.encode()
-        if stream in self._open.get(key, ()):
-            self._open[key].remove(stream)
-            if not self._open[key]:
-                del self._open[key]
+        if stream in self._open.get(stream.key, ()):
+            self._open[stream.key].remove(stream)
+            if not self._open[stream.key]:
+                del self._open[stream.key]
 
     async def _run(self) -> None:
         while True:
             try:
                 await self._read_once()
+                await asyncio.sleep(len(self._open) * _PAUSE_S)
             except TokenyardError as error:
                 log.warning("cannot read replies: %s; trying again", error)
                 await asyncio.sleep(_BACKOFF_S)
 
     async def _read_once(self) -> None:
-        behind = {key: min(one.cursor for one in open_) for key, open_ in self._open.items()}
-        streams: dict[Any, Any] = {self._wake_key: self._wake_cursor}
-        streams.update((key, f"{first}-{second}") for key, (first, second) in behind.items())
+        asked = {key: _first_last(open_) for key, open_ in self._open.items()}
+        streams: dict[Any, Any] = {self._wake_key: self._wake_cursor, **asked}
         run: Any = self._blocking
         self._is_blocked = True
         try:
@@ -124,22 +127,29 @@ class ReplyReader:
         finally:
             self._is_blocked = False
         for key, entries in answer or ():
-            if key.decode() == self._wake_key:
-                self._wake_cursor = entries[-1][0].decode()
+            if key == self._wake_key:
+                self._wake_cursor = entries[-1][0]
                 continue
             for stream in self._open.get(key, ()):
-                # One that was opened in the meantime may lack what is before these entries.
-                if stream.cursor >= behind[key]:
-                    _give(stream, entries)
+                _give(stream, entries, asked[key])
 
 
-def _give(stream: ReplyStream, entries: list[Any]) -> None:
-    """Add the entries that a stream does not have yet."""
+def _first_last(streams: list[ReplyStream]) -> bytes:
+    """Where to read on: behind the stream that has least."""
+    if len(streams) == 1:
+        return streams[0].last
+    return min((stream.last for stream in streams), key=_order)
+
+
+def _give(stream: ReplyStream, entries: list[Any], asked: bytes) -> None:
+    """Add the entries, read behind ``asked``, that a stream does not have yet."""
+    if stream.last != asked:
+        last = _order(stream.last)
+        if last < _order(asked):
+            return  # opened in the meantime: it may lack what is before these entries
+        entries = [entry for entry in entries if _order(entry[0]) > last]
     for entry, fields in entries:
-        cursor = _cursor_of(entry)
-        if cursor <= stream.cursor:
-            continue
-        stream.cursor = cursor
+        stream.last = entry
         try:
             stream.replies.extend(decode_replies(fields))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -147,6 +157,7 @@ def _give(stream: ReplyStream, entries: list[Any]) -> None:
     stream.has_news.set()
 
 
-def _cursor_of(entry: bytes) -> Cursor:
+def _order(entry: bytes) -> tuple[int, int]:
+    """The two halves of an entry's id."""
     first, _, second = entry.partition(b"-")
     return int(first), int(second)

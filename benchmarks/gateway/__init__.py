@@ -1,0 +1,1 @@
+"""Measures the gateway, compared with vLLM's own server."""

@@ -1,0 +1,116 @@
+"""The gateway's reader of reply streams, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import redis
+
+from gateway.queue.replies import ReplyReader, ReplyStream
+from tests.support.builders import random_name
+from tokenyard.protocol.wire import pack_tokens
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Written:
+    """A reply stream as workers write it."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self.key = random_name("replies")
+        self._connection = connection
+        self._count = 0
+
+    def add(self, tokens: int, *, ends: bool = False) -> None:
+        """So many deltas of a token each, then the result."""
+        for _ in range(tokens):
+            self._write({"event": "delta"})
+        if ends:
+            self._write({"event": "result", "status": "completed"})
+
+    def _write(self, fields: dict[str, str]) -> None:
+        entry = {"id": "one", "seq": self._count, "tokens": pack_tokens([self._count]), **fields}
+        self._connection.xadd(self.key, entry)
+        self._count += 1
+
+
+@asynccontextmanager
+async def reading(url: str) -> AsyncIterator[ReplyReader]:
+    reader = ReplyReader(url, random_name("wake"))
+    await reader.start()
+    try:
+        yield reader
+    finally:
+        await reader.stop()
+
+
+async def seqs(stream: ReplyStream, most: int | None = None) -> list[int]:
+    """Positions of the replies, up to the result or so many."""
+    found: list[int] = []
+    async for reply in stream:
+        found.append(reply.seq)
+        if len(found) == most:
+            break
+    return found
+
+
+@pytest.fixture
+def run(redis_url: str) -> Callable[[Callable[[ReplyReader], Awaitable[None]]], None]:
+    async def read(scene: Callable[[ReplyReader], Awaitable[None]]) -> None:
+        async with asyncio.timeout(50), reading(redis_url) as reader:
+            await scene(reader)
+
+    return lambda scene: asyncio.run(read(scene))
+
+
+def test_a_second_reader_of_the_same_replies_gets_all_from_the_first(
+    run: Callable[[Callable[[ReplyReader], Awaitable[None]]], None], connection: redis.Redis
+) -> None:
+    written = Written(connection)
+
+    async def scene(reader: ReplyReader) -> None:
+        written.add(3)
+        first = await reader.follow(written.key)
+        assert await seqs(first, 3) == [0, 1, 2]
+        second = await reader.follow(written.key)
+        assert await seqs(second, 3) == [0, 1, 2]
+        written.add(2, ends=True)
+        assert await asyncio.gather(seqs(first), seqs(second)) == [[3, 4, 5]] * 2
+
+    run(scene)
+
+
+def test_streams_that_are_opened_together_are_read_without_waiting_for_each_other(
+    run: Callable[[Callable[[ReplyReader], Awaitable[None]]], None], connection: redis.Redis
+) -> None:
+    several = [Written(connection) for _ in range(50)]
+
+    async def scene(reader: ReplyReader) -> None:
+        streams = await asyncio.gather(*(reader.follow(one.key) for one in several))
+        for one in several:
+            one.add(2, ends=True)
+        assert await asyncio.gather(*map(seqs, streams)) == [[0, 1, 2]] * 50
+        for stream in streams:
+            reader.forget(stream)
+        assert reader.count == 0
+
+    run(scene)
+
+
+def test_a_new_stream_ends_the_wait_of_a_read_that_does_not_name_it(
+    run: Callable[[Callable[[ReplyReader], Awaitable[None]]], None], connection: redis.Redis
+) -> None:
+    quiet, later = Written(connection), Written(connection)
+    later.add(1, ends=True)
+
+    async def scene(reader: ReplyReader) -> None:
+        await reader.follow(quiet.key)
+        for _ in range(20):
+            began = asyncio.get_running_loop().time()
+            assert await seqs(await reader.follow(later.key)) == [0, 1]
+            assert asyncio.get_running_loop().time() - began < 1.5  # a read waits for 2 s
+
+    run(scene)
