@@ -49,6 +49,7 @@ class Started:
         self.port = given.get("TOKENYARD_GATEWAY_PORT", "")
         # There is no GPU here, and no model.
         given["TOKENYARD_WORKER_ENGINE"] = "simulated"
+        given["HF_HUB_OFFLINE"] = "1"
         kept = {name: value for name, value in os.environ.items() if "TOKENYARD_WORKER" not in name}
         self._log = folder / f"{launch.name}-{number}.log"
         with self._log.open("wb") as log:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import default_name
 
 KeyRule = Literal["auto", "required", "off"]
-_LOOPBACK: Final = ("127.", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,10 @@ class GatewaySettings:
 
     @property
     def _is_local(self) -> bool:
-        return self.host.startswith(_LOOPBACK)
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def _errors(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
