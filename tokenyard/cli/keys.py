@@ -79,7 +79,7 @@ def create(
     if as_json:
         say(msgspec.json.encode({"id": key_id, "key": key, "tenant": tenant}))
     else:
-        say(f"{key}\n")
+        say(key)
         say(f"Key {key_id} of {tenant}. Keep it: it cannot be shown again.", err=True)
 
 

@@ -1,0 +1,246 @@
+"""Keys of the gateway: how operators keep them, and what gateways make of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from tests.support.builders import random_name
+from tests.support.servers import Server
+from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
+from tokenyard.cli import main
+from tokenyard.protocol.api_keys import ApiKey, encode_key, key_digest
+from tokenyard.protocol.errors import InvalidRequest, SettingsError
+from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.keys import Keys
+
+pytest.importorskip("starlette", reason="the gateway is not installed")
+
+from starlette.datastructures import Headers
+
+from gateway.http import principal as principals
+from gateway.http.errors import GatewayError
+from gateway.http.principal import Principal, PrincipalLookup
+from gateway.queue.yard import YardQueue
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def yard() -> Keys:
+    return Keys(random_name("yard"))
+
+
+@pytest.fixture
+def command(broker: Server, yard: Keys) -> Command:
+    def run(*words: str) -> Any:
+        options = ["--redis-url", broker.url, "--yard", yard.yard, "keys"]
+        return CliRunner().invoke(main, [*options, *words], env={"COLUMNS": "80"})
+
+    return run
+
+
+def test_redis_has_the_digest_of_a_key_and_nothing_else_of_it(
+    connection: redis.Redis, yard: Keys
+) -> None:
+    key, key_id = create_key(connection, yard, "research", models=["m"], classes=["low"])
+    stored: Any = connection.hgetall(yard.api_keys)
+    assert list(stored) == [key_digest(key).encode()]
+    assert key.encode() not in b"".join([*stored, *stored.values()])
+    (found,) = list_keys(connection, yard).items()
+    assert found[0] == key_id
+    assert (found[1].tenant, found[1].models, found[1].classes) == ("research", ["m"], ["low"])
+
+
+def test_a_key_is_revoked_by_its_id_or_by_itself_only(connection: redis.Redis, yard: Keys) -> None:
+    first, second = (create_key(connection, yard, "research") for _ in range(2))
+    for wrong in ("", first[1][:-1], "f" * 12, "ty-unknown", "*"):
+        assert not revoke_key(connection, yard, wrong)
+    assert revoke_key(connection, yard, first[0])
+    assert not revoke_key(connection, yard, first[1])
+    assert list(list_keys(connection, yard)) == [second[1]]
+    assert revoke_key(connection, yard, second[1])
+    assert list_keys(connection, yard) == {}
+
+
+@pytest.mark.parametrize("tenant", ["", "a/b", "a b", "x" * 91, "a\n", "é"])
+def test_a_tenant_that_cannot_name_a_client_is_refused(
+    connection: redis.Redis, yard: Keys, tenant: str
+) -> None:
+    with pytest.raises(InvalidRequest):
+        create_key(connection, yard, tenant)
+    assert not connection.exists(yard.api_keys)
+
+
+def test_the_command_creates_lists_and_revokes(command: Command) -> None:
+    made = json.loads(command("create", "--tenant", "research", "--json").stdout)
+    command("create", "--tenant", "nightly", "--models", "a,b", "--classes", "low")
+    table = command("list").stdout
+    assert made["key"] not in table
+    assert re.search(rf"{made['id']}\s+research\s+all\s+all", table)
+    assert max(map(len, table.splitlines())) <= 80
+    listed = json.loads(command("list", "--json").stdout)
+    assert [one["tenant"] for one in listed] == ["research", "nightly"]
+    assert listed[1]["models"] == ["a", "b"]
+    assert command("revoke", made["id"]).exit_code == 0
+    assert command("revoke", made["id"]).exit_code == 1
+    assert "1 key" in command("list").stdout
+
+
+def test_the_command_prints_the_key_alone_on_stdout(command: Command) -> None:
+    done = command("create", "--tenant", "research")
+    assert re.fullmatch(r"ty-[\w-]{43}\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create"],
+        ["create", "--tenant", "a/b"],
+        ["create", "--tenant", "a", "--classes", "fast"],
+        ["revoke"],
+    ],
+)
+def test_mistakes_create_nothing(command: Command, words: list[str]) -> None:
+    done = command(*words)
+    assert done.exit_code != 0
+    assert "Error" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(command("list", "--json").stdout) == []
+
+
+# What gateways make of them
+
+
+def chosen(principal: Principal, tier: Any) -> str | int:
+    """The class of a request, or the status of its refusal."""
+    try:
+        return principal.choose_class({"service_tier": tier})
+    except GatewayError as error:
+        return error.status
+
+
+def looked_up(url: str, yard: Keys, test: Callable[[PrincipalLookup], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        queue = YardQueue(url, yard.yard)
+        await queue.start()
+        try:
+            await test(PrincipalLookup(queue, needs_key=True))
+        finally:
+            await queue.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def bearer(key: str) -> Headers:
+    return Headers({"authorization": f"Bearer {key}"})
+
+
+async def status_of(lookup: PrincipalLookup, headers: Headers) -> int:
+    try:
+        await lookup.find(headers)
+    except GatewayError as error:
+        return error.status
+    return 200
+
+
+def test_a_key_works_by_both_headers_until_it_is_revoked(
+    broker: Server, connection: redis.Redis, yard: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(principals, "_TRUSTED_S", 0.05)
+    key, key_id = create_key(connection, yard, "research")
+
+    async def test(lookup: PrincipalLookup) -> None:
+        assert (await lookup.find(bearer(key))).client == "http.research"
+        assert (await lookup.find(Headers({"x-api-key": key}))).tenant == "research"
+        revoke_key(connection, yard, key_id)
+        await asyncio.sleep(0.1)
+        assert await status_of(lookup, bearer(key)) == 401
+
+    looked_up(broker.url, yard, test)
+
+
+def test_keys_of_another_yard_and_hostile_headers_are_refused(
+    broker: Server, connection: redis.Redis, yard: Keys
+) -> None:
+    other, _ = create_key(connection, Keys(random_name("yard")), "research")
+    broken = "ty-broken"
+    connection.hset(yard.api_keys, key_digest(broken), b"\xff{")
+    digest = key_digest(create_key(connection, yard, "research")[0])
+    hostile = ["", " ", "*", "ty-", "x" * 513, "x" * 100_000, "\xff\xfe", "ty-a\tb", digest, "{}"]
+
+    async def test(lookup: PrincipalLookup) -> None:
+        for text in (other, broken, *hostile):
+            assert await status_of(lookup, bearer(text)) == 401, text[:80]
+            assert await status_of(lookup, Headers({"x-api-key": text})) == 401, text[:80]
+        for text in ("Bearer", "Basic YTpi", "bearer", "Bearer  "):
+            assert await status_of(lookup, Headers({"authorization": text})) == 401, text
+        assert await status_of(lookup, Headers({})) == 401
+
+    looked_up(broker.url, yard, test)
+
+
+def test_what_is_stored_limits_models_and_classes(
+    broker: Server, connection: redis.Redis, yard: Keys
+) -> None:
+    stored = ApiKey(tenant="nightly", models=["m"], classes=["low"])
+    connection.hset(yard.api_keys, key_digest("ty-low"), encode_key(stored))
+
+    async def test(lookup: PrincipalLookup) -> None:
+        found = await lookup.find(bearer("ty-low"))
+        assert (found.may_use("m"), found.may_use("n")) == (True, False)
+        assert found.choose_class({}) == "low"
+        assert not found.may_go_first
+
+    looked_up(broker.url, yard, test)
+
+
+@pytest.mark.parametrize(
+    ("tier", "expected"),
+    [(None, "normal"), ("auto", "normal"), ("default", "normal"), ("flex", "low"),
+     ("priority", "high"), ("fast", 400), (1, 400), (["flex"], 400)],
+)  # fmt: skip
+def test_tiers_are_classes(tier: Any, expected: str | int) -> None:
+    assert chosen(Principal(), tier) == expected
+
+
+@pytest.mark.parametrize(
+    ("tier", "expected"),
+    [(None, "low"), ("auto", "low"), ("flex", "low"), ("default", 403), ("priority", 403)],
+)
+def test_a_key_for_one_class_may_have_no_other(tier: Any, expected: str | int) -> None:
+    assert chosen(Principal("t", None, frozenset({"low"})), tier) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "rule", "needs"),
+    [
+        ("127.0.0.1", "auto", False),
+        ("::1", "auto", False),
+        ("0.0.0.0", "auto", True),
+        ("10.0.0.1", "auto", True),
+        ("127.0.0.1", "required", True),
+        ("127.0.0.1", "off", False),
+    ],
+)
+def test_keys_are_needed_wherever_others_can_reach_the_gateway(
+    host: str, rule: Any, *, needs: bool
+) -> None:
+    settings = GatewaySettings(redis_url="redis://unused", host=host, keys=rule)
+    assert settings.needs_keys is needs
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.1", "", "127.example.com", "localhost.example.com"]
+)
+def test_keys_can_be_off_on_loopback_only(host: str) -> None:
+    with pytest.raises(SettingsError, match="keys"):
+        GatewaySettings(redis_url="redis://unused", host=host, keys="off")
+    assert GatewaySettings(redis_url="redis://unused", host=host).needs_keys
