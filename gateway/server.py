@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, cast
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from gateway.queue.yard import YardQueue
 
 log = logging.getLogger("tokenyard.gateway")
+
+#: Time beyond the grace after which the process ends whatever its threads do.
+_EXIT_S: Final = 10.0
 
 #: Time for requests to notice that their connections were closed.
 _CUT_S: Final = 2.0
@@ -148,6 +152,10 @@ async def _stop_on_signal(
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
     log.info("stopping: answers under way may finish for %g s", settings.grace_s)
+    # A thread that reads a model may wait for a hub; the interpreter would wait for the thread.
+    last = threading.Timer(settings.grace_s + _EXIT_S, os._exit, (Exit.OK,))
+    last.daemon = True
+    last.start()
     queue.is_draining = True
     probes.stopping()
     await app.drained(settings.grace_s)
