@@ -13,6 +13,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
+from gateway.frontend.decoded import TokenTexts
 from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, to_result
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class _Choice:
         self._text = IncrementalDetokenizer.from_new_request(
             tokenizer if params.detokenize else None, request
         )
+        self._texts = TokenTexts(tokenizer if params.detokenize else None)
         self._sum = 0.0
         self._is_cut = False  # a stop string ended the text
 
@@ -147,7 +149,7 @@ class _Choice:
     def _piece(
         self, tokens: Sequence[int], logprobs: Sequence[Any], *, finished: bool
     ) -> CompletionOutput:
-        positions = [position_of(entry) for entry in logprobs] or None
+        positions = [position_of(self._texts.complete(entry)) for entry in logprobs] or None
         self._sum += sum(entry["logprob"] or 0.0 for entry in logprobs)
         return CompletionOutput(
             index=self._index,
