@@ -32,6 +32,7 @@ from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -203,6 +204,9 @@ class Gateway:
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers, body),
             continues=rule == "continue",
+            keep_s=self._settings.record_ttl_s
+            if "idempotency-key" in headers
+            else DEFAULT_RESULT_TTL_S,
             has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
         ), after
 

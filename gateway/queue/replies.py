@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -41,6 +42,14 @@ class ReplyStream:
 
     async def __aiter__(self) -> AsyncIterator[Reply]:
         """All replies up to the result."""
+        async for reply in self.until(None):
+            yield reply
+
+    async def until(self, give_up: float | None) -> AsyncIterator[Reply]:
+        """All replies up to the result; raises `TimeoutError` if it has not come by then.
+
+        ``give_up`` is monotonic.
+        """
         while True:
             while self.replies:
                 reply = self.replies.popleft()
@@ -48,7 +57,10 @@ class ReplyStream:
                 if reply.event == "result":
                     return
             self.has_news.clear()
-            await self.has_news.wait()
+            if give_up is None:
+                await self.has_news.wait()
+            else:
+                await asyncio.wait_for(self.has_news.wait(), give_up - time.monotonic())
 
 
 class ReplyReader:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Final
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
@@ -15,7 +16,7 @@ from gateway.queue.calls import call
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter
 from tokenyard.broker.connection import open_async_connection, translated
-from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.errors import Code, TokenyardError
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request
@@ -23,6 +24,9 @@ from tokenyard.scripts import Acceptance, Cancelled, Submitted
 from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of
 
 log = logging.getLogger("tokenyard.gateway")
+
+#: The yard ends a request within seconds of its deadline.
+_DEADLINE_MARGIN_S: Final = 3.0
 
 
 class YardQueue:
@@ -64,9 +68,14 @@ class YardQueue:
                     is_over = True
                     raise refused
             context.ticket.accept()
-            async for reply in stream:
+            async for reply in stream.until(_give_up(context)):
                 is_over = reply.event == "result"
                 yield reply
+        except TimeoutError as error:
+            message = "nobody ended the request at its deadline"
+            raise GatewayError(
+                504, "timeout_error", message, code=Code.DEADLINE_EXCEEDED
+            ) from error
         finally:
             self._reader.forget(stream)
             if not is_over and not context.continues and not self.is_draining:
@@ -96,6 +105,14 @@ class YardQueue:
                     return code
         log.warning("could not cancel %s/%s", client, request_id)
         return code
+
+
+def _give_up(context: RequestContext) -> float | None:
+    """When to end a request that should have ended: without a leader nobody else does."""
+    if context.deadline_ms is None:
+        return None
+    left_s = context.deadline_ms / 1000 - time.time()
+    return time.monotonic() + max(left_s, 0.0) + _DEADLINE_MARGIN_S
 
 
 def _refusal(acceptance: Acceptance) -> GatewayError | None:
