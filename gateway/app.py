@@ -192,8 +192,9 @@ class Gateway:
             record = await self._records.find(client, name, print_)
         else:
             record = await self._records.open(client, name, print_)
+        has_key = "idempotency-key" in headers
         choices = ("continue", "cancel")
-        usual = choices if "idempotency-key" in headers else reversed(choices)
+        usual = choices if has_key else reversed(choices)
         rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
         return RequestContext(
             durable_id=record.durable_id,
