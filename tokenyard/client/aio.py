@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import redis.asyncio
-from redis.exceptions import NoPermissionError, NoScriptError
 
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
@@ -37,11 +36,10 @@ from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
     IdReused,
     QueueFull,
-    ScriptsMissing,
     TokenyardError,
 )
 from tokenyard.protocol.replies import Delta, Result
-from tokenyard.scripts import MISSING_EVERY_S, Call, command_of, source
+from tokenyard.scripts import Call, run_async
 
 T = TypeVar("T")
 
@@ -218,19 +216,7 @@ class AsyncClient:
 
     async def _call(self, call: Call[Any]) -> Any:
         """Call a script; waits for one that only the leader may load."""
-        give_up = time.monotonic() + self._core.script_timeout_s(call)
-        run: Any = self._connection.execute_command  # redis-py gives no types for it
-        command = command_of(call)
-        while True:
-            try:
-                return await run(*command)
-            except NoScriptError:
-                try:
-                    await run("SCRIPT LOAD", source(call.script))
-                except NoPermissionError as error:
-                    if time.monotonic() >= give_up:
-                        raise ScriptsMissing(call.script) from error
-                    await asyncio.sleep(MISSING_EVERY_S)
+        return await run_async(self._connection, call, self._core.script_timeout_s(call))
 
     async def _listen(self) -> None:
         """Start this client and its listener, once."""

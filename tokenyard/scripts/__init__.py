@@ -29,6 +29,7 @@ from tokenyard.scripts.calls import (
     command_of,
     digest,
     load_scripts,
+    run_async,
     source,
 )
 from tokenyard.scripts.client import (
@@ -104,6 +105,7 @@ __all__ = [
     "probe",
     "request_cancel",
     "requeue",
+    "run_async",
     "source",
     "submit",
     "waits_at",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import functools
 import hashlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -76,6 +78,25 @@ def load_scripts(connection: redis.Redis) -> int:
 
 #: Pause between calls of a missing script, until the leader loads it.
 MISSING_EVERY_S: Final = 0.05
+
+
+async def run_async(connection: Any, call: Call[Any], wait_s: float) -> Any:
+    """Make a call over an asynchronous connection; its raw answer.
+
+    Waits up to ``wait_s`` for a script that only the leader may load; raises `ScriptsMissing`.
+    """
+    give_up = time.monotonic() + wait_s
+    command = command_of(call)
+    while True:
+        try:
+            return await connection.execute_command(*command)
+        except NoScriptError:
+            try:
+                await connection.execute_command("SCRIPT LOAD", source(call.script))
+            except NoPermissionError as error:
+                if time.monotonic() >= give_up:
+                    raise ScriptsMissing(call.script) from error
+                await asyncio.sleep(MISSING_EVERY_S)
 
 
 @functools.cache
