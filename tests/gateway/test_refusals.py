@@ -87,6 +87,8 @@ def slow(
     with Plant(shared_server(SERVERS[0]).url) as plant:
         slow = Slow(plant, models)
         slow.door.wait()
+        # A worker holds the model: else loading it would make room in a queue that was full.
+        assert post(slow.door, CHAT, SLOW | {"max_tokens": 1}).status_code == 200
         yield slow
 
 
