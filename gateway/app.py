@@ -205,9 +205,7 @@ class Gateway:
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers, body),
             continues=rule == "continue",
-            keep_s=self._settings.record_ttl_s
-            if "idempotency-key" in headers
-            else DEFAULT_RESULT_TTL_S,
+            keep_s=self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S,
             has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
         ), after
 

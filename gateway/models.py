@@ -14,6 +14,7 @@ from gateway.announcements import OwnRules, by_request_name, read_hosts
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tokenyard.broker.connection import translated
+from tokenyard.broker.tasks import end_task
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 
@@ -69,10 +70,10 @@ class ModelWatch:
 
     async def stop(self) -> None:
         """Stop looking."""
-        tasks = [*self._preparing.values(), *([self._task] if self._task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._task is not None:
+            await end_task(self._task)
+        for task in list(self._preparing.values()):
+            await end_task(task)
 
     async def settled(self) -> None:
         """Wait until no model is being made ready."""

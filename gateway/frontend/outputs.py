@@ -37,7 +37,6 @@ class OutputStream:
         lora: LoRARequest | None,
     ) -> None:
         self._request = request
-        self._tokenizer = tokenizer
         self._prompt = prompt
         self._lora = lora
         self._choices = [_Choice(index, request, params, tokenizer) for index in range(params.n)]

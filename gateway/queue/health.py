@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.http.errors import GatewayError
 from tokenyard.broker.connection import AsyncRedis, translated
+from tokenyard.broker.tasks import end_task
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys
 from tokenyard.telemetry.health import Health
@@ -44,8 +45,7 @@ class YardHealth:
     async def stop(self) -> None:
         """Stop looking."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_task(self._task)
 
     def check(self) -> None:
         """Raise `GatewayError` where a request would have nobody to serve it."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_async_connection, translated
+from tokenyard.broker.tasks import end_task
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.replies import Reply, decode_replies
 
@@ -23,7 +24,8 @@ _BLOCK_MS: Final = 2_000
 #: Entries of one stream in one read.
 _COUNT: Final = 200
 _BACKOFF_S: Final = 0.5
-_CANCEL_AGAIN_S: Final = 0.1
+#: Longest time of a blocking read.
+_READ_S: Final = _BLOCK_MS / 1000 + BLOCK_MARGIN_S
 
 
 #: Least time between two reads for each open stream: a read names them all, so that many streams
@@ -73,9 +75,7 @@ class ReplyReader:
         self._open: dict[bytes, list[ReplyStream]] = {}
         self._is_blocked = False
         self._connection = open_async_connection(url)
-        self._blocking = open_async_connection(
-            url, timeout_s=_BLOCK_MS / 1000 + BLOCK_MARGIN_S, retries=0
-        )
+        self._blocking = open_async_connection(url, timeout_s=_READ_S, retries=0)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -89,10 +89,8 @@ class ReplyReader:
 
     async def stop(self) -> None:
         """End; streams that are open get nothing more."""
-        # The first may be lost: redis-py can take it for the time-out of a read that begins.
-        while self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=_CANCEL_AGAIN_S)
+        if self._task is not None:
+            await end_task(self._task, _READ_S)
         await self._connection.aclose()
         await self._blocking.aclose()
 

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import redis.asyncio
 
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
+from tokenyard.broker.tasks import end_task
 from tokenyard.client.async_event import AsyncEvent
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.core import ClientCore
@@ -42,8 +43,6 @@ from tokenyard.protocol.replies import Delta, Result
 from tokenyard.scripts import Call, run_async
 
 T = TypeVar("T")
-
-_CANCEL_EVERY_S: Final = 0.05
 
 
 class AsyncClient:
@@ -88,7 +87,7 @@ class AsyncClient:
             return
         self._core.close()
         if self._listener is not None:
-            await _end(self._listener)
+            await end_task(self._listener, LISTEN_TIMEOUT_S)
         with contextlib.suppress(TokenyardError):
             await self._drive(self._core.leave())
         await self._connection.aclose()
@@ -257,17 +256,6 @@ async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
             pipeline.execute_command(*ask.wait)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
     return checked(answers, ask)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended.
-
-    The cancellation is repeated, because redis-py loses one that comes while it connects.
-    """
-    give_up = time.monotonic() + LISTEN_TIMEOUT_S
-    while not task.done() and time.monotonic() < give_up:
-        task.cancel()
-        await asyncio.wait([task], timeout=_CANCEL_EVERY_S)
 
 
 class _UpdateEvent(AsyncEvent):
