@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.batches.api import BatchesApi, is_of_batches, no_folder
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
@@ -95,10 +95,7 @@ class Gateway:
         except GatewayError as error:
             await send_error(send, error, path)
         except TokenyardError as error:
-            unavailable = GatewayError(
-                503, "service_unavailable_error", str(error), retry_after_s=1.0
-            )
-            await send_error(send, unavailable, path)
+            await send_error(send, unavailable(str(error)), path)
         finally:
             self._under_way -= 1
             if not self._under_way:
@@ -232,8 +229,7 @@ class Gateway:
 
 
 def _stopping() -> GatewayError:
-    message = "this gateway is stopping; another one may serve"
-    return GatewayError(503, "service_unavailable_error", message, retry_after_s=1.0)
+    return unavailable("this gateway is stopping; another one may serve")
 
 
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:

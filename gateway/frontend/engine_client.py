@@ -19,8 +19,8 @@ from vllm.v1.engine.input_processor import InputProcessor
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import wire_params
 from gateway.http.context import RequestContext, current
-from gateway.http.errors import GatewayError, of_result
-from tokenyard.protocol.errors import NoCoordinator, TokenyardError
+from gateway.http.errors import GatewayError, of_result, unavailable
+from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
 
@@ -100,7 +100,7 @@ class QueueEngineClient(EngineClient):
                 raise GracefulHTTPError(error.message, HTTPStatus(error.status)) from error
             raise
         except TokenyardError as error:
-            context.ticket.fail(_of_yard(error))
+            context.ticket.fail(unavailable(str(error)))
             raise
         except (ValueError, VLLMClientError) as error:  # vLLM's validation
             param = getattr(error, "parameter", None)
@@ -284,12 +284,6 @@ def _refusal(what: str) -> GatewayError:
     return GatewayError(
         501, "not_implemented_error", f"{what}: use the command `tokenyard`, not the gateway"
     )
-
-
-def _of_yard(error: TokenyardError) -> GatewayError:
-    if isinstance(error, NoCoordinator):
-        return GatewayError(503, "service_unavailable_error", str(error), retry_after_s=2.0)
-    return GatewayError(503, "service_unavailable_error", str(error), retry_after_s=1.0)
 
 
 def _text_of(prompt: Any) -> str | None:

@@ -28,7 +28,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
 
 if TYPE_CHECKING:
@@ -212,9 +212,7 @@ def _missing(profile: ModelProfile) -> str:
 
 
 def _unservable(profile: ModelProfile, why: str) -> GatewayError:
-    return GatewayError(
-        503,
-        "service_unavailable_error",
+    return unavailable(
         f"this gateway cannot serve the model {profile.name!r}: {why}",
         param="model",
         code="model_not_servable",

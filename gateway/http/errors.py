@@ -62,6 +62,18 @@ class GatewayError(Exception):
         return json.dumps({"error": inner | {"code": self.code or str(self.status)}}).encode()
 
 
+def unavailable(
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    retry_after_s: float = 1.0,
+) -> GatewayError:
+    """The error of what may be asked again later: status 503."""
+    kind = "service_unavailable_error"
+    return GatewayError(503, kind, message, param=param, code=code, retry_after_s=retry_after_s)
+
+
 def of_result(error: ErrorInfo | None) -> GatewayError:
     """The error of a request that ended without an answer."""
     if error is None:

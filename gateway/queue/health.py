@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any, Final
 
-from gateway.http.errors import GatewayError
+from gateway.http.errors import unavailable
 from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.broker.tasks import end_task
 from tokenyard.protocol.errors import TokenyardError
@@ -50,11 +50,9 @@ class YardHealth:
     def check(self) -> None:
         """Raise `GatewayError` where a request would have nobody to serve it."""
         if self._error:
-            raise GatewayError(503, "service_unavailable_error", self._error, retry_after_s=1.0)
+            raise unavailable(self._error)
         if time.monotonic() - self._led_at > self._without_leader_s:
-            raise GatewayError(
-                503,
-                "service_unavailable_error",
+            raise unavailable(
                 "no coordinator leads the yard; start one with `tokenyard coordinator`",
                 code="NO_COORDINATOR",
                 retry_after_s=2.0,

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from gateway.http.context import RequestContext
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, unavailable
 from gateway.queue.calls import call
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter
@@ -126,9 +126,7 @@ def _refusal(acceptance: Acceptance) -> GatewayError | None:
                 retry_after_s=acceptance.retry_after_ms / 1000,
             )
         case Submitted.LATE:
-            return GatewayError(
-                503,
-                "service_unavailable_error",
+            return unavailable(
                 f"the answer would come too late: about {acceptance.eta_ms / 1000:.1f} s of work "
                 "are waiting",
                 code="DEADLINE_UNMEETABLE",

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope
 
 from gateway.frontend.models import STATE
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import replay
 from gateway.responses.tap import Body, ResponseTap, failure
 
@@ -132,7 +132,7 @@ class Renderer:
         profile = self._models.profiles.get(stored.model)
         if profile is None:
             message = f"no host serves the model {stored.model!r} now"
-            error = GatewayError(503, "service_unavailable_error", message, retry_after_s=2.0)
+            error = unavailable(message, retry_after_s=2.0)
             context.ticket.fail(error)
             raise error
         STATE.set(await self._front_ends.state_of(profile))
@@ -221,4 +221,4 @@ def _not_rendered(stored: StoredResponse, fault: Exception | None) -> GatewayErr
 
 def _unreadable() -> GatewayError:
     message = "the response cannot be read now"
-    return GatewayError(503, "service_unavailable_error", message, retry_after_s=2.0)
+    return unavailable(message, retry_after_s=2.0)
