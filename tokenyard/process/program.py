@@ -38,9 +38,8 @@ from tokenyard.protocol.errors import (
     UnknownRequest,
     WaitTimeout,
 )
-from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.settings import ServiceSettings
+from tokenyard.protocol.settings import ProgramSettings
 from tokenyard.protocol.texts import harmless, nearest
 from tokenyard.telemetry import logs
 
@@ -285,7 +284,7 @@ def yard_options(
     ]
 
 
-SettingsT = TypeVar("SettingsT", bound=ServiceSettings | GatewaySettings)
+SettingsT = TypeVar("SettingsT", bound=ProgramSettings)
 #: The help of the settings that all programs have.
 SERVICE_TEXTS: Final = {
     "metrics_port": "Port of the Prometheus metrics; 0: none (docs/metrics.md).",

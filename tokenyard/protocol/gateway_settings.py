@@ -8,19 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.settings import default_name
+from tokenyard.protocol.settings import ProgramSettings, default_name
 
 KeyRule = Literal["auto", "required", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
+class GatewaySettings(ProgramSettings):
     """What a gateway needs to know. Units stand in the names."""
 
-    redis_url: str
-    yard: str = "main"
     name: str = field(default_factory=lambda: default_name("gateway"))
     #: Where it listens. Keys are required on any address but loopback.
     host: str = "127.0.0.1"
@@ -57,22 +53,11 @@ class GatewaySettings:
     #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
     trust_remote_code: bool = False
 
-    #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
-    metrics_port: int = 0
-    metrics_host: str = "127.0.0.1"
-    #: A loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
-    liveness_timeout_s: float = 60.0
-
     @property
     def paths(self) -> dict[str, str]:
         """`model_paths` by name."""
         pairs = (each.partition("=") for each in self.model_paths)
         return {name: path for name, _, path in pairs}
-
-    def __post_init__(self) -> None:
-        errors = list(self._errors())
-        if errors:
-            raise SettingsError(errors)
 
     @property
     def needs_keys(self) -> bool:
@@ -87,13 +72,8 @@ class GatewaySettings:
             return self.host == "localhost"
 
     def _errors(self) -> Iterator[str]:
-        for label, name in (("yard", self.yard), ("name", self.name)):
-            if not is_name(name):
-                yield f"{label} {name!r}: {NAME_RULE}"
         if not 0 <= self.port < 2**16:
             yield "port: must be 0 to 65535; 0 is any free one"
-        if not 0 <= self.metrics_port < 2**16:
-            yield "metrics_port: must be from 1 to 65535, or 0 for none"
         times = (
             "receive_s",
             "send_s",
@@ -104,7 +84,7 @@ class GatewaySettings:
             "refresh_s",
         )
         sizes = ("max_body_bytes", "max_file_bytes", "max_connections")
-        for label in (*times, "liveness_timeout_s", *sizes):
+        for label in (*times, *sizes):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
         if self.grace_s < 0:

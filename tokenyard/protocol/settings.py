@@ -34,42 +34,52 @@ def default_name(role: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceSettings:
+class ProgramSettings:
     """What every long-lived process needs to know."""
 
     #: Empty where there is no yard: models then come from the program (`worker.local.api`).
     redis_url: str
     yard: str = "main"
     name: str
-    #: Longest blocking read. Must stay below the socket's time-out.
-    block_ms: int = 1_000
-    reply_maxlen: int = 10_000
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
     liveness_timeout_s: float = 60.0
-    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
-    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
-        if errors := [*self._service_errors(), *self._errors()]:
+        if errors := [*self._shared_errors(), *self._errors()]:
             raise SettingsError(errors)
 
     def _errors(self) -> Iterator[str]:
         raise NotImplementedError
 
-    def _service_errors(self) -> Iterator[str]:
+    def _shared_errors(self) -> Iterator[str]:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
                 yield f"{label} {name!r}: {NAME_RULE}"
-        for label in ("block_ms", "reply_maxlen"):
-            if getattr(self, label) < 1:
-                yield f"{label}: must be at least 1"
         if not 0 <= self.metrics_port < 2**16:
             yield "metrics_port: must be from 1 to 65535, or 0 for none"
         if self.liveness_timeout_s <= 0:
             yield "liveness_timeout_s: must be positive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings(ProgramSettings):
+    """What coordinators and controllers need to know beside that."""
+
+    #: Longest blocking read. Must stay below the socket's time-out.
+    block_ms: int = 1_000
+    reply_maxlen: int = 10_000
+    #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
+    otlp_endpoint: str = ""
+
+    def _shared_errors(self) -> Iterator[str]:
+        # Not super() alone: a dataclass with slots is another class.
+        yield from super(ServiceSettings, self)._shared_errors()
+        for label in ("block_ms", "reply_maxlen"):
+            if getattr(self, label) < 1:
+                yield f"{label}: must be at least 1"
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             yield "otlp_endpoint: must be an http:// or https:// URL"
 
