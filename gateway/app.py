@@ -26,6 +26,7 @@ from gateway.listing import ModelList, unknown_model
 from gateway.metrics import GatewayMetrics
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
+from gateway.queue.calls import Command
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.responses.api import UNDER as UNDER_RESPONSES
@@ -183,10 +184,14 @@ class Gateway:
         priority_class = principal.choose_class(body)
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
+        unsaved: list[Command] = []
         print_ = fingerprint(path, body)
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
             record = await self._records.find(client, name, print_)
+        elif key is None:
+            record, saving = self._records.begin(client, name, print_)
+            unsaved = [saving]
         else:
             record = await self._records.open(client, name, print_)
         has_key = "idempotency-key" in headers
@@ -204,6 +209,7 @@ class Gateway:
             continues=rule == "continue",
             keep_s=self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S,
             has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
+            unsaved=unsaved,
         ), after
 
     def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:

@@ -14,6 +14,7 @@ from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 
 if TYPE_CHECKING:
     from gateway.http.errors import GatewayError
+    from gateway.queue.calls import Command
 
 
 @dataclass(slots=True)
@@ -63,6 +64,8 @@ class RequestContext:
     #: Of the last of its requests that has ended.
     timing: Timing | None = None
     drawn: int = 0
+    #: What is written with its first request on the queue.
+    unsaved: list[Command] = field(default_factory=list)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of the answer, with what is known when it begins."""
@@ -77,6 +80,11 @@ class RequestContext:
         found.append((b"openai-processing-ms", b"%d" % whole))
         found.append((b"server-timing", shown.encode()))
         return found
+
+    def take_unsaved(self) -> list[Command]:
+        """What is not written yet, once."""
+        unsaved, self.unsaved = self.unsaved, []
+        return unsaved
 
     def draw_id(self) -> str:
         """The next of the ids that vLLM would draw at random: 16 hex digits."""
