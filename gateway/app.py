@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import vllm
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
@@ -30,9 +31,11 @@ from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
+from tokenyard import __version__
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
+from tokenyard.telemetry.endpoint import PLAIN
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -80,6 +83,7 @@ class Gateway:
         self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/livez"): self._live,
+            ("GET", "/version"): self._version,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,6 +127,9 @@ class Gateway:
         probe = self._probes.get((method, path))
         if probe is not None:
             await send_body(send, 200, await probe())
+            return
+        if (method, path) == ("GET", "/metrics") and not self._settings.needs_keys:
+            await send_body(send, 200, self.metrics.text(), kind=PLAIN.encode())
             return
         if self._queue.is_draining:
             raise _stopping()
@@ -226,6 +233,9 @@ class Gateway:
 
     async def _live(self) -> bytes:
         return b"{}"
+
+    async def _version(self) -> bytes:
+        return json.dumps({"version": vllm.__version__, "tokenyard": __version__}).encode()
 
 
 def _stopping() -> GatewayError:
