@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 from anthropic import Anthropic
@@ -203,7 +204,7 @@ def test_a_stream_ends_with_a_hint_and_goes_on_at_another_gateway(
 def test_an_sdk_does_not_take_a_part_for_the_whole(stop: Stop) -> None:
     by_openai, by_anthropic = stop.errors
     assert isinstance(by_openai, openai.APIConnectionError)
-    assert isinstance(by_anthropic, anthropic.APIConnectionError | httpx.TransportError)
+    assert isinstance(by_anthropic, anthropic.APIConnectionError | httpx2.TransportError)
 
 
 @pytest.mark.parametrize("has_key", [True, False])

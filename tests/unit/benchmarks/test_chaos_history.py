@@ -304,6 +304,7 @@ def test_commands_of_the_broker_become_events() -> None:
         [b"XADD", keys.lane("w.1").encode(), b"5000-1", b"id", ID.encode()],
         [b"XADD", keys.replies(C).encode(), *place, b"frame", frame],
         [b"XADD", keys.reply("anon", ID).encode(), *place, *flat],
+        [b"XADD", keys.reply("gateway", "1").encode(), *place, b"w", b"1"],
         [b"XADD", keys.events.encode(), *place, b"event", b"joined"],
         [
             b"HSET",
