@@ -19,6 +19,7 @@ from gateway.batches.api import BatchesApi, is_of_batches, no_folder
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
+from gateway.http.exchange import Exchange, stopping
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
@@ -68,7 +69,7 @@ class Gateway:
         self._settings = settings
         self._queue = queue
         self._front_ends = front_ends
-        self._records = Records(queue, settings.record_ttl_s)
+        self._records = Records(queue)
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
         self._list = ModelList(models, front_ends)
@@ -76,8 +77,10 @@ class Gateway:
         folder = settings.files_dir
         self._batches = None if folder is None else BatchesApi(settings, folder)
         self._health_of_yard = health
-        self._under_way = 0
-        self.metrics = GatewayMetrics(ENDPOINTS, lambda: self._under_way)
+        self._open: set[Exchange] = set()
+        self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))
+        #: Takes nothing new.
+        self.is_draining = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
@@ -91,18 +94,18 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        send = self._counted(send, path)
-        self._under_way += 1
+        exchange = Exchange(self._counted(send, path), path)
+        self._open.add(exchange)
         self._is_idle.clear()
         try:
-            await self._serve(scope, receive, send, path)
+            await self._serve(scope, receive, exchange.send, path)
         except GatewayError as error:
-            await send_error(send, error, path)
+            await send_error(exchange.send, error, path)
         except TokenyardError as error:
-            await send_error(send, unavailable(str(error)), path)
+            await send_error(exchange.send, unavailable(str(error)), path)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._open.discard(exchange)
+            if not self._open:
                 self._is_idle.set()
 
     def _counted(self, send: Send, path: str) -> Send:
@@ -111,7 +114,7 @@ class Gateway:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.metrics.answered(path, message["status"], time.monotonic() - began)
-                if self._queue.is_draining:
+                if self.is_draining:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
@@ -122,6 +125,13 @@ class Gateway:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), most_s)
 
+    async def interrupt(self, most_s: float) -> None:
+        """End all answers under way, for clients to come back for; some do not read."""
+        self._queue.is_leaving = True
+        if self._open:
+            ends = [asyncio.create_task(one.interrupt()) for one in self._open]
+            await asyncio.wait(ends, timeout=most_s)
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method = scope["method"]
         probe = self._probes.get((method, path))
@@ -131,8 +141,8 @@ class Gateway:
         if (method, path) == ("GET", "/metrics") and not self._settings.needs_keys:
             await send_body(send, 200, self.metrics.text(), kind=PLAIN.encode())
             return
-        if self._queue.is_draining:
-            raise _stopping()
+        if self.is_draining:
+            raise stopping()
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)
@@ -191,12 +201,14 @@ class Gateway:
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
         print_ = fingerprint(path, body)
+        has_key = "idempotency-key" in headers
+        keep_s = self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
             record = await self._records.find(client, name, print_)
         else:
-            record = await self._records.open(client, name, print_)
-        has_key = "idempotency-key" in headers
+            record = await self._records.open(client, name, print_, keep_s)
+        has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
         choices = ("continue", "cancel")
         usual = choices if has_key else reversed(choices)
         rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
@@ -209,8 +221,9 @@ class Gateway:
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers, body),
             continues=rule == "continue",
-            keep_s=self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S,
-            has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
+            can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
+            keep_s=keep_s,
+            has_event_ids=has_ids,
         ), after
 
     def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:
@@ -226,9 +239,9 @@ class Gateway:
         return profile
 
     async def _health(self) -> bytes:
+        if self.is_draining:
+            raise stopping()
         self._health_of_yard.check()
-        if self._queue.is_draining:
-            raise _stopping()
         return b"{}"
 
     async def _live(self) -> bytes:
@@ -236,10 +249,6 @@ class Gateway:
 
     async def _version(self) -> bytes:
         return json.dumps({"version": vllm.__version__, "tokenyard": __version__}).encode()
-
-
-def _stopping() -> GatewayError:
-    return unavailable("this gateway is stopping; another one may serve")
 
 
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:

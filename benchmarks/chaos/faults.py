@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
+Part = Literal["worker", "controller", "host", "coordinator", "broker", "client", "gateway"]
 Act = Literal["kill", "crash", "stop", "term", "cut", "flush", "trim"]
 #: The target and the action: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; for the
 #: broker also cutting all connections, flushing the script cache, or deleting the intakes' entries.
@@ -35,10 +35,14 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     ("broker", "flush"): 2,
     ("broker", "trim"): 4,
     ("client", "kill"): 4,
+    ("gateway", "kill"): 8,
+    ("gateway", "term"): 5,
+    ("gateway", "stop"): 4,
 }
-#: Each comes once before the random ones. A worker's kill is first, so the shortest run has it.
+#: Each comes once before the random ones; the shortest run has the first two.
 FIRST: Final[tuple[Kind, ...]] = (
     ("worker", "kill"),
+    ("gateway", "kill"),
     ("coordinator", "kill"),
     ("broker", "kill"),
     ("worker", "crash"),
@@ -69,6 +73,7 @@ FAST: Final = Pace(
         "coordinator": (0.5, 3.0),
         "broker": (0.2, 1.5),
         "client": (0.2, 3.0),
+        "gateway": (1.0, 8.0),
     },
 )
 #: On two cores, a vLLM worker takes half a minute to restart.

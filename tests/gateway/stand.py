@@ -97,9 +97,32 @@ class Stand:
 
     def kill_worker(self) -> None:
         """SIGKILL the process that holds a model; its spare takes over."""
-        busy = [one.pid for one in self.plant.roster().values() if one.state == "ready"]
-        for pid in busy:
+        for pid in self._busy():
             os.kill(pid, signal.SIGKILL)
+
+    @contextmanager
+    def stopped_worker(self) -> Iterator[None]:
+        """Nothing is generated in this block, which must be shorter than a lease."""
+        pids = self._busy()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def _busy(self) -> list[int]:
+        return [one.pid for one in self.plant.roster().values() if one.state == "ready"]
+
+    def forget(self, durable_id: str) -> None:
+        """Let the queue forget an answer, but not the gateway's record of the request."""
+        connection = self.plant.connection
+        found = list(connection.scan_iter(match=f"*{durable_id}*", count=1000))
+        answers = [key for key in found if b":http:" not in key]
+        assert len(found) - len(answers) == 1, found
+        if answers:
+            connection.delete(*answers)
 
     def kill_coordinator(self) -> None:
         """SIGKILL the leader, and start another that stands by."""

@@ -85,16 +85,8 @@ class Undisturbed:
                 assert one.status == 200, one.body()
                 self._known[endpoint] = key, list(one)
         key, events = self._known[endpoint]
-        self._forget(id_of(events[0]).partition(":")[0])
+        self._stand.forget(id_of(events[0]).partition(":")[0])
         return key, events
-
-    def _forget(self, durable_id: str) -> None:
-        connection = self._stand.plant.connection
-        found = list(connection.scan_iter(match=f"*{durable_id}*", count=1000))
-        answers = [key for key in found if b":http:" not in key]
-        assert len(found) - len(answers) == 1, found
-        if answers:
-            connection.delete(*answers)
 
 
 @pytest.fixture(scope="module")
