@@ -227,9 +227,7 @@ def figures(reports: Mapping[str, Report], failed: Sequence[str]) -> dict[str, A
     return {**rounded, "failed": list(failed)}
 
 
-def faults(
-    reports: Mapping[str, Report], max_model_wait_s: float, *, targets: bool
-) -> list[str]:
+def faults(reports: Mapping[str, Report], max_model_wait_s: float, *, targets: bool) -> list[str]:
     """The faults that the reports show, in words; with ``targets``, also too much lost to swaps."""
     found = [f"{name}: {one.wrong} wrong answers" for name, one in reports.items() if one.wrong]
     for name, one in reports.items():

@@ -34,7 +34,13 @@ def any_lanes(draw: st.DrawFn) -> list[Lane]:
     sizes, works = st.integers(0, 12), st.integers(0, 100_000)
     return [
         replace(
-            lane(name, draw(sizes), draw(st.integers(1, 9)), work=draw(works), max_num_seqs=draw(sizes)),
+            lane(
+                name,
+                draw(sizes),
+                draw(st.integers(1, 9)),
+                work=draw(works),
+                max_num_seqs=draw(sizes),
+            ),
             is_quarantined=draw(st.booleans()),
         )
         for name in sorted(names)
