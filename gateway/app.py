@@ -16,11 +16,14 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.batches.api import BatchesApi, is_of_batches, no_folder
+from gateway.frontend import endpoints as generating
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.http import endpoints as own
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.exchange import Exchange, stopping
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
+from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
@@ -45,9 +48,12 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+OPENAPI: Final = "/openapi.json"
 #: The paths that metrics name.
 ENDPOINTS: Final = (
-    GENERATING | RENDERING | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez")}
+    GENERATING
+    | RENDERING
+    | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez", OPENAPI)}
 )
 ONE_MODEL: Final = "/v1/models/"
 #: Longest time that a client may give.
@@ -76,6 +82,8 @@ class Gateway:
         self._responses = ResponsesApi(settings, queue, front_ends, models)
         folder = settings.files_dir
         self._batches = None if folder is None else BatchesApi(settings, folder)
+        routers = generating.router, own.router
+        self._openapi = OpenApiDocument(*routers, needs_key=settings.needs_keys)
         self._health_of_yard = health
         self._open: set[Exchange] = set()
         self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))
@@ -147,6 +155,8 @@ class Gateway:
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)
             await send_body(send, 200, json.dumps(listed).encode())
+        elif method == "GET" and path == OPENAPI:
+            await send_body(send, 200, await self._openapi.read())
         elif method == "GET" and path.startswith(ONE_MODEL):
             card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
             await send_body(send, 200, json.dumps(card).encode())

@@ -77,7 +77,7 @@ class Stand:
         for _ in range(2):
             self.start_coordinator()
         options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
-        self.plant.host(self._models, engine="vllm", device="cpu", **options)
+        self.host = self.plant.host(self._models, engine="vllm", device="cpu", **options)
         self._doors = [Door(self.plant, set(NAMES), files_dir=self.files) for _ in range(2)]
         eventually(
             lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,
@@ -95,10 +95,20 @@ class Stand:
         self._doors[number].wait()
         return self._doors[number]
 
+    def port(self, number: int) -> int:
+        """The port of a gateway, which may be starting."""
+        return self._doors[number].port
+
+    def wait_until_whole(self) -> None:
+        """Wait until everybody is there whom a test may kill."""
+        self.plant.wait_for_leader()
+        for door in self._doors:
+            door.wait()
+
     def kill_worker(self) -> None:
         """SIGKILL the process that holds a model; its spare takes over."""
-        for pid in self._busy():
-            os.kill(pid, signal.SIGKILL)
+        (busy,) = self._busy()
+        os.kill(busy, signal.SIGKILL)
 
     @contextmanager
     def stopped_worker(self) -> Iterator[None]:
@@ -124,13 +134,11 @@ class Stand:
         if answers:
             connection.delete(*answers)
 
-    def kill_coordinator(self) -> None:
-        """SIGKILL the leader, and start another that stands by."""
-        leader = self.plant.connection.get(self.plant.keys.leader) or b""
-        number = int(leader.decode().rpartition("coordinator-")[2].partition(".")[0] or -1)
-        if number >= 0:
-            self.coordinators[number].kill()
-            self.start_coordinator()
+    def leader(self) -> Program:
+        """The coordinator that leads."""
+        term = self.plant.wait_for_leader()
+        number = int(term.decode().rpartition("coordinator-")[2].partition(".")[0])
+        return self.coordinators[number]
 
 
 def _models_file(speaker: Path) -> str:
