@@ -21,7 +21,7 @@ from gateway.frontend.models import STATE, FrontEnds
 from gateway.http import endpoints as own
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.http.exchange import Exchange, stopping
+from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
@@ -85,7 +85,7 @@ class Gateway:
         routers = generating.router, own.router
         self._openapi = OpenApiDocument(*routers, needs_key=settings.needs_keys)
         self._health_of_yard = health
-        self._open: set[Exchange] = set()
+        self._open: set[OpenAnswer] = set()
         self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))
         #: Takes nothing new.
         self.is_draining = False
@@ -102,17 +102,17 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        exchange = Exchange(self._counted(send, path), path)
-        self._open.add(exchange)
+        answer = OpenAnswer(self._counted(send, path), path)
+        self._open.add(answer)
         self._is_idle.clear()
         try:
-            await self._serve(scope, receive, exchange.send, path)
+            await self._serve(scope, receive, answer.send, path)
         except GatewayError as error:
-            await send_error(exchange.send, error, path)
+            await send_error(answer.send, error, path)
         except TokenyardError as error:
-            await send_error(exchange.send, unavailable(str(error)), path)
+            await send_error(answer.send, unavailable(str(error)), path)
         finally:
-            self._open.discard(exchange)
+            self._open.discard(answer)
             if not self._open:
                 self._is_idle.set()
 
