@@ -21,8 +21,8 @@ from gateway.frontend.models import STATE, FrontEnds
 from gateway.http import endpoints as own
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
+from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
