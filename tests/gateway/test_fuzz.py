@@ -18,8 +18,10 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode, Response
-from schemathesis.openapi.checks import response_schema_conformance
-from schemathesis.specs.openapi.checks import content_type_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+)
 
 from tests.gateway.ends import all_ends
 from tests.gateway.stand import Door, Stand
