@@ -40,7 +40,19 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
         summary="OpenAI's and Anthropic's APIs over a yard.",
         routes=[*rendered.router.routes, *own.router.routes],
     )
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _without_null(parameter["schema"])
     if needs_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """The form of a header or a parameter: it may be left out, but has no null."""
+    rest = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(rest) != 1:
+        return schema
+    return rest[0] | {name: value for name, value in schema.items() if name != "anyOf"}
