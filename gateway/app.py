@@ -16,9 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.batches.api import BatchesApi, is_of_batches, no_folder
-from gateway.frontend import endpoints as generating
 from gateway.frontend.models import STATE, FrontEnds
-from gateway.http import endpoints as own
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
@@ -82,8 +80,7 @@ class Gateway:
         self._responses = ResponsesApi(settings, queue, front_ends, models)
         folder = settings.files_dir
         self._batches = None if folder is None else BatchesApi(settings, folder)
-        routers = generating.router, own.router
-        self._openapi = OpenApiDocument(*routers, needs_key=settings.needs_keys)
+        self._openapi = OpenApiDocument(needs_key=settings.needs_keys)
         self._health_of_yard = health
         self._open: set[OpenAnswer] = set()
         self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))

@@ -7,7 +7,7 @@ does not describe.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,12 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode, Response
-from schemathesis.openapi.checks import response_schema_conformance
-from schemathesis.specs.openapi.checks import content_type_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+)
 
+from tests.gateway.asked import say
 from tests.gateway.ends import all_ends
 from tests.gateway.stand import Door, Stand
 from tests.support.effort import examples
@@ -69,19 +72,27 @@ ENDS: Final = {
 }
 
 
+GENERATING: Final = {*("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")}
+#: Most fields and headers beside those.
+MOST_MORE: Final = 4
+#: What a request needs to be accepted.
+CORES: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": {"messages": say("abc")},
+    "/v1/completions": {"prompt": "abc"},
+    "/v1/responses": {"input": "abc"},
+    "/v1/messages": {"messages": say("abc")},
+    "/v1/messages/count_tokens": {"messages": say("abc")},
+    "/tokenize": {"prompt": "abc"},
+    "/detokenize": {"tokens": [65, 66]},
+}
+
+
 @dataclass(frozen=True)
 class Known:
-    """What the paths name."""
+    """What exists."""
 
     ids: dict[str, str]
     file: str
-
-    def aim(self, case: Case) -> None:
-        """Let a request be about what exists."""
-        for name in case.path_parameters or {}:
-            case.path_parameters[name] = self.ids[name]
-        if case.path == "/v1/batches" and isinstance(case.body, dict):
-            case.body["input_file_id"] = self.file
 
 
 @pytest.fixture(scope="module")
@@ -113,24 +124,47 @@ def known(http: httpx.Client) -> Iterator[Known]:
 
 @st.composite
 def cases(draw: st.DrawFn, operation: Any, known: Known) -> Case:
-    """A request by the document or, one in three, against it; most are about what exists."""
-    wrong = not draw(st.integers(0, 2))
-    mode = GenerationMode.NEGATIVE if wrong else GenerationMode.POSITIVE
-    case = draw(operation.as_strategy(mode))
-    if draw(st.integers(0, 9)):
-        known.aim(case)
-        if isinstance(case.body, dict) and "batches" not in case.path:
-            case.body["model"] = "speaker"
-    if isinstance(case.body, dict) and draw(st.integers(0, 19)):
+    """A request by the document or, one in three, against it.
+
+    Most of them are made acceptable but for some fields: of a body with all fields that the
+    document allows, one is always wrong.
+    """
+    positive, negative = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+    mode = draw(st.sampled_from([positive, positive, negative]))
+    case: Case = draw(operation.as_strategy(mode))
+    if draw(st.integers(0, 9)) == 9:
+        return case
+    for name in case.path_parameters or {}:
+        case.path_parameters[name] = known.ids[name]
+    for name in set(case.headers or ()) - draw(some(case.headers or ())):
+        del case.headers[name]
+    if isinstance(case.body, dict) and case.path in CORES:
+        kept = draw(some(case.body))
+        case.body = {name: case.body[name] for name in case.body if name in kept}
+        case.body["model"] = "speaker"
+        if draw(st.integers(0, 4)) < 4:
+            case.body |= CORES[case.path]
+        if case.path in GENERATING and draw(st.booleans()):
+            case.body["stream"] = True
         _shorten(case.body, case.path)
+    elif isinstance(case.body, dict) and "input_file_id" in case.body:
+        case.body["input_file_id"] = known.file
     return case
+
+
+def some(names: Iterable[str]) -> st.SearchStrategy[set[str]]:
+    """Some of the names."""
+    return st.sets(st.sampled_from(sorted(names)), max_size=MOST_MORE) if names else st.just(set())
 
 
 def _shorten(body: dict[str, Any], path: str) -> None:
     """Ask for few tokens, unless the number is wrong anyway."""
+    if path not in GENERATING:
+        return
     usual = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     for name in {usual, "max_tokens", "max_completion_tokens"} & {usual, *body}:
-        if not isinstance(body.get(name, 10**9), int) or body.get(name, 10**9) > FEW:
+        given = body.get(name)
+        if given is None or (isinstance(given, int) and given > FEW):
             body[name] = FEW
 
 

@@ -2,8 +2,8 @@
 
 Each endpoint is asked once without a disturbance. Then the queue forgets the answer, but not the
 gateway's record of the request, so that the next run under the same key has the same ids and time
-and must give the same bytes, whatever is killed meanwhile. A kill counts only where it hit a
-running request.
+and must give the same bytes, whatever is killed meanwhile. A kill counts only if it hit a running
+request.
 """
 
 from __future__ import annotations
