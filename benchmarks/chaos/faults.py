@@ -46,6 +46,7 @@ FIRST: Final[tuple[Kind, ...]] = (
     ("coordinator", "kill"),
     ("broker", "kill"),
     ("worker", "crash"),
+    ("gateway", "term"),
     ("broker", "trim"),
     ("controller", "kill"),
 )
@@ -108,8 +109,11 @@ def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()
     while at_s < seconds:
         able = [kind for kind in kinds if kind[0] != "gateway" or at_s >= gateways_at_s]
         if able:
-            weights = [WEIGHTS[kind] for kind in able]
-            [kind] = [due.pop(0)] if due and due[0] in able else draw.choices(able, weights)
+            kind = next((one for one in due if one in able), None)
+            if kind is None:
+                [kind] = draw.choices(able, [WEIGHTS[one] for one in able])
+            else:
+                due.remove(kind)
             part, act = kind
             bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
             faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))
