@@ -46,6 +46,7 @@ FIRST: Final[tuple[Kind, ...]] = (
     ("coordinator", "kill"),
     ("broker", "kill"),
     ("worker", "crash"),
+    ("gateway", "term"),
     ("broker", "trim"),
     ("controller", "kill"),
 )
@@ -57,6 +58,7 @@ class Pace:
 
     gap_s: tuple[float, float]  # from one fault to the next
     start_s: float  # added if a controller has to start, with all its workers
+    gateway_s: float  # from one fault of a gateway to the next: one of two should serve
     down_s: tuple[float, float]  # from an end to the next start
     stopped_s: Mapping[Part, tuple[float, float]]  # from SIGSTOP to SIGCONT
 
@@ -65,6 +67,7 @@ class Pace:
 FAST: Final = Pace(
     gap_s=(0.2, 2.4),
     start_s=1.0,
+    gateway_s=10.0,
     down_s=(0.0, 1.0),
     stopped_s={
         "worker": (0.5, 5.0),
@@ -77,7 +80,13 @@ FAST: Final = Pace(
     },
 )
 #: On two cores, a vLLM worker takes half a minute to restart.
-SLOW: Final = Pace(gap_s=(2.0, 7.0), start_s=20.0, down_s=FAST.down_s, stopped_s=FAST.stopped_s)
+SLOW: Final = Pace(
+    gap_s=(2.0, 7.0),
+    start_s=20.0,
+    gateway_s=15.0,
+    down_s=FAST.down_s,
+    stopped_s=FAST.stopped_s,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +103,23 @@ def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()
     """The faults of a run of ``seconds``, restricted to ``parts`` if given."""
     draw = random.Random(f"faults {seed}")
     kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
-    weights = [WEIGHTS[kind] for kind in kinds]
     due = [kind for kind in FIRST if kind in kinds]
-    faults = []
-    at_s = draw.uniform(*pace.gap_s)
+    faults: list[Planned] = []
+    at_s, gateways_at_s = draw.uniform(*pace.gap_s), 0.0
     while at_s < seconds:
-        [kind] = [due.pop(0)] if due else draw.choices(kinds, weights)
-        part, act = kind
-        bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
-        faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))
+        able = [kind for kind in kinds if kind[0] != "gateway" or at_s >= gateways_at_s]
+        if able:
+            kind = next((one for one in due if one in able), None)
+            if kind is None:
+                [kind] = draw.choices(able, [WEIGHTS[one] for one in able])
+            else:
+                due.remove(kind)
+            part, act = kind
+            bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
+            faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))
+            if part == "gateway":
+                gateways_at_s = at_s + pace.gateway_s
+            if part in ("controller", "host") and act != "stop":
+                at_s += pace.start_s
         at_s += draw.uniform(*pace.gap_s)
-        if part in ("controller", "host") and act != "stop":
-            at_s += pace.start_s
     return faults

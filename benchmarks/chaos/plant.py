@@ -65,11 +65,16 @@ class Timing:
     leader_lease_ms: int = 1_000
     hang_timeout_s: float = 3.0
     grace_s: float = 2.0
+    gateway_grace_s: float = 0.5
 
 
 #: The programs' defaults.
 DEFAULTS: Final = Timing(
-    worker_lease_ms=30_000, leader_lease_ms=5_000, hang_timeout_s=60.0, grace_s=30.0
+    worker_lease_ms=30_000,
+    leader_lease_ms=5_000,
+    hang_timeout_s=60.0,
+    grace_s=30.0,
+    gateway_grace_s=30.0,
 )
 
 
@@ -260,8 +265,8 @@ class Plant:
             cores = _cores(number) if self._engine == "vllm" else ()
             self.controllers.append(self._program("worker", f"host-{number}", shared, cores))
         for number, port in enumerate(self.ports):
-            options = ["--host", HOST, "--port", port, "--grace-s", timing.grace_s]
-            options += ["--keep-alive-s", 1.0]
+            options = ["--host", HOST, "--port", port, "--keep-alive-s", 1.0]
+            options += ["--grace-s", timing.gateway_grace_s]
             self.gateways.append(self._program("gateway", f"gateway-{number}", options))
         for program in (*self.coordinators, *self.controllers, *self.gateways):
             program.start()

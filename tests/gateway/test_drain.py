@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -147,14 +147,17 @@ def stop(stand: Stand) -> Iterator[Stop]:
 
         # Given streams, and answers that are no streams, under way on one gateway,
         before, cancelled = runs(stand), count_cancelled(stand)
-        whole = {each: pool.submit(ask, door.port, key if each else None) for each in (True, False)}
-        eventually(lambda: runs(stand) == before + 2)
-        reading: list[Future[None]] = [
-            pool.submit(one.read, door.port, has_begun) for one in streams.values()
-        ]
-        sdks = [
-            pool.submit(read, door.port, has_begun) for read in (read_by_openai, read_by_anthropic)
-        ]
+        with stand.stopped_worker():  # so that none is over before the last one has begun
+            whole = {
+                one: pool.submit(ask, door.port, key if one else None) for one in (True, False)
+            }
+            reading = [pool.submit(one.read, door.port, has_begun) for one in streams.values()]
+            sdks = [
+                pool.submit(read, door.port, has_begun)
+                for read in (read_by_openai, read_by_anthropic)
+            ]
+            asked = before + len(whole) + len(reading) + len(sdks)
+            eventually(lambda: runs(stand) == asked)
         for _ in (*reading, *sdks):
             assert has_begun.acquire(timeout=60)
         # if it is stopped, and its worker does not finish them meanwhile,
@@ -176,7 +179,7 @@ def stop(stand: Stand) -> Iterator[Stop]:
             streams=streams,
             key=key,
             cancelled=cancelled,
-            runs=before + 2 + len(reading) + len(sdks),
+            runs=asked,
             whole={each: future.result(30) for each, future in whole.items()},
             errors=[one.exception(30) for one in sdks],
             probes=probes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -104,6 +105,14 @@ def test_every_schedule_has_the_required_faults(seed: int, pace: Pace) -> None:
 
     assert set(FIRST) <= {fault.kind for fault in planned}
     assert planned[0].kind == ("worker", "kill")
+
+
+@pytest.mark.parametrize("pace", [FAST, SLOW])
+@pytest.mark.parametrize("parts", [[], ["gateway"]])
+def test_one_of_two_gateways_has_time_to_start(parts: list[Part], pace: Pace) -> None:
+    for seed in range(20):
+        hits = [one.at_s for one in schedule(seed, 60, pace, parts) if one.kind[0] == "gateway"]
+        assert all(after - before >= pace.gateway_s for before, after in pairwise(hits))
 
 
 def test_workers_are_found_by_the_process_ids_of_the_roster() -> None:
