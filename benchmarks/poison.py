@@ -62,7 +62,7 @@ class Case:
     spares: int  # warm processes that replace those that die
     streams: int  # innocents
     tokens: int  # per stream
-    pause_s: float  # mean pause before a chance crash, from the end of a stream to the next one
+    pause_s: float  # mean pause before each stream of the chance crash
     before_s: float  # measurement of the throughput before the crash
     after_s: float  # observation after the replacement of the crashed process
 
@@ -245,7 +245,7 @@ def median(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     "--pause-s",
     default=0.0,
     type=click.FloatRange(0),
-    help="Mean pause after each stream before the chance crash; 0: all streams always run.",
+    help="Mean pause before each stream of the chance crash; 0: all run all the time.",
 )
 @click.option("--step-s", default=0.04, help="Simulated engine: seconds for each token.")
 @click.option("--server", default="valkey", type=click.Choice(["valkey", "redis"]))

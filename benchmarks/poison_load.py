@@ -134,11 +134,10 @@ class Streams:
     ) -> None:
         """Keep ``count`` streams running until ``is_over`` is set and the last one has ended.
 
-        Each is followed by the next after a random pause of ``pause_s`` on average.
+        Each begins after a random pause of ``pause_s`` on average.
         """
 
-        async def follow(first: AsyncHandle) -> None:
-            await hear(first, heard)
+        async def follow() -> None:
             while not is_over.is_set():
                 if pause_s:
                     await asyncio.sleep(self._draw.expovariate(1 / pause_s))
@@ -146,5 +145,5 @@ class Streams:
                 await hear(handle, heard)
 
         async with asyncio.TaskGroup() as group:
-            for handle in await self.ask(count):
-                group.create_task(follow(handle))
+            for _ in range(count):
+                group.create_task(follow())
