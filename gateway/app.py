@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import vllm
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,6 +20,8 @@ from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
+from gateway.http.open_answer import OpenAnswer, stopping
+from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
@@ -31,9 +34,11 @@ from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
+from tokenyard import __version__
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
+from tokenyard.telemetry.endpoint import PLAIN
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -42,9 +47,12 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+OPENAPI: Final = "/openapi.json"
 #: The paths that metrics name.
 ENDPOINTS: Final = (
-    GENERATING | RENDERING | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez")}
+    GENERATING
+    | RENDERING
+    | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez", OPENAPI)}
 )
 ONE_MODEL: Final = "/v1/models/"
 #: Longest time that a client may give.
@@ -66,21 +74,25 @@ class Gateway:
         self._settings = settings
         self._queue = queue
         self._front_ends = front_ends
-        self._records = Records(queue, settings.record_ttl_s)
+        self._records = Records(queue)
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
         self._list = ModelList(models, front_ends)
         self._responses = ResponsesApi(settings, queue, front_ends, models)
         folder = settings.files_dir
         self._batches = None if folder is None else BatchesApi(settings, folder)
+        self._openapi = OpenApiDocument(needs_key=settings.needs_keys)
         self._health_of_yard = health
-        self._under_way = 0
-        self.metrics = GatewayMetrics(ENDPOINTS, lambda: self._under_way)
+        self._open: set[OpenAnswer] = set()
+        self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))
+        #: Takes nothing new.
+        self.is_draining = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/livez"): self._live,
+            ("GET", "/version"): self._version,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,18 +100,18 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        send = self._counted(send, path)
-        self._under_way += 1
+        answer = OpenAnswer(self._counted(send, path), path)
+        self._open.add(answer)
         self._is_idle.clear()
         try:
-            await self._serve(scope, receive, send, path)
+            await self._serve(scope, receive, answer.send, path)
         except GatewayError as error:
-            await send_error(send, error, path)
+            await send_error(answer.send, error, path)
         except TokenyardError as error:
-            await send_error(send, unavailable(str(error)), path)
+            await send_error(answer.send, unavailable(str(error)), path)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._open.discard(answer)
+            if not self._open:
                 self._is_idle.set()
 
     def _counted(self, send: Send, path: str) -> Send:
@@ -108,7 +120,7 @@ class Gateway:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.metrics.answered(path, message["status"], time.monotonic() - began)
-                if self._queue.is_draining:
+                if self.is_draining:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
@@ -119,21 +131,35 @@ class Gateway:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), most_s)
 
+    async def interrupt(self, most_s: float) -> None:
+        """End all answers under way, for clients to come back for; some do not read."""
+        self._queue.is_leaving = True
+        if self._open:
+            ends = [asyncio.create_task(one.interrupt()) for one in self._open]
+            await asyncio.wait(ends, timeout=most_s)
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method = scope["method"]
         probe = self._probes.get((method, path))
         if probe is not None:
             await send_body(send, 200, await probe())
             return
-        if self._queue.is_draining:
-            raise _stopping()
+        if (method, path) == ("GET", "/metrics") and not self._settings.needs_keys:
+            await send_body(send, 200, self.metrics.text(), kind=PLAIN.encode())
+            return
+        if self.is_draining:
+            raise stopping()
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)
             await send_body(send, 200, json.dumps(listed).encode())
+        elif method == "GET" and path == OPENAPI:
+            await send_body(send, 200, await self._openapi.read())
         elif method == "GET" and path.startswith(ONE_MODEL):
             card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
             await send_body(send, 200, json.dumps(card).encode())
+        elif method == "GET" and path == "/version":
+            await self._front_ends.app(scope, receive, send)
         elif method == "POST" and path in GENERATING | RENDERING:
             await self._answer(scope, receive, send, path, principal)
         elif path.startswith(UNDER_RESPONSES):
@@ -186,15 +212,17 @@ class Gateway:
         name, after = durable_id(client, key), 0
         unsaved: list[Command] = []
         print_ = fingerprint(path, body)
+        has_key = "idempotency-key" in headers
+        keep_s = self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
             record = await self._records.find(client, name, print_)
         elif key is None:
-            record, saving = self._records.begin(client, name, print_)
+            record, saving = self._records.begin(client, name, print_, keep_s)
             unsaved = [saving]
         else:
-            record = await self._records.open(client, name, print_)
-        has_key = "idempotency-key" in headers
+            record = await self._records.open(client, name, print_, keep_s)
+        has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
         choices = ("continue", "cancel")
         usual = choices if has_key else reversed(choices)
         rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
@@ -207,8 +235,9 @@ class Gateway:
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers, body),
             continues=rule == "continue",
-            keep_s=self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S,
-            has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
+            can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
+            keep_s=keep_s,
+            has_event_ids=has_ids,
             unsaved=unsaved,
         ), after
 
@@ -225,17 +254,16 @@ class Gateway:
         return profile
 
     async def _health(self) -> bytes:
+        if self.is_draining:
+            raise stopping()
         self._health_of_yard.check()
-        if self._queue.is_draining:
-            raise _stopping()
         return b"{}"
 
     async def _live(self) -> bytes:
         return b"{}"
 
-
-def _stopping() -> GatewayError:
-    return unavailable("this gateway is stopping; another one may serve")
+    async def _version(self) -> bytes:
+        return json.dumps({"version": vllm.__version__, "tokenyard": __version__}).encode()
 
 
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:

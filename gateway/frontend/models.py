@@ -176,7 +176,7 @@ class FrontEnds:
             if not {"fingerprint_mode", "fingerprint_value"} & profile.arguments.keys():
                 args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
             await init_app_state(client, state, args, TASKS)
-            derived.replace_clocks()  # vLLM imports an endpoint's modules when it needs them
+            derived.replace_modules()  # vLLM imports an endpoint's modules when it needs them
         return state
 
 

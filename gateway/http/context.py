@@ -54,6 +54,8 @@ class RequestContext:
     deadline_ms: int | None = None
     #: Whether its requests go on when the HTTP client disconnects.
     continues: bool = False
+    #: Whether the client can name the request again: by its key, or by the id of an event.
+    can_come_back: bool = False
     #: Off for parsers that take an event for one line of data.
     has_event_ids: bool = True
     #: Whether its requests are known to be on the queue, and only their replies are read.

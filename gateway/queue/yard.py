@@ -27,6 +27,8 @@ log = logging.getLogger("tokenyard.gateway")
 
 #: The yard ends a request within seconds of its deadline.
 _DEADLINE_MARGIN_S: Final = 3.0
+#: Time for the last cancellations.
+_CANCEL_S: Final = 2.0
 
 
 class YardQueue:
@@ -39,7 +41,8 @@ class YardQueue:
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
         self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
         self._cancels: set[asyncio.Task[Cancelled]] = set()
-        self.is_draining = False
+        #: Connections close because the gateway stops.
+        self.is_leaving = False
 
     async def start(self) -> None:
         """Connect."""
@@ -47,6 +50,8 @@ class YardQueue:
 
     async def stop(self) -> None:
         """Disconnect; requests go on."""
+        if self._cancels:
+            await asyncio.wait(self._cancels, timeout=_CANCEL_S)
         await self._reader.stop()
         await self.connection.aclose()
 
@@ -84,7 +89,8 @@ class YardQueue:
             ) from error
         finally:
             self._reader.forget(stream)
-            if not is_over and not context.continues and not self.is_draining:
+            goes_on = context.continues or (self.is_leaving and context.can_come_back)
+            if not is_over and not goes_on:
                 self._cancel_later(request)
 
     def _cancel_later(self, request: Request) -> None:

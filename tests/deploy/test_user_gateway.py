@@ -76,10 +76,10 @@ async def asks_and_cancels(queue: YardQueue) -> None:
 
 async def keeps(queue: YardQueue) -> None:
     """Keep a record and a response, and forget the response."""
-    records = Records(queue, 60)
+    records = Records(queue)
     name = durable_id(CLIENT, "key")
-    opened = await records.open(CLIENT, name, "print")
-    assert await records.open(CLIENT, name, "print") == opened
+    opened = await records.open(CLIENT, name, "print", 60)
+    assert await records.open(CLIENT, name, "print", 60) == opened
     assert await records.find(CLIENT, name, "print") == opened
     store = ResponseStore(queue, 60)
     mine = StoredResponse(name, CLIENT, 0, "sim", b"{}")

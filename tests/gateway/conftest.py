@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import SERVERS
 from tests.gateway import stand as stands
-from tests.gateway.stand import Door, Stand
+from tests.gateway.stand import Door, OwnServer, Stand
 from tests.support.servers import Server, ServerName
 
 
@@ -21,6 +21,25 @@ def stand(
     folder = tmp_path_factory.mktemp("stand")
     with stands.running_stand(shared_server(SERVERS[0]), folder) as running:
         yield running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starting_vllm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OwnServer | None]:
+    """vLLM's own server, started with the yard if a test is going to ask it: it takes long."""
+    if not any("vllm" in item.fixturenames for item in request.session.items):
+        yield None
+        return
+    server = OwnServer(request.getfixturevalue("stand").speaker, tmp_path_factory.mktemp("vllm"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm(starting_vllm: OwnServer) -> str:
+    """The URL of vLLM's own server."""
+    return starting_vllm.url
 
 
 @pytest.fixture

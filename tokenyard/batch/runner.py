@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -331,6 +330,6 @@ def _summary(job: OpenJob) -> str:
 
 
 def _window_for(info: YardInfo) -> int:
-    """Twice the slots of all workers, so that none runs out of requests between bursts."""
-    slots = sum(worker.slots for worker in info.workers.values())
-    return max(_LEAST_WINDOW, math.ceil(2 * slots))
+    """Twice the places of all workers, so that none runs out of requests between bursts."""
+    places = sum(worker.max_num_seqs for worker in info.workers.values())
+    return max(_LEAST_WINDOW, 2 * places)

@@ -51,7 +51,7 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     model: str = ""
     params: dict[str, Any] = {}
     priority_class: PriorityClass = "low"
-    window: int = 0  # most requests in flight; 0: by the workers' slots
+    window: int = 0  # most requests in flight; 0: by the workers' places
     ordered: bool = False
     hedge: bool = True
     completion_window_s: float = 0.0  # from `window_from`; 0: no bound
