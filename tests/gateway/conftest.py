@@ -17,7 +17,7 @@ from tests.support.servers import Server, ServerName
 
 @pytest.fixture(scope="session", autouse=True)
 def one_ssl_context() -> Iterator[None]:
-    """For all clients and calls of `httpx.get` and the like: 30 ms of a core for each of its own."""
+    """For all clients, and calls like `httpx.get`: one of its own takes 30 ms of a core."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("httpx", "httpx2"):
             transports = importlib.import_module(f"{module}._transports.default")
