@@ -66,10 +66,6 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-#: One for all: a new one takes longer to make than most answers.
-_CLIENT: Final = httpx.Client(timeout=90.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
     """A server-sent event: its name, and its data with ids and times replaced."""
@@ -97,7 +93,7 @@ class Asked:
     def of(cls, url: str, path: str, body: Mapping[str, Any]) -> Asked:
         """Ask."""
         began = int(time.time())
-        answer = _CLIENT.post(f"{url}{path}", json=body)
+        answer = httpx.post(f"{url}{path}", json=body, timeout=90.0)
         masks = Masks(path, range(began, int(time.time()) + 1))
         kind = answer.headers["content-type"]
         if not kind.startswith("text/event-stream"):

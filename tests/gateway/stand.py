@@ -81,6 +81,7 @@ class Stand:
         self._models.write_text(_models_file(self.speaker))
         self._doors: list[Door] = []
         self.coordinators: list[Program] = []
+        self.own_server: OwnServer | None = None
 
     def start(self) -> None:
         """Start everything; gateways and models are waited for when they are needed."""
@@ -184,11 +185,14 @@ max_model_len = {MAX_LEN}
 
 
 @contextmanager
-def running_stand(broker: Server, folder: Path) -> Iterator[Stand]:
-    """A yard that ends with the block."""
+def running_stand(broker: Server, folder: Path, *, asks_both: bool = False) -> Iterator[Stand]:
+    """A yard that ends with the block, and vLLM's own server if wanted."""
     stand = Stand(broker, folder)
-    with stand.plant:
+    with stand.plant, contextlib.ExitStack() as stack:
         stand.start()
+        if asks_both:
+            stand.own_server = OwnServer(stand.speaker, folder)
+            stack.callback(stand.own_server.stop)
         yield stand
 
 
