@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
-pytest.importorskip("starlette", reason="the gateway is not installed")
-
 from gateway.queue.calls import Command
 from gateway.queue.submitter import BurstSubmitter
 from tests.support.builders import make_request
