@@ -117,12 +117,12 @@ class Gateway:
     def _counted(self, send: Send, path: str) -> Send:
         began = time.monotonic()
 
-        async def counting(message: Message) -> None:
+        def counting(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 self.metrics.answered(path, message["status"], time.monotonic() - began)
                 if self.is_draining:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
+            return send(message)
 
         return counting
 

@@ -136,7 +136,8 @@ class ReplyReader:
                 answer = await run.xread(streams, count=_COUNT, block=_BLOCK_MS)
         finally:
             self._is_blocked = False
-        for key, entries in answer or ():
+        # The newest first: a first token is waited for, and who reads a stream does so in turn.
+        for key, entries in reversed(answer or ()):
             if key == self._wake_key:
                 self._wake_cursor = entries[-1][0]
                 continue

@@ -131,3 +131,26 @@ def test_a_new_stream_ends_the_wait_of_a_read_that_does_not_name_it(
             assert asyncio.get_running_loop().time() - began < 1.5  # a read waits for 2 s
 
     run(scene)
+
+
+def test_of_what_comes_together_the_newest_stream_is_read_first(
+    run: Callable[[Callable[[Following], Awaitable[None]]], None], connection: redis.Redis
+) -> None:
+    several = [Written(connection) for _ in range(3)]
+    for one in several:
+        one.add(1)
+    order: list[bytes] = []
+
+    async def scene(rig: Following) -> None:
+        async def first(stream: ReplyStream) -> None:
+            await seqs(stream, 1)
+            order.append(stream.key)
+
+        followed = [rig.reader.follow(one.key) for one in several]
+        waiting = asyncio.gather(*(first(stream) for stream, _ in followed))
+        await carry_out(rig.connection, [command for _, waking in followed for command in waking])
+        await waiting
+
+    run(scene)
+
+    assert order == [one.key.encode() for one in reversed(several)]
