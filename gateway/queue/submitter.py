@@ -59,14 +59,25 @@ class BurstSubmitter:
         self, group: list[_Waiting], priority_class: PriorityClass, *, refuse_late: bool
     ) -> None:
         requests = [one.request for one in group]
-        wanted = scripts.submit(self._keys, priority_class, requests, refuse_late=refuse_late)
         try:
+            wanted = scripts.submit(self._keys, priority_class, requests, refuse_late=refuse_late)
             answers = await call(self._connection, self._url, wanted)
         except TokenyardError as error:
-            for one in group:
-                if not one.accepted.done():
-                    one.accepted.set_exception(error)
+            _fail(group, error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever a value that cannot be written raises
+            if len(group) == 1:
+                _fail(group, ValueError(f"the request cannot be written: {error}"))
+                return
+            for one in group:  # those beside it can be written
+                await self._send_group([one], priority_class, refuse_late=refuse_late)
             return
         for one, answer in zip(group, answers, strict=True):
             if not one.accepted.done():
                 one.accepted.set_result(answer)
+
+
+def _fail(group: list[_Waiting], error: Exception) -> None:
+    for one in group:
+        if not one.accepted.done():
+            one.accepted.set_exception(error)

@@ -19,9 +19,7 @@ def test_the_document(needs_key: bool) -> None:
     from gateway.app import ENDPOINTS
     from gateway.http.openapi import OpenApiDocument
 
-    document: dict[str, Any] = json.loads(
-        asyncio.run(OpenApiDocument(needs_key=needs_key).read())
-    )
+    document: dict[str, Any] = json.loads(asyncio.run(OpenApiDocument(needs_key=needs_key).read()))
 
     assert document["paths"].keys() >= ENDPOINTS
     assert ("security" in document) is needs_key
