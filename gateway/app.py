@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.batches.api import BatchesApi, is_of_batches, no_folder
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
@@ -180,7 +181,8 @@ class Gateway:
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
-            await self._front_ends.app(scope, replay(raw, receive), send)
+            errors = BodyErrors(send, path, lambda: False)
+            await self._render(scope, replay(raw, receive), errors.send, errors)
             return
         self._health_of_yard.check()
         headers = Headers(scope=scope)
@@ -191,16 +193,23 @@ class Gateway:
             return
         CURRENT.set(context)
         keep_alive_s = self._settings.keep_alive_s
-        answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
+        errors = BodyErrors(send, path, context.ticket.decided.is_set)
+        answer = Answer(errors.send, context, path, after=after, keep_alive_s=keep_alive_s)
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
         try:
-            await self._front_ends.app(inner, replay(raw, receive), answer.send)
-        except Exception:
-            # vLLM's app does not know that its answer was replaced.
-            if not answer.is_replaced:
-                raise
+            await self._render(inner, replay(raw, receive), answer.send, errors, answer)
         finally:
             answer.close()
+
+    async def _render(
+        self, scope: Scope, receive: Receive, send: Send, *replacing: Answer | BodyErrors
+    ) -> None:
+        """Call vLLM's app, which does not know when its answer was replaced."""
+        try:
+            await self._front_ends.app(scope, receive, send)
+        except Exception:
+            if not any(one.is_replaced for one in replacing):
+                raise
 
     async def _context(
         self, headers: Headers, path: str, body: dict[str, Any], principal: Principal

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from gateway.http.errors import GatewayError
+
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
@@ -36,7 +39,18 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise GatewayError(400, "invalid_request_error", f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise GatewayError(400, "invalid_request_error", "the body is no JSON object")
+    if _SURROGATE.search(raw) is not None and not _is_unicode(body):
+        raise GatewayError(400, "invalid_request_error", "a text in the body is no Unicode")
     return body
+
+
+def _is_unicode(body: dict[str, Any]) -> bool:
+    """JSON may escape half of a surrogate pair, which nobody behind the gateway could write."""
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def replay(raw: bytes, receive: Receive) -> Receive:

@@ -62,6 +62,18 @@ class BurstSubmitter:
             self._sending = None
 
     async def _send_burst(self, burst: Sequence[_Waiting]) -> None:
+        try:
+            await self._send_together(burst)
+        except TokenyardError as error:
+            _fail(burst, error)
+        except Exception as error:  # noqa: BLE001 - whatever a value that cannot be written raises
+            if len(burst) == 1:
+                _fail(burst, ValueError(f"the request cannot be written: {error}"))
+                return
+            for one in burst:  # those beside it can be written
+                await self._send_burst([one])
+
+    async def _send_together(self, burst: Sequence[_Waiting]) -> None:
         groups = defaultdict(list)
         for one in burst:
             groups[one.priority_class, one.refuse_late].append(one)
@@ -72,14 +84,14 @@ class BurstSubmitter:
             for (name, refuse_late), group in groups.items()
         ]
         before = [command for one in burst for command in one.before]
-        try:
-            found = await call_behind(self._connection, self._url, before, calls)
-        except TokenyardError as error:
-            for one in burst:
-                if not one.accepted.done():
-                    one.accepted.set_exception(error)
-            return
+        found = await call_behind(self._connection, self._url, before, calls)
         for group, answers in zip(groups.values(), found, strict=True):
             for one, answer in zip(group, answers, strict=True):
                 if not one.accepted.done():
                     one.accepted.set_result(answer)
+
+
+def _fail(burst: Sequence[_Waiting], error: Exception) -> None:
+    for one in burst:
+        if not one.accepted.done():
+            one.accepted.set_exception(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import socket
 from typing import Any, Final
@@ -85,7 +86,7 @@ def spoiled(draw: st.DrawFn, path: str) -> dict[str, Any]:
         inner: Any = body
         for name in way:
             inner = inner[name]
-        value = draw(st.sampled_from(HOSTILE))
+        value = copy.deepcopy(draw(st.sampled_from(HOSTILE)))
         if isinstance(inner, dict) and not draw(st.integers(0, 9)) and isinstance(value, str):
             inner[value] = inner.pop(last)
         else:
