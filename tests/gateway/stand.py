@@ -37,7 +37,7 @@ _ENGINE = {"dtype": "float32", "max_num_seqs": 64}
 
 
 class Door:
-    """A gateway's process."""
+    """A gateway's process, forked from one with vLLM unless the whole program is to be tested."""
 
     def __init__(
         self, plant: Plant, models: set[str], *, is_forked: bool = True, **options: object
