@@ -15,7 +15,8 @@ import vllm
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.batches.api import BatchesApi, is_of_batches, no_folder
+from gateway.batches.api import BatchesApi, is_of_batches, no_storage
+from gateway.batches.storage import Storage
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
@@ -26,10 +27,9 @@ from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
-from gateway.listing import ModelList, unknown_model
+from gateway.listing import ModelList, find_model
 from gateway.metrics import GatewayMetrics
 from gateway.models import ModelWatch
-from gateway.profile import ModelProfile
 from gateway.queue.calls import Command
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
@@ -71,6 +71,7 @@ class Gateway:
         front_ends: FrontEnds,
         models: ModelWatch,
         health: YardHealth,
+        storage: Storage | None = None,
     ) -> None:
         self._settings = settings
         self._queue = queue
@@ -80,8 +81,7 @@ class Gateway:
         self._watch = models
         self._list = ModelList(models, front_ends)
         self._responses = ResponsesApi(settings, queue, front_ends, models)
-        folder = settings.files_dir
-        self._batches = None if folder is None else BatchesApi(settings, folder)
+        self._batches = None if storage is None else BatchesApi(settings, storage)
         self._openapi = OpenApiDocument(needs_key=settings.needs_keys)
         self._health_of_yard = health
         self._open: set[OpenAnswer] = set()
@@ -167,7 +167,7 @@ class Gateway:
             await self._responses.serve(scope, receive, send, principal.client)
         elif is_of_batches(path):
             if self._batches is None:
-                raise no_folder()
+                raise no_storage()
             await self._batches.serve(scope, receive, send, principal)
         else:
             raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
@@ -177,7 +177,7 @@ class Gateway:
     ) -> None:
         raw = await read_body(receive, self._settings.max_body_bytes)
         body = parse_body(raw)
-        profile = self._find_model(body, principal)
+        profile = find_model(self._watch.profiles, body, principal.may_use)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
@@ -249,18 +249,6 @@ class Gateway:
             has_event_ids=has_ids,
             unsaved=unsaved,
         ), after
-
-    def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:
-        name = body.get("model")
-        profiles = self._watch.profiles
-        if name is None and len(bases := {profile.name for profile in profiles.values()}) == 1:
-            [name] = bases
-        if not isinstance(name, str):
-            raise GatewayError(400, "invalid_request_error", "name a model", param="model")
-        profile = profiles.get(name)
-        if profile is None or not principal.may_use(name):
-            raise unknown_model(name)
-        return profile
 
     async def _health(self) -> bytes:
         if self.is_draining:

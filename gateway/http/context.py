@@ -52,6 +52,8 @@ class RequestContext:
     #: Whether it may have a negative priority.
     may_go_first: bool = True
     deadline_ms: int | None = None
+    #: Whether it waits even where the queue says that its answer will be too late.
+    is_patient: bool = False
     #: Whether its requests go on when the HTTP client disconnects.
     continues: bool = False
     #: Whether the client can name the request again: by its key, or by the id of an event.

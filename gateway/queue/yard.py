@@ -34,12 +34,13 @@ _CANCEL_S: Final = 2.0
 class YardQueue:
     """Submits requests, follows their replies, and cancels them."""
 
-    def __init__(self, url: str, yard: str) -> None:
+    def __init__(self, url: str, yard: str, name: str = "gateway") -> None:
+        """``name`` owns the stream by which the reader of replies is woken."""
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
-        self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
+        self._reader = ReplyReader(url, self.keys.reply(name, secrets.token_hex(8)))
         self._cancels: set[asyncio.Task[Cancelled]] = set()
         #: Connections close because the gateway stops.
         self.is_leaving = False
@@ -71,7 +72,7 @@ class YardQueue:
                 acceptance = await self._submitter.submit(
                     request,
                     context.priority_class,
-                    refuse_late=context.deadline_ms is not None,
+                    refuse_late=context.deadline_ms is not None and not context.is_patient,
                     before=[*context.take_unsaved(), *waking],
                 )
                 refused = _refusal(acceptance)
