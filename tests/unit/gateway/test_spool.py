@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.batches.spool import Spool
 
 pytestmark = needs_s3
+TENANT = "tenant-a%20b"
 LINES = [b'{"id": "batch_req_1_%d"}\n' % number for number in range(100)]
 
 
@@ -26,9 +27,11 @@ class Job:
     def __init__(self, url: str, stack: ExitStack) -> None:
         from gateway.batches.s3 import S3Storage
 
-        self.storage = S3Storage(f"{url}/tenant-a")
-        self.storage.write("in", b"the input")
-        names = {name: self.storage.location(name) for name in ("in", "out", "errors")}
+        # As a gateway writes it, for a tenant whose name is quoted
+        gateways = S3Storage(url)
+        gateways.write(f"{TENANT}/in", b"the input")
+        names = {name: gateways.location(f"{TENANT}/{name}") for name in ("in", "out", "errors")}
+        self.storage = S3Storage(f"{url}/{TENANT}")
         self.spec = BatchSpec(input=names["in"], output=names["out"], errors=names["errors"])
         self._stack = stack
 
