@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from tests.support.s3 import needs_s3
+from tokenyard.batch.answers import OutputLine, line_id
+from tokenyard.batch.opening import open_job
 from tokenyard.batch.outputs import OutputInUse
-from tokenyard.batch.state import BatchSpec, BatchState
+from tokenyard.batch.state import BatchSpec, BatchState, RequestCounts
 
 if TYPE_CHECKING:
     from gateway.batches.spool import Spool
@@ -83,6 +85,32 @@ def test_another_worker_goes_on_where_the_first_was_killed(job: Job) -> None:
     assert job.names() == {"in", "out", "errors", "out.state"}
     assert job.storage.read("out") == second.spec.output_path.read_bytes()
     assert job.storage.read("errors") == LINES[40] + LINES[42]
+
+
+def test_a_job_goes_on_from_the_parts_of_another_folder(job: Job) -> None:
+    # Given a job with some answers, whose worker was killed
+    lines = b"".join(b'{"id": "%d", "prompt": "x"}\n' % number for number in range(1, 11))
+    job.storage.write("in", lines)
+    first = job.worker()
+    with open_job(first.spec, job_id="batch_1") as opened:
+        for number in (1, 2, 3):
+            opened.outputs.write(number, OutputLine(id=line_id("batch_1", number)))
+        opened.outputs.flush()
+        first.hand_over()
+    # If the next one opens it
+    second = job.worker()
+    with open_job(second.spec, job_id="batch_1") as again:
+        # I expect it to know what is done.
+        assert (again.state.id, again.counts) == ("batch_1", RequestCounts(10, 3, 0))
+        assert 3 in again.outputs.done
+        assert 4 not in again.outputs.done
+        again.outputs.write(4, OutputLine(id=line_id("batch_1", 4)))
+        again.outputs.flush()
+        second.publish()
+    # The same where a job that was over runs again
+    third = job.worker()
+    with open_job(third.spec, job_id="batch_1") as once_more:
+        assert once_more.counts == RequestCounts(10, 4, 0)
 
 
 def test_of_two_workers_the_slower_one_stops(job: Job) -> None:
