@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from gateway.batches.storage import open_bucket
 from tokenyard.batch.outputs import OutputInUse
-from tokenyard.batch.state import BatchSpec
+from tokenyard.batch.state import BatchSpec, load_state
 
 #: So long after the last part, or after so many new bytes, the next one is written.
 _EVERY_S: Final = 5.0
@@ -83,6 +83,7 @@ class Spool:
             self.spec.state_path.write_bytes(part.state)
         if not self._number:
             self._restore_ended()
+        self._move_state()
 
     @property
     def _part_prefix(self) -> str:
@@ -93,6 +94,16 @@ class Spool:
         for name, path in self._objects():
             with contextlib.suppress(FileNotFoundError):
                 self._storage.fetch(name, path)
+
+    def _move_state(self) -> None:
+        """Let the state name the files here; the worker that wrote it had another folder."""
+        state = load_state(self.spec.state_path)
+        if state is not None:
+            mine = self.spec
+            state.spec = msgspec.structs.replace(
+                state.spec, input=mine.input, output=mine.output, errors=mine.errors
+            )
+            state.save()
 
     def _objects(self) -> Iterator[tuple[str, Path]]:
         yield self._output, self.spec.output_path

@@ -55,7 +55,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def bucket_door(stand: Stand, bucket: str) -> Door:
     """A gateway whose files are in the bucket."""
-    return Door(stand.plant, set(NAMES), files_url=bucket)
+    return Door(stand.plant, set(NAMES), is_forked=False, files_url=bucket)
 
 
 @pytest.fixture

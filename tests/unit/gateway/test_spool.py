@@ -10,13 +10,16 @@ import msgspec
 import pytest
 
 from tests.support.s3 import needs_s3
+from tokenyard.batch.answers import OutputLine, line_id
+from tokenyard.batch.opening import open_job
 from tokenyard.batch.outputs import OutputInUse
-from tokenyard.batch.state import BatchSpec, BatchState
+from tokenyard.batch.state import BatchSpec, BatchState, RequestCounts
 
 if TYPE_CHECKING:
     from gateway.batches.spool import Spool
 
 pytestmark = needs_s3
+TENANT = "tenant-a%20b"
 LINES = [b'{"id": "batch_req_1_%d"}\n' % number for number in range(100)]
 
 
@@ -26,9 +29,11 @@ class Job:
     def __init__(self, url: str, stack: ExitStack) -> None:
         from gateway.batches.s3 import S3Storage
 
-        self.storage = S3Storage(f"{url}/tenant-a")
-        self.storage.write("in", b"the input")
-        names = {name: self.storage.location(name) for name in ("in", "out", "errors")}
+        # As a gateway writes it, for a tenant whose name is quoted
+        gateways = S3Storage(url)
+        gateways.write(f"{TENANT}/in", b"the input")
+        names = {name: gateways.location(f"{TENANT}/{name}") for name in ("in", "out", "errors")}
+        self.storage = S3Storage(f"{url}/{TENANT}")
         self.spec = BatchSpec(input=names["in"], output=names["out"], errors=names["errors"])
         self._stack = stack
 
@@ -80,6 +85,32 @@ def test_another_worker_goes_on_where_the_first_was_killed(job: Job) -> None:
     assert job.names() == {"in", "out", "errors", "out.state"}
     assert job.storage.read("out") == second.spec.output_path.read_bytes()
     assert job.storage.read("errors") == LINES[40] + LINES[42]
+
+
+def test_a_job_goes_on_from_the_parts_of_another_folder(job: Job) -> None:
+    # Given a job with some answers, whose worker was killed
+    lines = b"".join(b'{"id": "%d", "prompt": "x"}\n' % number for number in range(1, 11))
+    job.storage.write("in", lines)
+    first = job.worker()
+    with open_job(first.spec, job_id="batch_1") as opened:
+        for number in (1, 2, 3):
+            opened.outputs.write(number, OutputLine(id=line_id("batch_1", number)))
+        opened.outputs.flush()
+        first.hand_over()
+    # If the next one opens it
+    second = job.worker()
+    with open_job(second.spec, job_id="batch_1") as again:
+        # I expect it to know what is done.
+        assert (again.state.id, again.counts) == ("batch_1", RequestCounts(10, 3, 0))
+        assert 3 in again.outputs.done
+        assert 4 not in again.outputs.done
+        again.outputs.write(4, OutputLine(id=line_id("batch_1", 4)))
+        again.outputs.flush()
+        second.publish()
+    # The same where a job that was over runs again
+    third = job.worker()
+    with open_job(third.spec, job_id="batch_1") as once_more:
+        assert once_more.counts == RequestCounts(10, 4, 0)
 
 
 def test_of_two_workers_the_slower_one_stops(job: Job) -> None:
