@@ -48,11 +48,11 @@ Examples:
 
 
 def run(settings: GatewaySettings) -> int:
-    """Run until SIGTERM or SIGINT; the exit status."""
+    """Run until SIGTERM or SIGINT, which end the process."""
     # Late, so that `tokenyard --help`, which lists this command, stays quick.
     from gateway.server import serve
 
-    return serve(settings)
+    serve(settings)
 
 
 main = program("gateway", GatewaySettings, run, about=ABOUT, texts=TEXTS)

@@ -53,8 +53,8 @@ from tokenyard.protocol.settings import EngineName
 CLIENTS: Final = 3
 THREADS: Final = 24
 LONG_THREADS: Final = 6
-HTTP_THREADS: Final = 12
-HTTP_LONG_THREADS: Final = 4
+HTTP_THREADS: Final = 16
+HTTP_LONG_THREADS: Final = 8
 QUICK_S: Final = 6.0
 #: Seconds from the last repair to the last answer.
 PATIENCE_S: Final = 90.0

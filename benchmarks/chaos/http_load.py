@@ -38,11 +38,10 @@ from benchmarks.chaos.history import (
 )
 from benchmarks.chaos.http_reader import AskAgain, BrokenPromise, Reading
 from benchmarks.chaos.http_sdk import SdkReading, has_sdk
+from benchmarks.chaos.plant import HTTP_CLIENT
 from gateway.http.records import durable_id
 from tokenyard.protocol.settings import EngineName
 
-#: Owner of the requests of all gateways, where they need no keys.
-CLIENT: Final = "http"
 _RETRY_S: Final = (0.05, 0.3)
 _AGAIN_SHARE: Final = 0.12
 _SDK_SHARE: Final = 0.15
@@ -100,8 +99,8 @@ class HttpLoad:
             asked = draw_over_http(
                 draw,
                 settings.engine,
-                client=CLIENT,
-                request_id=f"cmpl-{durable_id(CLIENT, key)}-0",
+                client=HTTP_CLIENT,
+                request_id=f"cmpl-{durable_id(HTTP_CLIENT, key)}-0",
                 key=key,
                 stream=is_long or draw.random() < _STREAM_SHARE,
                 is_long=is_long,
@@ -120,11 +119,15 @@ class HttpLoad:
     ) -> Reading | None:
         """Ask until there is a whole answer; None if a gateway broke a promise."""
         make = SdkReading if by_sdk else Reading
-        reading = make(durable_id(CLIENT, asked.key), asked.key, _body(asked, self._settings.model))
+        reading = make(
+            durable_id(HTTP_CLIENT, asked.key), asked.key, _body(asked, self._settings.model)
+        )
+        port = draw.choice(self._settings.ports)
         while not reading.is_over:
             try:
-                self._read(asked, reader, reading, draw.choice(self._settings.ports))
+                self._read(asked, reader, reading, port)
             except AskAgain as reason:
+                port = draw.choice(self._settings.ports)
                 self._history.write(Trouble(now(), asked.client, asked.id, str(reason)))
                 time.sleep(draw.uniform(*_RETRY_S))
             except BrokenPromise as broken:
@@ -150,7 +153,8 @@ class HttpLoad:
                 self._history.write(Resumed(now(), asked.client, asked.id, reading.hints))
 
     def _compare(self, asked: Asked, first: Reading, again: Reading | None) -> None:
-        if again is not None and first.raw and first.raw != again.raw:
+        """Compare the bytes; a failure in the middle of a stream is a status when asked again."""
+        if again is not None and not first.error and first.raw and first.raw != again.raw:
             pair = zip(first.raw, again.raw, strict=False)
             at = next((n for n, (a, b) in enumerate(pair) if a != b), -1)
             self._break(asked, "wrong", f"asked again, the answer differs at byte {at}")

@@ -97,6 +97,8 @@ class Injector:
 
     def _strike_program(self, fault: Planned) -> bool:
         part, act = fault.kind
+        if part == "gateway":
+            self._wait_for_streams()
         program = _choose(self._candidates(part), fault.which)
         if program is None:
             return False
@@ -110,6 +112,12 @@ class Injector:
             since = time.monotonic() + fault.lasts_s
             self._later(fault.lasts_s, lambda: self._restart(program, pids[0], since))
         return True
+
+    def _wait_for_streams(self) -> None:
+        """Wait briefly until each gateway probably has streams under way."""
+        until = time.monotonic() + _BUSY_TIMEOUT_S
+        while not self._plant.has_http_streams() and time.monotonic() < until:
+            time.sleep(_POLL_S)
 
     def _candidates(self, part: Part) -> list[Program]:
         """Running programs, preferably busy ones that are not stopped; gateways that serve."""

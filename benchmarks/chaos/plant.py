@@ -53,6 +53,9 @@ _ACQUITTAL: Final = [
 _TERM_TIMEOUT_S: Final = 60.0
 _COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
+#: Owner of the requests of all gateways, where they need no keys.
+HTTP_CLIENT: Final = "http"
+_BUSY_STREAMS: Final = 4
 #: A gateway that is not stopped answers sooner.
 _PROBE_S: Final = 1.0
 
@@ -318,6 +321,14 @@ class Plant:
             running = [keys.tokens(*request_of(fields)) for fields in lane if b"id" in fields]
             return bool(running and broker.exists(*running))
         return False
+
+    def has_http_streams(self) -> bool:
+        """Whether several requests of gateways have published tokens and are not finished."""
+        found: list[object] = []
+        pattern = Keys(self.yard).tokens(HTTP_CLIENT, "*")
+        with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
+            found = list(broker.scan_iter(pattern, count=5000))
+        return len(found) >= _BUSY_STREAMS
 
     def _host_of(self, pid: int) -> str:
         return next((one.name for one in self.controllers if one.has_started(pid)), NOBODY)

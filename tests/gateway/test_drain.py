@@ -29,9 +29,9 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.crash, pytest.mark.timeout(600)]
 
-GRACE_S: Final = 3.0
+GRACE_S: Final = 5.0
 #: Time beyond the grace period.
-BOUND_S: Final = 10.0
+BOUND_S: Final = 15.0
 LENGTH: Final = 900
 _COMMON: Final[dict[str, Any]] = {"model": "speaker", "temperature": 0}
 WHOLE: Final = _COMMON | {"prompt": "abc", "max_tokens": LENGTH}
@@ -164,7 +164,7 @@ def stop(stand: Stand) -> Iterator[Stop]:
         with stand.stopped_worker():
             door.program.signal(signal.SIGTERM)
             began = time.monotonic()
-            eventually(lambda: httpx.get(f"{door.url}/health").status_code == 503, timeout_s=1)
+            eventually(lambda: httpx.get(f"{door.url}/health").status_code == 503, timeout_s=GRACE_S)
             probes = {path: httpx.get(door.url + path) for path in ("/health", "/livez")}
             probes["new"] = httpx.post(f"{door.url}/v1/completions", json=WHOLE)
             idle.request("GET", "/v1/models")
