@@ -7,6 +7,7 @@ all come from its `RequestContext` here. `install` must run before vLLM's entry 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import uuid
@@ -52,6 +53,8 @@ _REPLACED: Final = ((time, _Clock("time")), (uuid, _Uuids("uuid")))
 
 def install() -> None:
     """Replace vLLM's source of ids, once; raises `RuntimeError` where it is too late."""
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "0"  # nothing is computed here
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     import vllm.utils
     import vllm.utils.async_utils
 

@@ -88,7 +88,7 @@ class Stand:
         for _ in range(2):
             self.start_coordinator()
         options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
-        self.plant.host(self._models, engine="vllm", device="cpu", **options)
+        self.host = self.plant.host(self._models, engine="vllm", device="cpu", **options)
         self._doors = [Door(self.plant, set(NAMES), files_dir=self.files) for _ in range(2)]
         eventually(
             lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,
@@ -106,19 +106,50 @@ class Stand:
         self._doors[number].wait()
         return self._doors[number]
 
+    def port(self, number: int) -> int:
+        """The port of a gateway, which may be starting."""
+        return self._doors[number].port
+
+    def wait_until_whole(self) -> None:
+        """Wait until everybody is there whom a test may kill."""
+        self.plant.wait_for_leader()
+        for door in self._doors:
+            door.wait()
+
     def kill_worker(self) -> None:
         """SIGKILL the process that holds a model; its spare takes over."""
-        busy = [one.pid for one in self.plant.roster().values() if one.state == "ready"]
-        for pid in busy:
-            os.kill(pid, signal.SIGKILL)
+        (busy,) = self._busy()
+        os.kill(busy, signal.SIGKILL)
 
-    def kill_coordinator(self) -> None:
-        """SIGKILL the leader, and start another that stands by."""
-        leader = self.plant.connection.get(self.plant.keys.leader) or b""
-        number = int(leader.decode().rpartition("coordinator-")[2].partition(".")[0] or -1)
-        if number >= 0:
-            self.coordinators[number].kill()
-            self.start_coordinator()
+    @contextmanager
+    def stopped_worker(self) -> Iterator[None]:
+        """Nothing is generated in this block, which must be shorter than a lease."""
+        pids = self._busy()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def _busy(self) -> list[int]:
+        return [one.pid for one in self.plant.roster().values() if one.state == "ready"]
+
+    def forget(self, durable_id: str) -> None:
+        """Let the queue forget an answer, but not the gateway's record of the request."""
+        connection = self.plant.connection
+        found = list(connection.scan_iter(match=f"*{durable_id}*", count=1000))
+        answers = [key for key in found if b":http:" not in key]
+        assert len(found) - len(answers) == 1, found
+        if answers:
+            connection.delete(*answers)
+
+    def leader(self) -> Program:
+        """The coordinator that leads."""
+        term = self.plant.wait_for_leader()
+        number = int(term.decode().rpartition("coordinator-")[2].partition(".")[0])
+        return self.coordinators[number]
 
 
 def _models_file(speaker: Path) -> str:
