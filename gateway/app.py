@@ -11,30 +11,35 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import vllm
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.batches.api import BatchesApi, is_of_batches, no_folder
+from gateway.batches.api import BatchesApi, is_of_batches, no_storage
+from gateway.batches.storage import Storage
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
+from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
-from gateway.listing import ModelList, unknown_model
+from gateway.listing import ModelList, find_model
 from gateway.metrics import GatewayMetrics
 from gateway.models import ModelWatch
-from gateway.profile import ModelProfile
+from gateway.queue.calls import Command
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
+from tokenyard import __version__
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
+from tokenyard.telemetry.endpoint import PLAIN
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -66,26 +71,29 @@ class Gateway:
         front_ends: FrontEnds,
         models: ModelWatch,
         health: YardHealth,
+        storage: Storage | None = None,
     ) -> None:
         self._settings = settings
         self._queue = queue
         self._front_ends = front_ends
-        self._records = Records(queue, settings.record_ttl_s)
+        self._records = Records(queue)
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         self._watch = models
         self._list = ModelList(models, front_ends)
         self._responses = ResponsesApi(settings, queue, front_ends, models)
-        folder = settings.files_dir
-        self._batches = None if folder is None else BatchesApi(settings, folder)
+        self._batches = None if storage is None else BatchesApi(settings, storage)
         self._openapi = OpenApiDocument(needs_key=settings.needs_keys)
         self._health_of_yard = health
-        self._under_way = 0
-        self.metrics = GatewayMetrics(ENDPOINTS, lambda: self._under_way)
+        self._open: set[OpenAnswer] = set()
+        self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))
+        #: Takes nothing new.
+        self.is_draining = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/livez"): self._live,
+            ("GET", "/version"): self._version,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,29 +101,29 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        send = self._counted(send, path)
-        self._under_way += 1
+        answer = OpenAnswer(self._counted(send, path), path)
+        self._open.add(answer)
         self._is_idle.clear()
         try:
-            await self._serve(scope, receive, send, path)
+            await self._serve(scope, receive, answer.send, path)
         except GatewayError as error:
-            await send_error(send, error, path)
+            await send_error(answer.send, error, path)
         except TokenyardError as error:
-            await send_error(send, unavailable(str(error)), path)
+            await send_error(answer.send, unavailable(str(error)), path)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._open.discard(answer)
+            if not self._open:
                 self._is_idle.set()
 
     def _counted(self, send: Send, path: str) -> Send:
         began = time.monotonic()
 
-        async def counting(message: Message) -> None:
+        def counting(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 self.metrics.answered(path, message["status"], time.monotonic() - began)
-                if self._queue.is_draining:
+                if self.is_draining:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
+            return send(message)
 
         return counting
 
@@ -124,14 +132,24 @@ class Gateway:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), most_s)
 
+    async def interrupt(self, most_s: float) -> None:
+        """End all answers under way, for clients to come back for; some do not read."""
+        self._queue.is_leaving = True
+        if self._open:
+            ends = [asyncio.create_task(one.interrupt()) for one in self._open]
+            await asyncio.wait(ends, timeout=most_s)
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method = scope["method"]
         probe = self._probes.get((method, path))
         if probe is not None:
             await send_body(send, 200, await probe())
             return
-        if self._queue.is_draining:
-            raise _stopping()
+        if (method, path) == ("GET", "/metrics") and not self._settings.needs_keys:
+            await send_body(send, 200, self.metrics.text(), kind=PLAIN.encode())
+            return
+        if self.is_draining:
+            raise stopping()
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)
@@ -141,13 +159,15 @@ class Gateway:
         elif method == "GET" and path.startswith(ONE_MODEL):
             card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
             await send_body(send, 200, json.dumps(card).encode())
+        elif method == "GET" and path == "/version":
+            await self._front_ends.app(scope, receive, send)
         elif method == "POST" and path in GENERATING | RENDERING:
             await self._answer(scope, receive, send, path, principal)
         elif path.startswith(UNDER_RESPONSES):
             await self._responses.serve(scope, receive, send, principal.client)
         elif is_of_batches(path):
             if self._batches is None:
-                raise no_folder()
+                raise no_storage()
             await self._batches.serve(scope, receive, send, principal)
         else:
             raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
@@ -157,7 +177,7 @@ class Gateway:
     ) -> None:
         raw = await read_body(receive, self._settings.max_body_bytes)
         body = parse_body(raw)
-        profile = self._find_model(body, principal)
+        profile = find_model(self._watch.profiles, body, principal.may_use)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
@@ -199,13 +219,19 @@ class Gateway:
         priority_class = principal.choose_class(body)
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
+        unsaved: list[Command] = []
         print_ = fingerprint(path, body)
+        has_key = "idempotency-key" in headers
+        keep_s = self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
             record = await self._records.find(client, name, print_)
+        elif key is None:
+            record, saving = self._records.begin(client, name, print_, keep_s)
+            unsaved = [saving]
         else:
-            record = await self._records.open(client, name, print_)
-        has_key = "idempotency-key" in headers
+            record = await self._records.open(client, name, print_, keep_s)
+        has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
         choices = ("continue", "cancel")
         usual = choices if has_key else reversed(choices)
         rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
@@ -218,34 +244,23 @@ class Gateway:
             may_go_first=principal.may_go_first,
             deadline_ms=read_deadline(headers, body),
             continues=rule == "continue",
-            keep_s=self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S,
-            has_event_ids=read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on",
+            can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
+            keep_s=keep_s,
+            has_event_ids=has_ids,
+            unsaved=unsaved,
         ), after
 
-    def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:
-        name = body.get("model")
-        profiles = self._watch.profiles
-        if name is None and len(bases := {profile.name for profile in profiles.values()}) == 1:
-            [name] = bases
-        if not isinstance(name, str):
-            raise GatewayError(400, "invalid_request_error", "name a model", param="model")
-        profile = profiles.get(name)
-        if profile is None or not principal.may_use(name):
-            raise unknown_model(name)
-        return profile
-
     async def _health(self) -> bytes:
+        if self.is_draining:
+            raise stopping()
         self._health_of_yard.check()
-        if self._queue.is_draining:
-            raise _stopping()
         return b"{}"
 
     async def _live(self) -> bytes:
         return b"{}"
 
-
-def _stopping() -> GatewayError:
-    return unavailable("this gateway is stopping; another one may serve")
+    async def _version(self) -> bytes:
+        return json.dumps({"version": vllm.__version__, "tokenyard": __version__}).encode()
 
 
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:

@@ -25,7 +25,6 @@ from tokenyard.telemetry.health import Health
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.http.connection import BoundedConnection
-    from gateway.queue.yard import YardQueue
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -39,8 +38,6 @@ _CUT_S: Final = 2.0
 def serve(settings: GatewaySettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     listener = listen(settings)
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "0"  # nothing is computed here
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from gateway.frontend import derived
 
     derived.install()
@@ -65,15 +62,16 @@ def listen(settings: GatewaySettings) -> socket.socket:
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.announcements import OwnRules
     from gateway.app import Gateway
-    from gateway.batches.folder import FolderStore
+    from gateway.batches.storage import open_storage
     from gateway.frontend.models import FrontEnds
     from gateway.http.connection import bounded
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
 
-    if settings.files_dir is not None:
-        FolderStore(settings.files_dir).start()
+    storage = open_storage(settings.files_dir, settings.files_url)
+    if storage is not None:
+        storage.start()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
     front_ends = FrontEnds(queue)
@@ -83,7 +81,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     health = YardHealth(
         queue.connection, settings.redis_url, queue.keys, settings.without_leader_s, probes
     )
-    app = Gateway(settings, queue, front_ends, models, health)
+    app = Gateway(settings, queue, front_ends, models, health, storage)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -109,7 +107,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         port = listener.getsockname()[1]
         scheme = "http" if settings.tls_cert is None else "https"
         log.info("serving %s://%s:%d/v1", scheme, settings.host, port)
-        stopping = asyncio.create_task(_stop_on_signal(server, queue, app, probes, settings))
+        stopping = asyncio.create_task(_stop_on_signal(server, app, probes, settings))
         await server.serve([listener])
         stopping.cancel()
     finally:
@@ -130,35 +128,52 @@ class _GatewayServer(uvicorn.Server):
         yield
 
     def cut(self) -> None:
-        """Close all connections; a stream that is not at its end ends without it."""
+        """Close all connections once what was written is sent; no stream is completed."""
         for connection in list(self.server_state.connections):
             cast("BoundedConnection", connection).transport.close()
 
 
 async def _stop_on_signal(
-    server: _GatewayServer,
-    queue: YardQueue,
-    app: Gateway,
-    probes: Health,
-    settings: GatewaySettings,
+    server: _GatewayServer, app: Gateway, probes: Health, settings: GatewaySettings
 ) -> None:
-    """End in order: take nothing new, let answers finish, then cut streams.
+    """End in order: take nothing new, let answers finish, then cut what is left.
 
-    The port stays open until then, so that load balancers see that the gateway is stopping.
+    The port stays open until then, so that load balancers see that the gateway is stopping. A
+    second signal cuts immediately.
     """
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     await stop.wait()
     log.info("stopping: answers under way may finish for %g s", settings.grace_s)
-    # A thread that reads a model may wait for a hub; the interpreter would wait for the thread.
-    last = threading.Timer(settings.grace_s + _EXIT_S, os._exit, (Exit.OK,))
-    last.daemon = True
-    last.start()
-    queue.is_draining = True
+    _exit_after(settings.grace_s + _EXIT_S)
+    app.is_draining = True
     probes.stopping()
-    await app.drained(settings.grace_s)
+    if await _drained(app, settings.grace_s, hurry):
+        log.info("stopping immediately")
+        _exit_after(_EXIT_S)
+    await app.interrupt(_CUT_S)
     server.cut()
     await app.drained(_CUT_S)
     server.should_exit = server.force_exit = True
+
+
+async def _drained(app: Gateway, grace_s: float, hurry: asyncio.Event) -> bool:
+    """Wait until no answer is under way; whether that was cut short by a second signal."""
+    waits = [asyncio.create_task(app.drained(grace_s)), asyncio.create_task(hurry.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for one in waits:
+        one.cancel()
+    return hurry.is_set()
+
+
+def _exit_after(seconds: float) -> None:
+    """End the process in any case: the interpreter would wait for a thread that waits for a hub."""
+    last = threading.Timer(seconds, os._exit, (Exit.OK,))
+    last.daemon = True
+    last.start()

@@ -1,6 +1,7 @@
 """Is any answer lost, duplicated, wrong or incomplete, whatever dies? A yard under load and faults.
 
-The run starts its own broker, two coordinators, two controllers with workers, and some clients.
+The run starts its own broker, two coordinators, two controllers with workers, two gateways, and
+clients of Redis and of HTTP.
 The seed determines a random schedule of SIGKILL, SIGSTOP with SIGCONT, SIGTERM and restarts. At
 the end all faults are repaired, and a checker reads all that the clients saw and all that the
 broker ever wrote. The exit status is not 0 if an answer was lost, duplicated or wrong, if a stream
@@ -14,6 +15,7 @@ depends on the machine.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import resource
 import secrets
@@ -35,9 +37,10 @@ from benchmarks.chaos.answers import Answers
 from benchmarks.chaos.check import History, Report, check, gather, report, timeline
 from benchmarks.chaos.faults import FAST, SLOW, Part, Planned, schedule
 from benchmarks.chaos.history import Event, HistoryWriter, read_history
+from benchmarks.chaos.http_load import HttpLoadSettings
 from benchmarks.chaos.injector import Injector
 from benchmarks.chaos.load import LoadSettings
-from benchmarks.chaos.plant import DEFAULTS, Plant, Timing
+from benchmarks.chaos.plant import ADDER, DEFAULTS, Plant, Timing
 from benchmarks.chaos.record import read_commands, record
 from benchmarks.chaos.recovery import recoveries
 from benchmarks.chaos.verdict import shortcomings
@@ -50,6 +53,8 @@ from tokenyard.protocol.settings import EngineName
 CLIENTS: Final = 3
 THREADS: Final = 24
 LONG_THREADS: Final = 6
+HTTP_THREADS: Final = 12
+HTTP_LONG_THREADS: Final = 4
 QUICK_S: Final = 6.0
 #: Seconds from the last repair to the last answer.
 PATIENCE_S: Final = 90.0
@@ -72,7 +77,13 @@ class Run:
     seed: int
     timing: Timing
     parts: Sequence[Part]
+    has_gateways: bool
     folder: Path
+
+    @property
+    def pause_s(self) -> float:
+        """Mean time between two requests of a client's thread."""
+        return 0.0 if self.engine == "simulated" else VLLM_PAUSE_S
 
     def schedule(self) -> list[Planned]:
         """The schedule of faults, determined by the seed."""
@@ -107,11 +118,15 @@ class Outcome:
             "lost": found.count("lost"),
             "twice": found.count("twice"),
             "wrong": found.count("wrong"),
+            "wrong_status": found.count("status"),
             "gaps": found.count("gap", "repeat"),
             "stale_refused": self.stale_refused,
             "kills": found.kills.total(),
             "missed": len(self.history.missed),
             "entries_lost": found.entries_lost,
+            "over_http": found.over_http,
+            "resumed": found.resumed,
+            "hinted": found.hinted,
             "recovery_p50_s": round(statistics.median(recovery), 3) if recovery else None,
             "recovery_max_s": round(max(recovery), 3) if recovery else None,
             "kills_by_kind": dict(sorted(found.kills.items())),
@@ -122,7 +137,9 @@ class Outcome:
 def perform(run: Run) -> Outcome:
     """Execute a run and judge it."""
     yard = f"chaos-{secrets.token_hex(4)}"
-    plant = Plant(run.server, run.engine, yard, run.folder, run.timing)
+    plant = Plant(
+        run.server, run.engine, yard, run.folder, run.timing, has_gateways=run.has_gateways
+    )
     began = time.monotonic()
     try:
         plant.start()
@@ -175,15 +192,29 @@ def client_commands(run: Run, plant: Plant, stop: Path) -> Iterator[list[str]]:
             stop=str(stop),
             threads=THREADS,
             long_threads=LONG_THREADS,
-            pause_s=0.0 if run.engine == "simulated" else VLLM_PAUSE_S,
+            pause_s=run.pause_s,
             history=str(run.folder / f"client-{number}.jsonl"),
         )
-        yield [
-            sys.executable,
-            "-m",
-            "benchmarks.chaos.load",
-            msgspec.json.encode(settings).decode(),
-        ]
+        yield command("benchmarks.chaos.load", settings)
+    if run.has_gateways:
+        over_http = HttpLoadSettings(
+            ports=plant.ports,
+            model=ADDER.name,
+            engine=run.engine,
+            name="http-client",
+            seed=run.seed,
+            stop=str(stop),
+            threads=HTTP_THREADS,
+            long_threads=HTTP_LONG_THREADS,
+            pause_s=run.pause_s,
+            history=str(run.folder / "http-client.jsonl"),
+        )
+        yield command("benchmarks.chaos.http_load", over_http)
+
+
+def command(module: str, settings: msgspec.Struct) -> list[str]:
+    """The command line of a client."""
+    return [sys.executable, "-m", module, msgspec.json.encode(settings).decode()]
 
 
 def events(folder: Path, plant: Plant) -> Iterator[Event]:
@@ -203,6 +234,7 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
     found = outcome.report
     rows: list[tuple[str, object]] = [
         ("accepted", found.accepted),
+        ("  over HTTP", found.over_http),
         ("results", found.results),
         ("  cancelled among them", found.cancelled),
         ("  of deleted entries", found.entries_lost),
@@ -211,6 +243,9 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
         ("wrong answers", found.count("wrong")),
         ("token gaps", found.count("gap")),
         ("token repeats", found.count("repeat")),
+        ("wrong HTTP statuses", found.count("status")),
+        ("streams over HTTP continued", found.resumed),
+        ("  after the hint of a stopped gateway", found.hinted),
         ("stale writes refused", outcome.stale_refused),
         ("left over in intakes and lanes", outcome.left_over),
         ("faults", found.kills.total()),
@@ -249,10 +284,16 @@ def print_violations(outcome: Outcome) -> None:
     multiple=True,
     help="Break only these.",
 )
+@click.option(
+    "--http/--no-http",
+    "has_gateways",
+    default=None,
+    help="A load over HTTP, too, and two gateways.  [default: where the gateway's extra is]",
+)
 @click.option("--default-timing", is_flag=True, help="Leases as by default, not short ones.")
 @click.option("--keep", is_flag=True, help="Keep history and logs of a clean run, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
-@click.option("--quick", is_flag=True, help=f"About ten seconds: {QUICK_S:g} s of faults.")
+@click.option("--quick", is_flag=True, help=f"Under a minute: {QUICK_S:g} s of faults.")
 def main(
     engine: EngineName,
     server: ServerName,
@@ -260,19 +301,25 @@ def main(
     seed: int | None,
     parts: tuple[Part, ...],
     *,
+    has_gateways: bool | None,
     default_timing: bool,
     keep: bool,
     as_json: bool,
     quick: bool,
 ) -> None:
     """Run and print the outcome; the exit status is the verdict."""
+    if has_gateways is None:
+        has_gateways = all(importlib.util.find_spec(name) for name in ("uvicorn", "vllm"))
+    if "gateway" in parts and not has_gateways:
+        raise click.UsageError("--only gateway needs --http")
     run = Run(
         engine=engine,
         server=server,
         seconds=QUICK_S if quick else seconds,
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timing=DEFAULTS if default_timing else Timing(),
-        parts=parts,
+        parts=parts or [one for one in get_args(Part) if has_gateways or one != "gateway"],
+        has_gateways=has_gateways,
         folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),
     )
     # Otherwise each worker that crashes on purpose leaves a core file.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from benchmarks.chaos.history import Asked, Ended, now
 from benchmarks.simulated import simulated_answer
@@ -19,6 +21,10 @@ _TEXT_SHARE: Final = 0.2
 #: The adder's context ends at 64 tokens; a sum takes seven.
 _LONG_SUM_TOKENS: Final = 48
 _SUM_TOKENS: Final = 6
+#: Its words without the special ones, and lengths that fit its context.
+_ADDER_WORDS: Final = (3, 18)
+_ADDER_PROMPT: Final = 8
+_ADDER_LONGEST: Final = 54
 
 
 def draw_request(
@@ -46,6 +52,29 @@ def draw_request(
         return Asked(now(), client, request_id, longest, stream=stream, text=text, seed=seed)
     tokens = [draw.randrange(_VOCABULARY) for _ in range(draw.randint(1, 16))]
     return Asked(now(), client, request_id, longest, stream=stream, tokens=tokens, seed=seed)
+
+
+def draw_over_http(
+    draw: random.Random,
+    engine: EngineName,
+    *,
+    client: str,
+    request_id: str,
+    key: str,
+    stream: bool,
+    is_long: bool,
+) -> Asked:
+    """Make a random request for a gateway, which renders it with the adder's tokenizer."""
+    if engine == "vllm":
+        asked = draw_request(
+            draw, engine, client=client, request_id=request_id, stream=stream, is_long=is_long
+        )
+        return msgspec.structs.replace(asked, key=key)
+    longest = _ADDER_LONGEST if is_long else draw.randint(*_SIMULATED_TOKENS)
+    tokens = [draw.randrange(*_ADDER_WORDS) for _ in range(draw.randint(1, _ADDER_PROMPT))]
+    seed = draw.randrange(2**31)
+    about: dict[str, Any] = {"stream": stream, "tokens": tokens, "seed": seed, "key": key}
+    return Asked(now(), client, request_id, longest, **about)
 
 
 def to_request(asked: Asked, reply_to: str = "") -> Request:
@@ -106,4 +135,5 @@ class Answers:
             left, _, right = (asked.text or "").rstrip("=").partition("+")
             return Answer(None, str(int(left) + int(right)), is_whole=not asked.ignore_eos)
         choice = simulated_answer(to_request(asked))
-        return Answer(list(choice.tokens), choice.text)
+        # A gateway makes the text itself, with the tokenizer of a model that is not there.
+        return Answer(list(choice.tokens), None if asked.key else choice.text)

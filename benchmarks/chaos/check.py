@@ -7,8 +7,10 @@ twice   more than one published result
 wrong   a result that is not the right answer, that two readers see differently, or that is
         neither `completed`, nor a requested `cancelled`, nor the `ENTRY_LOST` of an entry that
         the injector deleted
-gap     a reader, or the published stream itself, skips tokens
+gap     a reader, or the published stream itself, skips tokens; or a stream over HTTP skips an
+        event, or ends as if it were whole
 repeat  … gets tokens twice
+status  a gateway answers with a status that it may not give
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.history import (
+    ENTRY_LOST,
     Accepted,
     Asked,
     Born,
+    Broken,
     CancelAsked,
     Ended,
     Event,
@@ -32,21 +35,19 @@ from benchmarks.chaos.history import (
     Missed,
     Moved,
     Published,
+    Resumed,
     Seen,
     Trimmed,
     Trouble,
+    ViolationKind,
 )
-
-#: The error code of a request whose entry was deleted.
-ENTRY_LOST: Final = "ENTRY_LOST"
-Kind = Literal["lost", "twice", "wrong", "gap", "repeat"]
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A promise broken for one request."""
 
-    kind: Kind
+    kind: ViolationKind
     key: Key
     what: str
 
@@ -64,6 +65,8 @@ class Story:
     published: list[Published] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)
+    resumed: list[Resumed] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
 
     @property
     def results(self) -> list[Published]:
@@ -76,6 +79,11 @@ class Story:
         if self.is_trimmed and len({one.place for one in found}) == len(found):
             return found[:1]
         return found
+
+    @property
+    def is_over_http(self) -> bool:
+        """Whether a gateway was asked."""
+        return self.asked is not None and bool(self.asked.key)
 
     def take(self, event: Event) -> None:
         """Add one of this request's events."""
@@ -98,6 +106,10 @@ class Story:
                 self.moved.append(event)
             case Trouble():
                 self.trouble.append(event)
+            case Resumed():
+                self.resumed.append(event)
+            case Broken():
+                self.broken.append(event)
 
 
 @dataclass(slots=True)
@@ -137,16 +149,19 @@ def check(history: History, answer_to: Callable[[Asked], Answer]) -> list[Violat
     ]
 
 
-def _check(story: Story, answer_to: Callable[[Asked], Answer]) -> Iterator[tuple[Kind, str]]:
+def _check(
+    story: Story, answer_to: Callable[[Asked], Answer]
+) -> Iterator[tuple[ViolationKind, str]]:
     yield from _check_results(story)
     if story.asked is not None:
         yield from _check_answers(story, answer_to(story.asked))
     yield from _check_published(story)
+    yield from ((one.kind, one.what) for one in story.broken)
     for reader in story.seen.keys() | story.ended.keys():
         yield from _check_reader(reader, story.seen[reader], story.ended[reader])
 
 
-def _check_results(story: Story) -> Iterator[tuple[Kind, str]]:
+def _check_results(story: Story) -> Iterator[tuple[ViolationKind, str]]:
     count = len(story.results)
     if story.is_accepted and not count:
         yield "lost", "accepted, but no result was published"
@@ -159,7 +174,7 @@ def _check_results(story: Story) -> Iterator[tuple[Kind, str]]:
             yield "twice", f"{reader} got {len(results)} results"
 
 
-def _check_answers(story: Story, answer: Answer) -> Iterator[tuple[Kind, str]]:
+def _check_answers(story: Story, answer: Answer) -> Iterator[tuple[ViolationKind, str]]:
     results = [result for results in story.ended.values() for result in results]
     for result in results:
         fault = _fault_of(result, answer, story)
@@ -182,7 +197,7 @@ def _fault_of(result: Ended, answer: Answer, story: Story) -> str:
     return "" if answer.begins_with(result.tokens) else f"{result.status} with other tokens"
 
 
-def _check_published(story: Story) -> Iterator[tuple[Kind, str]]:
+def _check_published(story: Story) -> Iterator[tuple[ViolationKind, str]]:
     """Check the published stream as a reader of all its entries sees it."""
     deltas = [(one.seq, one.tokens) for one in story.published if one.event == "delta"]
     end = next(iter(story.results), None)
@@ -197,7 +212,7 @@ def _check_published(story: Story) -> Iterator[tuple[Kind, str]]:
 
 def _check_reader(
     reader: str, seen: Sequence[Seen], ended: Sequence[Ended]
-) -> Iterator[tuple[Kind, str]]:
+) -> Iterator[tuple[ViolationKind, str]]:
     deltas = [(one.seq, one.tokens) for one in seen]
     end = next(iter(ended), None)
     if end is None:
@@ -215,7 +230,7 @@ def _check_stream(
     reader: str,
     deltas: Sequence[tuple[int, list[int]]],
     end: tuple[int, list[int]] | None,
-) -> Iterator[tuple[Kind, str]]:
+) -> Iterator[tuple[ViolationKind, str]]:
     """Check that each delta starts where the previous one ended, and that the result agrees.
 
     ``end`` has the number of tokens shown before the result, as the result reports it, and all
@@ -236,7 +251,7 @@ def _check_stream(
         yield "gap", f"{reader}: the deltas are no beginning of the result"
 
 
-def _jump(seq: int, shown: int) -> Kind:
+def _jump(seq: int, shown: int) -> ViolationKind:
     return "gap" if seq > shown else "repeat"
 
 
@@ -248,10 +263,13 @@ class Report:
     results: int
     cancelled: int
     entries_lost: int
+    over_http: int  # of the accepted
+    resumed: int  # streams over HTTP that went on behind an event
+    hinted: int  # of these, behind the hint of a gateway that stopped
     violations: Sequence[Violation]
     kills: Counter[str]  # faults by kind
 
-    def count(self, *kinds: Kind) -> int:
+    def count(self, *kinds: ViolationKind) -> int:
         """Requests with a violation of these kinds."""
         return len({one.key for one in self.violations if one.kind in kinds})
 
@@ -267,6 +285,9 @@ def report(history: History, violations: Sequence[Violation]) -> Report:
             any(one.code == ENTRY_LOST for ends in story.ended.values() for one in ends)
             for story in stories
         ),
+        over_http=sum(story.is_accepted and story.is_over_http for story in stories),
+        resumed=sum(bool(story.resumed) for story in stories),
+        hinted=sum(any(one.hints for one in story.resumed) for story in stories),
         violations=violations,
         kills=Counter(fault.kind for fault in history.faults),
     )
@@ -274,7 +295,7 @@ def report(history: History, violations: Sequence[Violation]) -> Report:
 
 def timeline(story: Story) -> Iterator[str]:
     """The events of one request in chronological order, one line each."""
-    own: list[Event] = [*story.moved, *story.published, *story.trouble]
+    own: list[Event] = [*story.moved, *story.published, *story.trouble, *story.resumed]
     own += [one for seen in story.seen.values() for one in seen]
     own += [one for ended in story.ended.values() for one in ended]
     began = story.asked.at if story.asked else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Part = Literal["worker", "controller", "host", "coordinator", "broker", "client"]
+Part = Literal["worker", "controller", "host", "coordinator", "broker", "client", "gateway"]
 Act = Literal["kill", "crash", "stop", "term", "cut", "flush", "trim"]
 #: The target and the action: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; for the
 #: broker also cutting all connections, flushing the script cache, or deleting the intakes' entries.
@@ -35,13 +35,18 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     ("broker", "flush"): 2,
     ("broker", "trim"): 4,
     ("client", "kill"): 4,
+    ("gateway", "kill"): 8,
+    ("gateway", "term"): 5,
+    ("gateway", "stop"): 4,
 }
-#: Each comes once before the random ones. A worker's kill is first, so the shortest run has it.
+#: Each comes once before the random ones; the shortest run has the first two.
 FIRST: Final[tuple[Kind, ...]] = (
     ("worker", "kill"),
+    ("gateway", "kill"),
     ("coordinator", "kill"),
     ("broker", "kill"),
     ("worker", "crash"),
+    ("gateway", "term"),
     ("broker", "trim"),
     ("controller", "kill"),
 )
@@ -53,6 +58,7 @@ class Pace:
 
     gap_s: tuple[float, float]  # from one fault to the next
     start_s: float  # added if a controller has to start, with all its workers
+    gateway_s: float  # from one fault of a gateway to the next: one of two should serve
     down_s: tuple[float, float]  # from an end to the next start
     stopped_s: Mapping[Part, tuple[float, float]]  # from SIGSTOP to SIGCONT
 
@@ -61,6 +67,7 @@ class Pace:
 FAST: Final = Pace(
     gap_s=(0.2, 2.4),
     start_s=1.0,
+    gateway_s=10.0,
     down_s=(0.0, 1.0),
     stopped_s={
         "worker": (0.5, 5.0),
@@ -69,10 +76,17 @@ FAST: Final = Pace(
         "coordinator": (0.5, 3.0),
         "broker": (0.2, 1.5),
         "client": (0.2, 3.0),
+        "gateway": (1.0, 8.0),
     },
 )
 #: On two cores, a vLLM worker takes half a minute to restart.
-SLOW: Final = Pace(gap_s=(2.0, 7.0), start_s=20.0, down_s=FAST.down_s, stopped_s=FAST.stopped_s)
+SLOW: Final = Pace(
+    gap_s=(2.0, 7.0),
+    start_s=20.0,
+    gateway_s=15.0,
+    down_s=FAST.down_s,
+    stopped_s=FAST.stopped_s,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +103,23 @@ def schedule(seed: int, seconds: float, pace: Pace, parts: Collection[Part] = ()
     """The faults of a run of ``seconds``, restricted to ``parts`` if given."""
     draw = random.Random(f"faults {seed}")
     kinds = [kind for kind in WEIGHTS if not parts or kind[0] in parts]
-    weights = [WEIGHTS[kind] for kind in kinds]
     due = [kind for kind in FIRST if kind in kinds]
-    faults = []
-    at_s = draw.uniform(*pace.gap_s)
+    faults: list[Planned] = []
+    at_s, gateways_at_s = draw.uniform(*pace.gap_s), 0.0
     while at_s < seconds:
-        [kind] = [due.pop(0)] if due else draw.choices(kinds, weights)
-        part, act = kind
-        bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
-        faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))
+        able = [kind for kind in kinds if kind[0] != "gateway" or at_s >= gateways_at_s]
+        if able:
+            kind = next((one for one in due if one in able), None)
+            if kind is None:
+                [kind] = draw.choices(able, [WEIGHTS[one] for one in able])
+            else:
+                due.remove(kind)
+            part, act = kind
+            bounds = pace.stopped_s[part] if act == "stop" else pace.down_s
+            faults.append(Planned(at_s, kind, draw.random(), draw.uniform(*bounds)))
+            if part == "gateway":
+                gateways_at_s = at_s + pace.gateway_s
+            if part in ("controller", "host") and act != "stop":
+                at_s += pace.start_s
         at_s += draw.uniform(*pace.gap_s)
-        if part in ("controller", "host") and act != "stop":
-            at_s += pace.start_s
     return faults

@@ -11,11 +11,15 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 
+#: The error code of a request whose entry was deleted.
+ENTRY_LOST: Final = "ENTRY_LOST"
+#: See `benchmarks.chaos.check`.
+ViolationKind = Literal["lost", "twice", "wrong", "gap", "repeat", "status"]
 #: A request: its client and its id.
 Key = tuple[str, str]
 
@@ -44,6 +48,7 @@ class Asked(OfRequest, frozen=True, tag=True, omit_defaults=True):
     text: str | None = None
     seed: int | None = None
     ignore_eos: bool = False
+    key: str = ""  # its `Idempotency-Key`, if it goes over HTTP
 
 
 class Accepted(OfRequest, frozen=True, tag=True):
@@ -87,6 +92,19 @@ class Trouble(OfRequest, frozen=True, tag=True):
     """A client met an error that it could handle."""
 
     error: str
+
+
+class Resumed(OfRequest, frozen=True, tag=True):
+    """A stream over HTTP went on behind the last event that had come."""
+
+    hints: int  # to come back that earlier connections ended with
+
+
+class Broken(OfRequest, frozen=True, tag=True):
+    """A gateway gave an answer that breaks a promise."""
+
+    kind: ViolationKind
+    what: str
 
 
 class Fault(Struct, frozen=True, tag=True):
@@ -142,6 +160,8 @@ Event = (
     | Seen
     | Ended
     | Trouble
+    | Resumed
+    | Broken
     | Fault
     | Missed
     | Trimmed
@@ -183,3 +203,19 @@ def read_history(paths: Iterable[Path]) -> Iterator[Event]:
             for line in lines:
                 if line.endswith(b"\n"):
                     yield _decoder.decode(line)
+
+
+def inheritance(path: Path) -> tuple[int, list[Asked]]:
+    """The number of earlier lives of a client, and its accepted requests without an answer."""
+    lives, asked, due = 0, {}, set()
+    for event in read_history([path]):
+        match event:
+            case Born():
+                lives += 1
+            case Asked():
+                asked[event.id] = event
+            case Accepted():
+                due.add(event.id)
+            case Ended() | Broken():
+                due.discard(event.id)
+    return lives, [asked[request_id] for request_id in due]

@@ -22,7 +22,7 @@ from benchmarks.chaos.targets import WorkerProcess
 
 T = TypeVar("T")
 #: Parts whose programs the injector restarts.
-PARTS: Final[tuple[Part, ...]] = ("coordinator", "controller")
+PARTS: Final[tuple[Part, ...]] = ("coordinator", "controller", "gateway")
 _SIGNALS: Final[Mapping[Act, signal.Signals]] = {
     "kill": signal.SIGKILL,
     "crash": signal.SIGSEGV,
@@ -112,8 +112,10 @@ class Injector:
         return True
 
     def _candidates(self, part: Part) -> list[Program]:
-        """Running programs, preferably busy ones that are not stopped."""
+        """Running programs, preferably busy ones that are not stopped; gateways that serve."""
         running = [one for one in self._plant.programs(part) if one.pid]
+        if part == "gateway":
+            return [one for one in running if self._plant.answers(one)]
         if part in ("controller", "host"):
             serving = {one.host for one in self._plant.workers()}
             running = [one for one in running if one.name in serving] or running

@@ -35,8 +35,8 @@ from benchmarks.chaos.history import (
     HistoryWriter,
     Seen,
     Trouble,
+    inheritance,
     now,
-    read_history,
 )
 from tokenyard import Client
 from tokenyard.broker.connection import open_connection
@@ -96,7 +96,7 @@ class Load:
 
     def run(self) -> None:
         """Send requests until told to stop, then wait for the outstanding answers."""
-        life, due = self._inheritance()
+        life, due = inheritance(Path(self._settings.history))
         self._history.write(Born(now(), self._settings.client))
         draw = random.Random(life)
         threads = [
@@ -113,21 +113,6 @@ class Load:
             thread.join()
         self._client.close()
         self._history.close()
-
-    def _inheritance(self) -> tuple[int, list[Asked]]:
-        """The number of earlier lives of this client, and its unanswered requests."""
-        lives, asked, due = 0, {}, set()
-        for event in read_history([Path(self._settings.history)]):
-            match event:
-                case Born():
-                    lives += 1
-                case Asked():
-                    asked[event.id] = event
-                case Accepted():
-                    due.add(event.id)
-                case Ended():
-                    due.discard(event.id)
-        return lives, [asked[request_id] for request_id in due]
 
     def _take_up(self, asked: Asked, life: int, draw: random.Random) -> None:
         """Read the reply to a request of an earlier life."""

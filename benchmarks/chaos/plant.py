@@ -1,8 +1,9 @@
-"""The processes of a chaos run: a broker, coordinators, and controllers with their workers."""
+"""The processes of a chaos run: broker, coordinators, controllers with their workers, gateways."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +23,7 @@ from benchmarks.chaos.faults import Part
 from benchmarks.chaos.history import Key
 from benchmarks.chaos.record import request_of
 from benchmarks.chaos.targets import NOBODY, WorkerProcess, find_workers
+from benchmarks.cold_start.serve import HOST, free_port
 from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
@@ -33,6 +36,7 @@ from tokenyard.protocol.worker_info import WorkerInfo
 
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2
+GATEWAYS: Final = 2
 MAX_NUM_SEQS: Final = 64
 #: Seconds per simulated token, so that streams last long enough to be hit.
 STEP_S: Final = 0.04
@@ -49,6 +53,8 @@ _ACQUITTAL: Final = [
 _TERM_TIMEOUT_S: Final = 60.0
 _COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
+#: A gateway that is not stopped answers sooner.
+_PROBE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +65,16 @@ class Timing:
     leader_lease_ms: int = 1_000
     hang_timeout_s: float = 3.0
     grace_s: float = 2.0
+    gateway_grace_s: float = 0.5
 
 
 #: The programs' defaults.
 DEFAULTS: Final = Timing(
-    worker_lease_ms=30_000, leader_lease_ms=5_000, hang_timeout_s=60.0, grace_s=30.0
+    worker_lease_ms=30_000,
+    leader_lease_ms=5_000,
+    hang_timeout_s=60.0,
+    grace_s=30.0,
+    gateway_grace_s=30.0,
 )
 
 
@@ -201,7 +212,14 @@ class Plant:
     """All processes of one yard, and its clients."""
 
     def __init__(
-        self, server: ServerName, engine: EngineName, yard: str, folder: Path, timing: Timing
+        self,
+        server: ServerName,
+        engine: EngineName,
+        yard: str,
+        folder: Path,
+        timing: Timing,
+        *,
+        has_gateways: bool = False,
     ) -> None:
         self.yard = yard
         self.logs = folder / "logs"
@@ -209,6 +227,8 @@ class Plant:
         self.broker = Broker(server, folder / "broker")
         self.coordinators: list[Program] = []
         self.controllers: list[Program] = []
+        self.gateways: list[Program] = []
+        self.ports = [free_port() for _ in range(GATEWAYS if has_gateways else 0)]
         self.clients: list[Program] = []
         self._engine: EngineName = engine
         self._timing = timing
@@ -244,13 +264,20 @@ class Plant:
         for number in range(CONTROLLERS):
             cores = _cores(number) if self._engine == "vllm" else ()
             self.controllers.append(self._program("worker", f"host-{number}", shared, cores))
-        for program in (*self.coordinators, *self.controllers):
+        for number, port in enumerate(self.ports):
+            options = ["--host", HOST, "--port", port, "--keep-alive-s", 1.0]
+            options += ["--grace-s", timing.gateway_grace_s]
+            self.gateways.append(self._program("gateway", f"gateway-{number}", options))
+        for program in (*self.coordinators, *self.controllers, *self.gateways):
             program.start()
         self.wait_for_workers()
+        self._wait_for_gateways()
 
     def _engine_options(self) -> list[object]:
         if self._engine == "simulated":
-            return ["--engine", "simulated", "--simulated-step-s", STEP_S]
+            # Gateways need a tokenizer.
+            model = ["--model", ADDER] if self.ports else []
+            return ["--engine", "simulated", "--simulated-step-s", STEP_S, *model]
         engine = ["--engine", "vllm", "--model", ADDER, "--enforce-eager"]
         return [*engine, "--engine-args", json.dumps(_MEMORY)]
 
@@ -273,6 +300,8 @@ class Plant:
         """The programs of one part; for hosts and worker processes, their controllers."""
         if part == "client":
             return self.clients
+        if part == "gateway":
+            return self.gateways
         return self.coordinators if part == "coordinator" else self.controllers
 
     def workers(self) -> list[WorkerProcess]:
@@ -295,6 +324,27 @@ class Plant:
 
     def _connection(self, socket_timeout: float) -> redis.Redis:
         return redis.Redis.from_url(self.broker.url, socket_timeout=socket_timeout, retry=None)
+
+    def answers(self, gateway: Program) -> bool:
+        """Whether a gateway serves."""
+        return self._get(self.ports[self.gateways.index(gateway)], "/livez") == {}
+
+    def _wait_for_gateways(self) -> None:
+        """Wait until all gateways list the model; raises `TimeoutError`."""
+        until = time.monotonic() + START_TIMEOUT_S
+        for port in self.ports:
+            while ADDER.name not in json.dumps(self._get(port, "/v1/models")):
+                if time.monotonic() > until:
+                    raise TimeoutError(f"no gateway in {START_TIMEOUT_S:g} s")
+                time.sleep(_POLL_S)
+
+    def _get(self, port: int, path: str) -> object:
+        """What a gateway answers; None if it is not there."""
+        connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_S)
+        with contextlib.suppress(OSError, http.client.HTTPException), closing(connection):
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
+        return None
 
     def wait_for_workers(self) -> None:
         """Wait until all workers serve; raises `TimeoutError`."""
@@ -341,6 +391,6 @@ class Plant:
 
     def stop(self) -> None:
         """End everything; idempotent."""
-        for program in (*self.clients, *self.controllers, *self.coordinators):
+        for program in (*self.clients, *self.gateways, *self.controllers, *self.coordinators):
             program.end()
         self.broker.stop()

@@ -71,7 +71,7 @@ class _Prefixes:
             yield Moved(at, *request_of(fields), f"lane:{key.removeprefix(self._lane).decode()}")
         elif key.startswith(self._replies):
             yield from _published(at, key.removeprefix(self._replies).decode(), fields, "replies")
-        elif key.startswith(self._reply):
+        elif key.startswith(self._reply) and b"w" not in fields:  # which wakes a gateway's reader
             client, _, _ = key.removeprefix(self._reply).decode().partition("/")
             yield from _published(at, client, fields, "reply")
 

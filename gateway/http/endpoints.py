@@ -70,17 +70,27 @@ class Deleted(BaseModel):
     deleted: bool
 
 
+class Lifetime(BaseModel):
+    """After which time a file is not found any more."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2_592_000)
+
+
 class NewBatch(BaseModel):
     """What ``POST /v1/batches`` takes."""
 
     model_config = ConfigDict(extra="forbid")
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     completion_window: str = Field(pattern="^[0-9]{1,7}[smhd]$", examples=["24h"])
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(
         default=None, max_length=16
     )
+    output_expires_after: Lifetime | None = None
 
 
 Order = Annotated[Literal["asc", "desc"], Query()]
@@ -109,7 +119,16 @@ def retrieve_model(model: Annotated[str, Path(min_length=1)]) -> None:
 
 
 @router.post("/v1/files", tags=["files"], response_model=FileObject)
-def create_file(file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> None:
+def create_file(
+    file: UploadFile,
+    purpose: Annotated[Literal["batch"], Form()],
+    expires_anchor: Annotated[
+        Literal["created_at"] | None, Form(alias="expires_after[anchor]")
+    ] = None,
+    expires_seconds: Annotated[
+        int | None, Form(alias="expires_after[seconds]", ge=3600, le=2_592_000)
+    ] = None,
+) -> None:
     """Store a file."""
 
 

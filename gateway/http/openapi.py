@@ -55,4 +55,5 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     rest = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     if len(rest) != 1:
         return schema
-    return {**rest[0], **{name: value for name, value in schema.items() if name != "anyOf"}}
+    form: dict[str, Any] = rest[0]
+    return form | {name: value for name, value in schema.items() if name != "anyOf"}

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.errors import GatewayError
+from gateway.queue.calls import Command
 from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
 
@@ -49,14 +50,14 @@ def fingerprint(path: str, body: dict[str, Any]) -> str:
 class Records:
     """The records of one yard."""
 
-    def __init__(self, queue: YardQueue, ttl_s: int) -> None:
+    def __init__(self, queue: YardQueue) -> None:
         self._queue = queue
-        self._ttl_s = ttl_s
 
-    async def open(self, client: str, name: str, print_: str) -> Record:
-        """The record of a request, made now if there is none.
+    async def open(self, client: str, name: str, print_: str, ttl_s: int) -> Record:
+        """The record of a request, made now for ``ttl_s`` if there is none.
 
-        Raises `GatewayError` where the id belongs to another request.
+        It must not outlive the answer: the request would run once more under the same id. Raises
+        `GatewayError` where the id belongs to another request.
         """
         mine = Record(name, print_, time.time_ns() // 1_000_000)
         run: Any = self._queue.connection
@@ -66,9 +67,18 @@ class Records:
                 msgspec.msgpack.encode(mine),
                 nx=True,
                 get=True,
-                ex=self._ttl_s,
+                ex=ttl_s,
             )
         return mine if known is None else _checked(known, print_)
+
+    def begin(self, client: str, name: str, print_: str, ttl_s: int) -> tuple[Record, Command]:
+        """The record of a request whose id was drawn, and the command that writes it.
+
+        Nobody else knows the id, so that this can wait until the request is submitted.
+        """
+        mine = Record(name, print_, time.time_ns() // 1_000_000)
+        key = self._queue.keys.http_record(client, name)
+        return mine, ("SET", key, msgspec.msgpack.encode(mine), "EX", ttl_s)
 
     async def find(self, client: str, name: str, print_: str) -> Record:
         """The record of a request that is taken up again; raises `GatewayError`."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.queue.calls import call
+from gateway.queue.calls import call, carry_out
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter
 from tokenyard.broker.connection import open_async_connection, translated
@@ -27,19 +27,23 @@ log = logging.getLogger("tokenyard.gateway")
 
 #: The yard ends a request within seconds of its deadline.
 _DEADLINE_MARGIN_S: Final = 3.0
+#: Time for the last cancellations.
+_CANCEL_S: Final = 2.0
 
 
 class YardQueue:
     """Submits requests, follows their replies, and cancels them."""
 
-    def __init__(self, url: str, yard: str) -> None:
+    def __init__(self, url: str, yard: str, name: str = "gateway") -> None:
+        """``name`` owns the stream by which the reader of replies is woken."""
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
-        self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
+        self._reader = ReplyReader(url, self.keys.reply(name, secrets.token_hex(8)))
         self._cancels: set[asyncio.Task[Cancelled]] = set()
-        self.is_draining = False
+        #: Connections close because the gateway stops.
+        self.is_leaving = False
 
     async def start(self) -> None:
         """Connect."""
@@ -47,6 +51,8 @@ class YardQueue:
 
     async def stop(self) -> None:
         """Disconnect; requests go on."""
+        if self._cancels:
+            await asyncio.wait(self._cancels, timeout=_CANCEL_S)
         await self._reader.stop()
         await self.connection.aclose()
 
@@ -56,12 +62,18 @@ class YardQueue:
         Raises `GatewayError` where the queue refuses it. A caller that stops early cancels it,
         unless the request continues without its client.
         """
-        stream = await self._reader.follow(self.keys.reply(request.client, request.id))
+        stream, waking = self._reader.follow(self.keys.reply(request.client, request.id))
         is_over = False
         try:
-            if not context.is_replay:
+            if context.is_replay:
+                with translated(self.url):
+                    await carry_out(self.connection, waking)
+            else:
                 acceptance = await self._submitter.submit(
-                    request, context.priority_class, refuse_late=context.deadline_ms is not None
+                    request,
+                    context.priority_class,
+                    refuse_late=context.deadline_ms is not None and not context.is_patient,
+                    before=[*context.take_unsaved(), *waking],
                 )
                 refused = _refusal(acceptance)
                 if refused is not None:
@@ -78,7 +90,8 @@ class YardQueue:
             ) from error
         finally:
             self._reader.forget(stream)
-            if not is_over and not context.continues and not self.is_draining:
+            goes_on = context.continues or (self.is_leaving and context.can_come_back)
+            if not is_over and not goes_on:
                 self._cancel_later(request)
 
     def _cancel_later(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""`benchmarks/chaos` kills worker processes, and fails if it finds none."""
+"""`benchmarks/chaos` kills workers and gateways, and fails if it finds none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.chaos.__main__ import main
 from benchmarks.chaos.plant import Plant
 
 pytestmark = [pytest.mark.crash, pytest.mark.long, pytest.mark.timeout(300)]
-QUICK = ["--quick", "--json", "--seed", "3", "--only", "worker"]
+QUICK = ["--quick", "--json", "--seed", "3", "--only"]
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def run() -> Result:
-    return CliRunner().invoke(main, QUICK)
+def run(part: str = "worker") -> Result:
+    return CliRunner().invoke(main, [*QUICK, part, "--http" if part == "gateway" else "--no-http"])
 
 
 def test_a_quick_run_kills_busy_workers() -> None:
@@ -47,4 +47,26 @@ def test_a_run_without_workers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["kills"] == 0
     assert figures["missed"] > 0
     assert "failed: no worker kill hit anything" in result.stderr
+    assert result.exit_code == 1
+
+
+@pytest.mark.vllm
+def test_a_quick_run_kills_gateways_with_streams() -> None:
+    result = run("gateway")
+
+    figures = json.loads(result.stdout)
+    assert figures["kills_by_kind"]["gateway kill"] > 0
+    assert figures["over_http"] > 0
+    assert figures["resumed"] > 0
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.vllm
+def test_a_run_that_finds_no_gateway_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plant, "answers", lambda *_: False)
+
+    result = run("gateway")
+
+    assert json.loads(result.stdout)["kills"] == 0
+    assert "failed: no gateway kill hit anything" in result.stderr
     assert result.exit_code == 1

@@ -35,6 +35,7 @@ class EventStream:
         self._response = self._connection.getresponse()
         self.status = self._response.status
         self.headers = dict(self._response.getheaders())
+        self.retry_ms: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -54,6 +55,9 @@ class EventStream:
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 if line.startswith(b":"):
+                    continue
+                if line.startswith(b"retry: "):
+                    self.retry_ms = int(line.removeprefix(b"retry: "))
                     continue
                 event += line + b"\n"
                 if not line:

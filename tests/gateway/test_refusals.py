@@ -226,7 +226,7 @@ def test_without_a_coordinator_nothing_is_promised(slow: Slow) -> None:
 
 
 def test_a_gateway_that_stops_lets_answers_finish(slow: Slow) -> None:
-    door = Door(slow.plant, {"speaker"})
+    door = Door(slow.plant, {"speaker"}, is_forked=False)
     door.wait()
     body = SLOW | {"stream": True, "max_tokens": 40}
     with EventStream(door.port, CHAT, body, {}) as stream:

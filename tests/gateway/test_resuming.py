@@ -73,6 +73,11 @@ WHOLE: Final = [
 ]
 
 
+def durable_id_of(events: list[bytes]) -> str:
+    """The id of the request that these events answer."""
+    return id_of(events[0]).partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """An answer without a disturbance."""
@@ -95,7 +100,7 @@ class Undisturbed:
         if endpoint not in self._known:
             self._known[endpoint] = self._ask(*ASKED[endpoint])
         known = self._known[endpoint]
-        self._forget(known.events)
+        self._stand.forget(durable_id_of(known.events))
         return known
 
     def _ask(self, path: str, body: dict[str, Any]) -> Known:
@@ -107,16 +112,8 @@ class Undisturbed:
         assert ledgers
         return Known(key, events, ledgers)
 
-    def _forget(self, events: list[bytes]) -> None:
-        found = self._keys_of(events)
-        answers = [key for key in found if b":http:" not in key]
-        assert len(found) - len(answers) == 1, found
-        if answers:
-            self._stand.plant.connection.delete(*answers)
-
     def _keys_of(self, events: list[bytes]) -> list[bytes]:
-        durable_id = id_of(events[0]).partition(":")[0]
-        match = f"*{durable_id}*"
+        match = f"*{durable_id_of(events)}*"
         return list(self._stand.plant.connection.scan_iter(match=match, count=1000))
 
 

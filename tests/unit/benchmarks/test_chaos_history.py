@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from benchmarks.chaos.faults import FAST, schedule
 from benchmarks.chaos.history import (
     Accepted,
     Asked,
+    Born,
+    Broken,
     CancelAsked,
     Ended,
     Event,
@@ -23,6 +26,8 @@ from benchmarks.chaos.history import (
     Seen,
     Trimmed,
     Trouble,
+    ViolationKind,
+    inheritance,
     read_history,
 )
 from benchmarks.chaos.record import record
@@ -215,6 +220,22 @@ def test_a_publication_after_the_result_is_a_fault() -> None:
     assert "repeat" in found([*good(), Published(101.0, C, ID, "delta", 4, TOKENS[4:])])
 
 
+@pytest.mark.parametrize("kind", ["gap", "repeat", "wrong", "status"])
+def test_what_a_gateway_breaks_is_a_fault(kind: ViolationKind) -> None:
+    assert found([*good(), Broken(101.0, C, ID, kind, "event 3 instead of 2")]) == {kind}
+
+
+def test_a_new_life_inherits_what_was_accepted_and_not_answered(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path / "history.jsonl")
+    writer.write(Born(99.0, C), *good()[:1])
+    assert inheritance(tmp_path / "history.jsonl") == (1, [])
+    writer.write(Accepted(100.1, C, ID))
+    assert inheritance(tmp_path / "history.jsonl") == (1, good()[:1])
+    writer.write(Ended(100.5, "http", C, ID, "completed", TOKENS))
+    assert inheritance(tmp_path / "history.jsonl") == (1, [])
+    writer.close()
+
+
 def test_recovery_time_runs_from_the_kill_to_the_next_token() -> None:
     # Given a stream whose worker is killed in the middle,
     history = gather(
@@ -283,6 +304,7 @@ def test_commands_of_the_broker_become_events() -> None:
         [b"XADD", keys.lane("w.1").encode(), b"5000-1", b"id", ID.encode()],
         [b"XADD", keys.replies(C).encode(), *place, b"frame", frame],
         [b"XADD", keys.reply("anon", ID).encode(), *place, *flat],
+        [b"XADD", keys.reply("gateway", "1").encode(), *place, b"w", b"1"],
         [b"XADD", keys.events.encode(), *place, b"event", b"joined"],
         [
             b"HSET",

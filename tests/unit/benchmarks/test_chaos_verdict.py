@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
 from benchmarks.chaos.check import History, gather
 from benchmarks.chaos.faults import FAST, FIRST, SLOW, Kind, Pace, Part, Planned, schedule
-from benchmarks.chaos.history import Accepted, Asked, Event, Fault, Joined, Missed, Moved, Published
+from benchmarks.chaos.history import (
+    Accepted,
+    Asked,
+    Event,
+    Fault,
+    Joined,
+    Missed,
+    Moved,
+    Published,
+    Resumed,
+)
 from benchmarks.chaos.targets import NOBODY, find_workers
 from benchmarks.chaos.verdict import shortcomings
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
@@ -18,7 +29,7 @@ PLANNED = [Planned(float(at), ("worker", "kill"), 0.5, 1.0) for at in range(20)]
 
 
 def stream() -> list[Event]:
-    """A stream that its worker's death cuts and another worker continues."""
+    """A stream over HTTP that a worker's death cuts, and a gateway's; another one continues."""
     return [
         Joined("host-0-0.1", 4242),
         Asked(100.0, C, ID, 6, stream=True, tokens=[1]),
@@ -28,6 +39,7 @@ def stream() -> list[Event]:
         Moved(100.6, C, ID, "intake:retry"),
         Moved(100.7, C, ID, "lane:host-1-0.2"),
         Published(100.8, C, ID, "delta", 2, [3, 4]),
+        Resumed(100.9, C, ID, 0),
     ]
 
 
@@ -53,15 +65,23 @@ def test_a_missing_fault_fails_the_run(kind: Kind) -> None:
     assert told(*stream(), *faults(rest), parts=sorted(parts)) == ""
 
 
-def test_a_short_run_kills_at_least_one_worker() -> None:
-    assert told(*stream(), *faults(FIRST[:1]), seconds=6) == ""
+def test_a_short_run_kills_at_least_a_worker_and_a_gateway() -> None:
+    assert told(*stream(), *faults(FIRST[:2]), seconds=6) == ""
     assert told(*stream(), *faults(FIRST[1:]), seconds=6) == "no worker kill hit anything"
+    assert told(*stream(), *faults(FIRST[:1]), seconds=6) == "no gateway kill hit anything"
+    assert told(*stream(), *faults(FIRST[:1]), seconds=6, parts=["worker"]) == ""
 
 
 def test_a_run_without_a_recovery_fails() -> None:
     idle = [event for event in stream() if not isinstance(event, Moved)]
 
     assert told(*idle, *faults()).startswith("no recovery was measured")
+
+
+def test_a_run_in_which_no_stream_was_continued_fails() -> None:
+    whole = [event for event in stream() if not isinstance(event, Resumed)]
+
+    assert told(*whole, *faults()).startswith("no stream over HTTP was continued")
 
 
 def test_faults_without_a_target_fail_the_run() -> None:
@@ -85,6 +105,14 @@ def test_every_schedule_has_the_required_faults(seed: int, pace: Pace) -> None:
 
     assert set(FIRST) <= {fault.kind for fault in planned}
     assert planned[0].kind == ("worker", "kill")
+
+
+@pytest.mark.parametrize("pace", [FAST, SLOW])
+@pytest.mark.parametrize("parts", [[], ["gateway"]])
+def test_one_of_two_gateways_has_time_to_start(parts: list[Part], pace: Pace) -> None:
+    for seed in range(20):
+        hits = [one.at_s for one in schedule(seed, 60, pace, parts) if one.kind[0] == "gateway"]
+        assert all(after - before >= pace.gateway_s for before, after in pairwise(hits))
 
 
 def test_workers_are_found_by_the_process_ids_of_the_roster() -> None:
