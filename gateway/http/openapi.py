@@ -45,6 +45,7 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
             for parameter in operation.get("parameters", ()):
                 parameter["schema"] = _without_null(parameter["schema"])
     if needs_key:
+        del document["paths"]["/metrics"]  # only at its own port then
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
