@@ -77,18 +77,7 @@ def _metadata(given: Any) -> dict[str, str] | None:
                 f"keys have at most {_LONGEST_KEY} characters, and values are texts of at most "
                 f"{_LONGEST_VALUE}",
             )
-        if not _is_unicode(name + value):
-            raise _bad("metadata", "this text is no Unicode")
     return given
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON may escape half of a surrogate pair, which cannot be written again."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _bad(param: str, message: str) -> GatewayError:

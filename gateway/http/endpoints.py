@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from fastapi import APIRouter, Form, Header, Path, Query, Response, UploadFile
+from fastapi.responses import PlainTextResponse
 from openai.types import Batch, FileObject
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -77,6 +78,13 @@ class Lifetime(BaseModel):
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=3600, le=2_592_000)
+
+
+class Versions(BaseModel):
+    """Of vLLM, whose front end this is, and of Tokenyard."""
+
+    version: str
+    tokenyard: str
 
 
 class NewBatch(BaseModel):
@@ -190,6 +198,21 @@ def health() -> None:
 @router.get("/livez", tags=["probes"], response_model=dict[str, Any], openapi_extra=_OPEN)
 def livez() -> None:
     """200 while the process serves."""
+
+
+@router.get("/version", tags=["probes"], response_model=Versions, openapi_extra=_OPEN)
+def version() -> None:
+    """The versions of vLLM and of Tokenyard."""
+
+
+@router.get(
+    "/metrics",
+    tags=["probes"],
+    response_class=PlainTextResponse,
+    responses={200: {"description": "Metrics as Prometheus reads them"}},
+)
+def metrics() -> None:
+    """The gateway's metrics."""
 
 
 @router.get("/openapi.json", tags=["probes"], response_model=dict[str, Any])

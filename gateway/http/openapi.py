@@ -45,6 +45,7 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
             for parameter in operation.get("parameters", ()):
                 parameter["schema"] = _without_null(parameter["schema"])
     if needs_key:
+        del document["paths"]["/metrics"]  # only at its own port then
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
@@ -55,4 +56,5 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     rest = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     if len(rest) != 1:
         return schema
-    return {**rest[0], **{name: value for name, value in schema.items() if name != "anyOf"}}
+    form: dict[str, Any] = rest[0]
+    return form | {name: value for name, value in schema.items() if name != "anyOf"}

@@ -60,7 +60,9 @@ SHARES: Final[dict[str, tuple[int, int]]] = {
     "GET /v1/models/{model}": (5, 30),
     "GET /health": (1, 3),
     "GET /livez": (1, 3),
-    "GET /openapi.json": (1, 4),
+    "GET /version": (1, 1),
+    "GET /metrics": (1, 1),
+    "GET /openapi.json": (1, 2),
 }
 REFUSALS: Final = {400, 404, 409, 413, 422, 501}
 #: Of requests with a deadline.

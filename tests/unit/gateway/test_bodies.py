@@ -32,11 +32,13 @@ def test_a_character_in_two_halves_is_none_of_them() -> None:
 
 
 def test_a_request_that_cannot_be_written_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def accept(connection: Any, url: str, wanted: Any) -> list[Acceptance]:
-        count = sum(":request:" in str(key) for key in wanted.keys)
-        return [Acceptance(Submitted.ACCEPTED)] * count
+    async def accept(
+        connection: Any, url: str, before: Any, calls: list[Any]
+    ) -> list[list[Acceptance]]:
+        counts = [sum(":request:" in str(key) for key in call.keys) for call in calls]
+        return [[Acceptance(Submitted.ACCEPTED)] * count for count in counts]
 
-    monkeypatch.setattr(module, "call", accept)
+    monkeypatch.setattr(module, "call_behind", accept)
     nothing: Any = None
 
     async def main() -> list[Any]:

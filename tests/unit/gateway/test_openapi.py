@@ -22,6 +22,7 @@ def test_the_document(needs_key: bool) -> None:
     document: dict[str, Any] = json.loads(asyncio.run(OpenApiDocument(needs_key=needs_key).read()))
 
     assert document["paths"].keys() >= ENDPOINTS
+    assert ("/metrics" in document["paths"]) is not needs_key
     assert ("security" in document) is needs_key
     assert document["paths"]["/livez"]["get"]["security"] == []
     for operations in document["paths"].values():
