@@ -112,11 +112,11 @@ class BatchJobs:
 
     def _find(self, tenant: str, record: BatchRecord) -> Mapping[str, Any] | None:
         """As RQ tells it, or once RQ has forgotten the job, the state beside its output."""
-        with self._queue() as queue:
-            try:
-                return queue.describe(record.id)
-            except UnknownJob:
-                pass
+        with self._queue() as queue, contextlib.suppress(UnknownJob):
+            found = queue.describe(record.id)
+            if found["rq_status"] == "started" and found["status"] in ENDED:
+                found["status"] = "finalizing"  # its files are still being stored
+            return found
         name = name_of(tenant, record.output_file_id)
         try:
             packed = self._storage.read(f"{name}.state")
