@@ -164,7 +164,9 @@ def stop(stand: Stand) -> Iterator[Stop]:
         with stand.stopped_worker():
             door.program.signal(signal.SIGTERM)
             began = time.monotonic()
-            eventually(lambda: httpx.get(f"{door.url}/health").status_code == 503, timeout_s=GRACE_S)
+            eventually(
+                lambda: httpx.get(f"{door.url}/health").status_code == 503, timeout_s=GRACE_S
+            )
             probes = {path: httpx.get(door.url + path) for path in ("/health", "/livez")}
             probes["new"] = httpx.post(f"{door.url}/v1/completions", json=WHOLE)
             idle.request("GET", "/v1/models")
