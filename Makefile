@@ -57,7 +57,7 @@ test: install programs ## Everything that guards correctness (`.venv/bin/tox lis
 
 .PHONY: test-long
 test-long: install programs ## Long loops, deep searches, and a short run of every benchmark
-	@$(BIN)/tox run -m long
+	@$(TOX_PARALLEL) -m long
 
 .PHONY: test-light
 test-light: $(TOOLS) ## What `make install-light` suffices for

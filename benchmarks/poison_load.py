@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import Sequence
@@ -112,6 +113,7 @@ class Streams:
         self._tokens = tokens
         self._ids = prompt_ids
         self._count = 0
+        self._draw = random.Random("pauses")
 
     def _prompt(self) -> list[int]:
         self._count += 1
@@ -127,15 +129,21 @@ class Streams:
             ignore_eos=True,
         )
 
-    async def keep_up(self, count: int, heard: Heard, is_over: asyncio.Event) -> None:
-        """Keep ``count`` streams running until ``is_over`` is set and the last one has ended."""
+    async def keep_up(
+        self, count: int, heard: Heard, is_over: asyncio.Event, pause_s: float
+    ) -> None:
+        """Keep ``count`` streams running until ``is_over`` is set and the last one has ended.
 
-        async def follow(first: AsyncHandle) -> None:
-            await hear(first, heard)
+        Each begins after a random pause of ``pause_s`` on average.
+        """
+
+        async def follow() -> None:
             while not is_over.is_set():
+                if pause_s:
+                    await asyncio.sleep(self._draw.expovariate(1 / pause_s))
                 (handle,) = await self.ask(1)
                 await hear(handle, heard)
 
         async with asyncio.TaskGroup() as group:
-            for handle in await self.ask(count):
-                group.create_task(follow(handle))
+            for _ in range(count):
+                group.create_task(follow())

@@ -260,7 +260,7 @@ def _lane(worker: str, member: RosterMember) -> Lane:
         member.info.lane_limit,
         member.is_quarantined,
         member.work,
-        member.info.slots,
+        member.info.max_num_seqs,
         member.mark.is_kept,
     )
 

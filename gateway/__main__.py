@@ -20,6 +20,7 @@ TEXTS: Final = {
     "record_ttl_s": "How long an idempotency key is known and a stream can be resumed.",
     "max_body_bytes": "Most bytes of one request.",
     "files_dir": "Folder of files and batches, the same for all gateways and batch workers.",
+    "files_url": "A bucket in its place: s3://bucket/prefix.",
     "max_file_bytes": "Most bytes of one uploaded file.",
     "max_connections": "Most connections; more are answered with 503.",
     "receive_s": "Longest time to receive a request, and a second more for each 16 KiB.",

@@ -11,29 +11,35 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import vllm
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.batches.api import BatchesApi, is_of_batches, no_folder
+from gateway.batches.api import BatchesApi, is_of_batches, no_storage
+from gateway.batches.storage import Storage
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.http.exchange import Exchange, stopping
 from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
+from gateway.http.open_answer import OpenAnswer, stopping
+from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.sse import Answer, send_body, send_error
-from gateway.listing import ModelList, unknown_model
+from gateway.listing import ModelList, find_model
 from gateway.metrics import GatewayMetrics
 from gateway.models import ModelWatch
-from gateway.profile import ModelProfile
+from gateway.queue.calls import Command
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
+from tokenyard import __version__
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
+from tokenyard.telemetry.endpoint import PLAIN
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -42,9 +48,12 @@ GENERATING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+OPENAPI: Final = "/openapi.json"
 #: The paths that metrics name.
 ENDPOINTS: Final = (
-    GENERATING | RENDERING | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez")}
+    GENERATING
+    | RENDERING
+    | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez", OPENAPI)}
 )
 ONE_MODEL: Final = "/v1/models/"
 #: Longest time that a client may give.
@@ -62,6 +71,7 @@ class Gateway:
         front_ends: FrontEnds,
         models: ModelWatch,
         health: YardHealth,
+        storage: Storage | None = None,
     ) -> None:
         self._settings = settings
         self._queue = queue
@@ -71,10 +81,10 @@ class Gateway:
         self._watch = models
         self._list = ModelList(models, front_ends)
         self._responses = ResponsesApi(settings, queue, front_ends, models)
-        folder = settings.files_dir
-        self._batches = None if folder is None else BatchesApi(settings, folder)
+        self._batches = None if storage is None else BatchesApi(settings, storage)
+        self._openapi = OpenApiDocument(needs_key=settings.needs_keys)
         self._health_of_yard = health
-        self._open: set[Exchange] = set()
+        self._open: set[OpenAnswer] = set()
         self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))
         #: Takes nothing new.
         self.is_draining = False
@@ -83,6 +93,7 @@ class Gateway:
         self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/livez"): self._live,
+            ("GET", "/version"): self._version,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,29 +101,29 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        exchange = Exchange(self._counted(send, path), path)
-        self._open.add(exchange)
+        answer = OpenAnswer(self._counted(send, path), path)
+        self._open.add(answer)
         self._is_idle.clear()
         try:
-            await self._serve(scope, receive, exchange.send, path)
+            await self._serve(scope, receive, answer.send, path)
         except GatewayError as error:
-            await send_error(exchange.send, error, path)
+            await send_error(answer.send, error, path)
         except TokenyardError as error:
-            await send_error(exchange.send, unavailable(str(error)), path)
+            await send_error(answer.send, unavailable(str(error)), path)
         finally:
-            self._open.discard(exchange)
+            self._open.discard(answer)
             if not self._open:
                 self._is_idle.set()
 
     def _counted(self, send: Send, path: str) -> Send:
         began = time.monotonic()
 
-        async def counting(message: Message) -> None:
+        def counting(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 self.metrics.answered(path, message["status"], time.monotonic() - began)
                 if self.is_draining:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
+            return send(message)
 
         return counting
 
@@ -134,22 +145,29 @@ class Gateway:
         if probe is not None:
             await send_body(send, 200, await probe())
             return
+        if (method, path) == ("GET", "/metrics") and not self._settings.needs_keys:
+            await send_body(send, 200, self.metrics.text(), kind=PLAIN.encode())
+            return
         if self.is_draining:
             raise stopping()
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)
             await send_body(send, 200, json.dumps(listed).encode())
+        elif method == "GET" and path == OPENAPI:
+            await send_body(send, 200, await self._openapi.read())
         elif method == "GET" and path.startswith(ONE_MODEL):
             card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
             await send_body(send, 200, json.dumps(card).encode())
+        elif method == "GET" and path == "/version":
+            await self._front_ends.app(scope, receive, send)
         elif method == "POST" and path in GENERATING | RENDERING:
             await self._answer(scope, receive, send, path, principal)
         elif path.startswith(UNDER_RESPONSES):
             await self._responses.serve(scope, receive, send, principal.client)
         elif is_of_batches(path):
             if self._batches is None:
-                raise no_folder()
+                raise no_storage()
             await self._batches.serve(scope, receive, send, principal)
         else:
             raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
@@ -159,11 +177,12 @@ class Gateway:
     ) -> None:
         raw = await read_body(receive, self._settings.max_body_bytes)
         body = parse_body(raw)
-        profile = self._find_model(body, principal)
+        profile = find_model(self._watch.profiles, body, principal.may_use)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:
-            await self._front_ends.app(scope, replay(raw, receive), send)
+            errors = BodyErrors(send, path, lambda: False)
+            await self._render(scope, replay(raw, receive), errors.send, errors)
             return
         self._health_of_yard.check()
         headers = Headers(scope=scope)
@@ -174,16 +193,23 @@ class Gateway:
             return
         CURRENT.set(context)
         keep_alive_s = self._settings.keep_alive_s
-        answer = Answer(send, context, path, after=after, keep_alive_s=keep_alive_s)
+        errors = BodyErrors(send, path, context.ticket.decided.is_set)
+        answer = Answer(errors.send, context, path, after=after, keep_alive_s=keep_alive_s)
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
         try:
-            await self._front_ends.app(inner, replay(raw, receive), answer.send)
-        except Exception:
-            # vLLM's app does not know that its answer was replaced.
-            if not answer.is_replaced:
-                raise
+            await self._render(inner, replay(raw, receive), answer.send, errors, answer)
         finally:
             answer.close()
+
+    async def _render(
+        self, scope: Scope, receive: Receive, send: Send, *replacing: Answer | BodyErrors
+    ) -> None:
+        """Call vLLM's app, which does not know when its answer was replaced."""
+        try:
+            await self._front_ends.app(scope, receive, send)
+        except Exception:
+            if not any(one.is_replaced for one in replacing):
+                raise
 
     async def _context(
         self, headers: Headers, path: str, body: dict[str, Any], principal: Principal
@@ -193,12 +219,16 @@ class Gateway:
         priority_class = principal.choose_class(body)
         key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
         name, after = durable_id(client, key), 0
+        unsaved: list[Command] = []
         print_ = fingerprint(path, body)
         has_key = "idempotency-key" in headers
         keep_s = self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
             record = await self._records.find(client, name, print_)
+        elif key is None:
+            record, saving = self._records.begin(client, name, print_, keep_s)
+            unsaved = [saving]
         else:
             record = await self._records.open(client, name, print_, keep_s)
         has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
@@ -217,19 +247,8 @@ class Gateway:
             can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
             keep_s=keep_s,
             has_event_ids=has_ids,
+            unsaved=unsaved,
         ), after
-
-    def _find_model(self, body: dict[str, Any], principal: Principal) -> ModelProfile:
-        name = body.get("model")
-        profiles = self._watch.profiles
-        if name is None and len(bases := {profile.name for profile in profiles.values()}) == 1:
-            [name] = bases
-        if not isinstance(name, str):
-            raise GatewayError(400, "invalid_request_error", "name a model", param="model")
-        profile = profiles.get(name)
-        if profile is None or not principal.may_use(name):
-            raise unknown_model(name)
-        return profile
 
     async def _health(self) -> bytes:
         if self.is_draining:
@@ -239,6 +258,9 @@ class Gateway:
 
     async def _live(self) -> bytes:
         return b"{}"
+
+    async def _version(self) -> bytes:
+        return json.dumps({"version": vllm.__version__, "tokenyard": __version__}).encode()
 
 
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:

@@ -63,6 +63,21 @@ def warmth(states: Iterable[str]) -> str:
     return next((word for state, word in _WARMTH.items() if state in known), "cold")
 
 
+def find_model(
+    profiles: Mapping[str, ModelProfile], body: Mapping[str, Any], may_use: Callable[[str], bool]
+) -> ModelProfile:
+    """The model that a body names, or the only one; raises `GatewayError`."""
+    name = body.get("model")
+    if name is None and len(bases := {profile.name for profile in profiles.values()}) == 1:
+        [name] = bases
+    if not isinstance(name, str):
+        raise GatewayError(400, "invalid_request_error", "name a model", param="model")
+    profile = profiles.get(name)
+    if profile is None or not may_use(name):
+        raise unknown_model(name)
+    return profile
+
+
 def unknown_model(name: str) -> GatewayError:
     """The error for a model that the yard does not have."""
     message = f"the model {name[:200]!r} does not exist; see GET /v1/models"

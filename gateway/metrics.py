@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tokenyard.telemetry.metrics import Histogram, Metric, histograms, numbers
 
@@ -49,6 +51,12 @@ class GatewayMetrics:
         with self._lock:
             self._answers[label, str(status)] += 1
             self._heads.setdefault((label,), Histogram()).observe(seconds)
+
+    def text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        registry: Any = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
 
     def collect(self) -> Iterator[Family]:
         """The metrics as they are now."""

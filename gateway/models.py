@@ -43,11 +43,15 @@ class ModelWatch:
         front_ends: FrontEnds,
         every_s: float,
         rules: OwnRules | None = None,
+        *,
+        is_eager: bool = True,
     ) -> None:
+        """Not eager, it leaves models to the first who asks."""
         self._queue = queue
         self._front_ends = front_ends
         self._every_s = every_s
         self._rules = rules or OwnRules()
+        self._is_eager = is_eager
         self._announced: Mapping[str, ModelProfile] = {}
         self._wanted: dict[str, ModelProfile] = {}
         self._served: dict[str, ModelProfile] = {}
@@ -130,9 +134,9 @@ class ModelWatch:
         if earlier == profile:
             return
         self._wanted[profile.name] = profile
-        if served is None:
+        if served is None or not self._is_eager:
             self._serve(profile)
-        if served != profile:
+        if served != profile and self._is_eager:
             self._prepare(profile)
         elif earlier is not None:  # taken back before it was ready
             self._cancel(profile.name)

@@ -38,8 +38,6 @@ _CUT_S: Final = 2.0
 def serve(settings: GatewaySettings) -> NoReturn:
     """Serve until SIGTERM or SIGINT, and end the process."""
     listener = listen(settings)
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "0"  # nothing is computed here
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from gateway.frontend import derived
 
     derived.install()
@@ -66,15 +64,16 @@ def listen(settings: GatewaySettings) -> socket.socket:
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.announcements import OwnRules
     from gateway.app import Gateway
-    from gateway.batches.folder import FolderStore
+    from gateway.batches.storage import open_storage
     from gateway.frontend.models import FrontEnds
     from gateway.http.connection import bounded
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
 
-    if settings.files_dir is not None:
-        FolderStore(settings.files_dir).start()
+    storage = open_storage(settings.files_dir, settings.files_url)
+    if storage is not None:
+        storage.start()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
     front_ends = FrontEnds(queue)
@@ -84,7 +83,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     health = YardHealth(
         queue.connection, settings.redis_url, queue.keys, settings.without_leader_s, probes
     )
-    app = Gateway(settings, queue, front_ends, models, health)
+    app = Gateway(settings, queue, front_ends, models, health, storage)
     config = uvicorn.Config(
         app,
         log_config=None,

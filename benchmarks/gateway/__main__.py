@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,11 +49,15 @@ class Plan:
     long_requests: int
     paced_s: float  # per side and round
     streams: int
+    #: Start all sides at once, which spoils the times of their starts.
+    together: bool = False
 
     @classmethod
     def of(cls, rounds: int, *, quick: bool) -> Plan:
         """The whole plan, or a small one for CI with one model, since starting takes longest."""
-        return cls(1, 0, 16, 2.0, 100) if quick else cls(rounds, 1024, 256, 20.0, 2000)
+        if quick:
+            return cls(1, 0, 16, 1.0, 64, together=True)
+        return cls(rounds, 1024, 256, 20.0, 2000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +113,38 @@ def measure(plan: Plan) -> dict[str, Any]:
         return figures | (_measure_short(short, plan) if plan.short_requests else {})
 
 
-def _sides(bench: Bench, stack: ExitStack) -> dict[str, Side]:
-    return {
-        "gateway": stack.enter_context(yard_side(bench.workload, 1)),
-        "serve": stack.enter_context(serve_side(bench.workload)),
-    }
+def _start(stack: ExitStack, *sides: AbstractContextManager[Side], together: bool) -> list[Side]:
+    """Start sides, one after another or all at once; they end with the stack."""
+    if not together:
+        return [stack.enter_context(side) for side in sides]
+    # Children end with the thread that has started them: it must outlive them.
+    pool = stack.enter_context(ThreadPoolExecutor(len(sides)))
+    return [one.result() for one in [pool.submit(stack.enter_context, side) for side in sides]]
+
+
+def _pair(bench: Bench) -> tuple[AbstractContextManager[Side], AbstractContextManager[Side]]:
+    return yard_side(bench.workload, 1), serve_side(bench.workload)
 
 
 def _measure_short(bench: Bench, plan: Plan) -> dict[str, Any]:
     with ExitStack() as stack:
-        sides = _sides(bench, stack)
+        door, serve = _start(stack, *_pair(bench), together=plan.together)
+        sides = {"gateway": door, "serve": serve}
         return summary(bench.rounds(sides, plan.short_requests, plan.rounds), "arithmetic_")
 
 
 def _measure_long(bench: Bench, plan: Plan) -> dict[str, Any]:
     with ExitStack() as stack:
-        sides = _sides(bench, stack)
+        fleets = [yard_side(bench.workload, WORKERS)]
+        early, late = (fleets, []) if plan.together else ([], fleets)
+        door, serve, *others = _start(stack, *_pair(bench), *early, together=plan.together)
+        sides = {"gateway": door, "serve": serve}
         bench.clients.wait_until_ready()
         full = bench.rounds(sides, plan.long_requests, plan.rounds)
         rate = (
             min(statistics.median(one[name].requests_per_s for one in full) for name in sides) / 2
         )
         paced = bench.paced(sides, rate, plan.paced_s, plan.rounds)
-        door = sides["gateway"]
         tasks = list(itertools.islice(itertools.cycle(bench.tasks), plan.streams))
         held = hold_open(door.urls[0], bench.workload, tasks)
         figures = {
@@ -144,7 +158,7 @@ def _measure_long(bench: Bench, plan: Plan) -> dict[str, Any]:
             "open_streams_peak": held.peak,
             "open_streams_s": held.seconds,
         }
-        fleet = stack.enter_context(yard_side(bench.workload, WORKERS))
+        (fleet,) = [*others, *_start(stack, *late, together=False)]
         both = {"gateway": door, FLEET: fleet}
         return figures | _of_two(bench.rounds(both, plan.long_requests, plan.rounds))
 

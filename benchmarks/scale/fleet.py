@@ -6,7 +6,7 @@ over its own blocking connection like a lane reader, and publishes each step's r
 its host may load. They only lack an engine: the answer to a request is the first tokens of its
 prompt, as soon as STEP requests have arrived, or no more arrive within a second.
 
-    python -m benchmarks.scale.fleet URL WORKERS SLOTS STEP YARD...
+    python -m benchmarks.scale.fleet URL WORKERS MAX_NUM_SEQS STEP YARD...
 
 SIGUSR1 stops all of them from reading, like a pause; SIGUSR2 ends that.
 """
@@ -178,7 +178,7 @@ class PlayedHost:
         self._renewed_at, self._shown = now, finished
 
 
-def _info(host: str, slots: int, device: int) -> WorkerInfo:
+def _info(host: str, max_num_seqs: int, device: int) -> WorkerInfo:
     now_ms = int(time.time() * 1000)
     return WorkerInfo(
         name=f"{host}.{device}",
@@ -187,8 +187,8 @@ def _info(host: str, slots: int, device: int) -> WorkerInfo:
         engine="simulated",
         engine_version="1",
         host=host,
-        slots=slots,
-        lane_limit=lane_limit(slots),
+        max_num_seqs=max_num_seqs,
+        lane_limit=lane_limit(max_num_seqs),
         max_model_len=4096,
         vocab_size=32_000,
         started_ms=now_ms,
@@ -203,7 +203,7 @@ def _info(host: str, slots: int, device: int) -> WorkerInfo:
     )
 
 
-def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) -> None:
+def play(url: str, workers: int, max_num_seqs: int, step: int, yards: Sequence[str]) -> None:
     """Play ``workers`` workers in each yard until the process is ended."""
     # No `threading.Event`: one signal may interrupt the handler of the other, which holds its lock.
     is_at_rest, bell = False, WakeupPipe()
@@ -221,7 +221,7 @@ def play(url: str, workers: int, slots: int, step: int, yards: Sequence[str]) ->
     hosts: list[PlayedHost] = []
     for yard, first in itertools.product(yards, range(0, workers, HOST_WORKERS)):
         name = f"host-{first // HOST_WORKERS:03d}"
-        infos = [_info(name, slots, at) for at in range(min(HOST_WORKERS, workers - first))]
+        infos = [_info(name, max_num_seqs, at) for at in range(min(HOST_WORKERS, workers - first))]
         hosts.append(PlayedHost(Scripts(connection, Keys(yard)), name, infos, step, address))
     with selectors.DefaultSelector() as selector:
         # A signal alone does not end `select`, which continues for its remaining time.
@@ -244,8 +244,8 @@ def main() -> None:
     """Run until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     collect_seldom()
-    url, workers, slots, step, *yards = sys.argv[1:]
-    play(url, int(workers), int(slots), int(step), yards)
+    url, workers, max_num_seqs, step, *yards = sys.argv[1:]
+    play(url, int(workers), int(max_num_seqs), int(step), yards)
 
 
 if __name__ == "__main__":

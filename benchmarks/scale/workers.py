@@ -15,7 +15,7 @@ from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from worker.host.roster_entry import lane_limit
 
-SLOTS: Final = 16
+PLACES: Final = 16
 #: Waiting requests, in addition to those on the lanes.
 WAITING: Final = 2048
 
@@ -24,7 +24,7 @@ WAITING: Final = 2048
 class Run:
     """The measurements at one number of workers."""
 
-    full: Throughput  # full lanes; each step has as many results as the worker has slots
+    full: Throughput  # full lanes; each step has as many results as the worker has places
     spread: Throughput  # `WAITING` requests over all lanes, answered as they are read
     idle_s: Mapping[str, float]  # processor seconds per idle second, by process
     joined_s: float
@@ -40,9 +40,9 @@ def measure(broker: EmbeddedBroker, workers: int, requests: int, idle_s: float) 
 def _full(
     broker: EmbeddedBroker, workers: int, requests: int, idle_s: float
 ) -> tuple[Throughput, Mapping[str, float], float]:
-    window = workers * lane_limit(SLOTS) + WAITING
+    window = workers * lane_limit(PLACES) + WAITING
     began = time.perf_counter()
-    with scale_yards(broker, Fleet(workers, SLOTS, SLOTS)) as yards:
+    with scale_yards(broker, Fleet(workers, PLACES, PLACES)) as yards:
         joined_s = time.perf_counter() - began
         with Client(yards.url, yard=yards.names[0]) as client:
             checked = asker(client)
@@ -58,7 +58,7 @@ def _full(
 
 def _spread(broker: EmbeddedBroker, workers: int, requests: int) -> Throughput:
     with (
-        scale_yards(broker, Fleet(workers, SLOTS)) as yards,
+        scale_yards(broker, Fleet(workers, PLACES)) as yards,
         Client(yards.url, yard=yards.names[0]) as client,
     ):
         checked = asker(client)

@@ -28,10 +28,10 @@ _ROOM: Final = ("--max-num-queued-reqs", "3000000", "--max-num-queued-tokens", "
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The workers of each yard: their number, slots, and results per step."""
+    """The workers of each yard: their number, places, and results per step."""
 
     workers: int = 2
-    slots: int = 256
+    max_num_seqs: int = 256
     step: int = 1
 
 
@@ -64,7 +64,7 @@ class Yards:
 def scale_yards(broker: EmbeddedBroker, fleet: Fleet, count: int = 1) -> Iterator[Yards]:
     """Run ``count`` new yards; yields them once all their workers are in the roster."""
     names = [f"scale-{secrets.token_hex(4)}" for _ in range(count)]
-    counts = map(str, (fleet.workers, fleet.slots, fleet.step))
+    counts = map(str, (fleet.workers, fleet.max_num_seqs, fleet.step))
     programs = {
         name: ["coordinator", "--redis-url", broker.url, "--yard", name, *_ROOM] for name in names
     }

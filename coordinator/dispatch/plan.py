@@ -104,7 +104,7 @@ def take_group(suspects: list[QueuedRequest], room: int) -> list[QueuedRequest]:
 
 
 def _for_group(lanes: Sequence[Lane]) -> Lane | None:
-    """The lane with the most idle slots among those that are empty or have survived a trial."""
+    """The lane with the most idle places among those that are empty or have survived a trial."""
     fit = [lane for lane in lanes if lane.load == 0 or lane.is_kept]
     return max(fit, key=lambda lane: lane.idle, default=None)
 

@@ -120,8 +120,10 @@ class Rescuer:
             pipeline.xlen(self._keys.lane(worker))
             mark, length = pipeline.execute()
             member = self._roster.members.get(worker)
-            slots = member.info.slots if member else sys.maxsize
-            self._analyses[worker] = CrashAnalysis(read_mark(mark), length=length, slots=slots)
+            most = member.info.max_num_seqs if member else sys.maxsize
+            self._analyses[worker] = CrashAnalysis(
+                read_mark(mark), length=length, max_num_seqs=most
+            )
         return self._analyses[worker]
 
 

@@ -23,7 +23,7 @@ class Lane(Struct, frozen=True, gc=False):
     limit: int  # most entries
     is_quarantined: bool = False  # suspects are on trial there
     work: int = 0  # tokens of those entries (`Request.work`), where the policy uses them
-    slots: int = 1  # how many of them the engine runs at once
+    max_num_seqs: int = 1  # how many of them the engine runs at once
     is_kept: bool = False  # reserved for more suspects; the earlier ones have survived
 
     @property
@@ -34,7 +34,7 @@ class Lane(Struct, frozen=True, gc=False):
     @property
     def idle(self) -> int:
         """How many more requests the engine could run at once."""
-        return max(0, min(self.slots, self.limit) - self.load)
+        return max(0, min(self.max_num_seqs, self.limit) - self.load)
 
     @property
     def is_open(self) -> bool:
@@ -59,7 +59,7 @@ class Pick(Struct, frozen=True):
 def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:
     """The open lane with the smallest share of all dispatched requests and of all their tokens.
 
-    Requests take slots and tokens take time; each counts as its part of the sum over the lanes, so
+    Requests take places and tokens take time; each counts as its part of the sum over the lanes, so
     that neither needs a unit. Shares are relative to lane limits, so a worker of twice the size
     gets twice as many.
     """
@@ -74,9 +74,9 @@ def least_loaded(lanes: Sequence[Lane], last: str) -> Lane | None:
 def vllm(lanes: Sequence[Lane], last: str) -> Lane | None:
     """The open lane with the least 4 x waiting + running, as vLLM's data parallel client does.
 
-    Requests beyond the engine's slots are waiting. For comparison (vLLM, `DPLBAsyncMPClient`).
+    Requests beyond `max_num_seqs` are waiting. For comparison (vLLM, `DPLBAsyncMPClient`).
     """
-    return least(lanes, last, lambda lane: lane.load + 3 * max(0, lane.load - lane.slots))
+    return least(lanes, last, lambda lane: lane.load + 3 * max(0, lane.load - lane.max_num_seqs))
 
 
 def least(lanes: Sequence[Lane], last: str, cost: Callable[[Lane], float]) -> Lane | None:

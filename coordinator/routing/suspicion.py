@@ -73,15 +73,15 @@ class CrashAnalysis:
 
     Where a group was on trial, that group: the requests before it had been running without harm.
     Where none was, those that the engine had started. An engine takes requests in order and runs at
-    most ``slots`` of them; one that had just replaced another whose result was not published yet is
-    missed, and the next crash finds it.
+    most ``max_num_seqs`` of them; one that had just replaced another whose result was not published
+    yet is missed, and the next crash finds it.
     """
 
-    def __init__(self, mark: QuarantineMark, *, length: int, slots: int) -> None:
+    def __init__(self, mark: QuarantineMark, *, length: int, max_num_seqs: int) -> None:
         """``length`` is that of the lane."""
         self._mark = mark
-        self._slots = max(1, slots)
-        self._next = next_trial(mark.size if mark.is_group else min(length, self._slots))
+        self._most = max(1, max_num_seqs)
+        self._next = next_trial(mark.size if mark.is_group else min(length, self._most))
         self._seen = 0
 
     def trials(self, entries: Sequence[str]) -> list[int | None]:
@@ -92,7 +92,7 @@ class CrashAnalysis:
         self._seen += 1
         if self._mark.covers(entry):
             return self._next if self._mark.is_group else 0
-        if self._mark.is_group or self._seen > self._slots:
+        if self._mark.is_group or self._seen > self._most:
             return None
         return self._next
 

@@ -1,19 +1,21 @@
-"""The routes of files and batches. All state is in the folder and at RQ: any gateway serves it."""
+"""The routes of files and batches. All state is in the storage and at RQ: any gateway serves it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.batches.asked import read_batch
-from gateway.batches.files import StoredFile, no_file
-from gateway.batches.folder import FolderStore
+from gateway.batches.files import FileStore, StoredFile, no_file
 from gateway.batches.jobs import BatchJobs
 from gateway.batches.records import BatchRecord, BatchRecords
+from gateway.batches.storage import Storage
 from gateway.batches.upload import receive_upload
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import parse_body, read_body
@@ -22,14 +24,11 @@ from gateway.responses.items import as_list, cut, read_query
 from gateway.responses.tap import dump
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gateway.http.principal import Principal
     from tokenyard.protocol.gateway_settings import GatewaySettings
 
 FILES: Final = "/v1/files"
 BATCHES: Final = "/v1/batches"
-_PIECE: Final = 256 * 1024
 #: OpenAI's usual and largest number of files on a page.
 _FILES_ON_A_PAGE: Final = 10_000
 
@@ -39,20 +38,20 @@ def is_of_batches(path: str) -> bool:
     return path in (FILES, BATCHES) or path.startswith((FILES + "/", BATCHES + "/"))
 
 
-def no_folder() -> GatewayError:
-    """The error where no folder for files is set."""
-    message = "this gateway keeps no files; its setting `files_dir` names a folder for them"
+def no_storage() -> GatewayError:
+    """The error where no place for files is set."""
+    message = "this gateway keeps no files; its setting `files_dir` or `files_url` says where"
     return GatewayError(404, "not_found_error", message)
 
 
 class BatchesApi:
     """Files of tenants, and batches over them. What blocks runs in threads."""
 
-    def __init__(self, settings: GatewaySettings, folder: Path) -> None:
+    def __init__(self, settings: GatewaySettings, storage: Storage) -> None:
         self._settings = settings
-        self._store = FolderStore(folder)
-        self._records = BatchRecords(self._store)
-        self._jobs = BatchJobs(self._store, settings.redis_url, settings.yard)
+        self._files = FileStore(storage)
+        self._records = BatchRecords(storage)
+        self._jobs = BatchJobs(storage, self._files, settings.redis_url, settings.yard)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
         """Serve a request for files or batches; raises `GatewayError`."""
@@ -77,7 +76,7 @@ class BatchesApi:
             case "POST", "files":
                 limit = self._settings.max_file_bytes
                 headers = Headers(scope=scope)
-                made = await receive_upload(headers, receive, self._store, tenant, limit)
+                made = await receive_upload(headers, receive, self._files, tenant, limit)
                 await send_body(send, 200, dump(made.as_object()))
             case "GET", "files":
                 query = read_query(scope["query_string"])
@@ -112,16 +111,18 @@ class BatchesApi:
     # Files
 
     async def _file(self, tenant: str, file_id: str) -> StoredFile:
-        found = await asyncio.to_thread(self._store.find, tenant, file_id)
+        found = await asyncio.to_thread(self._files.find, tenant, file_id)
         if found is None:
             raise no_file(file_id)
         return found
 
     def _list_files(self, tenant: str, query: dict[str, str]) -> bytes:
+        known = list(self._files.list(tenant))
+        self._remove(tenant, [one.id for one in known if one.is_expired])
         found = [
             one
-            for one in self._store.list(tenant)
-            if "purpose" not in query or one.purpose == query["purpose"]
+            for one in known
+            if not one.is_expired and query.get("purpose", one.purpose) == one.purpose
         ]
         found.sort(key=lambda one: (one.created_at, one.id))
         most = _FILES_ON_A_PAGE
@@ -129,26 +130,39 @@ class BatchesApi:
 
     async def _send_content(self, send: Send, tenant: str, file_id: str) -> None:
         found = await self._file(tenant, file_id)
-        try:
-            content = await asyncio.to_thread(self._store.open, tenant, file_id)
-        except FileNotFoundError as error:
-            raise no_file(file_id) from error
-        with content:
-            await _send_file(send, content, found.bytes)
+        with contextlib.closing(self._files.pieces(tenant, file_id)) as pieces:
+            try:
+                first = await asyncio.to_thread(next, pieces, b"")
+            except FileNotFoundError as error:
+                raise no_file(file_id) from error
+            await _send_file(send, first, pieces, found.bytes)
+
+    def _remove(self, tenant: str, expired: list[str]) -> None:
+        """Remove files that have expired, but those that a batch still reads."""
+        for file_id in expired:
+            if self._reader_of(tenant, file_id) is None:
+                self._files.remove(tenant, file_id)
 
     def _delete(self, tenant: str, file_id: str) -> None:
+        reader = self._reader_of(tenant, file_id)
+        if reader is not None:
+            message = f"the batch {reader.id} reads this file; cancel it first"
+            raise GatewayError(409, "conflict_error", message, param="file_id")
+        if not self._files.delete(tenant, file_id):
+            raise no_file(file_id)
+
+    def _reader_of(self, tenant: str, file_id: str) -> BatchRecord | None:
+        """A batch that is not over and has this file as its input."""
         for record in self._records.list(tenant):
             if record.input_file_id == file_id and not self._jobs.is_over(tenant, record):
-                message = f"the batch {record.id} reads this file; cancel it first"
-                raise GatewayError(409, "conflict_error", message, param="file_id")
-        if not self._store.delete(tenant, file_id):
-            raise no_file(file_id)
+                return record
+        return None
 
     # Batches
 
     def _create(self, principal: Principal, asked: BatchRecord) -> dict[str, Any]:
         tenant = principal.tenant
-        source = self._store.find(tenant, asked.input_file_id)
+        source = self._files.find(tenant, asked.input_file_id)
         if source is None:
             raise no_file(asked.input_file_id, "input_file_id")
         if source.purpose != "batch":
@@ -189,14 +203,16 @@ class BatchesApi:
         return as_list(data, has_more)
 
 
-async def _send_file(send: Send, content: BinaryIO, size: int) -> None:
+async def _send_file(send: Send, piece: bytes, pieces: Iterator[bytes], size: int) -> None:
     """Send a file piece by piece, as many bytes as it had when it was looked up."""
     headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % size)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while size:
-        piece = await asyncio.to_thread(content.read, min(size, _PIECE))
         if not piece:
             raise OSError("the file was cut while it was read")
+        piece = piece[:size]
         size -= len(piece)
         await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if size:
+            piece = await asyncio.to_thread(next, pieces, b"")
     await send({"type": "http.response.body", "body": b""})

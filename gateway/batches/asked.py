@@ -8,10 +8,15 @@ from gateway.batches.jobs import read_window
 from gateway.batches.records import PREFIX, BatchRecord
 from gateway.http.errors import GatewayError
 from gateway.http.records import durable_id
+from gateway.responses.options import PATH as RESPONSES_URL
 from tokenyard.batch.lines import CHAT_URL, COMPLETIONS_URL
 
-ENDPOINTS: Final = (CHAT_URL, COMPLETIONS_URL)
-_FIELDS: Final = frozenset({"input_file_id", "endpoint", "completion_window", "metadata"})
+ENDPOINTS: Final = (CHAT_URL, COMPLETIONS_URL, RESPONSES_URL)
+#: Seconds after which a file may expire, as OpenAI has them.
+LIFETIMES_S: Final = range(3600, 30 * 86_400 + 1)
+_FIELDS: Final = frozenset(
+    {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
+)
 #: OpenAI's limits of metadata.
 _MOST_PAIRS: Final = 16
 _LONGEST_KEY: Final = 64
@@ -26,7 +31,7 @@ def read_batch(body: dict[str, Any], client: str, key: str | None, now: int) -> 
     endpoint = body.get("endpoint")
     if endpoint not in ENDPOINTS:
         shown = f", not {endpoint[:80]!r}" if isinstance(endpoint, str) else ""
-        raise _bad("endpoint", f"batches are for {' and '.join(ENDPOINTS)}{shown}")
+        raise _bad("endpoint", f"batches are for {', '.join(ENDPOINTS)}{shown}")
     window = _text(body, "completion_window")
     read_window(window)
     return BatchRecord(
@@ -36,6 +41,7 @@ def read_batch(body: dict[str, Any], client: str, key: str | None, now: int) -> 
         completion_window=window,
         created_at=now,
         metadata=_metadata(body.get("metadata")),
+        output_expires_after_s=_lifetime(body.get("output_expires_after")),
     )
 
 
@@ -44,6 +50,18 @@ def _text(body: dict[str, Any], name: str) -> str:
     if not isinstance(text, str):
         raise _bad(name, "give a text")
     return text
+
+
+def _lifetime(given: Any) -> int | None:
+    if given is None:
+        return None
+    is_known = isinstance(given, dict) and given.keys() == {"anchor", "seconds"}
+    if not is_known or given["anchor"] != "created_at":
+        raise _bad("output_expires_after", "give `anchor`, which is `created_at`, and `seconds`")
+    seconds = given["seconds"]
+    if type(seconds) is not int or seconds not in LIFETIMES_S:
+        raise _bad("output_expires_after", f"seconds: {LIFETIMES_S[0]} to {LIFETIMES_S[-1]}")
+    return seconds
 
 
 def _metadata(given: Any) -> dict[str, str] | None:

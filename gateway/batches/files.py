@@ -1,22 +1,38 @@
-"""Files of tenants, and the seam behind which they are stored."""
+"""Files of tenants.
+
+    tenant-<name>/<file id>         the content
+    tenant-<name>/<file id>.json    what is known of it; written last: now it exists
+    tenant-<name>/<batch id>.json   a batch, see `records`
+
+Names come from ids, which are checked, and from tenants, which are quoted; never from clients.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+from urllib.parse import quote
 
+import msgspec
 from msgspec import Struct
 
+from gateway.batches.storage import Storage, Upload
 from gateway.http.errors import GatewayError
 
 PREFIX: Final = "file-"
 _ID: Final = re.compile(PREFIX + "[0-9a-f]{32}")
 #: Longest name of a file that is kept; it is only shown.
 MAX_FILENAME: Final = 255
+_ABOUT: Final = ".json"
+#: The content, and the log of the job that wrote it; its state stays, for the batch's counts.
+_BESIDE: Final = ("", ".log")
+#: Descriptions that are read at once.
+_READERS: Final = 16
 
 
 class StoredFile(Struct, frozen=True, kw_only=True):
@@ -27,6 +43,12 @@ class StoredFile(Struct, frozen=True, kw_only=True):
     purpose: str
     bytes: int = 0
     created_at: int = 0  # unix seconds
+    expires_at: int | None = None  # likewise; None: never
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether nobody can use it any more."""
+        return self.expires_at is not None and self.expires_at <= time.time()
 
     def as_object(self) -> dict[str, Any]:
         """The file object of OpenAI's API."""
@@ -35,7 +57,7 @@ class StoredFile(Struct, frozen=True, kw_only=True):
             "object": "file",
             "bytes": self.bytes,
             "created_at": self.created_at,
-            "expires_at": None,
+            "expires_at": self.expires_at,
             "filename": self.filename,
             "purpose": self.purpose,
             "status": "processed",
@@ -43,41 +65,100 @@ class StoredFile(Struct, frozen=True, kw_only=True):
         }
 
 
-class Upload(Protocol):
-    """A file that does not exist yet."""
+class FileStore:
+    """Stores the files of each tenant apart. All calls may block."""
 
-    id: str
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
-    def write(self, piece: bytes) -> None:
-        """Add a piece of the content."""
-
-    def commit(self, filename: str, purpose: str) -> StoredFile:
-        """Make the file exist, whole and durable."""
-
-
-class FileStore(Protocol):
-    """Stores the files of each tenant apart. All calls may block; ids are checked by `is_id`."""
-
-    def put(self, tenant: str) -> AbstractContextManager[Upload]:
+    @contextlib.contextmanager
+    def put(self, tenant: str) -> Iterator[NewFile]:
         """Write a new file; without a commit nothing is left of it."""
+        file_id = new_id()
+        with self._storage.upload(name_of(tenant, file_id)) as upload:
+            yield NewFile(self, tenant, file_id, upload)
 
     def find(self, tenant: str, file_id: str) -> StoredFile | None:
-        """A file of a tenant."""
+        """A file of a tenant, unless it has expired."""
+        found = self._read(tenant, file_id)
+        return None if found is None or found.is_expired else found
 
-    def open(self, tenant: str, file_id: str) -> BinaryIO:
-        """Its content; raises `FileNotFoundError`."""
+    def _read(self, tenant: str, file_id: str) -> StoredFile | None:
+        if not is_id(file_id):
+            return None
+        name = name_of(tenant, file_id)
+        try:
+            known = msgspec.json.decode(self._storage.read(name + _ABOUT), type=StoredFile)
+        except FileNotFoundError:
+            return None
+        content = self._storage.look(name)
+        return None if content is None else msgspec.structs.replace(known, bytes=content.size)
+
+    def pieces(self, tenant: str, file_id: str) -> Generator[bytes, None, None]:
+        """The content of a file; raises `FileNotFoundError` before the first piece."""
+        return self._storage.pieces(name_of(tenant, file_id))
 
     def delete(self, tenant: str, file_id: str) -> bool:
         """Delete a file; False where there was none."""
+        if self.find(tenant, file_id) is None:
+            return False
+        self.remove(tenant, file_id)
+        return True
+
+    def remove(self, tenant: str, file_id: str) -> None:
+        """Remove what is left of a file."""
+        name = name_of(tenant, file_id)
+        for ending in (_ABOUT, *_BESIDE):
+            self._storage.delete(name + ending)
 
     def list(self, tenant: str) -> Iterator[StoredFile]:
-        """All files of a tenant, in any order."""
+        """All files of a tenant in any order, also those that have expired."""
+        names = self._storage.names(name_in(tenant, PREFIX))
+        ids = [name.rpartition("/")[2].removesuffix(_ABOUT) for name in names]
+        with ThreadPoolExecutor(_READERS) as readers:
+            for found in readers.map(lambda one: self._read(tenant, one), set(ids)):
+                if found is not None:
+                    yield found
 
-    def path_of(self, tenant: str, file_id: str) -> Path:
-        """Where a batch job reads or writes a file, whether it exists or not."""
+    def publish(self, tenant: str, file: StoredFile) -> None:
+        """Make a file exist whose content is there, as a batch job writes it."""
+        self._storage.write(name_of(tenant, file.id) + _ABOUT, msgspec.json.encode(file))
 
-    def add(self, tenant: str, file: StoredFile) -> None:
-        """Make a file exist that a batch job has written to its path."""
+    def discard(self, tenant: str, file_id: str) -> None:
+        """Delete the content of a file that does not exist."""
+        self._storage.delete(name_of(tenant, file_id))
+
+
+class NewFile:
+    """A file that does not exist yet."""
+
+    def __init__(self, store: FileStore, tenant: str, file_id: str, upload: Upload) -> None:
+        self.id = file_id
+        self._store = store
+        self._tenant = tenant
+        self._upload = upload
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece of the content."""
+        self._upload.write(piece)
+
+    def commit(self, filename: str, purpose: str, expires_after_s: int | None = None) -> StoredFile:
+        """Make the file exist."""
+        size, now = self._upload.commit(), int(time.time())
+        made = StoredFile(
+            id=self.id,
+            filename=filename,
+            purpose=purpose,
+            bytes=size,
+            created_at=now,
+            expires_at=None if expires_after_s is None else now + expires_after_s,
+        )
+        try:
+            self._store.publish(self._tenant, made)
+        except BaseException:
+            self._store.discard(self._tenant, self.id)
+            raise
+        return made
 
 
 def new_id() -> str:
@@ -86,8 +167,20 @@ def new_id() -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether this can be the id of a file; what is none never becomes a path."""
+    """Whether this can be the id of a file; what is none never becomes a name in the storage."""
     return _ID.fullmatch(text) is not None
+
+
+def name_of(tenant: str, file_id: str) -> str:
+    """Where the content of a file lies; raises `ValueError` for what is no id."""
+    if not is_id(file_id):
+        raise ValueError(f"{file_id!r} is no id of a file")
+    return name_in(tenant, file_id)
+
+
+def name_in(tenant: str, rest: str) -> str:
+    """A name of a tenant; `quote` leaves no separator, and the prefix no dots alone."""
+    return f"tenant-{quote(tenant, safe='')}/{rest}"
 
 
 def no_file(file_id: str, param: str = "file_id") -> GatewayError:

@@ -1,35 +1,24 @@
-"""Files in a folder that gateways and the hosts of batch workers share.
-
-    <folder>/tenant-<name>/<file id>         the content
-    <folder>/tenant-<name>/<file id>.json    what is known of it; written last: now it exists
-    <folder>/tenant-<name>/<batch id>.json   a batch, see `records`
-
-Names come from ids, which are checked, and from tenants, which are quoted; never from clients.
-"""
+"""A folder that gateways and the hosts of batch workers share."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, Self
-from urllib.parse import quote
+from typing import Final, Self
 
-import msgspec
+from gateway.batches.storage import Stored
 
-from gateway.batches.files import PREFIX, StoredFile, is_id, new_id
-
-#: The content, and the log of the job that wrote it; its state stays, for the batch's counts.
-_BESIDE: Final = ("", ".log")
 #: An upload without a new byte for so long was left behind by a gateway that was killed.
 _ABANDONED_S: Final = 3600.0
 _PART: Final = ".part"
+_PIECE: Final = 256 * 1024
 
 
-class FolderStore:
-    """Files as files."""
+class FolderStorage:
+    """Objects as files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,79 +27,84 @@ class FolderStore:
         """Make the folder, and remove what killed gateways left half written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         long_ago = time.time() - _ABANDONED_S
-        for part in self._folder.glob(f"tenant-*/*{_PART}"):
+        for part in self._folder.glob(f"*/*{_PART}"):
             with contextlib.suppress(FileNotFoundError):
                 if part.stat().st_mtime < long_ago:
                     part.unlink()
 
-    def tenant_folder(self, tenant: str) -> Path:
-        """The folder of one tenant; `quote` leaves no separator, and the prefix no dots alone."""
-        return self._folder / f"tenant-{quote(tenant, safe='')}"
+    def path(self, name: str) -> Path:
+        """The file of an object."""
+        return self._folder / name
 
-    @contextlib.contextmanager
-    def put(self, tenant: str) -> Iterator[FolderUpload]:
-        """See `FileStore`."""
-        folder = self.tenant_folder(tenant)
-        folder.mkdir(parents=True, exist_ok=True)
-        with FolderUpload(self, tenant, new_id()) as upload:
-            yield upload
+    def read(self, name: str) -> bytes:
+        """See `Storage`."""
+        return self.path(name).read_bytes()
 
-    def find(self, tenant: str, file_id: str) -> StoredFile | None:
-        """See `FileStore`."""
-        if not is_id(file_id):
-            return None
-        path = self.path_of(tenant, file_id)
+    def pieces(self, name: str) -> Generator[bytes, None, None]:
+        """See `Storage`."""
+        with self.path(name).open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                yield piece
+
+    def look(self, name: str) -> Stored | None:
+        """See `Storage`."""
         try:
-            known = msgspec.json.decode(_about(path).read_bytes(), type=StoredFile)
-            size = path.stat().st_size
+            found = self.path(name).stat()
         except FileNotFoundError:
             return None
-        return msgspec.structs.replace(known, bytes=size)
+        return Stored(found.st_size, int(found.st_mtime))
 
-    def open(self, tenant: str, file_id: str) -> BinaryIO:
-        """See `FileStore`."""
-        return self.path_of(tenant, file_id).open("rb")
-
-    def delete(self, tenant: str, file_id: str) -> bool:
-        """See `FileStore`."""
-        if not is_id(file_id):
-            return False
-        path = self.path_of(tenant, file_id)
+    def write(self, name: str, content: bytes, *, is_exclusive: bool = False) -> None:
+        """See `Storage`."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{os.urandom(8).hex()}{_PART}")
         try:
-            _about(path).unlink()
+            with new.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if is_exclusive:
+                os.link(new, path)
+            else:
+                new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+
+    def upload(self, name: str) -> _FileUpload:
+        """See `Storage`."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _FileUpload(path)
+
+    def delete(self, name: str) -> bool:
+        """See `Storage`."""
+        try:
+            self.path(name).unlink()
         except FileNotFoundError:
             return False
-        for ending in _BESIDE:
-            path.with_name(path.name + ending).unlink(missing_ok=True)
         return True
 
-    def list(self, tenant: str) -> Iterator[StoredFile]:
-        """See `FileStore`."""
-        for about in self.tenant_folder(tenant).glob(f"{PREFIX}*.json"):
-            found = self.find(tenant, about.stem)
-            if found is not None:
-                yield found
+    def names(self, prefix: str) -> Iterator[str]:
+        """See `Storage`."""
+        folder, _, first = prefix.rpartition("/")
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path(folder)) as entries:
+            for entry in entries:
+                if entry.name.startswith(first) and not entry.name.endswith(_PART):
+                    yield f"{folder}/{entry.name}"
 
-    def path_of(self, tenant: str, file_id: str) -> Path:
-        """See `FileStore`."""
-        if not is_id(file_id):
-            raise ValueError(f"{file_id!r} is no id of a file")
-        return self.tenant_folder(tenant) / file_id
-
-    def add(self, tenant: str, file: StoredFile) -> None:
-        """See `FileStore`."""
-        write_durably(_about(self.path_of(tenant, file.id)), msgspec.json.encode(file))
+    def location(self, name: str) -> str:
+        """See `Storage`."""
+        return str(self.path(name).absolute())
 
 
-class FolderUpload:
+class _FileUpload:
     """Writes a file under another name, and renames it at the end."""
 
-    def __init__(self, store: FolderStore, tenant: str, file_id: str) -> None:
-        self.id = file_id
-        self._store = store
-        self._tenant = tenant
-        self._path = store.path_of(tenant, file_id)
-        self._part = self._path.with_name(self._path.name + _PART)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._part = path.with_name(path.name + _PART)
 
     def __enter__(self) -> Self:
         self._file = self._part.open("xb", buffering=0)
@@ -126,49 +120,18 @@ class FolderUpload:
         while rest:
             rest = rest[self._file.write(rest) :]
 
-    def commit(self, filename: str, purpose: str) -> StoredFile:
+    def commit(self) -> int:
         """See `Upload`."""
         os.fsync(self._file.fileno())
         size = self._file.tell()
         self._part.rename(self._path)
-        made = StoredFile(
-            id=self.id,
-            filename=filename,
-            purpose=purpose,
-            bytes=size,
-            created_at=int(time.time()),
-        )
-        try:
-            self._store.add(self._tenant, made)
-        except BaseException:
-            self._path.unlink(missing_ok=True)
-            raise
-        return made
+        _sync_folder(self._path.parent)
+        return size
 
 
-def write_durably(path: Path, text: bytes, *, is_exclusive: bool = False) -> None:
-    """Write a whole file at once, which then survives the loss of power.
-
-    Replaces the one before, or with ``is_exclusive`` raises `FileExistsError`.
-    """
-    new = path.with_name(f"{path.name}.{os.urandom(8).hex()}{_PART}")
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with new.open("xb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if is_exclusive:
-            os.link(new, path)
-        else:
-            new.replace(path)
+        os.fsync(opened)
     finally:
-        new.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _about(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
+        os.close(opened)

@@ -1,4 +1,4 @@
-"""Batches as jobs of RQ, which a `tokenyard batch worker` that sees the same folder runs."""
+"""Batches as jobs of RQ, which a `tokenyard batch worker` that reaches the same storage runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gateway.batches.files import FileStore, StoredFile
+import msgspec
+
+from gateway.batches.files import FileStore, StoredFile, name_of
 from gateway.batches.records import BatchRecord
+from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, UnknownJob
-from tokenyard.batch.state import ENDED, BatchSpec, load_state
+from tokenyard.batch.rq.jobs import PERFORM_FOR_GATEWAYS, BatchQueue, JobOrder, UnknownJob
+from tokenyard.batch.state import ENDED, BatchSpec, BatchState
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.keys import PriorityClass
 
@@ -37,8 +40,9 @@ _NONE_DONE: Final = {"total": 0, "completed": 0, "failed": 0}
 class BatchJobs:
     """The jobs of one yard's batches. All calls may block."""
 
-    def __init__(self, store: FileStore, url: str, yard: str) -> None:
-        self._store = store
+    def __init__(self, storage: Storage, files: FileStore, url: str, yard: str) -> None:
+        self._storage = storage
+        self._files = files
         self._url = url
         self._yard = yard
 
@@ -46,13 +50,13 @@ class BatchJobs:
         """Hand a batch to RQ."""
         tenant = principal.tenant
 
-        def path(file_id: str) -> str:
-            return str(self._store.path_of(tenant, file_id).absolute())
+        def location(file_id: str) -> str:
+            return self._storage.location(name_of(tenant, file_id))
 
         spec = BatchSpec(
-            input=path(record.input_file_id),
-            output=path(record.output_file_id),
-            errors=path(record.error_file_id),
+            input=location(record.input_file_id),
+            output=location(record.output_file_id),
+            errors=location(record.error_file_id),
             priority_class=_class_for(principal),
             completion_window_s=read_window(record.completion_window),
             window_from=float(record.created_at),
@@ -61,7 +65,7 @@ class BatchJobs:
             models=None if principal.models is None else sorted(principal.models),
         )
         with self._queue() as queue:
-            queue.enqueue(JobOrder(spec=spec), job_id=record.id)
+            queue.enqueue(JobOrder(spec=spec), job_id=record.id, function=PERFORM_FOR_GATEWAYS)
 
     def cancel(self, record: BatchRecord) -> None:
         """Cancel a batch; nothing happens to one that is over."""
@@ -113,28 +117,33 @@ class BatchJobs:
                 return queue.describe(record.id)
             except UnknownJob:
                 pass
-        output = self._store.path_of(tenant, record.output_file_id)
-        state = load_state(output.with_name(f"{output.name}.state"))
-        return None if state is None else state.as_batch()
-
-    def _publish(self, tenant: str, record: BatchRecord, role: str) -> str | None:
-        """Make an output of a job a file of its tenant; None if it is empty or deleted."""
-        file_id = record.output_file_id if role == "output" else record.error_file_id
+        name = name_of(tenant, record.output_file_id)
         try:
-            found = self._store.path_of(tenant, file_id).stat()
+            packed = self._storage.read(f"{name}.state")
         except FileNotFoundError:
             return None
-        if not found.st_size:
+        return msgspec.json.decode(packed, type=BatchState).as_batch()
+
+    def _publish(self, tenant: str, record: BatchRecord, role: str) -> str | None:
+        """Make an output of a job a file of its tenant; None if it is empty, deleted or expired."""
+        file_id = record.output_file_id if role == "output" else record.error_file_id
+        found = self._storage.look(name_of(tenant, file_id))
+        if found is None or not found.size:
             return None
-        if self._store.find(tenant, file_id) is None:
+        if self._files.find(tenant, file_id) is None:
+            lifetime_s = record.output_expires_after_s
+            expires_at = None if lifetime_s is None else found.modified_at + lifetime_s
+            if expires_at is not None and expires_at <= time.time():
+                return None
             file = StoredFile(
                 id=file_id,
                 filename=f"{record.id}_{role}.jsonl",
                 purpose="batch_output",
-                bytes=found.st_size,
-                created_at=int(found.st_mtime),
+                bytes=found.size,
+                created_at=found.modified_at,
+                expires_at=expires_at,
             )
-            self._store.add(tenant, file)
+            self._files.publish(tenant, file)
         return file_id
 
     def _without_paths(self, errors: Any) -> Any:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from gateway.batches import files
-from gateway.batches.folder import FolderStore, write_durably
+from gateway.batches.storage import Storage
 
 PREFIX: Final = "batch_"
 _ID: Final = re.compile(PREFIX + "[0-9a-f]{32}")
+_ENDING: Final = ".json"
 
 
 class BatchRecord(Struct, frozen=True, kw_only=True):
@@ -27,6 +27,8 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     completion_window: str
     created_at: int  # unix seconds
     metadata: dict[str, str] | None = None
+    #: How long its files exist from their creation; None: until they are deleted.
+    output_expires_after_s: int | None = None
 
     @property
     def output_file_id(self) -> str:
@@ -50,15 +52,14 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
 class BatchRecords:
     """The records of all tenants. All calls may block."""
 
-    def __init__(self, store: FolderStore) -> None:
-        self._store = store
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
     def open(self, tenant: str, record: BatchRecord) -> tuple[BatchRecord, bool]:
         """The record under this id, and whether it is new."""
+        packed = msgspec.json.encode(record)
         try:
-            write_durably(
-                self._path(tenant, record.id), msgspec.json.encode(record), is_exclusive=True
-            )
+            self._storage.write(_name(tenant, record.id), packed, is_exclusive=True)
         except FileExistsError:
             known = self.find(tenant, record.id)
             if known is not None:
@@ -71,21 +72,22 @@ class BatchRecords:
         if _ID.fullmatch(batch_id) is None:
             return None
         try:
-            packed = self._path(tenant, batch_id).read_bytes()
+            packed = self._storage.read(_name(tenant, batch_id))
         except FileNotFoundError:
             return None
         return msgspec.json.decode(packed, type=BatchRecord)
 
     def list(self, tenant: str) -> Iterator[BatchRecord]:
         """All batches of a tenant, in any order."""
-        for path in self._store.tenant_folder(tenant).glob(f"{PREFIX}*.json"):
-            found = self.find(tenant, path.stem)
+        for name in self._storage.names(files.name_in(tenant, PREFIX)):
+            found = self.find(tenant, name.rpartition("/")[2].removesuffix(_ENDING))
             if found is not None:
                 yield found
 
     def delete(self, tenant: str, record: BatchRecord) -> None:
         """Forget a batch."""
-        self._path(tenant, record.id).unlink(missing_ok=True)
+        self._storage.delete(_name(tenant, record.id))
 
-    def _path(self, tenant: str, batch_id: str) -> Path:
-        return self._store.tenant_folder(tenant) / f"{batch_id}.json"
+
+def _name(tenant: str, batch_id: str) -> str:
+    return files.name_in(tenant, batch_id + _ENDING)

@@ -12,7 +12,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from gateway.batches.files import MAX_FILENAME, FileStore, StoredFile, Upload
+from gateway.batches.asked import LIFETIMES_S
+from gateway.batches.files import MAX_FILENAME, FileStore, NewFile, StoredFile
 from gateway.http.errors import GatewayError
 
 #: Bytes that are gathered before they are written.
@@ -23,6 +24,9 @@ _MOST_PARTS: Final = 16
 #: Bytes of a form beside its file: boundaries, headers, fields.
 _FORM_BYTES: Final = 128 * 1024
 _PURPOSES: Final = ("batch",)
+_ANCHOR: Final = "expires_after[anchor]"
+_SECONDS: Final = "expires_after[seconds]"
+_FIELDS: Final = frozenset({"purpose", _ANCHOR, _SECONDS})
 
 
 async def receive_upload(
@@ -38,13 +42,13 @@ async def receive_upload(
     try:
         await _read(receive, form, upload, limit)
         form.check()
-        filename = form.filename or "upload"
-        return await asyncio.to_thread(upload.commit, filename, form.fields["purpose"])
+        filename, purpose = form.filename or "upload", form.fields["purpose"]
+        return await asyncio.to_thread(upload.commit, filename, purpose, form.expires_after_s)
     finally:
         await asyncio.shield(asyncio.to_thread(writing.__exit__, None, None, None))
 
 
-async def _read(receive: Receive, form: _Form, upload: Upload, limit: int) -> None:
+async def _read(receive: Receive, form: _Form, upload: NewFile, limit: int) -> None:
     size, is_last = 0, False
     while not is_last:
         message = await receive()
@@ -113,11 +117,26 @@ class _Form:
             raise _bad("give a file", "file")
         if not self._size:
             raise _bad("the file is empty", "file")
-        unknown = sorted(self.fields.keys() - {"purpose"})
+        unknown = sorted(self.fields.keys() - _FIELDS)
         if unknown:
             raise _bad(f"{unknown[0][:80]}: this server does not know this field", unknown[0][:80])
         if self.fields.get("purpose") not in _PURPOSES:
             raise _bad("purpose: must be `batch`", "purpose")
+        if _ANCHOR in self.fields or _SECONDS in self.fields:
+            self._check_expiry()
+
+    def _check_expiry(self) -> None:
+        if self.fields.get(_ANCHOR) != "created_at":
+            raise _bad(f"{_ANCHOR}: must be `created_at`", _ANCHOR)
+        seconds = self.fields.get(_SECONDS, "")
+        is_number = seconds.isascii() and seconds.isdecimal() and len(seconds) < 9
+        if not is_number or int(seconds) not in LIFETIMES_S:
+            raise _bad(f"{_SECONDS}: must be {LIFETIMES_S[0]} to {LIFETIMES_S[-1]}", _SECONDS)
+
+    @property
+    def expires_after_s(self) -> int | None:
+        """How long the file lives; None: until it is deleted."""
+        return int(self.fields[_SECONDS]) if _SECONDS in self.fields else None
 
     def _on_part_begin(self) -> None:
         self._parts += 1

@@ -1,14 +1,16 @@
 """Ids and times of answers, derived from the request.
 
-vLLM draws ids (``call_...``, ``msg_...``) at random and takes ``created`` from the clock. Two
-gateways that render the same request must write the same bytes, so both come from its
-`RequestContext` here. `install` must run before vLLM's entry points are imported.
+vLLM draws ids (``call_...``, ``msg_...``) and signatures of thoughts at random and takes
+``created`` from the clock. Two gateways that render the same request must write the same bytes, so
+all come from its `RequestContext` here. `install` must run before vLLM's entry points are imported.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import uuid
 from types import ModuleType
 from typing import Any, Final
 
@@ -31,11 +33,33 @@ class _Clock(ModuleType):
         return time.time() if context is None else context.created
 
 
+class _Uuids(ModuleType):
+    """The module ``uuid``, whose ``uuid4()`` is derived while a request is served."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(uuid, name)
+
+    @staticmethod
+    def uuid4() -> uuid.UUID:
+        """128 bits, of which the request decides on all."""
+        context = CURRENT.get()
+        if context is None:
+            return uuid.uuid4()
+        return uuid.UUID(hex=context.draw_id() + context.draw_id())
+
+
+_REPLACED: Final = ((time, _Clock("time")), (uuid, _Uuids("uuid")))
+
+
 def install() -> None:
-    """Replace vLLM's source of ids; raises `RuntimeError` where it is too late."""
+    """Replace vLLM's source of ids, once; raises `RuntimeError` where it is too late."""
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "0"  # nothing is computed here
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     import vllm.utils
     import vllm.utils.async_utils
 
+    if vllm.utils.async_utils.merge_async_iterators is merge_in_turns:
+        return
     if any(name.startswith("vllm.entrypoints.openai") for name in sys.modules):
         raise RuntimeError("vLLM's entry points were imported before their ids were replaced")
     original = vllm.utils.random_uuid
@@ -48,11 +72,11 @@ def install() -> None:
     vllm.utils.async_utils.merge_async_iterators = merge_in_turns
 
 
-def replace_clocks() -> int:
-    """Give the imported entry points the derived clock; returns the number of modules."""
-    clock, count = _Clock("time"), 0
+def replace_modules() -> None:
+    """Give the imported entry points the derived clock and the derived ``uuid``."""
     for name, module in list(sys.modules.items()):
-        if name.startswith(_PACKAGES) and getattr(module, "time", None) is time:
-            module.time = clock  # type: ignore[attr-defined]
-            count += 1
-    return count
+        if not name.startswith(_PACKAGES):
+            continue
+        for real, own in _REPLACED:
+            if getattr(module, real.__name__, None) is real:
+                setattr(module, real.__name__, own)

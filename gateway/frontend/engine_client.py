@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.serve import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
@@ -103,8 +104,7 @@ class QueueEngineClient(EngineClient):
             context.ticket.fail(unavailable(str(error)))
             raise
         except (ValueError, VLLMClientError) as error:  # vLLM's validation
-            param = getattr(error, "parameter", None)
-            context.ticket.fail(GatewayError(400, "invalid_request_error", str(error), param=param))
+            context.ticket.fail(_refused(error))
             raise
 
     def _request(
@@ -284,6 +284,12 @@ def _refusal(what: str) -> GatewayError:
     return GatewayError(
         501, "not_implemented_error", f"{what}: use the command `tokenyard`, not the gateway"
     )
+
+
+def _refused(error: Exception) -> GatewayError:
+    """A refusal in the words of vLLM's server."""
+    told = create_error_response(error).error
+    return GatewayError(told.code, told.type, told.message, param=told.param, code=told.code)
 
 
 def _text_of(prompt: Any) -> str | None:

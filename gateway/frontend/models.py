@@ -30,6 +30,7 @@ from gateway.frontend import derived
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
+from tokenyard.process.gc_tuning import collect_seldom
 
 if TYPE_CHECKING:
     from gateway.queue.yard import YardQueue
@@ -159,6 +160,7 @@ class FrontEnds:
             except Exception as error:  # whatever vLLM, transformers or a tokenizer raises
                 log.debug("the model %r", profile.name, exc_info=True)
                 raise _unservable(profile, str(error).strip()[:1000] or repr(error)) from error
+        collect_seldom()  # the modules and objects that came with it stay
         if not self._has_made_one:
             self._has_made_one = True
             for _ in range(_AT_ONCE - 1):
@@ -174,7 +176,7 @@ class FrontEnds:
             if not {"fingerprint_mode", "fingerprint_value"} & profile.arguments.keys():
                 args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
             await init_app_state(client, state, args, TASKS)
-            derived.replace_clocks()  # vLLM imports an endpoint's modules when it needs them
+            derived.replace_modules()  # vLLM imports an endpoint's modules when it needs them
         return state
 
 

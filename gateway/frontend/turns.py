@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,6 +19,11 @@ async def merge_in_turns(
     vLLM takes the items as they come: another gateway would render a list of prompts in another
     order. All run at the same time; only the order of what they yield is fixed.
     """
+    if len(iterators) == 1:  # no task for each token
+        async with aclosing(iterators[0]) as alone:
+            async for item in alone:
+                yield 0, item
+        return
     loop = asyncio.get_running_loop()
     turns = {index: loop.create_task(_next(one)) for index, one in enumerate(iterators)}
     try:

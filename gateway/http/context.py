@@ -14,6 +14,7 @@ from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 
 if TYPE_CHECKING:
     from gateway.http.errors import GatewayError
+    from gateway.queue.calls import Command
 
 
 @dataclass(slots=True)
@@ -51,6 +52,8 @@ class RequestContext:
     #: Whether it may have a negative priority.
     may_go_first: bool = True
     deadline_ms: int | None = None
+    #: Whether it waits even where the queue says that its answer will be too late.
+    is_patient: bool = False
     #: Whether its requests go on when the HTTP client disconnects.
     continues: bool = False
     #: Whether the client can name the request again: by its key, or by the id of an event.
@@ -65,6 +68,8 @@ class RequestContext:
     #: Of the last of its requests that has ended.
     timing: Timing | None = None
     drawn: int = 0
+    #: What is written with its first request on the queue.
+    unsaved: list[Command] = field(default_factory=list)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of the answer, with what is known when it begins."""
@@ -79,6 +84,11 @@ class RequestContext:
         found.append((b"openai-processing-ms", b"%d" % whole))
         found.append((b"server-timing", shown.encode()))
         return found
+
+    def take_unsaved(self) -> list[Command]:
+        """What is not written yet, once."""
+        unsaved, self.unsaved = self.unsaved, []
+        return unsaved
 
     def draw_id(self) -> str:
         """The next of the ids that vLLM would draw at random: 16 hex digits."""

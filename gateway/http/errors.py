@@ -31,7 +31,7 @@ class GatewayError(Exception):
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -57,9 +57,13 @@ class GatewayError(Exception):
         """The JSON of the answer; endpoints of Anthropic's API have their own form."""
         if path.startswith("/v1/messages"):
             inner: dict[str, Any] = {"type": _anthropic_type(self.status), "message": self.message}
-            return json.dumps({"type": "error", "error": inner}).encode()
+            return _dump({"type": "error", "error": inner})
         inner = {"message": self.message, "type": self.kind, "param": self.param}
-        return json.dumps({"error": inner | {"code": self.code or str(self.status)}}).encode()
+        return _dump({"error": inner | {"code": self.code or str(self.status)}})
+
+
+def _dump(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def unavailable(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from gateway.http.errors import GatewayError
+
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+#: Headers of a request that its inner one has as its own.
+_REPLACED: Final = (b"content-length", b"content-type", b"x-request-id")
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
@@ -36,7 +42,18 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise GatewayError(400, "invalid_request_error", f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise GatewayError(400, "invalid_request_error", "the body is no JSON object")
+    if _SURROGATE.search(raw) is not None and not _is_unicode(body):
+        raise GatewayError(400, "invalid_request_error", "a text in the body is no Unicode")
     return body
+
+
+def _is_unicode(body: dict[str, Any]) -> bool:
+    """JSON may escape half of a surrogate pair, which nobody behind the gateway could write."""
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def replay(raw: bytes, receive: Receive) -> Receive:
@@ -51,6 +68,26 @@ def replay(raw: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": raw, "more_body": False}
 
     return again
+
+
+def inner_scope(path: str, durable_id: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> Scope:
+    """The scope of a POST to vLLM's app that no client sent in this form."""
+    kept = [one for one in headers if one[0] not in _REPLACED]
+    own = [(b"content-type", b"application/json"), (b"x-request-id", durable_id.encode())]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [*kept, *own],
+        "client": None,
+        "server": None,
+    }
 
 
 def read_event_id(text: str) -> tuple[str, int]:

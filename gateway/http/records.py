@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.errors import GatewayError
+from gateway.queue.calls import Command
 from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
 
@@ -69,6 +70,15 @@ class Records:
                 ex=ttl_s,
             )
         return mine if known is None else _checked(known, print_)
+
+    def begin(self, client: str, name: str, print_: str, ttl_s: int) -> tuple[Record, Command]:
+        """The record of a request whose id was drawn, and the command that writes it.
+
+        Nobody else knows the id, so that this can wait until the request is submitted.
+        """
+        mine = Record(name, print_, time.time_ns() // 1_000_000)
+        key = self._queue.keys.http_record(client, name)
+        return mine, ("SET", key, msgspec.msgpack.encode(mine), "EX", ttl_s)
 
     async def find(self, client: str, name: str, print_: str) -> Record:
         """The record of a request that is taken up again; raises `GatewayError`."""

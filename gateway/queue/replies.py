@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from gateway.queue.calls import Command
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_async_connection, translated
 from tokenyard.broker.tasks import end_task
 from tokenyard.protocol.errors import TokenyardError
@@ -71,27 +72,25 @@ class ReplyReader:
     def __init__(self, url: str, wake_key: str) -> None:
         self._url = url
         self._wake_key = wake_key.encode()
+        self._waking: Command = ("XADD", wake_key, "MAXLEN", 1, "*", "w", "1")
         self._wake_cursor = b"$"
         self._open: dict[bytes, list[ReplyStream]] = {}
         self._is_blocked = False
-        self._connection = open_async_connection(url)
         self._blocking = open_async_connection(url, timeout_s=_READ_S, retries=0)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to read."""
-        run: Any = self._connection
+        run: Any = self._blocking
         with translated(self._url):
-            entry = await run.xadd(self._wake_key, {"w": "1"}, maxlen=1)
+            self._wake_cursor = await run.execute_command(*self._waking)
             await run.expire(self._wake_key, 86_400)
-        self._wake_cursor = entry
         self._task = asyncio.create_task(self._run(), name="gateway-replies")
 
     async def stop(self) -> None:
         """End; streams that are open get nothing more."""
         if self._task is not None:
             await end_task(self._task, _READ_S)
-        await self._connection.aclose()
         await self._blocking.aclose()
 
     @property
@@ -99,16 +98,17 @@ class ReplyReader:
         """The number of open streams."""
         return sum(map(len, self._open.values()))
 
-    async def follow(self, key: str) -> ReplyStream:
-        """Read the replies on a stream from its first entry, also beside another reader."""
+    def follow(self, key: str) -> tuple[ReplyStream, Sequence[Command]]:
+        """Read the replies on a stream from its first entry, also beside another reader.
+
+        The caller carries out the commands, which end a read that does not name the stream.
+        """
         stream = ReplyStream(key.encode())
         self._open.setdefault(stream.key, []).append(stream)
-        if self._is_blocked:
-            self._is_blocked = False  # the streams that come meanwhile need no call of their own
-            run: Any = self._connection
-            with translated(self._url):
-                await run.xadd(self._wake_key, {"w": "1"}, maxlen=1)
-        return stream
+        if not self._is_blocked:
+            return stream, ()
+        self._is_blocked = False  # the streams that come meanwhile need no command of their own
+        return stream, [self._waking]
 
     def forget(self, stream: ReplyStream) -> None:
         """Stop reading a stream."""
@@ -136,7 +136,8 @@ class ReplyReader:
                 answer = await run.xread(streams, count=_COUNT, block=_BLOCK_MS)
         finally:
             self._is_blocked = False
-        for key, entries in answer or ():
+        # The newest first: a first token is waited for, and who reads a stream does so in turn.
+        for key, entries in reversed(answer or ()):
             if key == self._wake_key:
                 self._wake_cursor = entries[-1][0]
                 continue

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.queue.calls import call
+from gateway.queue.calls import Command, call_behind
 from tokenyard import scripts
 from tokenyard.broker.connection import AsyncRedis
 from tokenyard.protocol.errors import TokenyardError
@@ -20,6 +21,7 @@ class _Waiting:
     request: Request
     priority_class: PriorityClass
     refuse_late: bool
+    before: Sequence[Command]
     accepted: asyncio.Future[Acceptance]
 
 
@@ -34,11 +36,19 @@ class BurstSubmitter:
         self._sending: asyncio.Task[None] | None = None
 
     async def submit(
-        self, request: Request, priority_class: PriorityClass, *, refuse_late: bool
+        self,
+        request: Request,
+        priority_class: PriorityClass,
+        *,
+        refuse_late: bool,
+        before: Sequence[Command] = (),
     ) -> Acceptance:
-        """Submit one request; raises a `TokenyardError` where the broker does not answer."""
+        """Submit one request; raises a `TokenyardError` where the broker does not answer.
+
+        The commands ``before`` are carried out with it, and have their effect first.
+        """
         accepted: asyncio.Future[Acceptance] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(request, priority_class, refuse_late, accepted))
+        self._waiting.append(_Waiting(request, priority_class, refuse_late, before, accepted))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send(), name="gateway-submit")
         return await accepted
@@ -47,26 +57,41 @@ class BurstSubmitter:
         try:
             while self._waiting:
                 burst, self._waiting = self._waiting, []
-                groups = defaultdict(list)
-                for one in burst:
-                    groups[one.priority_class, one.refuse_late].append(one)
-                for (priority_class, refuse_late), group in groups.items():
-                    await self._send_group(group, priority_class, refuse_late=refuse_late)
+                await self._send_burst(burst)
         finally:
             self._sending = None
 
-    async def _send_group(
-        self, group: list[_Waiting], priority_class: PriorityClass, *, refuse_late: bool
-    ) -> None:
-        requests = [one.request for one in group]
-        wanted = scripts.submit(self._keys, priority_class, requests, refuse_late=refuse_late)
+    async def _send_burst(self, burst: Sequence[_Waiting]) -> None:
         try:
-            answers = await call(self._connection, self._url, wanted)
+            await self._send_together(burst)
         except TokenyardError as error:
-            for one in group:
+            _fail(burst, error)
+        except Exception as error:  # noqa: BLE001 - whatever a value that cannot be written raises
+            if len(burst) == 1:
+                _fail(burst, ValueError(f"the request cannot be written: {error}"))
+                return
+            for one in burst:  # those beside it can be written
+                await self._send_burst([one])
+
+    async def _send_together(self, burst: Sequence[_Waiting]) -> None:
+        groups = defaultdict(list)
+        for one in burst:
+            groups[one.priority_class, one.refuse_late].append(one)
+        calls = [
+            scripts.submit(
+                self._keys, name, [one.request for one in group], refuse_late=refuse_late
+            )
+            for (name, refuse_late), group in groups.items()
+        ]
+        before = [command for one in burst for command in one.before]
+        found = await call_behind(self._connection, self._url, before, calls)
+        for group, answers in zip(groups.values(), found, strict=True):
+            for one, answer in zip(group, answers, strict=True):
                 if not one.accepted.done():
-                    one.accepted.set_exception(error)
-            return
-        for one, answer in zip(group, answers, strict=True):
-            if not one.accepted.done():
-                one.accepted.set_result(answer)
+                    one.accepted.set_result(answer)
+
+
+def _fail(burst: Sequence[_Waiting], error: Exception) -> None:
+    for one in burst:
+        if not one.accepted.done():
+            one.accepted.set_exception(error)

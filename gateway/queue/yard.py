@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.queue.calls import call
+from gateway.queue.calls import call, carry_out
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter
 from tokenyard.broker.connection import open_async_connection, translated
@@ -34,12 +34,13 @@ _CANCEL_S: Final = 2.0
 class YardQueue:
     """Submits requests, follows their replies, and cancels them."""
 
-    def __init__(self, url: str, yard: str) -> None:
+    def __init__(self, url: str, yard: str, name: str = "gateway") -> None:
+        """``name`` owns the stream by which the reader of replies is woken."""
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
-        self._reader = ReplyReader(url, self.keys.reply("gateway", secrets.token_hex(8)))
+        self._reader = ReplyReader(url, self.keys.reply(name, secrets.token_hex(8)))
         self._cancels: set[asyncio.Task[Cancelled]] = set()
         #: Connections close because the gateway stops.
         self.is_leaving = False
@@ -61,12 +62,18 @@ class YardQueue:
         Raises `GatewayError` where the queue refuses it. A caller that stops early cancels it,
         unless the request continues without its client.
         """
-        stream = await self._reader.follow(self.keys.reply(request.client, request.id))
+        stream, waking = self._reader.follow(self.keys.reply(request.client, request.id))
         is_over = False
         try:
-            if not context.is_replay:
+            if context.is_replay:
+                with translated(self.url):
+                    await carry_out(self.connection, waking)
+            else:
                 acceptance = await self._submitter.submit(
-                    request, context.priority_class, refuse_late=context.deadline_ms is not None
+                    request,
+                    context.priority_class,
+                    refuse_late=context.deadline_ms is not None and not context.is_patient,
+                    before=[*context.take_unsaved(), *waking],
                 )
                 refused = _refusal(acceptance)
                 if refused is not None:

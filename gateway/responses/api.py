@@ -17,8 +17,14 @@ from gateway.http.errors import GatewayError
 from gateway.http.incoming import read_body, read_event_id
 from gateway.http.sse import Answer, send_body
 from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
-from gateway.responses.options import ResponseOptions, for_front_end, invalid, read_options
-from gateway.responses.rendering import PATH, Renderer, replay_context
+from gateway.responses.options import (
+    PATH,
+    ResponseOptions,
+    for_front_end,
+    invalid,
+    read_options,
+)
+from gateway.responses.rendering import Renderer, replay_context
 from gateway.responses.store import ResponseStore, StoredResponse, not_found
 from gateway.responses.tap import Body, dump
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gateway.http.errors import GatewayError
+
+PATH: Final = "/v1/responses"
 
 
 @dataclass(frozen=True, slots=True)

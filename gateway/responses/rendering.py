@@ -9,12 +9,13 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive
 
 from gateway.frontend.models import STATE
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.http.incoming import replay
+from gateway.http.incoming import inner_scope, replay
+from gateway.responses.options import PATH
 from gateway.responses.tap import Body, ResponseTap, failure
 
 if TYPE_CHECKING:
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
     from gateway.models import ModelWatch
     from gateway.responses.store import StoredResponse
 
-PATH: Final = "/v1/responses"
 log = logging.getLogger("tokenyard.gateway")
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 #: The replies are there already: only what should not happen takes so long.
 _MOST_S: Final = 30.0
-_REPLACED: Final = (b"content-length", b"content-type", b"x-request-id")
 
 
 class Renderer:
@@ -137,7 +136,9 @@ class Renderer:
             raise error
         STATE.set(await self._front_ends.state_of(profile))
         CURRENT.set(context)
-        await self._front_ends.app(_scope(stored, headers), replay(body, receive), tap.send)
+        await self._front_ends.app(
+            inner_scope(PATH, stored.durable_id, headers), replay(body, receive), tap.send
+        )
 
 
 def replay_context(stored: StoredResponse) -> RequestContext:
@@ -171,25 +172,6 @@ async def _run_until(call: Coroutine[Any, Any, None], event: asyncio.Event) -> N
         running.cancel()
         waiting.cancel()
         await asyncio.gather(running, waiting, return_exceptions=True)
-
-
-def _scope(stored: StoredResponse, headers: HeaderList) -> Scope:
-    kept = [one for one in headers if one[0] not in _REPLACED]
-    own = [(b"content-type", b"application/json"), (b"x-request-id", stored.durable_id.encode())]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": PATH,
-        "raw_path": PATH.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [*kept, *own],
-        "client": None,
-        "server": None,
-    }
 
 
 async def _ignore(_: Message) -> None:

@@ -122,7 +122,7 @@ def failure(error: GatewayError) -> Body:
     """The fields of a response whose request ended without an answer."""
     if error.code == Code.CANCELLED.value:
         return {"status": "cancelled"}
-    code = _CODES.get(error.code or "", "server_error")
+    code = _CODES.get(str(error.code), "server_error")
     return {"status": "failed", "error": {"code": code, "message": error.message}}
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 import redis
 
+from tests.contract.turns import taking_turns
 from tests.support.builders import make_delta, make_result, worker_json
 from tokenyard.protocol.keys import PRIORITY_CLASSES
 from tokenyard.protocol.parse import parse_assignment, parse_request
@@ -140,27 +140,6 @@ class StandIn:
             self._finish_all(results)
         return len(results)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Answer everything in a thread until the block ends."""
-        ends = threading.Event()
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                while not ends.is_set():
-                    if not self.answer_all():
-                        ends.wait(0.002)
-            except BaseException as error:
-                errors.append(error)
-                raise
-
-        thread = threading.Thread(target=run, name="stand-in")
-        thread.start()
-        try:
-            yield
-        finally:
-            ends.set()
-            thread.join(10)
-            assert not thread.is_alive()
-            assert not errors
+        return taking_turns(self.answer_all)

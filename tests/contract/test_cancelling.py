@@ -6,7 +6,6 @@ import itertools
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import redis
 from coordinator.guests.cancels import CancelRequests
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
+from tests.contract.turns import taking_turns
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -36,23 +36,6 @@ class Granting:
 
     def once(self) -> None:
         self.cancelling.run_once(is_woken=True)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Carry them out in a thread until the block ends."""
-        ends = threading.Event()
-
-        def run() -> None:
-            while not ends.wait(0.002):
-                self.once()
-
-        thread = threading.Thread(target=run, name="granting")
-        thread.start()
-        try:
-            yield
-        finally:
-            ends.set()
-            thread.join(10)
 
 
 @pytest.fixture
@@ -82,7 +65,7 @@ def cancelling(
     if request.param == "by its own right":
         yield new_client
         return
-    with granting.running():
+    with taking_turns(granting.once):
         yield confined
 
 

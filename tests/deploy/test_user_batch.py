@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import redis
@@ -14,7 +17,12 @@ import redis
 from tests.deploy.day import Day
 from tests.deploy.rights import denied, is_refused
 from tests.support.brokers import GuardedServer
+from tests.support.builders import make_request
 from tests.support.waiting import eventually
+from tokenyard.protocol.wire import SamplingParams
+
+if TYPE_CHECKING:
+    from gateway.frontend.models import FrontEnds
 
 RUN_S = 60.0
 
@@ -82,3 +90,37 @@ def test_batch_jobs_need_only_the_rights_of_their_user(
     with redis.Redis.from_url(day.url("batch")) as connection:
         assert is_refused(connection, "HGETALL", day.keys.ledger("client", "q1"))
         assert is_refused(connection, "GET", "something else")
+
+
+def test_a_batch_of_a_gateway_asks_with_the_same_rights(day: Day, guarded: GuardedServer) -> None:
+    pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
+    from gateway.http.context import RequestContext
+    from gateway.models import ModelWatch
+    from gateway.queue.yard import YardQueue
+
+    client = "batch_1"
+
+    async def answer(queue: YardQueue, context: RequestContext, max_tokens: int) -> None:
+        params = SamplingParams(max_tokens=max_tokens)
+        request = make_request(client=client, params=params, model="sim")
+        async with aclosing(queue.ask(request, context)) as replies:
+            assert [one.event async for one in replies] == ["result"]
+
+    async def works() -> None:
+        """Ask for an answer as the front end does, leave another one, and look at the fleet."""
+        queue = YardQueue(day.url("batch"), day.keys.yard, client)
+        await queue.start()
+        await answer(queue, RequestContext("a", client, 0.0, priority_class="low"), 5)
+        context = RequestContext("b", client, 0.0, priority_class="low")
+        left = asyncio.create_task(answer(queue, context, 2000))
+        await context.ticket.decided.wait()
+        left.cancel()
+        await asyncio.wait([left])
+        run: Any = queue.connection
+        assert await run.hgetall(queue.keys.hosts)
+        assert await ModelWatch(queue, cast("FrontEnds", None), 1.0).workers()
+        await queue.stop()
+
+    denied(guarded)
+    asyncio.run(asyncio.wait_for(works(), RUN_S))
+    assert denied(guarded) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,7 +14,8 @@ import redis
 
 from tests.deploy.day import Day
 from tests.deploy.rights import denied, granted, in_scripts, is_refused, monitored
-from tests.support.brokers import GuardedServer
+from tests.docs.pages import page, section
+from tests.support.brokers import DEPLOY, GuardedServer
 from tests.support.builders import make_request, random_name
 from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
 from tokenyard.protocol.keys import Keys
@@ -24,9 +27,13 @@ pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
 from starlette.datastructures import Headers
 
 from gateway.announcements import OwnRules
+from gateway.batches.asked import read_batch
+from gateway.batches.files import FileStore, new_id
+from gateway.batches.folder import FolderStorage
+from gateway.batches.jobs import BatchJobs
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
-from gateway.http.principal import PrincipalLookup
+from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id
 from gateway.models import ModelWatch
 from gateway.queue.yard import YardQueue
@@ -35,6 +42,7 @@ from gateway.responses.store import ResponseStore, StoredResponse
 if TYPE_CHECKING:
     from gateway.frontend.models import FrontEnds
 
+USERS_FILE = DEPLOY / "users.acl"
 SCRIPTS = {"submit", "cancel"}
 CLIENT = "http.research"
 
@@ -188,3 +196,29 @@ def test_only_gateways_and_operators_see_what_gateways_keep(
     ]
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
         assert [one for one in commands if not is_refused(connection, *one)] == []
+
+
+def test_with_the_further_rights_of_the_page_a_gateway_hands_batches_over(
+    guarded: GuardedServer, tmp_path: Path
+) -> None:
+    # Given a user with the rights of a gateway, and those that docs/deploy.md adds
+    (line,) = (one for one in USERS_FILE.read_text().splitlines() if " gateway " in one[:20])
+    more = re.search(
+        r"\+multi .*rq:\* .*\)", section(page("docs/deploy.md"), "### Batches by HTTP")
+    )
+    assert more
+    words = re.findall(r"\([^)]+\)|\S+", f"{line.partition('gateway ')[2]} {more[0]}")
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        keeper.execute_command("ACL", "SETUSER", "more", ">more", *words)
+    denied(guarded)
+    storage = FolderStorage(tmp_path)
+    jobs = BatchJobs(storage, FileStore(storage), guarded.url_of("more"), random_name("yard"))
+    # If it does what gateways do with batches,
+    body = {"input_file_id": new_id(), "endpoint": "/v1/completions", "completion_window": "1h"}
+    record = read_batch(body, CLIENT, None, 0)
+    jobs.submit(Principal("research"), record)
+    assert jobs.describe("research", record)["status"] == "validating"
+    jobs.cancel(record)
+    assert jobs.describe("research", record)["status"] == "cancelled"
+    # I expect no refused command.
+    assert denied(guarded) == []

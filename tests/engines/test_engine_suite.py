@@ -357,4 +357,4 @@ def test_an_engine_reports_what_it_serves(engine: Engine, request: pytest.Fixtur
     assert info.engine in request.node.name
     assert info.engine_version
     assert info.max_model_len == 64
-    assert info.slots > 0
+    assert info.max_num_seqs > 0

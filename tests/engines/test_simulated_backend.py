@@ -31,7 +31,7 @@ def test_a_backend_serves_what_the_model_specifies() -> None:
 
     info = engine.info
     assert (info.engine, info.model, info.revision) == ("simulated", "pretended", "r1")
-    assert (info.slots, info.max_model_len, info.adapters) == (3, 64, ())
+    assert (info.max_num_seqs, info.max_model_len, info.adapters) == (3, 64, ())
     assert list(info.phases_s) == ["weights"]
     assert len(run(engine, greedy())[0].tokens) == 12
 

@@ -84,7 +84,7 @@ def test_the_batch_is_limited_and_the_rest_waits() -> None:
         engine.add(ask(f"{at}-0", max_tokens=1))
 
     assert [len(engine.step()) for _ in range(3)] == [2, 2, 1]
-    assert engine.info.slots == 2
+    assert engine.info.max_num_seqs == 2
 
 
 def test_steps_take_the_time_of_the_speed_model() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, Field
 
 PLACE: Final[dict[str, Any]] = {
     "type": "object",
@@ -56,3 +58,10 @@ NAMED: Final = {"type": "function", "function": {"name": "get_weather"}}
 def say(text: str) -> list[dict[str, str]]:
     """A chat of one message."""
     return [{"role": "user", "content": text}]
+
+
+class Place(BaseModel):
+    """`PLACE`, for SDKs that parse."""
+
+    city: str = Field(max_length=12)
+    unit: Literal["celsius", "fahrenheit"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -13,14 +15,38 @@ from tests.gateway.stand import Door, Stand
 from tests.support.servers import Server, ServerName
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_ssl_context() -> Iterator[None]:
+    """For all clients, and calls like `httpx.get`: one of its own takes 30 ms of a core."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("httpx", "httpx2"):
+            transports = importlib.import_module(f"{module}._transports.default")
+            shared = functools.cache(transports.create_ssl_context)
+            patch.setattr(transports, "create_ssl_context", shared)
+        yield
+
+
 @pytest.fixture(scope="session")
 def stand(
-    shared_server: Callable[[ServerName], Server], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    shared_server: Callable[[ServerName], Server],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stand]:
-    """The yard; `door` waits for its gateways."""
+    """The yard; `door` waits for its gateways.
+
+    vLLM's own server starts beside it if a test is going to ask that: it takes long.
+    """
+    asks_both = any("vllm" in getattr(item, "fixturenames", ()) for item in request.session.items)
     folder = tmp_path_factory.mktemp("stand")
-    with stands.running_stand(shared_server(SERVERS[0]), folder) as running:
+    with stands.running_stand(shared_server(SERVERS[0]), folder, asks_both=asks_both) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def vllm(stand: Stand) -> str:
+    """The URL of vLLM's own server, which has started with the yard."""
+    assert stand.own_server is not None
+    return stand.own_server.url
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from tests.gateway.forked import ForkedGateway
 from tests.gateway.speaker import MAX_LEN, write_speaker
 from tests.support.processes import ROOT, Plant, Program
 from tests.support.servers import Server, free_port
@@ -23,25 +25,33 @@ MODELS = ROOT / "examples" / "arithmetic" / "models"
 NAMES = ("adder", "subtractor", "speaker")
 #: Time for vLLM to be imported on busy cores, and a model to be loaded.
 READY_S = 300.0
-#: Options of the speaker for gateways, and for vLLM's own server.
-SERVE_ARGS: Mapping[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+#: Arguments of `vllm serve` for the speaker, in the models file and for vLLM's own server.
+SERVE_ARGS: Mapping[str, Any] = {
+    "enable_auto_tool_choice": True,
+    "tool_call_parser": "hermes",
+    "fingerprint_mode": "custom",
+    "fingerprint_value": "the speaker",
+}
 #: Settings of both models, by vLLM's names.
 _ENGINE = {"dtype": "float32", "max_num_seqs": 64}
 
 
 class Door:
-    """A gateway's process."""
+    """A gateway's process, forked from one with vLLM unless the whole program is to be tested."""
 
-    def __init__(self, plant: Plant, models: set[str], **options: object) -> None:
+    def __init__(
+        self, plant: Plant, models: set[str], *, is_forked: bool = True, **options: object
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._plant = plant
         self._models = models
-        self._options = options
+        self._options = {"port": self.port, **options}
+        self._kind = ForkedGateway if is_forked else Program
         self.program = self._run()
 
     def _run(self) -> Program:
-        return self._plant._start("gateway", {"port": self.port, **self._options})
+        return self._plant._start("gateway", self._options, self._kind)
 
     def wait(self) -> None:
         """Wait until it serves."""
@@ -71,13 +81,14 @@ class Stand:
         self._models.write_text(_models_file(self.speaker))
         self._doors: list[Door] = []
         self.coordinators: list[Program] = []
+        self.own_server: OwnServer | None = None
 
     def start(self) -> None:
         """Start everything; gateways and models are waited for when they are needed."""
         for _ in range(2):
             self.start_coordinator()
         options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
-        self.plant.host(self._models, engine="vllm", device="cpu", **options)
+        self.host = self.plant.host(self._models, engine="vllm", device="cpu", **options)
         self._doors = [Door(self.plant, set(NAMES), files_dir=self.files) for _ in range(2)]
         eventually(
             lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,
@@ -95,10 +106,20 @@ class Stand:
         self._doors[number].wait()
         return self._doors[number]
 
+    def port(self, number: int) -> int:
+        """The port of a gateway, which may be starting."""
+        return self._doors[number].port
+
+    def wait_until_whole(self) -> None:
+        """Wait until everybody is there whom a test may kill."""
+        self.plant.wait_for_leader()
+        for door in self._doors:
+            door.wait()
+
     def kill_worker(self) -> None:
         """SIGKILL the process that holds a model; its spare takes over."""
-        for pid in self._busy():
-            os.kill(pid, signal.SIGKILL)
+        (busy,) = self._busy()
+        os.kill(busy, signal.SIGKILL)
 
     @contextmanager
     def stopped_worker(self) -> Iterator[None]:
@@ -124,16 +145,15 @@ class Stand:
         if answers:
             connection.delete(*answers)
 
-    def kill_coordinator(self) -> None:
-        """SIGKILL the leader, and start another that stands by."""
-        leader = self.plant.connection.get(self.plant.keys.leader) or b""
-        number = int(leader.decode().rpartition("coordinator-")[2].partition(".")[0] or -1)
-        if number >= 0:
-            self.coordinators[number].kill()
-            self.start_coordinator()
+    def leader(self) -> Program:
+        """The coordinator that leads."""
+        term = self.plant.wait_for_leader()
+        number = int(term.decode().rpartition("coordinator-")[2].partition(".")[0])
+        return self.coordinators[number]
 
 
 def _models_file(speaker: Path) -> str:
+    arguments = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SERVE_ARGS.items())
     return f"""
 [defaults]
 dtype = "{_ENGINE["dtype"]}"
@@ -160,47 +180,61 @@ path = "{speaker}"
 max_model_len = {MAX_LEN}
 
 [models.speaker.serve_args]
-enable_auto_tool_choice = true
-tool_call_parser = "hermes"
+{arguments}
 """
 
 
 @contextmanager
-def running_stand(broker: Server, folder: Path) -> Iterator[Stand]:
-    """A yard that ends with the block."""
+def running_stand(broker: Server, folder: Path, *, asks_both: bool = False) -> Iterator[Stand]:
+    """A yard that ends with the block, and vLLM's own server if wanted."""
     stand = Stand(broker, folder)
-    with stand.plant:
+    with stand.plant, contextlib.ExitStack() as stack:
         stand.start()
+        if asks_both:
+            stand.own_server = OwnServer(stand.speaker, folder)
+            stack.callback(stand.own_server.stop)
         yield stand
 
 
-@contextmanager
-def running_vllm(model: Path, name: str, folder: Path, *options: str) -> Iterator[str]:
-    """vLLM's own server with its own engine; its URL."""
-    port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", name, "--port", str(port), "--host", "127.0.0.1"]
-    command += ["--dtype", str(_ENGINE["dtype"]), "--max-num-seqs", str(_ENGINE["max_num_seqs"])]
-    command += ["--enforce-eager", "--kv-cache-memory-bytes", str(2**27), *options]
-    log = folder / f"vllm-{name}.log"
-    quiet = {**os.environ, "PYTHONWARNINGS": "ignore", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=quiet, cwd=ROOT)
-    try:
-        url = f"http://127.0.0.1:{port}"
+class OwnServer:
+    """vLLM's own server with the speaker: it starts when made, and `url` waits for it."""
+
+    def __init__(self, speaker: Path, folder: Path) -> None:
+        self._port = free_port()
+        self._log = folder / "vllm.log"
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(speaker), "--served-model-name", "speaker"]
+        command += ["--port", str(self._port), "--host", "127.0.0.1"]
+        command += ["--max-model-len", str(MAX_LEN), "--dtype", str(_ENGINE["dtype"])]
+        command += ["--max-num-seqs", str(_ENGINE["max_num_seqs"]), "--enforce-eager"]
+        command += ["--kv-cache-memory-bytes", str(2**27)]
+        for name, value in SERVE_ARGS.items():
+            command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        quiet = {**os.environ, "PYTHONWARNINGS": "ignore", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=quiet, cwd=ROOT
+            )
+
+    @property
+    def url(self) -> str:
+        """Its URL, once it serves."""
+        url = f"http://127.0.0.1:{self._port}"
 
         def answers() -> bool:
-            assert process.poll() is None, log.read_text()[-3000:]
+            assert self._process.poll() is None, self._log.read_text()[-3000:]
             with contextlib.suppress(httpx.TransportError):
                 return httpx.get(f"{url}/health", timeout=10.0).status_code == 200
             return False
 
         eventually(answers, timeout_s=READY_S, every_s=0.2)
-        yield url
-    finally:
-        process.send_signal(signal.SIGINT)
+        return url
+
+    def stop(self) -> None:
+        """Stop it and its engine."""
+        self._process.send_signal(signal.SIGINT)
         try:
-            process.wait(30.0)
+            self._process.wait(30.0)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, Final
 
 import anthropic
 import pytest
-from anthropic import Anthropic
+from anthropic import Anthropic, AsyncAnthropic
 
 from tests.gateway.asked import PLACE
 from tests.gateway.speaker import text_behind
@@ -62,6 +63,26 @@ def test_a_tool_is_called(sdk: Anthropic, choice: Any) -> None:
     assert call.input == streamed.input
     assert set(call.input) == {"city", "unit"}
     assert done.stop_reason == "tool_use"
+
+
+def test_a_stop_sequence_is_named(sdk: Anthropic) -> None:
+    done = sdk.messages.create(**ASKED, stop_sequences=["jk"])
+
+    assert (done.stop_reason, done.stop_sequence) == ("stop_sequence", "jk")
+    assert [block.text for block in done.content if block.type == "text"] == ["defghi"]
+
+
+def test_the_asynchronous_sdk_reads_streams_beside_each_other(door: Door) -> None:
+    async def ask(sdk: AsyncAnthropic, letter: str) -> str:
+        asked = ASKED | {"messages": [{"role": "user", "content": letter}]}
+        async with sdk.messages.stream(**asked) as stream:
+            return await stream.get_final_text()
+
+    async def ask_all() -> list[str]:
+        async with AsyncAnthropic(base_url=door.url, api_key="none", max_retries=0) as sdk:
+            return await asyncio.gather(*(ask(sdk, letter) for letter in "aQ5"))
+
+    assert asyncio.run(ask_all()) == [text_behind(letter, 40) for letter in "aQ5"]
 
 
 def test_tokens_are_counted_as_they_are_used(sdk: Anthropic) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import obstore
+import obstore.store
 import openai
 import psutil
 import pytest
@@ -17,18 +20,50 @@ from openai import OpenAI
 from openai.types import Batch
 
 from tests.batch.running import start
-from tests.gateway.stand import Door, Stand
+from tests.gateway.asked import NAMED, TOOL, say
+from tests.gateway.stand import NAMES, Door, Stand
 from tests.support.processes import is_gone
+from tests.support.s3 import needs_s3, running_s3
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 ENDS_S = 120.0
+#: The tool as the Responses API has it.
+FLAT_TOOL = {"type": "function", **TOOL["function"]}
+FLAT_NAMED = {"type": "function", "name": "get_weather"}
 Start = Callable[[], subprocess.Popen[bytes]]
 
 
+on_both = pytest.mark.parametrize(
+    "sdk", ["folder", pytest.param("s3", marks=needs_s3)], indirect=True
+)
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a folder in a bucket, which all programs of these tests find."""
+    with (
+        running_s3(tmp_path_factory.mktemp("s3") / "server.log") as variables,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield "s3://yard/files"
+
+
+@pytest.fixture(scope="module")
+def bucket_door(stand: Stand, bucket: str) -> Door:
+    """A gateway whose files are in the bucket."""
+    return Door(stand.plant, set(NAMES), is_forked=False, files_url=bucket)
+
+
 @pytest.fixture
-def sdk(door: Door) -> Iterator[OpenAI]:
+def sdk(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
+    """A client of a gateway with a folder, or with a bucket."""
+    is_s3 = getattr(request, "param", "folder") == "s3"
+    door: Door = request.getfixturevalue("bucket_door" if is_s3 else "door")
+    door.wait()
     with OpenAI(base_url=f"{door.url}/v1", api_key="none", timeout=90.0, max_retries=0) as client:
         yield client
 
@@ -73,6 +108,23 @@ def order(sdk: OpenAI, file_id: str, endpoint: Any = "/v1/completions", **option
     )
 
 
+def without_ids(body: Any) -> Any:
+    """A body without what differs in each request."""
+    if isinstance(body, dict):
+        return {
+            name: without_ids(value)
+            for name, value in body.items()
+            if name not in ("id", "call_id", "created", "created_at", "request_id", "completed_at")
+        }
+    return [without_ids(one) for one in body] if isinstance(body, list) else body
+
+
+def has_parts(bucket: str) -> bool:
+    """Whether results of a job that is not over are in a bucket."""
+    store = obstore.store.from_url(bucket)
+    return any(".parts/" in one["path"] for page in obstore.list(store) for one in page)
+
+
 def ended(sdk: OpenAI, batch_id: str) -> Batch:
     """The batch, once it is over."""
 
@@ -88,10 +140,11 @@ def lines_of(sdk: OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(one) for one in sdk.files.content(file_id).text.splitlines()]
 
 
+@on_both
 def test_a_batch_of_completions_runs_to_its_files(sdk: OpenAI, start_worker: Start) -> None:
     asked = sums(50)
     lines = [line(name, prompt) for name, (prompt, _) in asked.items()]
-    lines.append(line("unknown", "1+1=", no_such_field=1))
+    lines.append(line("refused", "1+1=", temperature=-1))
     lines.append({**line("elsewhere", "1+1="), "url": "/v1/chat/completions"})
     lines.append({"id": "plain", "prompt": "1+1=", "tenant": "another"})
     file_id = upload(sdk, lines)
@@ -117,7 +170,7 @@ def test_a_batch_of_completions_runs_to_its_files(sdk: OpenAI, start_worker: Sta
     assert answers == {name: answer for name, (_, answer) in asked.items()}
     assert {one["response"]["status_code"] for one in results} == {200}
     errors = {one["custom_id"]: one["error"]["code"] for one in lines_of(sdk, done.error_file_id)}
-    assert errors.keys() == {"unknown", "elsewhere", "plain"}
+    assert errors.keys() == {"refused", "elsewhere", "plain"}
     output = sdk.files.retrieve(str(done.output_file_id))
     assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert {one.id for one in sdk.files.list(purpose="batch_output")} >= {output.id}
@@ -144,8 +197,74 @@ def test_a_batch_of_chats_is_seen_by_another_gateway(
     assert answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_the_batch_of_a_killed_worker_has_each_line_once(sdk: OpenAI, start_worker: Start) -> None:
-    asked = sums(2_000)
+def test_each_line_is_answered_as_its_endpoint_answers(
+    sdk: OpenAI, http: httpx.Client, start_worker: Start
+) -> None:
+    # Given batches with tool calls, and of the Responses API
+    bodies = {
+        "/v1/chat/completions": {
+            "auto": {"messages": say("hi"), "tools": [TOOL], "tool_choice": "auto"},
+            "named": {"messages": say("hi"), "tools": [TOOL], "tool_choice": NAMED},
+            "logprobs": {"messages": say("hi"), "logprobs": True, "top_logprobs": 2},
+        },
+        "/v1/responses": {
+            "text": {"input": "hello", "instructions": "be short"},
+            "tool": {"input": "hi", "tools": [FLAT_TOOL], "tool_choice": FLAT_NAMED},
+        },
+        "/v1/completions": {"list": {"prompt": ["a", "b"], "echo": True, "logprobs": 1}},
+    }
+    start_worker()
+    for url, named in bodies.items():
+        common = {"model": "speaker", "temperature": 0}
+        common["max_output_tokens" if url == "/v1/responses" else "max_tokens"] = 60
+        lines = [
+            {"custom_id": name, "method": "POST", "url": url, "body": common | body}
+            for name, body in named.items()
+        ]
+        # If a worker runs one
+        done = ended(sdk, order(sdk, upload(sdk, lines), url).id)
+        assert done.error_file_id is None, lines_of(sdk, done.error_file_id)
+        # I expect in each line what the gateway answers, but for ids and times.
+        for one in lines_of(sdk, done.output_file_id):
+            answered = http.post(url, json=common | named[one["custom_id"]])
+            assert one["response"]["status_code"] == answered.status_code == 200
+            assert without_ids(one["response"]["body"]) == without_ids(answered.json())
+
+
+def test_a_line_that_its_endpoint_refuses_is_an_error(sdk: OpenAI, start_worker: Start) -> None:
+    refused = {
+        "no such model": {"model": "nobody"},
+        "stream": {"stream": True},
+        "previous": {"previous_response_id": "resp_" + "0" * 32},
+        "too long": {"max_output_tokens": 10**6},
+        "no input": {"input": None},
+    }
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {"model": "speaker", "input": "hi", "max_output_tokens": 4, **body},
+        }
+        for name, body in refused.items()
+    ]
+    batch = order(sdk, upload(sdk, [*lines, lines[0]]), "/v1/responses")
+    start_worker()
+    done = ended(sdk, batch.id)
+    assert (done.status, done.output_file_id) == ("completed", None)
+    errors = lines_of(sdk, done.error_file_id)
+    statuses = Counter(one["response"] and one["response"]["status_code"] for one in errors)
+    assert statuses == {404: 1, 400: 4, None: 1}, errors
+    codes = {one["custom_id"]: one["error"]["code"] for one in errors if one["response"]}
+    assert codes["no such model"] == "model_not_found"
+
+
+@on_both
+def test_the_batch_of_a_killed_worker_has_each_line_once(
+    request: pytest.FixtureRequest, sdk: OpenAI, start_worker: Start
+) -> None:
+    is_in_bucket = request.node.callspec.params["sdk"] == "s3"
+    asked = sums(4_000 if is_in_bucket else 2_000)
     lines = [line(name, prompt) for name, (prompt, _) in asked.items()]
     batch = order(sdk, upload(sdk, lines))
 
@@ -155,6 +274,8 @@ def test_the_batch_of_a_killed_worker_has_each_line_once(sdk: OpenAI, start_work
 
     worker = start_worker()
     before = eventually(done_lines, timeout_s=ENDS_S)
+    if is_in_bucket:  # where a part of them has come
+        eventually(lambda: has_parts(request.getfixturevalue("bucket")), timeout_s=ENDS_S)
     # If the worker and the process of its job are killed in the middle
     family = psutil.Process(worker.pid).children(recursive=True)
     worker.kill()
@@ -212,4 +333,4 @@ def test_what_does_not_exist_is_not_found(sdk: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         sdk.batches.retrieve("batch_" + "0" * 32)
     with pytest.raises(openai.BadRequestError, match="/v1/responses"):
-        order(sdk, "file-" + "0" * 32, "/v1/responses")
+        order(sdk, "file-" + "0" * 32, "/v1/embeddings")

@@ -1,193 +1,224 @@
-"""Whatever body comes: never a 500, never a hang, never an accepted request without an end."""
+"""Requests made from the gateway's own OpenAPI document, right ones and wrong ones.
+
+Never a 500, never a hang, never an accepted request without an end, and no answer that the document
+does not describe.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
 import pytest
+import requests
+import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode, Response
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+)
 
-from tests.gateway.asked import PLACE, TOOL
+from tests.gateway.asked import say
+from tests.gateway.ends import all_ends
 from tests.gateway.stand import Door, Stand
 from tests.support.effort import examples
-from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 #: No answer may take longer: the longest has 1,000 tokens.
 LONGEST_S: Final = 60.0
-EACH: Final = examples(75, 2500)
+#: Most tokens of most answers.
+FEW: Final = 5
+#: The requests for each operation of the document, and those of the deep search.
+SHARES: Final[dict[str, tuple[int, int]]] = {
+    "POST /v1/chat/completions": (60, 2400),
+    "POST /v1/completions": (40, 1700),
+    "POST /v1/responses": (50, 2000),
+    "POST /v1/messages": (50, 1700),
+    "POST /v1/messages/count_tokens": (15, 300),
+    "POST /tokenize": (15, 300),
+    "POST /detokenize": (10, 200),
+    "GET /v1/responses/{response_id}": (10, 300),
+    "DELETE /v1/responses/{response_id}": (5, 150),
+    "POST /v1/responses/{response_id}/cancel": (5, 150),
+    "GET /v1/responses/{response_id}/input_items": (5, 100),
+    "POST /v1/files": (10, 150),
+    "GET /v1/files": (5, 50),
+    "GET /v1/files/{file_id}": (5, 50),
+    "DELETE /v1/files/{file_id}": (5, 50),
+    "GET /v1/files/{file_id}/content": (5, 50),
+    "POST /v1/batches": (10, 150),
+    "GET /v1/batches": (5, 50),
+    "GET /v1/batches/{batch_id}": (5, 50),
+    "POST /v1/batches/{batch_id}/cancel": (5, 50),
+    "GET /v1/models": (2, 10),
+    "GET /v1/models/{model}": (5, 30),
+    "GET /health": (1, 3),
+    "GET /livez": (1, 3),
+    "GET /openapi.json": (1, 4),
+}
+REFUSALS: Final = {400, 404, 409, 413, 422, 501}
+#: Of requests with a deadline.
+LATE: Final = {503, 504}
+#: What the last event of a stream has.
+ENDS: Final = {
+    "/v1/responses": ("response.completed", "response.failed", "response.incomplete", "error"),
+    "/v1/messages": ("message_stop", "error"),
+}
 
-anything: Final = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
-)
-text: Final = st.text(max_size=40)
-count: Final = st.sampled_from([-1, 0, 1, 2, 5, 20, 2**31, 2**63])
-number: Final = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, 1e30, 1e-30])
-schema: Final = st.sampled_from(
-    [PLACE, {}, {"type": "nothing"}, {"type": "string", "maxLength": 4}, {"$ref": "#/none"}]
-)
-message: Final = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "system", "tool", "developer", "me"])},
-    optional={
-        "content": text
-        | st.none()
-        | st.lists(
-            st.fixed_dictionaries(
-                {"type": st.sampled_from(["text", "image_url", "input_text"])},
-                optional={"text": text, "image_url": anything},
-            ),
-            max_size=2,
-        ),
-        "tool_call_id": text,
-        "tool_calls": st.lists(anything, max_size=1),
-    },
-)
-tool: Final = (
-    st.just(TOOL)
-    | st.fixed_dictionaries(
-        {
-            "type": st.sampled_from(["function", "custom"]),
-            "function": st.fixed_dictionaries(
-                {"name": text}, optional={"parameters": schema, "strict": st.booleans()}
-            ),
-        }
+
+GENERATING: Final = {*("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")}
+#: Most fields and headers beside those.
+MOST_MORE: Final = 4
+#: What a request needs to be accepted.
+CORES: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": {"messages": say("abc")},
+    "/v1/completions": {"prompt": "abc"},
+    "/v1/responses": {"input": "abc"},
+    "/v1/messages": {"messages": say("abc")},
+    "/v1/messages/count_tokens": {"messages": say("abc")},
+    "/tokenize": {"prompt": "abc"},
+    "/detokenize": {"tokens": [65, 66]},
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What exists."""
+
+    ids: dict[str, str]
+    file: str
+
+
+@pytest.fixture(scope="module")
+def schema(stand: Stand) -> Any:
+    """The document, as schemathesis reads it."""
+    return schemathesis.openapi.from_dict(
+        httpx.get(f"{stand.door(0).url}/openapi.json", timeout=60.0).json()
     )
-    | anything
-)
-COMMON: Final[dict[str, st.SearchStrategy[Any]]] = {
-    "stream": st.booleans(),
-    "max_tokens": count,
-    "max_completion_tokens": count,
-    "max_output_tokens": count,
-    "temperature": number,
-    "top_p": number,
-    "top_k": count,
-    "min_p": number,
-    "n": st.sampled_from([-1, 0, 1, 2, 3, 10**6]),
-    "seed": count,
-    "stop": text | st.lists(text, max_size=3),
-    "stop_token_ids": st.lists(count, max_size=3),
-    "presence_penalty": number,
-    "frequency_penalty": number,
-    "repetition_penalty": number,
-    "logprobs": st.booleans() | count,
-    "top_logprobs": count,
-    "prompt_logprobs": count,
-    "echo": st.booleans(),
-    "best_of": count,
-    "use_beam_search": st.booleans(),
-    "min_tokens": count,
-    "ignore_eos": st.booleans(),
-    "skip_special_tokens": st.booleans(),
-    "truncate_prompt_tokens": count,
-    "logit_bias": st.dictionaries(st.sampled_from(["1", "260", "261", "x"]), number),
-    "tools": st.lists(tool, max_size=2),
-    "tool_choice": st.sampled_from(["none", "auto", "required", "x"]) | anything,
-    "response_format": st.fixed_dictionaries(
-        {"type": st.sampled_from(["text", "json_object", "json_schema", "x"])},
-        optional={"json_schema": st.fixed_dictionaries({"name": text, "schema": schema})},
-    ),
-    "structured_outputs": st.fixed_dictionaries(
-        {},
-        optional={
-            "choice": st.lists(text, max_size=2),
-            "regex": st.sampled_from(["[ab]{1,4}", "(", ""]),
-            "json": schema,
-            "grammar": text,
-        },
-    ),
-    "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}) | anything,
-    "priority": count,
-    "service_tier": st.sampled_from(["auto", "default", "flex", "priority", "x"]),
-    "request_id": text,
-    "cache_salt": text,
-    "user": text,
-    "system": text | anything,
-    "background": st.booleans(),
-    "store": st.booleans(),
-    "previous_response_id": text,
-    "bad_words": st.lists(text, max_size=2),
-    "allowed_token_ids": st.lists(count, max_size=3),
-    "vllm_xargs": anything,
-    "kv_transfer_params": anything,
-    "chat_template": st.sampled_from(["{{ 1 }}", "{{", "{% for %}"]),
-    "add_generation_prompt": st.booleans(),
-    "continue_final_message": st.booleans(),
-    "documents": anything,
-    "return_token_ids": st.booleans(),
-}
-PROMPTS: Final[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
-    "/v1/completions": {
-        "prompt": text
-        | st.lists(text, max_size=3)
-        | st.lists(st.integers(-1, 300), max_size=6)
-        | anything
-    },
-    "/v1/chat/completions": {"messages": st.lists(message, max_size=3) | anything},
-    "/v1/responses": {"input": text | st.lists(message, max_size=3) | anything},
-    "/v1/messages": {"messages": st.lists(message, max_size=3) | anything},
-}
+
+
+@pytest.fixture
+def known(http: httpx.Client) -> Iterator[Known]:
+    """A file, a batch over another one, and a response."""
+    files = [
+        http.post(
+            "/v1/files", files={"file": ("in.jsonl", b"{}\n")}, data={"purpose": "batch"}
+        ).json()["id"]
+        for _ in range(2)
+    ]
+    asked = {"input_file_id": files[1], "endpoint": "/v1/completions", "completion_window": "1h"}
+    batch = http.post("/v1/batches", json=asked).json()["id"]
+    body = {"model": "speaker", "input": "a", "background": True, "max_output_tokens": 9}
+    response = http.post("/v1/responses", json=body).json()["id"]
+    ids = {"file_id": files[0], "batch_id": batch, "response_id": response, "model": "speaker"}
+    yield Known(ids, files[1])
+    for one in http.get("/v1/batches", params={"limit": 100}).json()["data"]:
+        assert http.post(f"/v1/batches/{one['id']}/cancel").status_code == 200
 
 
 @st.composite
-def bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
-    """A body that is right in most fields, and wild in some."""
-    body: dict[str, Any] = {"model": draw(st.sampled_from(["speaker"] * 9 + ["none"]))}
-    for name, values in PROMPTS[path].items():
-        body[name] = draw(values)
-    for name in draw(st.lists(st.sampled_from(sorted(COMMON)), max_size=6, unique=True)):
-        body[name] = draw(COMMON[name])
-    body.setdefault("max_output_tokens" if path == "/v1/responses" else "max_tokens", 5)
-    if draw(st.integers(0, 9)) == 0:
-        body[draw(text)] = draw(anything)
-    return body
+def cases(draw: st.DrawFn, operation: Any, known: Known) -> Case:
+    """A request by the document or, one in three, against it.
+
+    Most of them are made acceptable but for some fields: of a body with all fields that the
+    document allows, one is always wrong.
+    """
+    positive, negative = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+    mode = draw(st.sampled_from([positive, positive, negative]))
+    case: Case = draw(operation.as_strategy(mode))
+    if draw(st.integers(0, 9)) == 9:
+        return case
+    for name in case.path_parameters or {}:
+        case.path_parameters[name] = known.ids[name]
+    for name in set(case.headers or ()) - draw(some(case.headers or ())):
+        del case.headers[name]
+    if isinstance(case.body, dict) and case.path in CORES:
+        kept = draw(some(case.body))
+        case.body = {name: case.body[name] for name in case.body if name in kept}
+        case.body["model"] = "speaker"
+        if draw(st.integers(0, 4)) < 4:
+            case.body |= CORES[case.path]
+        if case.path in GENERATING and draw(st.booleans()):
+            case.body["stream"] = True
+        _shorten(case.body, case.path)
+    elif isinstance(case.body, dict) and "input_file_id" in case.body:
+        case.body["input_file_id"] = known.file
+    return case
 
 
-def check(door: Door, path: str, body: dict[str, Any]) -> None:
-    raw = json.dumps(body).encode(errors="replace")
-    headers = {"Content-Type": "application/json"}
-
-    answer = httpx.post(f"{door.url}{path}", content=raw, headers=headers, timeout=LONGEST_S)
-
-    assert answer.status_code in {200, 400, 404, 413, 422, 501}, (answer.status_code, answer.text)
-    if answer.status_code != 200:
-        assert "error" in answer.json(), answer.text
-    elif answer.headers["content-type"].startswith("text/event-stream"):
-        assert '"code": 500' not in answer.text, answer.text
-        assert '"code":500' not in answer.text, answer.text
+def some(names: Iterable[str]) -> st.SearchStrategy[set[str]]:
+    """Some of the names."""
+    return st.sets(st.sampled_from(sorted(names)), max_size=MOST_MORE) if names else st.just(set())
 
 
-@pytest.mark.parametrize("path", PROMPTS)
-def test_no_body_breaks_the_gateway(stand: Stand, door: Door, path: str) -> None:
-    @settings(max_examples=EACH, suppress_health_check=list(HealthCheck), deadline=None)
-    @given(bodies(path))
-    def search(body: dict[str, Any]) -> None:
-        check(door, path, body)
+def _shorten(body: dict[str, Any], path: str) -> None:
+    """Ask for few tokens, unless the number is wrong anyway."""
+    if path not in GENERATING:
+        return
+    usual = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    for name in {usual, "max_tokens", "max_completion_tokens"} & {usual, *body}:
+        given = body.get(name)
+        if given is None or (isinstance(given, int) and given > FEW):
+            body[name] = FEW
 
-    search()
 
-    # Whatever was accepted has ended.
-    keys, connection = stand.plant.keys, stand.plant.connection
-    eventually(
-        lambda: (
-            not sum(connection.xlen(keys.intake(name)) for name in ("high", "normal", "low"))
-            and not list(connection.scan_iter(match="*tokens:http*", count=1000))
-        ),
-        timeout_s=120.0,
+def check(case: Case, answer: Response) -> None:
+    """An answer that the document describes, to its end."""
+    status, text = answer.status_code, answer.content.decode(errors="replace")
+    is_late = status in LATE and _has_deadline(case)
+    assert status == 200 or status in REFUSALS or is_late, (status, text[:2000])
+    kind = answer.headers["content-type"][0]
+    if kind.startswith("text/event-stream"):
+        check_stream(case.path, text)
+        return
+    if status != 200:
+        assert json.loads(text)["error"]["message"]
+    case.validate_response(answer, checks=[content_type_conformance, response_schema_conformance])
+
+
+def _has_deadline(case: Case) -> bool:
+    headers = {name.lower() for name in case.headers or {}}
+    return "x-request-timeout-ms" in headers or (
+        isinstance(case.body, dict) and "timeout" in case.body
     )
-    assert httpx.get(f"{door.url}/health", timeout=10.0).status_code == 200
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'{"a":' * 5000, b"\xff", b"1e999"])
-@pytest.mark.parametrize("path", PROMPTS)
-def test_what_is_no_json_object_is_a_bad_request(door: Door, path: str, raw: bytes) -> None:
-    answer = httpx.post(f"{door.url}{path}", content=raw, timeout=30.0)
+def check_stream(path: str, text: str) -> None:
+    """A stream that has its end, and no internal error."""
+    compact = text.replace(" ", "")
+    assert '"code":500' not in compact, text[-2000:]
+    if not text:  # all events are known to the client
+        return
+    last = text.rstrip().rpartition("\n\n")[2]
+    ends = next((ends for start, ends in ENDS.items() if path.startswith(start)), ("[DONE]",))
+    assert any(end in last for end in ends), text[-2000:]
 
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["message"]
+
+def test_every_operation_is_searched(schema: Any) -> None:
+    found = {operation.ok().label for operation in schema.get_all_operations()}
+
+    assert found == set(SHARES)
+    assert sum(deep for _, deep in SHARES.values()) == 10_000
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_no_request_breaks_the_gateway(
+    stand: Stand, door: Door, schema: Any, known: Known, name: str
+) -> None:
+    method, _, path = name.partition(" ")
+    session = requests.Session()
+    session.trust_env = False
+
+    @settings(max_examples=examples(*SHARES[name]), suppress_health_check=list(HealthCheck))
+    @given(cases(schema[path][method], known))
+    def search(case: Case) -> None:
+        check(case, case.call(base_url=door.url, session=session, timeout=LONGEST_S))
+
+    with all_ends(stand, door):
+        search()

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
-from pydantic import BaseModel, Field
 
-from tests.gateway.asked import NAMED, OTHER_TOOL, PLACE, TOOL, say
+from tests.gateway.asked import NAMED, OTHER_TOOL, PLACE, TOOL, Place, say
 from tests.gateway.speaker import text_behind
 from tests.gateway.stand import Door
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
-
-
-class Place(BaseModel):
-    city: str = Field(max_length=12)
-    unit: Literal["celsius", "fahrenheit"]
 
 
 @pytest.fixture
@@ -227,6 +221,38 @@ def test_responses_are_whole_and_streamed(sdk: OpenAI) -> None:
     assert done.output_text == final.output_text == text_behind("c", 40)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert done.id != final.id
+
+
+def test_pydantic_parses_responses(sdk: OpenAI) -> None:
+    options: Any = {"model": "speaker", "input": "where", "temperature": 0}
+    done = sdk.responses.parse(**options, max_output_tokens=200, text_format=Place)
+    with sdk.responses.stream(**options, max_output_tokens=200, text_format=Place) as stream:
+        final = stream.get_final_response()
+
+    assert done.output_parsed == final.output_parsed
+    assert isinstance(done.output_parsed, Place)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_response_calls_a_tool(sdk: OpenAI, choice: Any) -> None:
+    options: Any = {
+        "model": "speaker",
+        "input": "weather",
+        "tools": [{"type": "function", **TOOL["function"]}],
+        "tool_choice": choice,
+        "temperature": 0,
+        "max_output_tokens": 200,
+    }
+    done = sdk.responses.create(**options)
+    with sdk.responses.stream(**options) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    calls = [item for made in (done, final) for item in made.output if item.type == "function_call"]
+
+    assert [call.name for call in calls] == ["get_weather"] * 2
+    whole, streamed = (Place.model_validate_json(call.arguments) for call in calls)
+    assert whole == streamed
+    assert kinds.count("response.function_call_arguments.delta") > 3
 
 
 def test_a_model_that_nobody_has_is_not_found(sdk: OpenAI) -> None:

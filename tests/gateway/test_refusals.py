@@ -48,7 +48,7 @@ class Slow:
         path = plant.write("models.toml", models)
         self.coordinator = self._coordinator()
         plant.host(path, simulated_step_s=0.05)
-        self.door = Door(plant, {"speaker"})
+        self.door = Door(plant, {"speaker"}, without_leader_s=5.0)
 
     def _coordinator(self) -> Program:
         return self.plant.coordinator(
@@ -147,27 +147,38 @@ def test_a_connection_is_of_use_after_a_refusal(full: Slow) -> None:
     assert statuses == [429] * 4
 
 
+@pytest.fixture(scope="module")
+def rated(slow: Slow) -> Slow:
+    """The yard, which knows how many requests it serves in a second: they had to wait."""
+    plant, params = slow.plant, SamplingParams(max_tokens=10)
+
+    def is_known() -> bool:
+        short = [make_request(model="speaker", params=params) for _ in range(ROOM + 2)]
+        plant.push_all(short)
+        plant.results(short, timeout_s=60.0)
+        return float(plant.connection.hget(plant.keys.info, "rate") or 0) > 0
+
+    eventually(is_known, timeout_s=60.0)
+    return slow
+
+
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_deadline_that_cannot_be_met_is_refused(slow: Slow, path: str) -> None:
-    # Given a yard that knows how long its requests take, and that others wait
-    short = [make_request(model="speaker", params=SamplingParams(max_tokens=5)) for _ in range(3)]
-    slow.plant.push_all(short)
-    slow.plant.results(short, timeout_s=60.0)
+def test_a_deadline_that_cannot_be_met_is_refused(rated: Slow, path: str) -> None:
     asked = []
     body = {"model": "speaker", "stream": True, **ENDPOINTS[path]}
 
     # If somebody has no time at all, I expect a refusal.
     def refused() -> bool:
-        if slow.waiting() < ROOM - 1:
+        if rated.waiting() < ROOM - 1:
             asked.append(make_request(model="speaker", params=SamplingParams(max_tokens=900)))
-            slow.plant.push(asked[-1])
-        answer = post(slow.door, path, body, X_Request_Timeout_Ms="1")
+            rated.plant.push(asked[-1])
+        answer = post(rated.door, path, body, X_Request_Timeout_Ms="1")
         return answer.status_code == 503 and "come too late" in answer.text
 
     try:
         eventually(refused, timeout_s=60.0)
     finally:
-        slow.cancel(asked)
+        rated.cancel(asked)
 
 
 def test_nobody_waits_for_an_answer_whose_client_has_left(slow: Slow) -> None:
@@ -226,7 +237,7 @@ def test_without_a_coordinator_nothing_is_promised(slow: Slow) -> None:
 
 
 def test_a_gateway_that_stops_lets_answers_finish(slow: Slow) -> None:
-    door = Door(slow.plant, {"speaker"})
+    door = Door(slow.plant, {"speaker"}, is_forked=False)
     door.wait()
     body = SLOW | {"stream": True, "max_tokens": 40}
     with EventStream(door.port, CHAT, body, {}) as stream:

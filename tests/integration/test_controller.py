@@ -36,7 +36,7 @@ class TestJoining:
         }
         for info in roster.values():
             assert (info.state, info.model, info.engine) == ("ready", "sim", "simulated")
-            assert (info.slots, info.lane_limit) == (8, 10)
+            assert (info.max_num_seqs, info.lane_limit) == (8, 10)
             assert abs(info.started_ms / 1000 - time.time()) < 60
 
     def test_a_controller_waits_for_a_server_that_starts_later(self, own_broker: Server) -> None:

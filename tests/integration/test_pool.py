@@ -78,7 +78,7 @@ class TestModels:
         # I expect it to become ready and to report how long that took,
         info = host.wait("ready", "host", model="adder")
         assert info.phases_s["weights"] >= 1.0
-        assert (info.slots, info.lane_limit) == (64, 80)
+        assert (info.max_num_seqs, info.lane_limit) == (64, 80)
         assert info.swapped_ms == 0
         assert host.model("adder").load_s >= 1.0
 

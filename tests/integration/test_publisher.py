@@ -21,7 +21,7 @@ from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
 from worker.process.outcomes import Run
 from worker.process.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
 
-INFO = EngineInfo("simulated", "1", "sim", "", max_model_len=100, vocab_size=100, slots=4)
+INFO = EngineInfo("simulated", "1", "sim", "", max_model_len=100, vocab_size=100, max_num_seqs=4)
 
 
 def finished(key: str, tokens: list[int]) -> Finished:

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
+from gateway.queue.calls import carry_out
 from gateway.queue.replies import ReplyReader, ReplyStream
 from tests.support.builders import random_name
+from tokenyard.broker.connection import open_async_connection
 from tokenyard.protocol.wire import pack_tokens
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,14 +39,29 @@ class Written:
         self._count += 1
 
 
+class Following:
+    """A reader, and a connection for the commands that it hands out."""
+
+    def __init__(self, url: str) -> None:
+        self.reader = ReplyReader(url, random_name("wake"))
+        self.connection = open_async_connection(url)
+
+    async def follow(self, key: str) -> ReplyStream:
+        """See `ReplyReader.follow`."""
+        stream, waking = self.reader.follow(key)
+        await carry_out(self.connection, waking)
+        return stream
+
+
 @asynccontextmanager
-async def reading(url: str) -> AsyncIterator[ReplyReader]:
-    reader = ReplyReader(url, random_name("wake"))
-    await reader.start()
+async def reading(url: str) -> AsyncIterator[Following]:
+    following = Following(url)
+    await following.reader.start()
     try:
-        yield reader
+        yield following
     finally:
-        await reader.stop()
+        await following.reader.stop()
+        await following.connection.aclose()
 
 
 async def seqs(stream: ReplyStream, most: int | None = None) -> list[int]:
@@ -58,24 +75,24 @@ async def seqs(stream: ReplyStream, most: int | None = None) -> list[int]:
 
 
 @pytest.fixture
-def run(redis_url: str) -> Callable[[Callable[[ReplyReader], Awaitable[None]]], None]:
-    async def read(scene: Callable[[ReplyReader], Awaitable[None]]) -> None:
-        async with asyncio.timeout(50), reading(redis_url) as reader:
-            await scene(reader)
+def run(redis_url: str) -> Callable[[Callable[[Following], Awaitable[None]]], None]:
+    async def read(scene: Callable[[Following], Awaitable[None]]) -> None:
+        async with asyncio.timeout(50), reading(redis_url) as rig:
+            await scene(rig)
 
     return lambda scene: asyncio.run(read(scene))
 
 
 def test_a_second_reader_of_the_same_replies_gets_all_from_the_first(
-    run: Callable[[Callable[[ReplyReader], Awaitable[None]]], None], connection: redis.Redis
+    run: Callable[[Callable[[Following], Awaitable[None]]], None], connection: redis.Redis
 ) -> None:
     written = Written(connection)
 
-    async def scene(reader: ReplyReader) -> None:
+    async def scene(rig: Following) -> None:
         written.add(3)
-        first = await reader.follow(written.key)
+        first = await rig.follow(written.key)
         assert await seqs(first, 3) == [0, 1, 2]
-        second = await reader.follow(written.key)
+        second = await rig.follow(written.key)
         assert await seqs(second, 3) == [0, 1, 2]
         written.add(2, ends=True)
         assert await asyncio.gather(seqs(first), seqs(second)) == [[3, 4, 5]] * 2
@@ -84,33 +101,56 @@ def test_a_second_reader_of_the_same_replies_gets_all_from_the_first(
 
 
 def test_streams_that_are_opened_together_are_read_without_waiting_for_each_other(
-    run: Callable[[Callable[[ReplyReader], Awaitable[None]]], None], connection: redis.Redis
+    run: Callable[[Callable[[Following], Awaitable[None]]], None], connection: redis.Redis
 ) -> None:
     several = [Written(connection) for _ in range(50)]
 
-    async def scene(reader: ReplyReader) -> None:
-        streams = await asyncio.gather(*(reader.follow(one.key) for one in several))
+    async def scene(rig: Following) -> None:
+        streams = await asyncio.gather(*(rig.follow(one.key) for one in several))
         for one in several:
             one.add(2, ends=True)
         assert await asyncio.gather(*map(seqs, streams)) == [[0, 1, 2]] * 50
         for stream in streams:
-            reader.forget(stream)
-        assert reader.count == 0
+            rig.reader.forget(stream)
+        assert rig.reader.count == 0
 
     run(scene)
 
 
 def test_a_new_stream_ends_the_wait_of_a_read_that_does_not_name_it(
-    run: Callable[[Callable[[ReplyReader], Awaitable[None]]], None], connection: redis.Redis
+    run: Callable[[Callable[[Following], Awaitable[None]]], None], connection: redis.Redis
 ) -> None:
     quiet, later = Written(connection), Written(connection)
     later.add(1, ends=True)
 
-    async def scene(reader: ReplyReader) -> None:
-        await reader.follow(quiet.key)
+    async def scene(rig: Following) -> None:
+        await rig.follow(quiet.key)
         for _ in range(20):
             began = asyncio.get_running_loop().time()
-            assert await seqs(await reader.follow(later.key)) == [0, 1]
+            assert await seqs(await rig.follow(later.key)) == [0, 1]
             assert asyncio.get_running_loop().time() - began < 1.5  # a read waits for 2 s
 
     run(scene)
+
+
+def test_of_what_comes_together_the_newest_stream_is_read_first(
+    run: Callable[[Callable[[Following], Awaitable[None]]], None], connection: redis.Redis
+) -> None:
+    several = [Written(connection) for _ in range(3)]
+    for one in several:
+        one.add(1)
+    order: list[bytes] = []
+
+    async def scene(rig: Following) -> None:
+        async def first(stream: ReplyStream) -> None:
+            await seqs(stream, 1)
+            order.append(stream.key)
+
+        followed = [rig.reader.follow(one.key) for one in several]
+        waiting = asyncio.gather(*(first(stream) for stream, _ in followed))
+        await carry_out(rig.connection, [command for _, waking in followed for command in waking])
+        await waiting
+
+    run(scene)
+
+    assert order == [one.key.encode() for one in reversed(several)]

@@ -92,7 +92,12 @@ def make_result(
 
 def make_worker_info(name: str = "w", **fields: Any) -> WorkerInfo:
     """The roster entry of a ready worker."""
-    values: dict[str, Any] = {"state": "ready", "model": "adder", "slots": 4, "lane_limit": 6}
+    values: dict[str, Any] = {
+        "state": "ready",
+        "model": "adder",
+        "max_num_seqs": 4,
+        "lane_limit": 6,
+    }
     return WorkerInfo(name=name, **(values | fields))
 
 

@@ -19,7 +19,14 @@ from worker.process.outcomes import Outcome, Run
 from worker.process.recent_results import RecentResults
 
 INFO = EngineInfo(
-    "simulated", "1", "sim", "", max_model_len=100, vocab_size=100, slots=4, adapters=("lora",)
+    "simulated",
+    "1",
+    "sim",
+    "",
+    max_model_len=100,
+    vocab_size=100,
+    max_num_seqs=4,
+    adapters=("lora",),
 )
 
 

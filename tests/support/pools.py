@@ -34,7 +34,9 @@ PAIR = ModelSpec(name="pair", path="models/pair", tensor_parallel_size=2)
 
 def engine_info(spec: ModelSpec) -> EngineInfo:
     """The engine info of an engine with this model."""
-    return EngineInfo("simulated", "7", spec.name, "", 100, 50, slots=4, phases_s={"weights": 1.0})
+    return EngineInfo(
+        "simulated", "7", spec.name, "", 100, 50, max_num_seqs=4, phases_s={"weights": 1.0}
+    )
 
 
 def make_handle(device: int = 0, name: str = "w", **values: Any) -> WorkerProcessHandle:

@@ -47,11 +47,7 @@ class Program:
 
     def __init__(self, module: str, options: Mapping[str, object], log: Path) -> None:
         self.log_path = log
-        command = [sys.executable, "-m", module]
-        for name, value in options.items():
-            command.append(f"--{name.replace('_', '-')}")
-            if value is not True:
-                command.append(str(value))
+        command = [sys.executable, "-m", module, *as_words(options)]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -109,6 +105,15 @@ class Program:
                 os.kill(pid, signal.SIGKILL)
         self.wait()
         eventually(lambda: all(is_gone(child.pid) for child in children))
+
+
+def as_words(options: Mapping[str, object]) -> list[str]:
+    """Options as they are given on a command line."""
+    words = []
+    for name, value in options.items():
+        words.append(f"--{name.replace('_', '-')}")
+        words += [] if value is True else [str(value)]
+    return words
 
 
 def is_gone(pid: int) -> bool:
@@ -181,10 +186,12 @@ class Plant:
 
     # Processes
 
-    def _start(self, module: str, options: Mapping[str, object]) -> Program:
+    def _start(
+        self, module: str, options: Mapping[str, object], start: type[Program] | None = None
+    ) -> Program:
         log = Path(self._folder.name) / f"{len(self.programs)}-{module}.log"
         known = {"redis_url": self.url, "yard": self.keys.yard}
-        program = Program(module, {**known, **options}, log)
+        program = (start or Program)(module, {**known, **options}, log)
         self.programs.append(program)
         return program
 

@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ class Up:
     url: str
     yard: str
     controller: int  # pid
+    http_url: str | None  # of its gateway
+    pids: Mapping[str, int]  # by part
 
     def worker_pids(self) -> list[int]:
         """The pids of the engines' processes."""
@@ -45,7 +47,10 @@ def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess
 
 @contextmanager
 def running_up(folder: Path, *options: str, before: Sequence[str] = ()) -> Iterator[Up]:
-    """Run `tokenyard up`; Ctrl-C at the end must stop it with status 0."""
+    """Run `tokenyard up`, without a gateway unless ``options`` ask for one.
+
+    Ctrl-C at the end must stop it with status 0.
+    """
     command = [sys.executable, "-m", "tokenyard", *before, "up", "--json"]
     command += ["--data-dir", str(folder / "yard"), "--port", "0", "--grace-s", "5"]
     command += ["--no-gateway", *options]
@@ -57,7 +62,8 @@ def running_up(folder: Path, *options: str, before: Sequence[str] = ()) -> Itera
     ):
         try:
             ready = json.loads(_first_line(process, folder / "up.log"))
-            yield Up(ready["url"], ready["yard"], ready["pids"]["worker"])
+            pids = ready["pids"]
+            yield Up(ready["url"], ready["yard"], pids["worker"], ready["http_url"], pids)
             process.send_signal(signal.SIGINT)
             assert process.wait(STOP_WITHIN_S) == 0, (folder / "up.log").read_text()
         finally:

@@ -46,6 +46,14 @@ class ParsedLine:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpLine:
+    """A valid line in OpenAI's form; its body is as the client wrote it."""
+
+    custom_id: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class BadLine:
     """An invalid line."""
 
@@ -54,8 +62,36 @@ class BadLine:
     code: str = "invalid_line"
 
 
-def parse_line(number: int, raw: bytes | None, endpoint: str = "") -> ParsedLine | BadLine:
-    """Parse one line; with an ``endpoint``, only lines for that URL are valid."""
+def parse_line(number: int, raw: bytes | None) -> ParsedLine | BadLine:
+    """Parse one line, to be asked by a client."""
+    read = _read(number, raw)
+    if isinstance(read, BadLine):
+        return read
+    name, fields = read
+    try:
+        if _OPENAI_FIELDS & fields.keys():
+            return _openai_line(name, fields)
+        return _plain_line(name, fields)
+    except BadBody as error:
+        return BadLine(name, str(error), error.code)
+
+
+def read_http_line(number: int, raw: bytes | None, url: str) -> HttpLine | BadLine:
+    """Read one line in OpenAI's form for a URL; its body is for the server of that URL."""
+    read = _read(number, raw)
+    if isinstance(read, BadLine):
+        return read
+    name, fields = read
+    try:
+        if fields.get("url") != url:
+            raise BadBody(f"url: must be {url}, as that of the batch")
+        return HttpLine(name, _body(fields))
+    except BadBody as error:
+        return BadLine(name, str(error), error.code)
+
+
+def _read(number: int, raw: bytes | None) -> tuple[str, dict[str, Any]] | BadLine:
+    """The id and the fields of a line."""
     if raw is None:
         return BadLine(None, f"line {number} is too long", "line_too_long")
     try:
@@ -63,16 +99,7 @@ def parse_line(number: int, raw: bytes | None, endpoint: str = "") -> ParsedLine
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return BadLine(None, f"line {number} is not a JSON object: {error}", "invalid_json_line")
     name = _name(fields, number)
-    if isinstance(name, BadLine):
-        return name
-    try:
-        if endpoint and fields.get("url") != endpoint:
-            raise BadBody(f"url: must be {endpoint}, as that of the batch")
-        if _OPENAI_FIELDS & fields.keys():
-            return _openai_line(name, fields)
-        return _plain_line(name, fields)
-    except BadBody as error:
-        return BadLine(name, str(error), error.code)
+    return name if isinstance(name, BadLine) else (name, fields)
 
 
 def _name(fields: Mapping[str, Any], number: int) -> str | BadLine:
@@ -89,18 +116,24 @@ def _name(fields: Mapping[str, Any], number: int) -> str | BadLine:
 
 
 def _openai_line(name: str, fields: Mapping[str, Any]) -> ParsedLine:
-    _refuse_unknown(fields, _OPENAI_FIELDS)
-    if fields.get("method", "POST") != "POST":
-        raise BadBody("method: must be POST")
     form = _FORMS.get(str(fields.get("url")))
     if form is None:
         raise BadBody(f"url: must be {CHAT_URL} or {COMPLETIONS_URL}")
-    body = fields.get("body")
-    if not isinstance(body, dict):
-        raise BadBody("body: must be an object")
+    body = _body(fields)
     prompt = _messages(body) if form == "chat" else _prompt(body)
     options, params = body_options(form, body)
     return ParsedLine(name, form, prompt, options, params)
+
+
+def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a line in OpenAI's form."""
+    _refuse_unknown(fields, _OPENAI_FIELDS)
+    if fields.get("method", "POST") != "POST":
+        raise BadBody("method: must be POST")
+    body = fields.get("body")
+    if not isinstance(body, dict):
+        raise BadBody("body: must be an object")
+    return body
 
 
 def _plain_line(name: str, fields: Mapping[str, Any]) -> ParsedLine:
@@ -173,3 +206,9 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not all(isinstance(message, dict) for message in messages):
         raise BadBody("messages: each must be an object")
     return messages
+
+
+def repeated(custom_id: str) -> BadLine:
+    """A line whose id an earlier line has."""
+    message = f"custom_id {custom_id!r}: an earlier line has it already"
+    return BadLine(custom_id, message, "duplicate_custom_id")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from tokenyard.batch.answers import OutputLine, answer_line, bad_line
-from tokenyard.batch.lines import BadLine, ParsedLine, parse_line
+from tokenyard.batch.lines import BadLine, ParsedLine, parse_line, repeated
 from tokenyard.batch.state import BatchSpec
 from tokenyard.client.options import FullPrompt, Item
 from tokenyard.protocol.replies import Result
@@ -30,12 +30,9 @@ def line_request(
     spec: BatchSpec, number: int, raw: bytes | None, request_id: str, *, is_repeated: bool = False
 ) -> LineRequest:
     """The request of a line; the client chooses an id if ``request_id`` is empty."""
-    line = parse_line(number, raw, spec.endpoint)
+    line = parse_line(number, raw)
     if is_repeated and isinstance(line, ParsedLine):
-        message = f"custom_id {line.custom_id!r}: an earlier line has it already"
-        line = BadLine(line.custom_id, message, "duplicate_custom_id")
-    if isinstance(line, ParsedLine):
-        line = _permitted(spec, line)
+        line = repeated(line.custom_id)
     if isinstance(line, BadLine):
         return LineRequest(number, request_id, line, _REFUSED)
     own: dict[str, Any] = {
@@ -47,14 +44,6 @@ def line_request(
     if request_id:
         own["id"] = request_id
     return LineRequest(number, request_id, line, cast(FullPrompt, own))
-
-
-def _permitted(spec: BatchSpec, line: ParsedLine) -> ParsedLine | BadLine:
-    model = line.options.get("model") or spec.model
-    if spec.models is None or model in spec.models:
-        return line
-    message = f"the model {model!r} does not exist" if model else "name a model"
-    return BadLine(line.custom_id, message, "model_not_found")
 
 
 def output_for(job: str, request: LineRequest, result: Result) -> OutputLine:

@@ -51,14 +51,14 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     model: str = ""
     params: dict[str, Any] = {}
     priority_class: PriorityClass = "low"
-    window: int = 0  # most requests in flight; 0: by the workers' slots
+    window: int = 0  # most requests in flight; 0: by the workers' places
     ordered: bool = False
     hedge: bool = True
     completion_window_s: float = 0.0  # from `window_from`; 0: no bound
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     tenant: str = ""
-    endpoint: str = ""  # only lines in OpenAI's form for this URL; "": any
-    models: list[str] | None = None  # only these; None: any
+    endpoint: str = ""  # of a gateway's batch: the URL of all its lines
+    models: list[str] | None = None  # of a gateway's batch: only these; None: any
     window_from: float = 0.0  # unix seconds; 0: the first start
 
     @property

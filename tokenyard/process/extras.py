@@ -18,6 +18,7 @@ EXTRAS: Final = {
     "zstandard": "batch",
     "prometheus_client": "metrics",
     "httptools": "gateway",
+    "obstore": "s3",
     "python_multipart": "gateway",
     "starlette": "gateway",
     "uvicorn": "gateway",

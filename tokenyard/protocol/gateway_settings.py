@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,10 @@ class GatewaySettings(ProgramSettings):
     #: How long an idempotency key is known, and a stream can be taken up again.
     record_ttl_s: int = 86_400
     max_body_bytes: int = 4 * 1024 * 1024
-    #: Folder of files and batches, which all gateways and batch workers share; None: neither.
+    #: Folder of files and batches, which all gateways and batch workers share, or a bucket in its
+    #: place: "s3://bucket/prefix". Without either there are no files and no batches.
     files_dir: Path | None = None
+    files_url: str = ""
     max_file_bytes: int = 512 * 1024 * 1024
     #: Connections; more are answered with 503.
     max_connections: int = 10_000
@@ -89,6 +92,10 @@ class GatewaySettings(ProgramSettings):
                 yield f"{label}: must be positive"
         if self.grace_s < 0:
             yield "grace_s: must not be negative"
+        if self.files_url and self.files_dir is not None:
+            yield "files_dir, files_url: give one of them"
+        if self.files_url and not re.fullmatch("s3://[^/]+(/.*)?", self.files_url):
+            yield "files_url: must be like s3://bucket/prefix"
         yield from self._access_errors()
 
     def _access_errors(self) -> Iterator[str]:

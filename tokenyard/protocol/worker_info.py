@@ -47,8 +47,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine_version: str = ""
     host: str = ""
     pid: int = 0
-    slots: int = 1  # requests that the engine runs at once
-    lane_limit: int = 1  # most entries on its lane: slots and a small look-ahead
+    max_num_seqs: int = 1  # requests that the engine runs at once
+    lane_limit: int = 1  # most entries on its lane: those and a small look-ahead
     max_model_len: int = 0  # tokens, prompt and output together
     vocab_size: int = 0
     tokenizer: str = ""  # its path, for clients on the same host

@@ -21,7 +21,8 @@ from tokenyard.telemetry.health import Health
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-_PLAIN: Final = "text/plain; version=0.0.4"
+#: Prometheus' text format.
+PLAIN: Final = "text/plain; version=0.0.4"
 _STOP_S: Final = 5.0
 
 
@@ -65,7 +66,7 @@ class Endpoint:
                 case "/readyz":
                     return _probe_answer(self._health.not_ready, start_response)
             # In OpenMetrics the library removes the colon from names that are not its own.
-            return application({**environ, "HTTP_ACCEPT": _PLAIN}, start_response)
+            return application({**environ, "HTTP_ACCEPT": PLAIN}, start_response)
 
         kind = _IPv6Server if ":" in self._host else _Server
         try:

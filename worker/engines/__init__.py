@@ -27,7 +27,7 @@ class EngineInfo:
     revision: str
     max_model_len: int  # tokens of prompt and output together
     vocab_size: int
-    slots: int  # concurrent requests (vLLM's max_num_seqs)
+    max_num_seqs: int  # requests that it runs at once
     tokenizer: str = ""  # path or name of the Hugging Face tokenizer; "": none
     adapters: tuple[str, ...] = ()  # LoRA adapters, which requests name like models
     phases_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the load

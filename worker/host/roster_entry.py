@@ -23,9 +23,9 @@ _SHOWN: dict[State, WorkerState] = {
 }
 
 
-def lane_limit(slots: int) -> int:
-    """Most entries on a lane: the engine's slots and a quarter more, read ahead."""
-    return slots + max(1, slots // 4)
+def lane_limit(max_num_seqs: int) -> int:
+    """Most entries on a lane: what its engine runs at once and a quarter more, read ahead."""
+    return max_num_seqs + max(1, max_num_seqs // 4)
 
 
 def roster_entry(
@@ -33,7 +33,7 @@ def roster_entry(
 ) -> WorkerInfo:
     """The roster entry; the engine's fields are empty while there is none."""
     engine = member.engine
-    slots = engine.slots if engine else 1
+    max_num_seqs = engine.max_num_seqs if engine else 1
     return WorkerInfo(
         name=member.name,
         state=_SHOWN.get(member.state, "failed"),
@@ -43,8 +43,8 @@ def roster_entry(
         engine_version=engine.engine_version if engine else "",
         host=socket.gethostname(),
         pid=member.pid or os.getpid(),
-        slots=slots,
-        lane_limit=lane_limit(slots),
+        max_num_seqs=max_num_seqs,
+        lane_limit=lane_limit(max_num_seqs),
         max_model_len=engine.max_model_len if engine else 0,
         vocab_size=engine.vocab_size if engine else 0,
         tokenizer=engine.tokenizer if engine else "",

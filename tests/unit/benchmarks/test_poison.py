@@ -10,7 +10,7 @@ import pytest
 from benchmarks.poison import Crash, Poison, back_s, faults, figures, median
 from benchmarks.poison_load import Heard
 
-CRASH = Crash(per_s=100.0, back_s=1.5, restart_s=1.0, again=30, failed=0)
+CRASH = Crash(per_s=100.0, back_s=1.5, restart_s=1.0, start_s=1.0, again=30, failed=0)
 POISON = Poison(
     undisturbed_s=10.0,
     innocents_done_s=13.0,
@@ -44,14 +44,22 @@ def test_throughput_has_recovered_when_a_whole_second_is_as_before(
 
 
 def test_innocent_requests_may_take_twice_their_time_and_six_restarts() -> None:
-    found = figures(CRASH, POISON)
+    found = figures(CRASH, POISON, 0)
 
     assert found["innocents_done_ratio"] == 0.5
     assert (found["throughput_back_s"], found["convicted_s"]) == (1.5, 8.0)
 
 
+def test_crashes_beyond_the_spares_may_take_the_start_of_a_process() -> None:
+    crash = replace(CRASH, start_s=10.0)
+
+    ratios = [figures(crash, POISON, spares)["innocents_done_ratio"] for spares in (0, 2, 6, 9)]
+
+    assert ratios == [0.163, 0.21, 0.5, 0.5]
+
+
 def test_good_runs_have_no_faults() -> None:
-    assert list(faults(CRASH, POISON, targets=True)) == []
+    assert list(faults(CRASH, POISON, 0, targets=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,7 @@ def test_good_runs_have_no_faults() -> None:
 def test_a_check_without_findings_is_a_fault(
     crash: Crash, poison: Poison, says: str, targets: bool
 ) -> None:
-    (fault,) = faults(crash, poison, targets=targets)
+    (fault,) = faults(crash, poison, 0, targets=targets)
     assert fault.startswith(says)
 
 
@@ -82,8 +90,8 @@ def test_a_check_without_findings_is_a_fault(
     ],
 )
 def test_missed_targets_are_faults_except_in_a_quick_run(crash: Crash, poison: Poison) -> None:
-    assert len(list(faults(crash, poison, targets=True))) == 1
-    assert not list(faults(crash, poison, targets=False))
+    assert len(list(faults(crash, poison, 0, targets=True))) == 1
+    assert not list(faults(crash, poison, 0, targets=False))
 
 
 def test_figures_are_medians_of_the_runs() -> None:

@@ -47,7 +47,7 @@ def test_wrong_answers_and_swaps_that_are_too_close_are_faults() -> None:
         "without swaps": report(swaps=0),
         "only one": report(closest_s=None, lost=None),
     }
-    told = [line.split(":")[0] for line in faults(reports, 2.0)]
+    told = [line.split(":")[0] for line in faults(reports, 2.0, targets=False)]
     assert told == ["wrong", "close", "without swaps", "only one"]
 
 
@@ -57,8 +57,10 @@ def test_swaps_with_waits_from_their_cost_may_take_a_tenth_of_the_time() -> None
         "much": report(closest_s=2.0, lost=0.11),
         "close": report(closest_s=0.9, lost=0.01),
     }
-    assert [line.split(":")[0] for line in faults(reports, 0.0)] == ["much", "close"]
-    assert not faults({"asked for": reports["much"]}, 2.0)
+    told = [line.split(":")[0] for line in faults(reports, 0.0, targets=True)]
+    assert told == ["much", "close"]
+    assert not faults({"asked for": reports["much"]}, 2.0, targets=True)
+    assert not faults({"quick run": reports["much"]}, 0.0, targets=False)
 
 
 def test_questions_take_turns_and_have_the_right_answers() -> None:

@@ -19,7 +19,7 @@ def lane(
     name: str, load: int = 0, *, limit: int = 4, alone: bool = False, kept: bool = False
 ) -> Lane:
     return Lane(
-        f"{name}.1", name, "m", load, limit, is_quarantined=alone, slots=limit, is_kept=kept
+        f"{name}.1", name, "m", load, limit, is_quarantined=alone, max_num_seqs=limit, is_kept=kept
     )
 
 

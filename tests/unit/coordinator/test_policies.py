@@ -23,8 +23,8 @@ def round_robin(lanes: Sequence[Lane], last: str) -> Lane | None:
 PLAIN = [round_robin, least_loaded, vllm]
 
 
-def lane(name: str, load: int = 0, limit: int = 2, *, work: int = 0, slots: int = 1) -> Lane:
-    return Lane(f"{name}.1", name, "sim", load, limit, work=work, slots=slots)
+def lane(name: str, load: int = 0, limit: int = 2, *, work: int = 0, max_num_seqs: int = 1) -> Lane:
+    return Lane(f"{name}.1", name, "sim", load, limit, work=work, max_num_seqs=max_num_seqs)
 
 
 @st.composite
@@ -34,7 +34,13 @@ def any_lanes(draw: st.DrawFn) -> list[Lane]:
     sizes, works = st.integers(0, 12), st.integers(0, 100_000)
     return [
         replace(
-            lane(name, draw(sizes), draw(st.integers(1, 9)), work=draw(works), slots=draw(sizes)),
+            lane(
+                name,
+                draw(sizes),
+                draw(st.integers(1, 9)),
+                work=draw(works),
+                max_num_seqs=draw(sizes),
+            ),
             is_quarantined=draw(st.booleans()),
         )
         for name in sorted(names)
@@ -128,7 +134,7 @@ class TestLeastLoaded:
 
 def test_vllm_counts_waiting_requests_four_times() -> None:
     # Given five running requests, or two running and one waiting
-    lanes = [lane("a", 5, 9, slots=8), lane("b", 3, 9, slots=2)]
+    lanes = [lane("a", 5, 9, max_num_seqs=8), lane("b", 3, 9, max_num_seqs=2)]
 
     assert vllm(lanes, "") == lanes[0]
     assert vllm([lanes[1], replace(lanes[0], name="c", load=7)], "") == lanes[1]

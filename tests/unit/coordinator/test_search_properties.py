@@ -30,7 +30,7 @@ from coordinator.routing.suspicion import KEPT, UNMARKED, CrashAnalysis, Quarant
 from tests.support.effort import examples
 
 LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
-SLOTS = 8
+PLACES = 8
 STEPS = 12  # of a whole answer
 PAST = 2  # steps after which a member of a group on trial has survived
 
@@ -131,7 +131,7 @@ class Search(RuleBasedStateMachine):
                 group = groups.setdefault(placed.lane.name, [])
                 group.append(entry)
                 worker.mark = read_mark(f"{group[0]}+{len(group)}".encode())
-        assert all(len(worker.lane) <= SLOTS for worker in self.workers.values())
+        assert all(len(worker.lane) <= PLACES for worker in self.workers.values())
 
     def _lane(self, name: str, worker: Worker) -> Lane:
         return Lane(
@@ -139,9 +139,9 @@ class Search(RuleBasedStateMachine):
             name,
             "m",
             len(worker.lane),
-            SLOTS,
+            PLACES,
             not worker.mark.is_open,
-            slots=SLOTS,
+            max_num_seqs=PLACES,
             is_kept=worker.mark.is_kept,
         )
 
@@ -193,7 +193,7 @@ class Search(RuleBasedStateMachine):
         assert [job.history.trial for job in jobs] == sizes
 
     def _crash(self, worker: Worker) -> None:
-        inquest = CrashAnalysis(worker.mark, length=len(worker.lane), slots=SLOTS)
+        inquest = CrashAnalysis(worker.mark, length=len(worker.lane), max_num_seqs=PLACES)
         trials = inquest.trials([entry for entry, _ in worker.lane])
         for (entry, job), trial in zip(worker.lane, trials, strict=True):
             if trial is not None:

@@ -65,7 +65,7 @@ def entries(count: int) -> list[str]:
 
 class TestCrashAnalysis:
     @pytest.mark.parametrize(
-        ("mark", "length", "slots", "trials"),
+        ("mark", "length", "max_num_seqs", "trials"),
         [
             pytest.param(None, 6, 4, [1] * 4 + [None] * 2, id="what the engine had started"),
             pytest.param(b"3-0+8", 10, 100, [None] * 2 + [2] * 8, id="the group on trial"),
@@ -75,14 +75,14 @@ class TestCrashAnalysis:
         ],
     )
     def test_suspects_of_a_crash_and_the_size_of_their_trial(
-        self, mark: bytes | None, length: int, slots: int, trials: list[int | None]
+        self, mark: bytes | None, length: int, max_num_seqs: int, trials: list[int | None]
     ) -> None:
-        analysis = CrashAnalysis(read_mark(mark), length=length, slots=slots)
+        analysis = CrashAnalysis(read_mark(mark), length=length, max_num_seqs=max_num_seqs)
 
         assert analysis.trials(entries(length)) == trials
 
     def test_a_crash_is_analysed_in_several_turns_as_in_one(self) -> None:
-        inquest, lane = CrashAnalysis(UNMARKED, length=100, slots=70), entries(100)
+        inquest, lane = CrashAnalysis(UNMARKED, length=100, max_num_seqs=70), entries(100)
 
         assert inquest.trials(lane[:60]) + inquest.trials(lane[60:]) == [17] * 70 + [None] * 30
 

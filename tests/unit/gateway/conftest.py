@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from gateway.batches.folder import FolderStorage
+from gateway.batches.storage import Storage
 from tests.engines.harness import MODELS
+from tests.support.builders import random_name
+from tests.support.s3 import needs_s3, running_s3
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -45,3 +53,28 @@ def core_request(params: SamplingParams, prompt: list[int]) -> EngineCoreRequest
         cache_salt=None,
         data_parallel_rank=None,
     )
+
+
+@pytest.fixture(scope="session")
+def s3_variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server of S3, found by these variables."""
+    with running_s3(tmp_path_factory.mktemp("s3") / "server.log") as variables:
+        yield variables
+
+
+@pytest.fixture
+def s3(s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty folder in a bucket."""
+    for name, value in s3_variables.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://yard/{random_name('files')}"
+
+
+@pytest.fixture(params=["folder", pytest.param("s3", marks=needs_s3)])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """Each kind of storage, empty."""
+    if request.param == "folder":
+        return FolderStorage(tmp_path / "files")
+    from gateway.batches.s3 import S3Storage
+
+    return S3Storage(request.getfixturevalue("s3"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import pytest
+
 from gateway.frontend.turns import merge_in_turns
 
 
@@ -32,7 +34,15 @@ def test_the_order_does_not_depend_on_the_speed() -> None:
     assert merged(0, 0, 0) == merged(9, 0, 3) == merged(0, 7, 1) == expected
 
 
-def test_who_stops_early_closes_all() -> None:
+def test_a_single_answer_needs_no_task() -> None:
+    async def tasks() -> set[int]:
+        return {len(asyncio.all_tasks()) async for _ in merge_in_turns(answer("a", 3, 1))}
+
+    assert asyncio.run(tasks()) == {1}
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_who_stops_early_closes_all(names: str) -> None:
     ended = []
 
     async def endless(name: str) -> AsyncGenerator[str, None]:
@@ -44,10 +54,10 @@ def test_who_stops_early_closes_all() -> None:
             ended.append(name)
 
     async def take_one() -> None:
-        merging = merge_in_turns(endless("a"), endless("b"))
+        merging = merge_in_turns(*map(endless, names))
         await anext(merging)
         await merging.aclose()
 
     asyncio.run(take_one())
 
-    assert sorted(ended) == ["a", "b"]
+    assert sorted(ended) == sorted(names)

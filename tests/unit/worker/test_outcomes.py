@@ -24,7 +24,9 @@ from worker.process.outcomes import (
     result_reply,
 )
 
-INFO = EngineInfo("simulated", "7", "sim", "main", max_model_len=100, vocab_size=100, slots=4)
+INFO = EngineInfo(
+    "simulated", "7", "sim", "main", max_model_len=100, vocab_size=100, max_num_seqs=4
+)
 
 
 def delta(key: str, *tokens: int, index: int = 0, text: str | None = None) -> TokenDelta:

@@ -24,7 +24,7 @@ ENGINE = EngineInfo(
     "r1",
     max_model_len=100,
     vocab_size=50,
-    slots=4,
+    max_num_seqs=4,
     tokenizer="/models/adder",
     adapters=("lora",),
     phases_s={"weights": 1.23456},
@@ -44,7 +44,7 @@ def test_a_ready_process_shows_the_facts_of_its_engine() -> None:
     assert (info.model, info.revision, info.adapters) == ("a", "r1", ["lora"])
     assert (info.engine, info.engine_version) == ("simulated", "7")
     assert (info.max_model_len, info.vocab_size, info.tokenizer) == (100, 50, "/models/adder")
-    assert (info.slots, info.lane_limit) == (4, 5)
+    assert (info.max_num_seqs, info.lane_limit) == (4, 5)
     assert info.phases_s == {"weights": 1.2346}
     assert (info.memory_bytes, info.warm_bytes) == (3000, 1000)
     assert info.host == socket.gethostname()
@@ -54,7 +54,7 @@ def test_a_warm_process_has_no_model() -> None:
     info = entry(make_warm())
 
     assert (info.state, info.model, info.engine, info.phases_s) == ("warm", "", "", {"import": 2.0})
-    assert (info.slots, info.lane_limit) == (1, 2)
+    assert (info.max_num_seqs, info.lane_limit) == (1, 2)
 
 
 def test_a_loading_process_shows_the_model() -> None:
@@ -119,6 +119,6 @@ def test_a_slot_without_a_process_belongs_to_its_controller() -> None:
     assert entry(make_warm()).pid == os.getpid()
 
 
-@pytest.mark.parametrize(("slots", "limit"), [(1, 2), (3, 4), (8, 10), (256, 320)])
-def test_a_lane_holds_a_quarter_more_than_runs(slots: int, limit: int) -> None:
-    assert lane_limit(slots) == limit
+@pytest.mark.parametrize(("max_num_seqs", "limit"), [(1, 2), (3, 4), (8, 10), (256, 320)])
+def test_a_lane_holds_a_quarter_more_than_runs(max_num_seqs: int, limit: int) -> None:
+    assert lane_limit(max_num_seqs) == limit

@@ -33,6 +33,9 @@ from tokenyard.protocol.keys import NAME_RULE, is_name
 
 #: Functions that RQ's worker calls, by name, so that submitting does not import them.
 _PERFORM: Final = "tokenyard.batch.rq.work.perform"
+#: For batches of a gateway, whose lines are asked by its front end.
+PERFORM_FOR_GATEWAYS: Final = "gateway.batches.work.perform"
+_FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
 _SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
 _FAILED: Final = "tokenyard.batch.rq.callbacks.failed"
 #: A field of RQ's hash of a job: cancellation is requested.
@@ -92,6 +95,7 @@ class BatchQueue:
         job_id: str = "",
         after: Sequence[str] = (),
         at: datetime.datetime | None = None,
+        function: str = _PERFORM,
     ) -> Job:
         """Enqueue a job; raises `SettingsError`."""
         for name in after:
@@ -101,9 +105,9 @@ class BatchQueue:
             raise SettingsError(["give either a job to wait for or a time"])
         options = _options(order, job_id or new_id())
         if at is not None:
-            job: Job = self.rq.enqueue_at(at, _PERFORM, **options)
+            job: Job = self.rq.enqueue_at(at, function, **options)
             return job
-        return self.rq.enqueue(_PERFORM, depends_on=list(after) or None, **options)
+        return self.rq.enqueue(function, depends_on=list(after) or None, **options)
 
     def find(self, job_id: str) -> Job:
         """A batch job; raises `UnknownJob`."""
@@ -111,7 +115,7 @@ class BatchQueue:
             job = Job.fetch(job_id, connection=self._connection, serializer=JSONSerializer)
         except (NoSuchJobError, ValueError) as error:
             raise UnknownJob(f"there is no batch job {job_id!r}, or not any more") from error
-        if job.origin != self.rq.name or job.func_name != _PERFORM:
+        if job.origin != self.rq.name or job.func_name not in _FUNCTIONS:
             raise UnknownJob(f"{job_id!r} is not a batch job of this yard")
         return job
 
@@ -123,7 +127,7 @@ class BatchQueue:
             names += getattr(self.rq, registry).get_job_ids(cleanup=False)
         unique = list(dict.fromkeys(names))
         found = Job.fetch_many(unique, connection=self._connection, serializer=JSONSerializer)
-        jobs = [job for job in found if job is not None and job.func_name == _PERFORM]
+        jobs = [job for job in found if job is not None and job.func_name in _FUNCTIONS]
         return sorted(jobs, key=lambda job: job.created_at, reverse=True)
 
     def describe(self, job_id: str) -> dict[str, Any]:
@@ -299,7 +303,7 @@ def describe(job: Job) -> dict[str, Any]:
         "errors": {"object": "list", "data": [{"message": message}]} if message else None,
         "input_file_id": order.spec.input,
         "output_file_id": order.spec.output,
-        "error_file_id": str(order.spec.errors_path),
+        "error_file_id": order.spec.errors or str(order.spec.errors_path),
         "completion_window": f"{window:g}s" if window else None,
         "created_at": int(job.created_at.timestamp()),
         **{f"{name}_at": at(name) for name in ("in_progress", "finalizing", *sorted(ENDED))},

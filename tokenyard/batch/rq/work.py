@@ -6,15 +6,16 @@ import contextlib
 import datetime
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from rq import Retry, get_current_job
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
+from tokenyard.batch.asking import AskingFactory
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
@@ -46,34 +47,60 @@ class WorkerContext:
     url = ""
     yard = ""
     is_stopping = False  # in the child: SIGTERM came before the job itself runs
+    #: For batches of gateways, as a gateway has them.
+    model_paths: ClassVar[Mapping[str, str]] = {}
+    trust_remote_code = False
 
 
 def perform(order: dict[str, Any]) -> Any:
-    """Run the lines of a job that are not done; RQ calls this.
+    """Run the lines of a job that are not done; RQ calls this."""
+    return carry_out(msgspec.convert(order, JobOrder))
 
-    Returns the batch object, or RQ's `Retry` if the worker is being stopped.
+
+def carry_out(
+    order: JobOrder,
+    asking: AskingFactory | None = None,
+    *,
+    keep: Callable[[], None] = lambda: None,
+    publish: Callable[[], None] = lambda: None,
+) -> Any:
+    """Carry out RQ's current job: the batch object, or RQ's `Retry` if the worker is being stopped.
+
+    ``keep`` is called about once a second while it runs, by either of two threads, and ``publish``
+    once every line has its answer.
     """
     job = get_current_job()
     if job is None or not WorkerContext.url:
         raise RuntimeError("batch jobs are run by `tokenyard batch worker`")
-    read = msgspec.convert(order, JobOrder)
-    with _logged(read.spec):
-        _enqueue_next(job, read)
+    with _logged(order.spec):
+        _enqueue_next(job, order)
         try:
             with _stoppable():
-                return _run(job, read)
+                return _run(job, order, asking, keep, publish)
         except Stopped:
             _log.info("job %s: the worker stops; another one continues", job.id)
             return Retry(_UNLIMITED)
 
 
-def _run(job: Job, order: JobOrder) -> dict[str, Any]:
+def _run(
+    job: Job,
+    order: JobOrder,
+    asking: AskingFactory | None,
+    keep: Callable[[], None],
+    publish: Callable[[], None],
+) -> dict[str, Any]:
     record = _JobRecord(job, order)
+
+    def on_progress(progress: Progress) -> None:
+        record.update(progress)
+        keep()
+
     runner = Runner(
         WorkerContext.url,
         WorkerContext.yard,
         order.spec,
-        on_progress=record.update,
+        asking=asking,
+        on_progress=on_progress,
         is_cancelled=record.is_cancelled,
     )
     try:
@@ -83,6 +110,7 @@ def _run(job: Job, order: JobOrder) -> dict[str, Any]:
             retry=job.meta.get("retry", ""),
             lock_within_s=_LOCK_WITHIN_S,
         )
+        publish()
     except Exception as error:
         is_permanent = isinstance(error, PermanentError | JobTimeoutException)
         record.failed(error, is_permanent=is_permanent and not isinstance(error, OutputInUse))

@@ -88,7 +88,7 @@ spec_options: Final = with_options(
         "--max-in-flight",
         "window",
         type=click.IntRange(1),
-        help="Most requests in flight.  [default: twice the workers' slots, at least 1000]",
+        help="Most requests in flight.  [default: twice the workers' places, at least 1000]",
     ),
     click.option("--ordered", is_flag=True, help="Write answers in the order of the lines."),
     click.option(

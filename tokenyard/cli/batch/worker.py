@@ -10,13 +10,16 @@ from setproctitle import setproctitle
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.cli.batch.options import need_rq
 from tokenyard.cli.shared.connect import url_of
-from tokenyard.process.program import PlainCommand, YardChoice, start_logging
+from tokenyard.process.program import PlainCommand, YardChoice, start_logging, words
 
 ABOUT: Final = """Run batch jobs, one at a time; start several for more.
 
 It is RQ's worker with JSON instead of pickle. Each job runs in its own process, which uses no GPU.
 SIGTERM requeues a running job, and another worker continues it; after SIGKILL the next worker of
 this host continues immediately, one elsewhere after a minute.
+
+Batches of a gateway (docs/gateway.md) need on this host what the gateway needs: the extra `gateway`
+and the models' tokenizers.
 
 \b
 Examples:
@@ -25,14 +28,48 @@ Examples:
 """
 
 
+def places(given: tuple[str, ...]) -> dict[str, str]:
+    """The places of models by name; raises `click.UsageError`."""
+    found = {}
+    for each in given:
+        name, _, path = each.partition("=")
+        if not name or not path:
+            raise click.UsageError(f"--model-paths: {each!r} is not NAME=PATH")
+        found[name] = path
+    return found
+
+
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Run submitted jobs.")
 @click.option("--burst", is_flag=True, help="End when no job waits.")
 @click.option("--name", default="", help="Name of this worker in RQ.  [default: random]")
+@click.option(
+    "--model-paths",
+    type=words,
+    default="",
+    envvar="TOKENYARD_GATEWAY_MODEL_PATHS",
+    help="For batches of a gateway, as its option: where models lie here, NAME=PATH,...",
+)
+@click.option(
+    "--trust-remote-code/--no-trust-remote-code",
+    default=False,
+    envvar="TOKENYARD_GATEWAY_TRUST_REMOTE_CODE",
+    help="For batches of a gateway, as its option.",
+)
 @click.pass_context
-def worker(ctx: click.Context, burst: bool, name: str) -> None:
+def worker(
+    ctx: click.Context,
+    burst: bool,
+    name: str,
+    model_paths: tuple[str, ...],
+    trust_remote_code: bool,
+) -> None:
     """Work until stopped."""
     need_rq()
+    from tokenyard.batch.rq.work import WorkerContext
     from tokenyard.batch.rq.worker import run_worker
+
+    WorkerContext.model_paths = places(model_paths)
+    WorkerContext.trust_remote_code = trust_remote_code
 
     choice: YardChoice = ctx.obj
     url = url_of(choice)

@@ -117,7 +117,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
 @click.option(
     "--gateway/--no-gateway",
     default=None,
-    help="Whether to run a gateway.  [default: with engine vllm]",
+    help="Whether to run a gateway, and a worker for its batches.  [default: with engine vllm]",
 )
 @worker_option("grace_s", "Time for running requests to finish on a stop.", click.FloatRange(0))
 @worker_option("start_timeout_s", "Longest wait for the workers' engines.", click.FloatRange(1))

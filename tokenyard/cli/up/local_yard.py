@@ -1,4 +1,7 @@
-"""Runs a whole yard on this machine: broker, coordinator, controller with workers, gateway."""
+"""Runs a whole yard on this machine: broker, coordinator, controller with workers, gateway.
+
+Beside a gateway runs a batch worker, for its batches.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,17 @@ from tokenyard.scripts import Scripts
 
 #: Time for the coordinator, which has no requests to finish.
 _COORDINATOR_STOP_S: Final = 10.0
+#: Time for a batch worker, whose job goes on when it is started again.
+_BATCH_STOP_S: Final = 30.0
 #: Time for a controller beyond that for its requests.
 _CONTROLLER_STOP_S: Final = 15.0
 _WORKER: Final = "worker"
 _GATEWAY: Final = "gateway"
+_BATCH: Final = "batch"
+#: Parts without which a yard still serves.
+_OPTIONAL: Final = frozenset({_GATEWAY, _BATCH})
+#: Variables that say where the gateway keeps files.
+_FILES: Final = frozenset({"TOKENYARD_GATEWAY_FILES_DIR", "TOKENYARD_GATEWAY_FILES_URL"})
 #: Variables that the plan contains already; the child must not read them again.
 _DECIDED: Final = ("TOKENYARD_WORKER_MODEL", "TOKENYARD_WORKER_MODELS")
 _POLL_S: Final = 0.1
@@ -73,7 +83,8 @@ class LocalPlan:
     enforce_eager: bool = False
     device: DeviceName = "auto"  # what engines use
     devices: tuple[str, ...] = ()  # GPUs, one for each worker
-    http_port: int | None = None  # of a gateway on loopback; None: there is none
+    # Of a gateway on loopback, beside which a batch worker runs; None: there is neither.
+    http_port: int | None = None
     debug: bool = False
 
     @property
@@ -159,7 +170,11 @@ class LocalYard:
         if plan.http_port is not None:
             gateway = [*program, "gateway", *debug, f"--port={plan.http_port}"]
             gateway += [f"--grace-s={plan.grace_s}"]
+            if not _FILES & env.keys():
+                env["TOKENYARD_GATEWAY_FILES_DIR"] = str(plan.data_dir.absolute() / "files")
             yield Child(_GATEWAY, gateway, logs / "gateway.log", env, stop_s)
+            batch = [*program, "batch", "worker", *debug]
+            yield Child(_BATCH, batch, logs / "batch.log", env, _BATCH_STOP_S)
 
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
         """Wait until a coordinator leads and all our workers are ready, or warm.
@@ -257,15 +272,15 @@ class LocalYard:
         self._say(child.name, LogLine("WARNING", f"process {pid} has ended, status {status}"))
         if child.name == _WORKER:
             self._retire_ours()
-        if child.name == _GATEWAY and not child.restart():
-            self._children.remove(child)
-            self._say(child.name, LogLine("WARNING", f"is off: {child.error() or child.log}"))
+        if child.restart():
             return
-        if child.name != _GATEWAY and not child.restart():
+        if child.name not in _OPTIONAL:
             raise YardFailed(
                 f"the {child.name} has ended for good (status {status}); the end of"
                 f" {child.log}:\n{child.log_end()}"
             )
+        self._children.remove(child)
+        self._say(child.name, LogLine("WARNING", f"is off: {child.error() or child.log}"))
 
     def _retire_ours(self) -> None:
         """End the leases of our workers, which died with the controller, to move their requests."""

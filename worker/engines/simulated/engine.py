@@ -34,7 +34,7 @@ from worker.engines.simulated.generation import (
 )
 from worker.engines.simulated.speed import SimulatedDevice, SpeedModel
 
-UNLIMITED_SLOTS: Final = 256  # reported to the coordinator by an engine without a batch limit
+UNLIMITED_SEQS: Final = 256  # reported to the coordinator by an engine without a batch limit
 
 
 class SimulatedEngine:
@@ -81,7 +81,7 @@ class SimulatedEngine:
             revision="",
             max_model_len=max_model_len,
             vocab_size=vocab_size,
-            slots=self._speed.max_num_seqs or UNLIMITED_SLOTS,
+            max_num_seqs=self._speed.max_num_seqs or UNLIMITED_SEQS,
             adapters=tuple(adapters),
             cache_tokens=self._cache.tokens,
         )

@@ -124,7 +124,7 @@ class VllmEngine:
             revision=self._spec.revision,
             max_model_len=self._max_model_len,
             vocab_size=self._vocab_size,
-            slots=self._spec.max_num_seqs,
+            max_num_seqs=self._spec.max_num_seqs,
             tokenizer=self._spec.path if self._tokenizer.is_there else "",
             adapters=tuple(self._adapters),
             phases_s=dict(self._phases_s),

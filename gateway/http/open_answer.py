@@ -17,7 +17,7 @@ HINT: Final = b": this gateway is stopping; ask again with Last-Event-ID\nretry:
 _RETRY_MS: Final = (500, 1500)
 
 
-class Exchange:
+class OpenAnswer:
     """The `send` of one request, between the application and the server."""
 
     def __init__(self, send: Send, path: str) -> None:

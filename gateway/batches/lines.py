@@ -1,0 +1,189 @@
+"""Lines of batches, asked by vLLM's front end as a gateway asks it for an HTTP request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.types import Message
+
+from gateway.frontend.models import STATE, FrontEnds
+from gateway.http.context import CURRENT, RequestContext
+from gateway.http.errors import GatewayError, unavailable
+from gateway.http.incoming import inner_scope, replay
+from gateway.listing import find_model
+from gateway.responses.options import PATH as RESPONSES_URL
+from gateway.responses.options import for_front_end, invalid, read_options
+from gateway.responses.store import PREFIX, StoredResponse
+from gateway.responses.tap import ResponseTap
+from tokenyard.batch.answers import LineError, OutputLine, Response, bad_line, line_id
+from tokenyard.batch.asking import Ending, request_name
+from tokenyard.batch.lines import BadLine, HttpLine, read_http_line, repeated
+from tokenyard.batch.opening import OpenJob
+from tokenyard.protocol.errors import Code
+
+if TYPE_CHECKING:
+    from gateway.models import ModelWatch
+
+#: Fields that a batch cannot obey, with their only values.
+_ONLY: Final[Mapping[str, Any]] = {
+    "stream": False,
+    "background": False,
+    "previous_response_id": None,
+}
+#: Pauses before a line is asked again that the queue could not take.
+_LEAST_PAUSE_S: Final = 0.1
+_MOST_PAUSE_S: Final = 5.0
+
+
+class Unanswered(Exception):
+    """The line was under way when its job ended or its worker stopped."""
+
+
+class LineAsker:
+    """Asks the lines of one job; the ids of their requests follow from the job's id."""
+
+    def __init__(
+        self, job: OpenJob, ending: Ending, front_ends: FrontEnds, models: ModelWatch
+    ) -> None:
+        self._job = job
+        self._spec = job.state.spec
+        self._ending = ending
+        self._front_ends = front_ends
+        self._models = models
+        #: Set when no answer is waited for any more.
+        self.is_over = asyncio.Event()
+
+    async def answer(self, number: int, raw: bytes | None) -> OutputLine:
+        """The output for a line; raises `Unanswered`."""
+        line = read_http_line(number, raw, self._spec.endpoint)
+        if isinstance(line, HttpLine) and number in self._job.input.repeated:
+            line = repeated(line.custom_id)
+        if isinstance(line, BadLine):
+            return bad_line(self._job.state.id, number, line)
+        name = f"{self._job.state.id}/{request_name(self._job, number)}"
+        durable_id = blake2b(name.encode(), digest_size=16).hexdigest()
+        while True:
+            try:
+                status, body = await self._ask(durable_id, line.body)
+            except GatewayError as error:
+                if error.code == Code.DEADLINE_EXCEEDED and self._is_expired():
+                    self._ending.code = self._ending.code or "batch_expired"
+                    return self._ending.line(number, line.custom_id)
+                if error.retry_after_s is None or error.code == "model_not_servable":
+                    return self._output(number, line, durable_id, error.status, error.body())
+                await self._pause(error.retry_after_s)
+            else:
+                return self._output(number, line, durable_id, status, body)
+
+    def _is_expired(self) -> bool:
+        expires_at = self._job.state.expires_at
+        return expires_at is not None and time.time() >= expires_at
+
+    async def _pause(self, wanted_s: float) -> None:
+        pause_s = min(max(wanted_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+        try:
+            await asyncio.wait_for(self.is_over.wait(), pause_s)
+        except TimeoutError:
+            return
+        raise Unanswered
+
+    def _output(
+        self, number: int, line: HttpLine, durable_id: str, status: int, packed: bytes
+    ) -> OutputLine:
+        body = json.loads(packed)
+        return OutputLine(
+            id=line_id(self._job.state.id, number),
+            custom_id=line.custom_id,
+            response=Response(status, durable_id, body),
+            error=None if status == 200 else _line_error(number, body),
+        )
+
+    async def _ask(self, durable_id: str, given: dict[str, Any]) -> tuple[int, bytes]:
+        """Status and body of what the endpoint would answer; raises `GatewayError`."""
+        for field, only in _ONLY.items():
+            if given.get(field) not in (None, only):
+                raise invalid(field, "is not supported in a batch")
+        if not self._models.profiles:
+            raise unavailable("no host of the yard announces a model")
+        profile = find_model(self._models.profiles, given, self._may_use)
+        CURRENT.set(None)  # what is loaded belongs to no request
+        STATE.set(await self._front_ends.state_of(profile))
+        context = self._context(durable_id)
+        CURRENT.set(context)
+        caught = _Caught()
+        send, body = caught.send, msgspec.json.encode(given)
+        if self._spec.endpoint == RESPONSES_URL:
+            body = for_front_end(given, PREFIX + durable_id, read_options(given))
+            created_ms = round(context.created * 1000)
+            stored = StoredResponse(durable_id, context.client, created_ms, profile.name, body)
+            send = ResponseTap(caught.send, stored, context.ticket).send
+        fault: Exception | None = None
+        try:
+            scope = inner_scope(self._spec.endpoint, durable_id)
+            await self._front_ends.app(scope, replay(body, self._hang_up), send)
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this line alone
+            fault = error
+        if context.ticket.error is not None:
+            raise context.ticket.error
+        is_empty = fault is not None or caught.body in (b"", b"null")  # "null" is said to nobody
+        if is_empty and self.is_over.is_set():
+            raise Unanswered
+        if is_empty:
+            message = f"the body cannot be rendered to a prompt: {fault}"
+            raise GatewayError(400, "invalid_request_error", message) from fault
+        return caught.status, caught.body
+
+    def _may_use(self, model: str) -> bool:
+        return self._spec.models is None or model in self._spec.models
+
+    def _context(self, durable_id: str) -> RequestContext:
+        expires_at = self._job.state.expires_at
+        return RequestContext(
+            durable_id=durable_id,
+            client=self._job.state.id,
+            created=time.time(),
+            tenant=self._spec.tenant,
+            priority_class=self._spec.priority_class,
+            may_go_first=False,
+            deadline_ms=None if expires_at is None else round(expires_at * 1000),
+            is_patient=True,
+            can_come_back=True,
+            keep_s=self._spec.result_ttl_s,
+        )
+
+    async def _hang_up(self) -> Message:
+        """What the connection of a client would bring behind its request."""
+        await self.is_over.wait()
+        return {"type": "http.disconnect"}
+
+
+class _Caught:
+    """An answer that no client gets."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+    async def send(self, message: Message) -> None:
+        """Take a message from the app."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+
+def _line_error(number: int, body: Any) -> LineError:
+    """The error of a line by the body of its answer."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return LineError("server_error", "the request failed", number)
+    code = str(error.get("code") or "")
+    if not code or code.isdecimal():  # no more than the status
+        code = str(error.get("type"))
+    return LineError(code, str(error.get("message")), number)

@@ -1,0 +1,93 @@
+"""Where files, batches and results lie: the seam behind which there is a folder or S3."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tokenyard.process.extras import how_to_install
+from tokenyard.protocol.errors import SettingsError
+
+if TYPE_CHECKING:
+    from gateway.batches.s3 import S3Storage
+
+S3_SCHEME: Final = "s3://"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a storage knows of an object."""
+
+    size: int
+    modified_at: int  # unix seconds
+
+
+class Upload(Protocol):
+    """An object that does not exist yet."""
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece of the content."""
+
+    def commit(self) -> int:
+        """Make the object exist, whole and durable; its size."""
+
+
+class Storage(Protocol):
+    """Objects by their names; each exists whole or not at all.
+
+    Names have folders: ``tenant-a/file-1``. Who calls makes them of ids that were checked. All
+    calls may block, and raise `OSError`; `FileNotFoundError` where there is no such object.
+    """
+
+    def start(self) -> None:
+        """Make it ready; raises `SettingsError` where it cannot be used."""
+
+    def read(self, name: str) -> bytes:
+        """The content of a small object."""
+
+    def pieces(self, name: str) -> Generator[bytes, None, None]:
+        """The content of any object, piece by piece."""
+
+    def look(self, name: str) -> Stored | None:
+        """What is known of an object; None where there is none."""
+
+    def write(self, name: str, content: bytes, *, is_exclusive: bool = False) -> None:
+        """Write a small object, durably.
+
+        Replaces the one before, or with ``is_exclusive`` raises `FileExistsError`.
+        """
+
+    def upload(self, name: str) -> AbstractContextManager[Upload]:
+        """Write an object piece by piece; without a commit nothing is left of it."""
+
+    def delete(self, name: str) -> bool:
+        """Delete an object; False where there was none."""
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """The names in one folder that begin with a prefix."""
+
+    def location(self, name: str) -> str:
+        """Path or URL of an object, by which a batch worker finds it."""
+
+
+def open_storage(files_dir: Path | None, files_url: str) -> Storage | None:
+    """The storage that the settings name; None where they name none."""
+    if files_url:
+        return open_bucket(files_url)
+    if files_dir is not None:
+        from gateway.batches.folder import FolderStorage
+
+        return FolderStorage(files_dir)
+    return None
+
+
+def open_bucket(url: str) -> S3Storage:
+    """The storage of a URL; raises `SettingsError` where the extra for it is missing."""
+    try:
+        from gateway.batches.s3 import S3Storage
+    except ImportError as error:
+        raise SettingsError([f"{url}: {how_to_install(error) or error}"]) from error
+    return S3Storage(url)

@@ -1,0 +1,41 @@
+"""Runs a batch of a gateway in RQ's worker, by the gateway's own front end."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+
+from gateway.batches.spool import spooled
+from gateway.batches.storage import S3_SCHEME
+from tokenyard.batch.asking import Asking, Ending
+from tokenyard.batch.opening import OpenJob
+from tokenyard.batch.rq.jobs import JobOrder
+from tokenyard.batch.rq.work import WorkerContext, carry_out
+from tokenyard.protocol.errors import SettingsError
+
+
+def perform(order: dict[str, Any]) -> Any:
+    """Run the lines of a batch that are not done; RQ calls this."""
+    read = msgspec.convert(order, JobOrder)
+    if not read.spec.input.startswith(S3_SCHEME):
+        return carry_out(read, _front_end)
+    with spooled(read.spec) as spool:
+        local = msgspec.structs.replace(read, spec=spool.spec)
+        return carry_out(local, _front_end, keep=spool.keep, publish=spool.publish)
+
+
+def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
+    # Late: a worker that runs other jobs needs nothing of this.
+    try:
+        from gateway.frontend import derived
+
+        derived.install()
+        from gateway.announcements import OwnRules
+        from gateway.batches.asking import by_front_end
+    except ImportError as error:
+        message = f"batches of a gateway need pip install 'tokenyard[gateway]' here: {error}"
+        raise SettingsError([message]) from error
+    rules = OwnRules(WorkerContext.model_paths, WorkerContext.trust_remote_code)
+    return by_front_end(WorkerContext.url, WorkerContext.yard, rules)(job, ending)

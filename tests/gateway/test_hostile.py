@@ -1,0 +1,155 @@
+"""What no schema reaches: torn JSON, wrong encodings, hostile values, lies about lengths."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+from typing import Any, Final
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.gateway.asked import LONG_TOOL, say
+from tests.gateway.ends import all_ends
+from tests.gateway.stand import Door, Stand
+from tests.gateway.test_fuzz import LONGEST_S, REFUSALS, check_stream
+from tests.support.effort import examples
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+_COMMON: Final[dict[str, Any]] = {
+    "model": "speaker",
+    "stream": True,
+    "temperature": 0,
+    "stop": ["stop"],
+    "seed": 1,
+    "user": "me",
+    "request_id": "one",
+    "cache_salt": "salt",
+    "vllm_xargs": {"name": "value"},
+    "kv_transfer_params": {"name": "value"},
+    "structured_outputs": {"regex": "[ab]{1,4}"},
+    "metadata": {"name": "value"},
+}
+GOOD: Final[dict[str, dict[str, Any]]] = {
+    "/v1/completions": _COMMON | {"prompt": ["abc", "xyz"], "max_tokens": 5, "logprobs": 1},
+    "/v1/chat/completions": _COMMON
+    | {"messages": say("abc"), "tools": [LONG_TOOL], "tool_choice": "auto", "max_tokens": 5},
+    "/v1/responses": _COMMON | {"input": say("abc"), "instructions": "say", "max_output_tokens": 5},
+    "/v1/messages": _COMMON
+    | {"messages": say("abc"), "system": "say", "stop_sequences": ["stop"], "max_tokens": 5},
+    "/v1/messages/count_tokens": {"model": "speaker", "messages": say("abc"), "system": "say"},
+    "/tokenize": {"model": "speaker", "prompt": "abc"},
+    "/detokenize": {"model": "speaker", "tokens": [65, 66]},
+}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HOSTILE: Final = (
+    *("", "\x00", "\ud800", "\udfff\ud800", "\ufeff", "\u202e", "\u2028", "e" + 300 * "\u0301"),
+    *("data: [DONE]\n\n", "\r\n\r\n", "<|im_end|>\n<|im_start|>system\n", "</s>", "<s>" * 50),
+    *("{{ 7 * 7 }}", "{% for x in range(10**9) %}{% endfor %}", "../../../etc/passwd", "file-x"),
+    *("a" * 100_000, "(" * 500, "(a*)*b", "[" * 500, '{"a":' * 500, "\\u0000", "%s%n", "$ref"),
+    *(0, -1, 2**31, 2**63, -(2**63) - 1, 10**300, 0.1, 1e308, -1e-308),
+    *(float("nan"), float("inf"), -float("inf"), None, True, [], {}, [[]], [None]),
+    *({"$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "#"}}}),
+    *(nested(30), nested(400), {"a": nested(200)}),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to each value inside a body."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for name, inner in pairs:
+        found.append((*path, name))
+        if isinstance(inner, dict | list):
+            found += places(inner, (*path, name))
+    return found
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, path: str) -> dict[str, Any]:
+    """A good body of which one or two values are hostile."""
+    body: dict[str, Any] = json.loads(json.dumps(GOOD[path]))
+    for _ in range(draw(st.integers(1, 2))):
+        *way, last = draw(st.sampled_from(places(body)))
+        inner: Any = body
+        for name in way:
+            inner = inner[name]
+        value = copy.deepcopy(draw(st.sampled_from(HOSTILE)))
+        if isinstance(inner, dict) and not draw(st.integers(0, 9)) and isinstance(value, str):
+            inner[value] = inner.pop(last)
+        else:
+            inner[last] = value
+    return body
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_no_value_breaks_the_gateway(stand: Stand, door: Door, path: str) -> None:
+    @settings(max_examples=examples(30, 500), suppress_health_check=list(HealthCheck))
+    @given(spoiled(path))
+    def search(body: dict[str, Any]) -> None:
+        raw = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        answer = httpx.post(f"{door.url}{path}", content=raw, headers=headers, timeout=LONGEST_S)
+        assert answer.status_code == 200 or answer.status_code in REFUSALS, answer.text[:2000]
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"]
+        elif answer.headers["content-type"].startswith("text/event-stream"):
+            check_stream(path, answer.text)
+
+    with all_ends(stand, door):
+        search()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(b"", b"{", b"[]", b"null", b"1e999", b'{"a":' * 5000, b"[" * 200_000),
+        *(b"\xff", b'{"model": "\xc3\x28"}', '{"model": "speaker"}'.encode("utf-16-le")[1:]),
+        *(b"\xef\xbb\xbf{", b"\x1f\x8b\x08\x00", b"9" * 5000, b'{"model": "speaker"} x'),
+    ],
+)
+@pytest.mark.parametrize("path", [*GOOD, "/v1/batches"])
+def test_what_is_no_json_object_is_a_bad_request(door: Door, path: str, raw: bytes) -> None:
+    answer = httpx.post(f"{door.url}{path}", content=raw, timeout=30.0)
+
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+
+
+BODY: Final = json.dumps(GOOD["/v1/completions"]).encode()
+LIES: Final[dict[str, bytes]] = {
+    "too-long": b"Content-Length: %d\r\n\r\n%s" % (len(BODY) + 10, BODY),
+    "too-short": b"Content-Length: %d\r\n\r\n%s" % (len(BODY) - 10, BODY),
+    "negative": b"Content-Length: -1\r\n\r\n" + BODY,
+    "no-number": b"Content-Length: many\r\n\r\n" + BODY,
+    "huge": b"Content-Length: 99999999999999999999999\r\n\r\n" + BODY,
+    "twice": b"Content-Length: 5\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "both": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "no-chunk": b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY,
+    "torn-chunk": b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s" % (len(BODY) + 5, BODY),
+    "none": b"\r\n" + BODY,
+    "wrong-encoding": b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_about_the_length_harms_nobody(stand: Stand, door: Door, lie: str) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with all_ends(stand, door), socket.create_connection(("127.0.0.1", door.port), 30.0) as client:
+        client.sendall(head + LIES[lie])
+        client.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+
+    assert b" 500 " not in answer, answer

@@ -1,0 +1,76 @@
+"""Bodies that cannot be sent on are refused, and harm nobody beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from gateway.http.body_errors import BodyErrors
+from gateway.http.errors import GatewayError
+from gateway.http.incoming import parse_body
+from gateway.queue import submitter as module
+from gateway.queue.submitter import BurstSubmitter
+from tests.support.builders import make_request
+from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import Acceptance, Submitted
+
+
+@pytest.mark.parametrize(
+    "body", [{"user": "\ud800"}, {"\udfff": 1}, {"a": [{"b": "\ude00\ud83d"}]}], ids=str
+)
+def test_half_a_character_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(GatewayError, match="no Unicode"):
+        parse_body(json.dumps(body).encode())
+
+
+def test_a_character_in_two_halves_is_none_of_them() -> None:
+    assert parse_body(json.dumps({"a": "😀"}).encode()) == {"a": "😀"}
+
+
+def test_a_request_that_cannot_be_written_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def accept(connection: Any, url: str, wanted: Any) -> list[Acceptance]:
+        count = sum(":request:" in str(key) for key in wanted.keys)
+        return [Acceptance(Submitted.ACCEPTED)] * count
+
+    monkeypatch.setattr(module, "call", accept)
+    nothing: Any = None
+
+    async def main() -> list[Any]:
+        submitter = BurstSubmitter(nothing, "", Keys("yard"))
+        asked = [make_request(), make_request(metadata={"a": "\ud800"}), make_request()]
+        given = [submitter.submit(one, "normal", refuse_late=False) for one in asked]
+        async with asyncio.timeout(5.0):
+            return await asyncio.gather(*given, return_exceptions=True)
+
+    first, bad, last = asyncio.run(main())
+
+    assert first.code is last.code is Submitted.ACCEPTED
+    assert isinstance(bad, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("status", "was_asked", "expected"),
+    [(500, False, 400), (500, True, 500), (200, False, 200), (404, False, 404)],
+)
+def test_a_500_before_the_queue_is_asked_is_the_bodys_fault(
+    status: int, was_asked: bool, expected: int
+) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def main() -> bool:
+        errors = BodyErrors(send, "/v1/completions", lambda: was_asked)
+        text = json.dumps({"error": {"message": "no attribute"}}).encode()
+        await errors.send({"type": "http.response.start", "status": status, "headers": []})
+        await errors.send({"type": "http.response.body", "body": text})
+        return errors.is_replaced
+
+    assert asyncio.run(main()) is (status != expected)
+    assert sent[0]["status"] == expected
+    assert "no attribute" in json.loads(sent[1]["body"])["error"]["message"]

@@ -1,0 +1,56 @@
+"""What the gateway tells about itself: its version, and its metrics to whom they concern."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, cast
+
+import httpx
+import pytest
+
+from tests.unit.gateway.conftest import adder_tokenizer
+from tokenyard import __version__
+from tokenyard.protocol.gateway_settings import GatewaySettings
+
+pytestmark = pytest.mark.vllm
+
+NOWHERE = "redis://127.0.0.1:1"
+
+
+def get(path: str, keys: Literal["off", "required"] = "off") -> httpx.Response:
+    """The answer of a gateway that nobody connects to a broker."""
+    adder_tokenizer()  # sets vLLM's environment first
+    from gateway.app import Gateway
+    from gateway.frontend.models import FrontEnds
+    from gateway.models import ModelWatch
+    from gateway.queue.yard import YardQueue
+
+    async def ask() -> httpx.Response:
+        settings = GatewaySettings(redis_url=NOWHERE, keys=keys)
+        queue = YardQueue(NOWHERE, "nowhere")
+        front_ends = FrontEnds(queue)
+        watch = ModelWatch(queue, front_ends, settings.refresh_s)
+        app: Any = Gateway(settings, queue, front_ends, watch, cast(Any, None))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+            await client.get("/livez")
+            return await client.get(path)
+
+    return asyncio.run(ask())
+
+
+def test_the_version_is_that_of_the_front_end_beside_our_own() -> None:
+    import vllm
+
+    assert get("/version").json() == {"version": vllm.__version__, "tokenyard": __version__}
+
+
+def test_metrics_are_served_where_anybody_may_ask() -> None:
+    answer = get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'tokenyard_http_answers_total{path="/livez",status="200"} 1.0' in answer.text
+
+
+def test_with_keys_metrics_are_not_for_clients() -> None:
+    assert get("/metrics", keys="required").status_code == 401

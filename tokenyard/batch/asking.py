@@ -1,0 +1,204 @@
+"""Asks the lines of a job: by a client of the yard, or however else a program chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tokenyard.batch.answers import OutputLine, unrun_line
+from tokenyard.batch.files import NumberedLine, read_lines
+from tokenyard.batch.hedging import Hedges
+from tokenyard.batch.lines import ParsedLine
+from tokenyard.batch.opening import OpenJob
+from tokenyard.batch.requests import LineRequest, line_request, output_for
+from tokenyard.client.handshake import YardInfo
+from tokenyard.client.options import Item, SharedOptions
+from tokenyard.client.sync import Client
+from tokenyard.protocol.errors import TransientError, UnknownRequest
+from tokenyard.protocol.replies import Result
+
+#: A job waits for workers without limit; only a completion window ends it.
+_NO_HURRY_S: Final = 365 * 24 * 3600.0
+#: Errors in a row without progress after which the job fails.
+_MAX_ERRORS: Final = 5
+_LEAST_WINDOW: Final = 1_000
+
+_log = logging.getLogger("tokenyard.batch")
+
+#: The answer to the input line with this number.
+Answer = tuple[int, OutputLine]
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why the rest of a job does not run, and how many lines were answered with that."""
+
+    job_id: str
+    code: str = ""  # `batch_cancelled` or `batch_expired`
+    unrun: int = 0
+
+    def line(self, number: int, custom_id: str | None) -> OutputLine:
+        """The answer of a line that does not run."""
+        self.unrun += 1
+        return unrun_line(self.job_id, number, custom_id, self.code)
+
+
+class Asking(Protocol):
+    """The lines of one job that are being asked."""
+
+    def answers(self, check: Callable[[], None]) -> Iterator[Answer]:
+        """Ask all lines that are not done and yield their answers; once it ends, only those.
+
+        ``check`` raises the error for which `interrupt` was called.
+        """
+
+    def interrupt(self) -> None:
+        """Let `answers` end soon; another thread calls it."""
+
+    def cancel(self) -> None:
+        """Cancel what is under way, for the job ends; another thread calls it repeatedly."""
+
+    def hedge(self) -> Iterator[Answer]:
+        """Answers to lines that were asked a second time; another thread calls it repeatedly."""
+
+
+#: Begins to ask the lines of a job.
+AskingFactory = Callable[[OpenJob, Ending], AbstractContextManager[Asking]]
+
+
+def request_name(job: OpenJob, number: int) -> str:
+    """The name of a line's request; new in each round, in which answered lines run again."""
+    return str(number) if job.state.round == 1 else f"{number}.{job.state.round}"
+
+
+def waiting_lines(job: OpenJob, ending: Ending) -> Iterator[NumberedLine]:
+    """The lines that are not done, until the job ends."""
+    for number, raw in read_lines(job.state.spec.input_path):
+        if ending.code:
+            break
+        if number not in job.outputs.done:
+            yield number, raw
+
+
+class ClientAsking:
+    """Asks by `Client.map`, with a bounded window of requests."""
+
+    def __init__(self, client: Client, url: str, yard: str, job: OpenJob, ending: Ending) -> None:
+        self._client = client
+        self._job = job
+        self._spec = job.state.spec
+        self._ending = ending
+        self._window = self._spec.window or _window_for(client.info())
+        self._pending: dict[int, LineRequest] = {}
+        self._is_exhausted = False
+        self.hedges = Hedges(client, url, yard, self._shared())
+
+    def answers(self, check: Callable[[], None]) -> Iterator[Answer]:
+        """See `Asking`; starts again after an error of the yard."""
+        done = self._job.outputs.done
+        errors = 0
+        while True:
+            before = len(done)
+            try:
+                yield from self._map()
+            except (TransientError, UnknownRequest) as error:
+                check()
+                errors = 1 if len(done) > before else errors + 1
+                if errors >= _MAX_ERRORS:
+                    raise
+                job_id = self._job.state.id
+                _log.warning("job %s: sends the unanswered lines again: %s", job_id, error)
+            else:
+                return
+
+    def _map(self) -> Iterator[Answer]:
+        self._pending.clear()
+        self._is_exhausted = False
+        found = self._client.map(
+            self._items(), window=self._window, ordered=self._spec.ordered, **self._shared()
+        )
+        for index, result in found:
+            request = self._pending.pop(index)
+            yield request.number, self._output(request, result)
+
+    def _items(self) -> Iterator[Item]:
+        for index, (number, raw) in enumerate(waiting_lines(self._job, self._ending)):
+            request = self._request(number, raw)
+            self._pending[index] = request
+            yield request.item
+        self._is_exhausted = not self._ending.code
+
+    def _request(self, number: int, raw: bytes | None) -> LineRequest:
+        name = request_name(self._job, number)
+        is_repeated = number in self._job.input.repeated
+        return line_request(self._spec, number, raw, name, is_repeated=is_repeated)
+
+    def _shared(self) -> SharedOptions:
+        shared: SharedOptions = {
+            "priority_class": self._spec.priority_class,
+            "result_ttl_s": self._spec.result_ttl_s,
+            "tenant": self._spec.tenant,
+        }
+        expires_at = self._job.state.expires_at
+        if expires_at is not None:
+            shared["deadline"] = datetime.datetime.fromtimestamp(expires_at, datetime.UTC)
+        return shared
+
+    def _output(self, request: LineRequest, result: Result) -> OutputLine:
+        if isinstance(request.line, ParsedLine):
+            if result.status == "expired" and self._spec.completion_window_s:
+                self._ending.code = self._ending.code or "batch_expired"
+            if self._ending.code and result.status in {"cancelled", "expired"}:
+                return self._ending.line(request.number, request.line.custom_id)
+        return output_for(self._job.state.id, request, result)
+
+    def interrupt(self) -> None:
+        """See `Asking`."""
+        self._client.close()
+
+    def cancel(self) -> None:
+        """See `Asking`."""
+        for request in self._sent():
+            self._client.cancel(request.request_id)
+
+    def hedge(self) -> Iterator[Answer]:
+        """See `Asking`."""
+        if not self._spec.hedge or self._spec.ordered or not self._is_exhausted:
+            return
+        for request, result in self.hedges.look(self._sent()):
+            yield request.number, self._output(request, result)
+            self._client.cancel(request.request_id)
+
+    def _sent(self) -> list[LineRequest]:
+        """Pending requests, copied at once because another thread changes them."""
+        return [one for one in list(self._pending.values()) if isinstance(one.line, ParsedLine)]
+
+
+def by_client(url: str, yard: str, connect_timeout_s: float) -> AskingFactory:
+    """Asks by a client whose name is the job's id."""
+
+    @contextlib.contextmanager
+    def begin(job: OpenJob, ending: Ending) -> Iterator[ClientAsking]:
+        with Client(
+            url,
+            yard,
+            client_id=job.state.id,
+            connect_timeout_s=connect_timeout_s,
+            result_timeout_s=_NO_HURRY_S,
+        ) as client:
+            asking = ClientAsking(client, url, yard, job, ending)
+            with asking.hedges:
+                yield asking
+
+    return begin
+
+
+def _window_for(info: YardInfo) -> int:
+    """Twice the places of all workers, so that none runs out of requests between bursts."""
+    places = sum(worker.max_num_seqs for worker in info.workers.values())
+    return max(_LEAST_WINDOW, 2 * places)
