@@ -97,11 +97,11 @@ class Injector:
 
     def _strike_program(self, fault: Planned) -> bool:
         part, act = fault.kind
-        if part == "gateway":
-            self._wait_for_streams()
         program = _choose(self._candidates(part), fault.which)
         if program is None:
             return False
+        if part == "gateway":
+            self._wait_for_streams()
         pids = [program.pid]
         orphans = [one.pid for one in self._plant.workers() if one.host == program.name]
         if part == "host":

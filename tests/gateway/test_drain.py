@@ -127,9 +127,9 @@ def read_by_anthropic(port: int, has_begun: Semaphore) -> None:
 
 
 @contextmanager
-def own_door(stand: Stand, **options: object) -> Iterator[Door]:
+def own_door(stand: Stand, *, grace_s: float) -> Iterator[Door]:
     """A gateway that only this test stops."""
-    door = Door(stand.plant, set(NAMES), **options)
+    door = Door(stand.plant, set(NAMES), is_forked=False, grace_s=grace_s)
     door.wait()
     yield door
     door.program.end()
