@@ -159,8 +159,6 @@ class Gateway:
         elif method == "GET" and path.startswith(ONE_MODEL):
             card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
             await send_body(send, 200, json.dumps(card).encode())
-        elif method == "GET" and path == "/version":
-            await self._front_ends.app(scope, receive, send)
         elif method == "POST" and path in GENERATING | RENDERING:
             await self._answer(scope, receive, send, path, principal)
         elif path.startswith(UNDER_RESPONSES):
