@@ -24,10 +24,10 @@ _BENCH = """
 import json, os, sys
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser = FlexibleArgumentParser()
-add_cli_args(parser)
 for words in json.loads(sys.argv[1]):
     if not (pid := os.fork()):
+        parser = FlexibleArgumentParser()
+        add_cli_args(parser)  # draws the prefix of the ids of requests
         main(parser.parse_args(words))
         sys.exit()
     assert os.waitpid(pid, 0)[1] == 0
