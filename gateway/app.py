@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import vllm
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
@@ -258,7 +257,7 @@ class Gateway:
         return b"{}"
 
     async def _version(self) -> bytes:
-        return json.dumps({"version": vllm.__version__, "tokenyard": __version__}).encode()
+        return json.dumps({"version": self._front_ends.version, "tokenyard": __version__}).encode()
 
 
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:

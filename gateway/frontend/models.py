@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import vllm
 from fastapi import FastAPI
 from starlette.datastructures import State
 from vllm import AsyncEngineArgs
@@ -139,6 +140,11 @@ class FrontEnds:
             return ""
         error = one.state.exception()
         return error.message if isinstance(error, GatewayError) else ""
+
+    @property
+    def version(self) -> str:
+        """Of vLLM."""
+        return str(vllm.__version__)
 
     def max_model_len(self, profile: ModelProfile) -> int | None:
         """Tokens of prompt and answer together; None where it is not known yet."""
