@@ -15,15 +15,13 @@ from gateway.batches.lines import LineAsker, Unanswered
 from gateway.frontend.models import FrontEnds
 from gateway.models import ModelWatch
 from gateway.queue.yard import YardQueue
-from tokenyard.batch.asking import Answer, AskingFactory, Ending, waiting_lines
+from tokenyard.batch.asking import Answer, AskingFactory, Ending, waiting_lines, window_for
 from tokenyard.batch.files import NumberedLine
 from tokenyard.batch.input_scan import id_of
 from tokenyard.batch.opening import OpenJob
 
 T = TypeVar("T")
 
-#: Lines under way; twice the workers' places where that is more.
-_LEAST_WINDOW: Final = 1_000
 _REFRESH_S: Final = 1.0
 _STOP_S: Final = 10.0
 
@@ -67,10 +65,7 @@ class FrontEndAsking:
         self._asking.result()
 
     async def _ask_all(self) -> None:
-        workers = await self._models.workers()
-        window = self._job.state.spec.window or max(
-            _LEAST_WINDOW, 2 * sum(worker.max_num_seqs for worker in workers)
-        )
+        window = self._job.state.spec.window or window_for(await self._models.workers())
         room = asyncio.Semaphore(window)
         async with asyncio.TaskGroup() as group:
             for numbered in waiting_lines(self._job, self._ending):

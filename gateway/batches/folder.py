@@ -78,13 +78,9 @@ class FolderStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _FileUpload(path)
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str) -> None:
         """See `Storage`."""
-        try:
-            self.path(name).unlink()
-        except FileNotFoundError:
-            return False
-        return True
+        self.path(name).unlink(missing_ok=True)
 
     def names(self, prefix: str) -> Iterator[str]:
         """See `Storage`."""

@@ -78,12 +78,10 @@ class S3Storage:
         """See `Storage`."""
         return _BucketUpload(self._store, name)
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str) -> None:
         """See `Storage`."""
-        is_there = self.look(name) is not None
         with _as_os_errors():
             obstore.delete(self._store, name)
-        return is_there
 
     def names(self, prefix: str) -> Iterator[str]:
         """See `Storage`."""

@@ -63,8 +63,8 @@ class Storage(Protocol):
     def upload(self, name: str) -> AbstractContextManager[Upload]:
         """Write an object piece by piece; without a commit nothing is left of it."""
 
-    def delete(self, name: str) -> bool:
-        """Delete an object; False where there was none."""
+    def delete(self, name: str) -> None:
+        """Delete an object, if there is one."""
 
     def names(self, prefix: str) -> Iterator[str]:
         """The names in one folder that begin with a prefix."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -16,11 +16,11 @@ from tokenyard.batch.hedging import Hedges
 from tokenyard.batch.lines import ParsedLine
 from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.requests import LineRequest, line_request, output_for
-from tokenyard.client.handshake import YardInfo
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import Client
 from tokenyard.protocol.errors import TransientError, UnknownRequest
 from tokenyard.protocol.replies import Result
+from tokenyard.protocol.worker_info import WorkerInfo
 
 #: A job waits for workers without limit; only a completion window ends it.
 _NO_HURRY_S: Final = 365 * 24 * 3600.0
@@ -93,7 +93,7 @@ class ClientAsking:
         self._job = job
         self._spec = job.state.spec
         self._ending = ending
-        self._window = self._spec.window or _window_for(client.info())
+        self._window = self._spec.window or window_for(client.info().workers.values())
         self._pending: dict[int, LineRequest] = {}
         self._is_exhausted = False
         self.hedges = Hedges(client, url, yard, self._shared())
@@ -198,7 +198,6 @@ def by_client(url: str, yard: str, connect_timeout_s: float) -> AskingFactory:
     return begin
 
 
-def _window_for(info: YardInfo) -> int:
+def window_for(workers: Iterable[WorkerInfo]) -> int:
     """Twice the places of all workers, so that none runs out of requests between bursts."""
-    places = sum(worker.max_num_seqs for worker in info.workers.values())
-    return max(_LEAST_WINDOW, 2 * places)
+    return max(_LEAST_WINDOW, 2 * sum(worker.max_num_seqs for worker in workers))
