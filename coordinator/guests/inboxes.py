@@ -85,6 +85,7 @@ class Inboxes:
         self._counts = counts
         self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
         self._turn = 0
+        self._tenants: dict[str, int] = {}  # guests that are tenants, to how much of them waits
         self._cut_off: dict[str, float] = {}  # guest to the end of its cut-off (monotonic)
         self._rests: dict[str, float] = {}  # guest to when its inbox is tried again (monotonic)
 
@@ -96,10 +97,13 @@ class Inboxes:
         written = self._watcher.take()
         if not written:
             return
-        room = self._room()
+        room = self._look(written)
         for left, guest in zip(range(len(written), 0, -1), self._in_turn(written), strict=True):
             # A guest that floods must not take all of the room.
-            room -= self._read(guest, max(0, math.ceil(room / left)), now)
+            own = room / left
+            if guest in self._tenants:  # and a tenant, over time, leaves as much as it has
+                own = min(own, (room - self._tenants[guest]) / 2)
+            room -= self._read(guest, max(0, math.ceil(own)), now)
         self._watcher.rest((time.monotonic() - now) * RESTS)
 
     def _in_turn(self, written: Sequence[str]) -> Sequence[str]:
@@ -137,13 +141,24 @@ class Inboxes:
         self._enforce_limits(guest, haul)
         return self._serve(guest, haul, room) if haul.entries else 0
 
-    def _room(self) -> int:
-        """How many requests of guests may still wait."""
+    def _look(self, written: Sequence[str]) -> int:
+        """Note which guests are tenants; returns how many requests of guests may still wait."""
         pipeline = self._connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))
-        waiting: int = sum(pipeline.execute())
-        return self._most_waiting - waiting
+        pipeline.hget(self._keys.tally, "tenants_waiting")
+        for guest in written:
+            pipeline.hget(self._keys.tenants, guest)
+            pipeline.hget(self._keys.tenant(guest), "waiting")
+        *waiting, of_tenants = (found := pipeline.execute())[: len(INTAKE_CLASSES) + 1]
+        known, counts = found[len(INTAKE_CLASSES) + 1 :: 2], found[len(INTAKE_CLASSES) + 2 :: 2]
+        self._tenants = {
+            guest: _count(count)
+            for guest, settings, count in zip(written, known, counts, strict=True)
+            if settings is not None
+        }
+        taken: int = sum(waiting) + _count(of_tenants)
+        return self._most_waiting - taken
 
     def _enforce_limits(self, guest: str, haul: Haul) -> None:
         """Cut a guest off whose inbox, or an entry in it, was too large."""
@@ -160,9 +175,10 @@ class Inboxes:
 
     def _serve(self, guest: str, haul: Haul, room: int) -> int:
         """Carry out the commands of a guest; the number of submitted requests."""
+        tenant = guest if guest in self._tenants else ""
+        most_ttl_s = self._settings.guest_result_ttl_s
         commands = [
-            parse_guest_command(guest, fields, self._settings.guest_result_ttl_s)
-            for _, fields in haul.entries
+            parse_guest_command(guest, fields, most_ttl_s, tenant) for _, fields in haul.entries
         ]
         notices = list(self._refusals(guest, commands))
         submissions = [one for one in commands if isinstance(one, Submission)]
@@ -234,6 +250,11 @@ class Inboxes:
         for command in commands:
             lease_ms = 0 if command.leaves else CLIENT_LEASE_MS
             self._scripts.call(attend(self._keys, command.client, command.ended, lease_ms=lease_ms))
+
+
+def _count(raw: bytes | None) -> int:
+    """A counter; 0 where it is none."""
+    return int(raw) if raw and raw.isdigit() and len(raw) < 16 else 0
 
 
 def _notices(address: ReplyAddress, acceptance: Acceptance) -> list[Notice]:

@@ -181,6 +181,15 @@ class Keys:
         return f"{self._prefix}inbox:{guest}"
 
     @cached_property
+    def tenants(self) -> str:
+        """Hash: tenant to JSON, `tokenyard.protocol.tenants.TenantSettings`."""
+        return f"{self._prefix}tenants"
+
+    def tenant(self, name: str) -> str:
+        """Hash of a tenant's counters: what waits, what runs, what its limits have left."""
+        return f"{self._prefix}tenant:{name}"
+
+    @cached_property
     def info(self) -> str:
         """Hash: the contents of the handshake, and the counters of names."""
         return f"{self._prefix}info"
