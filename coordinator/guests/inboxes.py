@@ -26,7 +26,7 @@ from coordinator.guests.commands import (
 )
 from coordinator.guests.inbox_watcher import InboxWatcher
 from coordinator.telemetry.counts import CoordinatorCounts
-from tokenyard.protocol.errors import Code
+from tokenyard.protocol.errors import Code, quota_exceeded
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.parse import parse_id
 from tokenyard.protocol.receipts import Receipt, ReceiptCode
@@ -60,6 +60,7 @@ _CODES: Final[dict[Submitted, ReceiptCode]] = {
     Submitted.FULL: "full",
     Submitted.LATE: "late",
     Submitted.REUSED: "reused",
+    Submitted.QUOTA: "full",
 }
 _UNDER_WAY: Final = (b"waiting", b"assigned")
 _FULL: Final = Acceptance(Submitted.FULL, retry_after_ms=RETRY_AFTER_MS)
@@ -259,17 +260,23 @@ def _count(raw: bytes | None) -> int:
 
 def _notices(address: ReplyAddress, acceptance: Acceptance) -> list[Notice]:
     """The answer to a submitted request: a receipt, or a refusal as a result."""
+    limit, retry_after_s = acceptance.limit, acceptance.retry_after_s
+    message = quota_exceeded(limit, retry_after_s) if limit else ""
     if address.receipt:
         receipt = Receipt(
             address.receipt,
-            _CODES[acceptance.code],
+            "invalid" if retry_after_s is None else _CODES[acceptance.code],
             acceptance.sid,
             acceptance.position,
             acceptance.eta_ms,
-            acceptance.retry_after_ms,
+            max(0, acceptance.retry_after_ms),
             acceptance.state,
+            message,
+            limit,
         )
         return [_notice(address, receipt)]
+    if limit:
+        return [_result(address, Code.QUOTA_EXCEEDED, message)]
     if acceptance.code is Submitted.FULL:
         seconds = acceptance.retry_after_ms / 1000
         return [_result(address, Code.QUEUE_FULL, f"the queue is full; try again in {seconds:g} s")]
