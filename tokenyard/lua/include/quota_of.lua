@@ -4,10 +4,10 @@
 -- as `reserved` (see `settle_tokens`), if anything; `keep` writes the counts. `refuse` counts refusals for
 -- operators.
 -- @include count_in
+-- @include counted
 -- @include server_ms
 -- @include tenant_of
 -- @include token_windows
--- @include whole
 local function quota_of(intake)
   local UNBOUNDED = 512 -- reserved for an answer without a bound
   local prefix, class, tenant = tenant_of(intake)
@@ -61,9 +61,8 @@ local function quota_of(intake)
     return window.width
   end
 
-  local known = redis.call('HMGET', counts, 'waiting', 'waiting_tokens')
-  local waiting, waiting_tokens = whole(known[1]), whole(known[2])
-  local quota = {waiting = waiting, waiting_tokens = waiting_tokens}
+  local quota = {waiting = counted(counts, 'waiting'),
+    waiting_tokens = counted(counts, 'waiting_tokens')}
 
   function quota.over(asked, tokens)
     local most = limit('max_tokens')
