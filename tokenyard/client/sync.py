@@ -141,8 +141,8 @@ class Client:
         Raises `InvalidRequest`, `QueueFull`, `QuotaExceeded` where a limit of its ``tenant``
         refuses it, `DeadlineUnmeetable` (only with ``refuse_late``), `IdReused` where the ``id`` is
         known with another prompt, model or parameters (`attach` reads its answer), or
-        `BrokerUnavailable`. After the last, the request may have been accepted: submit it again with
-        the same ``id``, and it runs once.
+        `BrokerUnavailable`. After the last, the request may have been accepted: submit it again
+        with the same ``id``, and it runs once.
         """
         self._listen()
         prepared = self._core.builder.prepare(prompt, options)
