@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Final
 
 from coordinator.dispatch.admission import Admission, refuse, refuse_late
-from coordinator.dispatch.intake import Entry, Intake, WakeupEvent
+from coordinator.dispatch.entries import Entry, WakeupEvent
+from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
 from coordinator.dispatch.rate import ServiceRate
 from coordinator.leadership import LostLeadership
