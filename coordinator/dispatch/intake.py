@@ -26,6 +26,7 @@ from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass
 #: the first of every class is known when a lane gets room.
 LOOK_AHEAD = 16
 
+
 class Intake:
     """Reads entries, and keeps the backlog equal to what is pending."""
 

@@ -10,8 +10,8 @@ what was read is known by its id. So nothing is lost if what was read is forgott
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import redis
@@ -99,22 +99,31 @@ class TenantIntakes:
             for intake in self._exhausted
             if (name := split_intake(intake)[1]) in names and name not in self._shares.first
         }
-        self._after = {intake: at for intake, at in self._after.items() if intake in self._backlog.intakes}
+        self._after = {
+            intake: at for intake, at in self._after.items() if intake in self._backlog.intakes
+        }
 
     def read(self) -> list[Entry]:
         """Requests that were not read before, of those who are next in line."""
         if not self.is_in_use:
             return []
-        others, in_line = self._read_line()
+        others, in_line = self.read_line()
         if not self._shares.first:
             self.is_in_use = False
             return []
-        wanted = list(self._wants([*filter(None, self._shares.first), *filter(None, others)], in_line))
+        wanted = list(
+            self._wants([*filter(None, self._shares.first), *filter(None, others)], in_line)
+        )
         entries, empty = self._read_entries(wanted)
         self._note_unread(empty)
         return entries
 
-    def _read_line(self) -> tuple[list[str], int]:
+    def is_common_wrong(self) -> bool:
+        """Whether the common intakes must join the line or leave it."""
+        has_requests = any(self._backlog.count(name) for name in PRIORITY_CLASSES)
+        return self.has_common != (has_requests and bool(self._shares.first.keys() - {""}))
+
+    def read_line(self) -> tuple[list[str], int]:
         """Read who is first; who is in the page behind them, and how many there are."""
         line, cursor = self._keys.line, self._cursor
         pipeline = self._connection.pipeline(transaction=False)
@@ -202,7 +211,7 @@ class TenantIntakes:
     def _count(self, names: Sequence[str], counts: Iterable[Sequence[bytes | None]]) -> None:
         for name, (usual, running) in zip(names, counts, strict=True):
             state = self._shares.state(name)
-            state.usual = float(whole(usual)) or USUAL_AT_FIRST
+            state.usual = _number(usual, USUAL_AT_FIRST)
             state.running = max(0, whole(running))
 
     def _note_unread(self, empty: set[str]) -> None:
@@ -242,6 +251,14 @@ def _services(items: Iterable[tuple[bytes, float]]) -> Mapping[str, float]:
     """By tenant; what cannot be a tenant's name is left out, "" is none."""
     found = {name.decode(errors="replace"): service for name, service in items}
     return {name: service for name, service in found.items() if not name or is_tenant(name)}
+
+
+def _number(value: bytes | None, default: float) -> float:
+    try:
+        number = float(value) if value is not None else default
+    except ValueError:
+        return default
+    return number if 0 <= number < math.inf else default
 
 
 def _intakes(tenant: str) -> list[str]:

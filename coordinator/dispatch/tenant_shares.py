@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -17,26 +17,12 @@ from msgspec import Struct
 
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
+from tokenyard.scripts import Charge
 
 #: Length of an answer of a tenant of which nothing is known yet, in tokens.
 USUAL_AT_FIRST: Final = 512
 #: A tenant's limits are read again where it is among the first; the rest needs no room.
 MOST_KNOWN: Final = 10_000
-
-
-class Charge(Struct, frozen=True):
-    """What a running request counts for until its end is known."""
-
-    tenant: str
-    model: str
-    amount: float  # weighted tokens by the tenant's weight, like the rates
-    per_input: float  # of one token
-    per_output: float
-
-    def __str__(self) -> str:
-        """As scripts read it; see `read_charge` there."""
-        rates = f"{self.per_input:.9g} {self.per_output:.9g}"
-        return f"{self.amount:.9g} {rates} {self.tenant} {self.model}"
 
 
 class TenantState(Struct):
@@ -72,7 +58,7 @@ class TenantShares:
         #: Tenants of the first with requests in Redis that were not read yet.
         self.unread: set[str] = set()
         #: What the plan of this turn charges so far.
-        self.planned: Counter[str] = Counter()
+        self.planned: defaultdict[str, float] = defaultdict(float)
 
     def clear(self) -> None:
         """Forget everything, as in a new term."""
@@ -121,9 +107,9 @@ class TenantShares:
         state = self.state(tenant)
         per_input = self._input_weight / state.settings.weight
         per_output = self._output_weight / state.settings.weight
-        output = queued.max_output if queued.max_output < state.usual else state.usual
+        output = min(state.usual, queued.max_output)
         amount = queued.tokens * per_input + output * per_output
-        return Charge(tenant, queued.model, amount, per_input, per_output)
+        return Charge(tenant, amount, per_input, per_output, queued.model)
 
     def amount(self, queued: QueuedRequest) -> float:
         """The amount of that charge."""
@@ -161,6 +147,12 @@ class TenantShares:
         if able and self.has_more:
             return able, self.horizon
         return [name for name, queue in queues.items() if queue], math.inf
+
+    def plan(self, placed: Iterable[QueuedRequest]) -> None:
+        """These are part of this turn's plan: the other models must know."""
+        if self.first:
+            for queued in placed:
+                self.planned[queued.tenant] += self.amount(queued)
 
     def note_dispatched(self, charge: Charge) -> None:
         """A request was charged: until the line is read again, this is what is known."""

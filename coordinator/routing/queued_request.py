@@ -48,6 +48,11 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
         return cast(IntakeClass, self.intake.partition(":")[0])
 
     @property
+    def is_stray(self) -> bool:
+        """Whether it waits in a common intake, although it has a tenant."""
+        return bool(self.tenant) and ":" not in self.intake and self.intake != "retry"
+
+    @property
     def is_suspect(self) -> bool:
         """Whether it may have killed a worker."""
         return self.trial is not None
