@@ -35,6 +35,7 @@ class Dispatched(enum.IntEnum):
     FULL = 4
     GONE = 5
     REUSED = 6
+    HELD = 7
 
 
 class Answered(enum.IntEnum):
@@ -122,7 +123,21 @@ class Transferred(enum.IntEnum):
 
     NOT_LEADER = -1
     MOVED = 1
+    QUOTA = 2
     GONE = 5
+
+
+class TransferAnswer(Struct, frozen=True, gc=False):
+    """The answer to one `Transfer`; QUOTA has the limit and the time to retry after (-1: never)."""
+
+    code: Transferred
+    limit: str = ""
+    retry_after_ms: int = 0
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """None where the same request is refused each time."""
+        return self.retry_after_ms / 1000 if self.retry_after_ms >= 0 else None
 
 
 class Charge(Struct, frozen=True, gc=False):
@@ -167,6 +182,7 @@ class Transfer(Struct, frozen=True, gc=False):
     tenant: str
     client: str
     request_id: str
+    digest: str = ""
 
 
 class Publication(Struct, frozen=True):
