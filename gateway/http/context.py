@@ -67,13 +67,15 @@ class RequestContext:
     ticket: Ticket = field(default_factory=Ticket)
     #: Of the last of its requests that has ended.
     timing: Timing | None = None
+    #: What the limits of its tenant left when it was submitted.
+    rate_limits: list[tuple[bytes, bytes]] = field(default_factory=list)
     drawn: int = 0
     #: What is written with its first request on the queue.
     unsaved: list[Command] = field(default_factory=list)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of the answer, with what is known when it begins."""
-        found = [(b"x-request-id", self.durable_id.encode())]
+        found = [(b"x-request-id", self.durable_id.encode()), *self.rate_limits]
         timing = self.timing
         if timing is None:
             return found

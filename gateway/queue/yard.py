@@ -13,6 +13,7 @@ from typing import Any, Final
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.queue.calls import call, carry_out
+from gateway.queue.rate_limits import RateLimits
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter
 from tokenyard.broker.connection import open_async_connection, translated
@@ -40,6 +41,7 @@ class YardQueue:
         self.url = url
         self.connection = open_async_connection(url)
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
+        self._rate_limits = RateLimits(self.connection, url, self.keys)
         self._reader = ReplyReader(url, self.keys.reply(name, secrets.token_hex(8)))
         self._cancels: set[asyncio.Task[Cancelled]] = set()
         #: Connections close because the gateway stops.
@@ -75,6 +77,10 @@ class YardQueue:
                     refuse_late=context.deadline_ms is not None and not context.is_patient,
                     before=[*context.take_unsaved(), *waking],
                 )
+                with contextlib.suppress(TokenyardError):
+                    context.rate_limits = await self._rate_limits.headers(
+                        context.tenant, acceptance.eta_ms
+                    )
                 refused = _refusal(acceptance)
                 if refused is not None:
                     is_over = True

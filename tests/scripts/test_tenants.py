@@ -69,7 +69,11 @@ def service(yard: Yard, tenant: str = "acme") -> float | None:
 def counts(yard: Yard, tenant: str = "acme") -> dict[str, int]:
     """The counts of a tenant that are not 0."""
     fields = yard.connection.hgetall(yard.keys.tenant(tenant))
-    return {name.decode(): int(count) for name, count in fields.items() if count.isdigit() and int(count)}
+    return {
+        name.decode(): int(count)
+        for name, count in fields.items()
+        if count.isdigit() and int(count)
+    }
 
 
 def usage(yard: Yard, tenant: str = "acme") -> dict[str, int]:
