@@ -23,6 +23,7 @@ from tokenyard import (
     InvalidRequest,
     NoCoordinator,
     QueueFull,
+    QuotaExceeded,
     SettingsError,
 )
 from tokenyard.cli import main
@@ -160,6 +161,35 @@ def test_refused_requests_of_a_guest_raise_the_reason(day: GuestDay, new_client:
     for option in ({"priority_class": "high"}, {"priority": -1}):
         with pytest.raises(InvalidRequest):
             guest.submit([1], **option)
+
+
+def test_limits_of_a_guest_that_is_a_tenant_raise_the_reason(
+    day: GuestDay, new_client: NewClient
+) -> None:
+    day.open()
+    keys, keeper = day.keys, day.plant.connection
+    keeper.hset(keys.tenants, "guest", '{"max_waiting_requests":1,"max_tokens":10}')
+    guest = new_client()
+    # A guest that names another tenant is still its own.
+    guest.submit([1], id="first", max_tokens=5, tenant="eve")
+    with pytest.raises(QuotaExceeded) as caught:
+        guest.submit([1], max_tokens=5)
+    assert caught.value.limit == "max_waiting_requests"
+    assert caught.value.retry_after_s > 0
+    with pytest.raises(QuotaExceeded) as caught:
+        guest.submit([1], max_tokens=11)
+    assert (caught.value.limit, caught.value.retry_after_s) == ("max_tokens", None)
+    guest.cancel("first")
+    assert guest.submit([1], id="second", max_tokens=5).id == "second"
+    assert not keeper.exists(keys.tenant("eve"))
+    # By hand, the refusal is a result.
+    with redis.Redis.from_url(day.server.url_of("guest")) as connection:
+        connection.xadd(keys.inbox("guest"), {"id": "third", "prompt": "x"})
+        found: Any = connection.xread({keys.reply("guest", "third"): "0"}, block=20_000)
+        assert b"QUOTA_EXCEEDED" in found[0][1][0][1][b"error"]
+    # Nothing of this is refused by the server.
+    guest.close()
+    assert denied(day.server) == []
 
 
 def test_a_guests_unmeetable_deadline_is_refused(day: GuestDay, new_client: NewClient) -> None:
