@@ -55,6 +55,7 @@ WITHOUT_CODES = {
     "attend",
     "collect",
     "command",
+    "configure",
     "lead",
     "overdue",
     "probe",

@@ -110,6 +110,29 @@ class Keys:
         return f"{self._prefix}hosts"
 
     @cached_property
+    def tenants(self) -> str:
+        """Hash: tenant to JSON, `tokenyard.protocol.tenants.TenantSettings`."""
+        return f"{self._prefix}tenants"
+
+    def tenant(self, name: str) -> str:
+        """Hash: what a tenant has waiting and running, and what its limits need."""
+        return f"{self._prefix}tenant:{name}"
+
+    @cached_property
+    def line(self) -> str:
+        """Sorted set: the tenants that have something waiting, by service."""
+        return f"{self._prefix}line"
+
+    @cached_property
+    def service(self) -> str:
+        """Sorted set: all known tenants, by the service that they have had."""
+        return f"{self._prefix}service"
+
+    def usage(self, tenant: str) -> str:
+        """Hash: what a tenant has used, by day and model."""
+        return f"{self._prefix}usage:{tenant}"
+
+    @cached_property
     def control(self) -> str:
         """Stream of commands and signals to controllers, bounded."""
         return f"{self._prefix}control"
