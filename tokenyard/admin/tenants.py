@@ -141,16 +141,11 @@ def _scores(run: Any, key: str) -> Iterator[tuple[bytes, float]]:
 def _counters(
     connection: redis.Redis, keys: Keys, names: Sequence[str]
 ) -> Iterator[dict[str, int]]:
-    for page in _pages(names):
+    """What each tenant has waiting and running; an invalid count is 0."""
+    for at in range(0, len(names), _PAGE):
         pipeline = connection.pipeline(transaction=False)
-        for name in page:
+        for name in names[at : at + _PAGE]:
             pipeline.hmget(keys.tenant(name), *_COUNTERS)
         for values in pipeline.execute():
-            yield {
-                field: max(0, whole(raw or b"0"))
-                for field, raw in zip(_COUNTERS, values, strict=True)
-            }
-
-
-def _pages(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (names[at : at + _PAGE] for at in range(0, len(names), _PAGE))
+            counts = (max(0, whole(value)) for value in values)
+            yield dict(zip(_COUNTERS, counts, strict=True))
