@@ -13,14 +13,13 @@ import redis
 from msgspec import Struct
 
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import (
     DEFAULTS,
     TenantSettings,
     decode_each,
     encode_tenant,
-    is_tenant,
 )
 from tokenyard.scripts import Scripts
 

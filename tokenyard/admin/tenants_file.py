@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import PRIORITY_CLASSES
-from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, is_tenant
+from tokenyard.protocol.keys import PRIORITY_CLASSES, is_tenant
+from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
 from tokenyard.protocol.texts import did_you_mean
 
 _TABLES: Final = ("defaults", "tenants")

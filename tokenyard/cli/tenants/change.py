@@ -16,7 +16,8 @@ from tokenyard.cli.shared.names import known_tenant
 from tokenyard.cli.shared.options import with_options
 from tokenyard.cli.tenants.texts import as_fields, differences, words_of
 from tokenyard.process.program import PlainCommand, words
-from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, is_tenant
+from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
 
 SET: Final = """Set the share and the limits of a tenant; what is not given stays.
 
