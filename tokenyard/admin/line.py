@@ -5,14 +5,15 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
 
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenants
 
@@ -46,6 +47,15 @@ class TenantLine:
     waiting: int = 0  # requests of all tenants
     is_whole: bool = True  # False: more than `MOST` wait
 
+    def before(self, tenant: str) -> list[str]:
+        """The tenants that are served before this one, the first one first."""
+        names = [one.name for one in self.tenants]
+        return names[: names.index(tenant)] if tenant in names else names
+
+    def of(self, tenant: str) -> InLine | None:
+        """A tenant that waits; None if it does not."""
+        return next((one for one in self.tenants if one.name == tenant), None)
+
     @property
     def wanted(self) -> Mapping[str, float]:
         """The share of each, by weight; empty where not all are known."""
@@ -69,6 +79,24 @@ def read_line(connection: redis.Redis, keys: Keys) -> TenantLine:
         return TenantLine(waiting=waiting)
     scores = {name.decode(errors="replace"): score for name, score in found[:MOST]}
     return TenantLine(_in_line(connection, keys, scores), waiting, len(found) <= MOST)
+
+
+def tenant_intakes(
+    connection: redis.Redis, keys: Keys, classes: Iterable[str] = PRIORITY_CLASSES
+) -> Iterator[str]:
+    """The names of tenants' intakes of these classes in which something waits."""
+    run: Any = connection
+    for at in itertools.count(0, MOST):
+        page = run.zrange(keys.line, at, at + MOST - 1)
+        tenants = filter(is_tenant, (raw.decode(errors="replace") for raw in page))
+        names = [f"{name}:{tenant}" for tenant in tenants for name in classes]
+        pipeline = run.pipeline(transaction=False)
+        for name in names:
+            pipeline.xlen(keys.intake(name))
+        lengths = pipeline.execute()
+        yield from (name for name, length in zip(names, lengths, strict=True) if length)
+        if len(page) < MOST:
+            return
 
 
 def shares_between(before: TenantLine, now: TenantLine) -> dict[str, float]:

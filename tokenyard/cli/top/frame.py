@@ -123,6 +123,8 @@ def _summary(snapshot: Snapshot, rates: YardRates | None) -> RenderableType:
         f"{view.ready_workers} of {counted(len(view.workers), 'worker')} ready,"
         f" {counted(view.dead, 'dead letter')}"
     )
+    if snapshot.line.waiting:
+        counts += f", {counted(snapshot.line.waiting, 'request')} of tenants waiting"
     lines.add_row("Yard", counts)
     for number, pause in enumerate(_pauses(snapshot)):
         lines.add_row("" if number else "Paused", Text(pause, style="yellow"))
