@@ -79,10 +79,13 @@ class Unreadable(Struct, frozen=True):
 GuestCommand = Submission | CancelCommand | LeaseRenewal | Unreadable
 
 
-def parse_guest_command(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> GuestCommand:
+def parse_guest_command(
+    guest: str, fields: Mapping[bytes, bytes], most_ttl_s: int, tenant: str = ""
+) -> GuestCommand:
     """Parse an entry of the inbox of ``guest``; never raises.
 
-    The time to live of a result is limited to the bounds for guests.
+    Its requests are those of ``tenant``, whatever they say. The time to live of a result is limited
+    to the bounds for guests.
     """
     try:
         fields = unfold(fields)
@@ -91,7 +94,7 @@ def parse_guest_command(guest: str, fields: Mapping[bytes, bytes], most_ttl_s: i
         return Unreadable(str(error))
     match fields.get(b"do", b"submit"):
         case b"submit":
-            return _submission(client, fields, most_ttl_s)
+            return _submission(client, fields, most_ttl_s, tenant)
         case b"cancel":
             return _cancel_command(client, fields)
         case b"attend":
@@ -109,9 +112,13 @@ def _client(guest: str, fields: Mapping[bytes, bytes]) -> str:
     return client
 
 
-def _submission(client: str, fields: Mapping[bytes, bytes], most_ttl_s: int) -> GuestCommand:
-    own = {name: value for name, value in fields.items() if name in _KEPT}
+def _submission(
+    client: str, fields: Mapping[bytes, bytes], most_ttl_s: int, tenant: str
+) -> GuestCommand:
+    own = {name: value for name, value in fields.items() if name in _KEPT - {b"tenant"}}
     own[b"client"] = client.encode()
+    if tenant:
+        own[b"tenant"] = tenant.encode()
     own[b"result_ttl"] = _ttl(own.get(b"result_ttl", b""), most_ttl_s)
     request = parse_request(own)
     if isinstance(request, Unanswerable):

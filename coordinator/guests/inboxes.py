@@ -26,7 +26,7 @@ from coordinator.guests.commands import (
 )
 from coordinator.guests.inbox_watcher import InboxWatcher
 from coordinator.telemetry.counts import CoordinatorCounts
-from tokenyard.protocol.errors import Code
+from tokenyard.protocol.errors import Code, quota_exceeded
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.parse import parse_id
 from tokenyard.protocol.receipts import Receipt, ReceiptCode
@@ -60,6 +60,7 @@ _CODES: Final[dict[Submitted, ReceiptCode]] = {
     Submitted.FULL: "full",
     Submitted.LATE: "late",
     Submitted.REUSED: "reused",
+    Submitted.QUOTA: "full",
 }
 _UNDER_WAY: Final = (b"waiting", b"assigned")
 _FULL: Final = Acceptance(Submitted.FULL, retry_after_ms=RETRY_AFTER_MS)
@@ -85,6 +86,7 @@ class Inboxes:
         self._counts = counts
         self._most_waiting = int(settings.max_num_queued_reqs * settings.guest_queue_share)
         self._turn = 0
+        self._tenants: dict[str, int] = {}  # guests that are tenants, to how much of them waits
         self._cut_off: dict[str, float] = {}  # guest to the end of its cut-off (monotonic)
         self._rests: dict[str, float] = {}  # guest to when its inbox is tried again (monotonic)
 
@@ -96,10 +98,13 @@ class Inboxes:
         written = self._watcher.take()
         if not written:
             return
-        room = self._room()
+        room = self._look(written)
         for left, guest in zip(range(len(written), 0, -1), self._in_turn(written), strict=True):
             # A guest that floods must not take all of the room.
-            room -= self._read(guest, max(0, math.ceil(room / left)), now)
+            own = room / left
+            if guest in self._tenants:  # and a tenant, over time, leaves as much as it has
+                own = min(own, (room - self._tenants[guest]) / 2)
+            room -= self._read(guest, max(0, math.ceil(own)), now)
         self._watcher.rest((time.monotonic() - now) * RESTS)
 
     def _in_turn(self, written: Sequence[str]) -> Sequence[str]:
@@ -137,13 +142,24 @@ class Inboxes:
         self._enforce_limits(guest, haul)
         return self._serve(guest, haul, room) if haul.entries else 0
 
-    def _room(self) -> int:
-        """How many requests of guests may still wait."""
+    def _look(self, written: Sequence[str]) -> int:
+        """Note which guests are tenants; returns how many requests of guests may still wait."""
         pipeline = self._connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))
-        waiting: int = sum(pipeline.execute())
-        return self._most_waiting - waiting
+        pipeline.hget(self._keys.tally, "tenants_waiting")
+        for guest in written:
+            pipeline.hget(self._keys.tenants, guest)
+            pipeline.hget(self._keys.tenant(guest), "waiting")
+        *waiting, of_tenants = (found := pipeline.execute())[: len(INTAKE_CLASSES) + 1]
+        known, counts = found[len(INTAKE_CLASSES) + 1 :: 2], found[len(INTAKE_CLASSES) + 2 :: 2]
+        self._tenants = {
+            guest: _count(count)
+            for guest, settings, count in zip(written, known, counts, strict=True)
+            if settings is not None
+        }
+        taken: int = sum(waiting) + _count(of_tenants)
+        return self._most_waiting - taken
 
     def _enforce_limits(self, guest: str, haul: Haul) -> None:
         """Cut a guest off whose inbox, or an entry in it, was too large."""
@@ -160,9 +176,10 @@ class Inboxes:
 
     def _serve(self, guest: str, haul: Haul, room: int) -> int:
         """Carry out the commands of a guest; the number of submitted requests."""
+        tenant = guest if guest in self._tenants else ""
+        most_ttl_s = self._settings.guest_result_ttl_s
         commands = [
-            parse_guest_command(guest, fields, self._settings.guest_result_ttl_s)
-            for _, fields in haul.entries
+            parse_guest_command(guest, fields, most_ttl_s, tenant) for _, fields in haul.entries
         ]
         notices = list(self._refusals(guest, commands))
         submissions = [one for one in commands if isinstance(one, Submission)]
@@ -236,19 +253,30 @@ class Inboxes:
             self._scripts.call(attend(self._keys, command.client, command.ended, lease_ms=lease_ms))
 
 
+def _count(raw: bytes | None) -> int:
+    """A counter; 0 where it is none."""
+    return int(raw) if raw and raw.isdigit() and len(raw) < 16 else 0
+
+
 def _notices(address: ReplyAddress, acceptance: Acceptance) -> list[Notice]:
     """The answer to a submitted request: a receipt, or a refusal as a result."""
+    limit, retry_after_s = acceptance.limit, acceptance.retry_after_s
+    message = quota_exceeded(limit, retry_after_s) if limit else ""
     if address.receipt:
         receipt = Receipt(
             address.receipt,
-            _CODES[acceptance.code],
+            "invalid" if retry_after_s is None else _CODES[acceptance.code],
             acceptance.sid,
             acceptance.position,
             acceptance.eta_ms,
-            acceptance.retry_after_ms,
+            max(0, acceptance.retry_after_ms),
             acceptance.state,
+            message,
+            limit,
         )
         return [_notice(address, receipt)]
+    if limit:
+        return [_result(address, Code.QUOTA_EXCEEDED, message)]
     if acceptance.code is Submitted.FULL:
         seconds = acceptance.retry_after_ms / 1000
         return [_result(address, Code.QUEUE_FULL, f"the queue is full; try again in {seconds:g} s")]

@@ -13,10 +13,10 @@ from tokenyard.protocol.replies import Status, status_of
 from tokenyard.scripts import Why
 from tokenyard.telemetry.metrics import Histogram, Mean
 
-#: Why a request is refused; the last two by `submit` alone.
+#: Why a request is refused; `ID_REUSED` and what is too late by `submit` alone.
 REFUSALS: Final = (
     *(Code.INVALID_REQUEST, Code.MODEL_UNAVAILABLE, Code.QUEUE_FULL),
-    *(Code.DEADLINE_EXCEEDED, Code.ID_REUSED),
+    *(Code.DEADLINE_EXCEEDED, Code.ID_REUSED, Code.QUOTA_EXCEEDED),
 )
 #: Why an entry became a dead letter; the senders of the last two cannot be answered.
 DEATHS: Final = (

@@ -175,7 +175,7 @@ class CoordinatorMetrics:
         results, rejected = counts.results.copy(), counts.rejected.copy()
         for name in PRIORITY_CLASSES:
             results["", name, "cancelled"] += taken[f"count:cancelled:{name}"]
-        for reason in ("QUEUE_FULL", "DEADLINE_EXCEEDED", "ID_REUSED"):
+        for reason in ("QUEUE_FULL", "DEADLINE_EXCEEDED", "ID_REUSED", "QUOTA_EXCEEDED"):
             rejected[reason] += taken[f"count:{reason}"]
         back = counts.taken_back.copy()
         yield numbers(REQUESTS, results)

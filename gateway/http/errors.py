@@ -16,6 +16,7 @@ _BY_CODE: Final[Mapping[Code, tuple[int, str]]] = {
     Code.MODEL_UNAVAILABLE: (404, "not_found_error"),
     Code.ID_REUSED: (422, "invalid_request_error"),
     Code.QUEUE_FULL: (429, "rate_limit_error"),
+    Code.QUOTA_EXCEEDED: (429, "rate_limit_error"),
     Code.CANCELLED: (409, "conflict_error"),
     Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
 }
@@ -46,7 +47,8 @@ class GatewayError(Exception):
     def headers(self) -> dict[str, str]:
         """The headers that tell clients whether and when to ask again."""
         if self.retry_after_s is None:
-            return {"x-should-retry": "false"} if self.status in (409, 422) else {}
+            is_final = self.status in (409, 422) or self.code == Code.QUOTA_EXCEEDED
+            return {"x-should-retry": "false"} if is_final else {}
         return {
             "retry-after": str(max(1, math.ceil(self.retry_after_s))),
             "retry-after-ms": str(math.ceil(self.retry_after_s * 1000)),

@@ -16,7 +16,7 @@ from gateway.queue.calls import call, carry_out
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter
 from tokenyard.broker.connection import open_async_connection, translated
-from tokenyard.protocol.errors import Code, TokenyardError
+from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request
@@ -137,6 +137,14 @@ def _refusal(acceptance: Acceptance) -> GatewayError | None:
                 "the queue is full",
                 code="QUEUE_FULL",
                 retry_after_s=acceptance.retry_after_ms / 1000,
+            )
+        case Submitted.QUOTA:
+            return GatewayError(
+                429,
+                "rate_limit_error",
+                quota_exceeded(acceptance.limit, acceptance.retry_after_s),
+                code=Code.QUOTA_EXCEEDED,
+                retry_after_s=acceptance.retry_after_s,
             )
         case Submitted.LATE:
             return unavailable(

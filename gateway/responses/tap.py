@@ -22,6 +22,7 @@ _FINAL: Final = b"event: response.completed\n"
 _CODES: Final = {
     Code.INVALID_REQUEST.value: "invalid_prompt",
     Code.QUEUE_FULL.value: "rate_limit_exceeded",
+    Code.QUOTA_EXCEEDED.value: "rate_limit_exceeded",
 }
 
 

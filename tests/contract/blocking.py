@@ -7,7 +7,14 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from tokenyard import AsyncClient, AsyncHandle, DeadlineUnmeetable, IdReused, QueueFull
+from tokenyard import (
+    AsyncClient,
+    AsyncHandle,
+    DeadlineUnmeetable,
+    IdReused,
+    QueueFull,
+    QuotaExceeded,
+)
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -73,7 +80,7 @@ class BlockingClient:
     def submit_many(self, items: Any, **shared: Any) -> list[BlockingHandle]:
         try:
             handles = self._loop.run(self._client.submit_many(items, **shared))
-        except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
+        except (QueueFull, QuotaExceeded, DeadlineUnmeetable, IdReused) as refused:
             refused.accepted = [BlockingHandle(self._loop, each) for each in refused.accepted]
             raise
         return [BlockingHandle(self._loop, handle) for handle in handles]

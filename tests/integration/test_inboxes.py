@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import redis
 
@@ -61,6 +62,39 @@ def test_guests_take_turns_for_the_last_place(lanes: Lanes, inboxes: Inboxes) ->
                 lanes.scripts.cancel(guest, f"{guest}{turn}", "by a test")
                 placed.add(guest)
     assert placed == set(GUESTS)
+
+
+def test_a_guest_that_is_a_tenant_leaves_room_for_the_next(lanes: Lanes, inboxes: Inboxes) -> None:
+    # Given a tenant that floods while nobody else writes
+    tenants = lanes.keys.tenants
+    lanes.connection.hset(tenants, mapping={"ann": "{}", "bob": "{}"})
+    for number in range(100):
+        write(lanes.connection, lanes.keys.inbox("ann"), id=f"a{number}", prompt="x")
+    inboxes.run_once()
+    # I expect that another one finds room at once.
+    write(lanes.connection, lanes.keys.inbox("bob"), id="b", prompt="x")
+    inboxes.run_once()
+    assert lanes.connection.hget(lanes.keys.ledger("bob", "b"), "state") == b"waiting"
+
+
+def test_only_the_registry_makes_a_guest_a_tenant(lanes: Lanes, inboxes: Inboxes) -> None:
+    # Given a guest that the registry knows, and one that it does not
+    lanes.connection.hset(lanes.keys.tenants, "ann", "{}")
+    for guest in GUESTS:
+        write(lanes.connection, lanes.keys.inbox(guest), id="q", prompt="x", tenant="eve")
+    inboxes.run_once()
+    # I expect the one's request to be its own tenant's, and the other's nobody's.
+    assert tenants_of(lanes) == {"ann": "ann", "bob": ""}
+
+
+def tenants_of(lanes: Lanes) -> dict[str, str]:
+    """The tenant of each client's waiting requests."""
+    found = {}
+    for stream in lanes.connection.scan_iter(f"tokenyard:{{{lanes.keys.yard}}}:intake:*"):
+        for _, fields in lanes.connection.xrange(stream):
+            common = msgspec.json.decode(fields[b"common"])
+            found[common["client"]] = common.get("tenant", "")
+    return found
 
 
 def test_cancels_of_made_up_ids_expire_soon(lanes: Lanes, inboxes: Inboxes) -> None:

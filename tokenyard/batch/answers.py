@@ -24,6 +24,7 @@ _STATUS: Final[Mapping[str, int]] = {
     Code.MODEL_UNAVAILABLE: 404,
     Code.DEADLINE_EXCEEDED: 408,
     Code.QUEUE_FULL: 429,
+    Code.QUOTA_EXCEEDED: 429,
     Code.CANCELLED: 499,
     Code.INFERENCE_ERROR: 500,
     Code.POISONED: 500,

@@ -37,6 +37,7 @@ from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
     IdReused,
     QueueFull,
+    QuotaExceeded,
     TokenyardError,
 )
 from tokenyard.protocol.replies import Delta, Result
@@ -122,7 +123,7 @@ class AsyncClient:
     async def _submit(self, prepared: Sequence[PreparedRequest]) -> list[AsyncHandle]:
         try:
             requests = await self._drive(self._core.submitter.submit(prepared))
-        except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
+        except (QueueFull, QuotaExceeded, DeadlineUnmeetable, IdReused) as refused:
             refused.accepted = [AsyncHandle(self, pending) for pending in refused.accepted]
             raise
         return [AsyncHandle(self, pending) for pending in requests]

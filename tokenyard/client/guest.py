@@ -123,6 +123,9 @@ class Guest:
 
 
 def _acceptance(receipt: Receipt) -> Acceptance:
+    if receipt.limit:
+        retry_after_ms = receipt.retry_after_ms if receipt.code == "full" else -1
+        return Acceptance(Submitted.QUOTA, retry_after_ms=retry_after_ms, limit=receipt.limit)
     if receipt.code == "invalid":
         field, _, message = receipt.message.partition(": ")
         raise InvalidRequest(field, message)

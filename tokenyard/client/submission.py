@@ -23,6 +23,7 @@ from tokenyard.protocol.errors import (
     InvalidRequest,
     NotDurable,
     QueueFull,
+    QuotaExceeded,
     TokenyardError,
     WaitTimeout,
 )
@@ -38,8 +39,11 @@ _MAX_REQUESTS: Final = 256
 _MAX_BYTES: Final = 1024 * 1024
 #: How long a `map` waits after the broker was unavailable.
 _RETRY_AFTER_S: Final = 2.0
+#: Longest time until a `map` tries again: an operator may have raised the limit.
+_MAX_RETRY_AFTER_S: Final = 30.0
 _ACCEPTED: Final = Submitted.ACCEPTED  # enum attribute access is slow; bound once for the hot path
 
+_Refusal = DeadlineUnmeetable | IdReused | QuotaExceeded
 _New = tuple[Request, RequestTemplate, PendingRequest]
 
 
@@ -48,8 +52,9 @@ class _BurstOutcome:
     """The answer to each request of a burst, by index."""
 
     submitted: Mapping[int, PendingRequest]
-    refused: dict[int, DeadlineUnmeetable | IdReused] = field(default_factory=dict)
-    retry_after_s: float | None = None  # for those that are in neither: the queue is full
+    refused: dict[int, _Refusal] = field(default_factory=dict)
+    retry_after_s: float | None = None  # for those that are in neither: the queue is full,
+    limit: str = ""  # or their tenant has reached this limit
     not_durable: NotDurable | None = None  # raised although the requests were submitted
 
 
@@ -63,7 +68,7 @@ class Submitter:
     def submit(self, prepared: Sequence[PreparedRequest]) -> Steps[list[PendingRequest]]:
         """Submit any number of requests; stops at the first burst with a refused request.
 
-        Raises `QueueFull`, `DeadlineUnmeetable`, `IdReused` or `NotDurable`.
+        Raises `QueueFull`, `QuotaExceeded`, `DeadlineUnmeetable`, `IdReused` or `NotDurable`.
         """
         submitted: list[PendingRequest] = []
         for burst in bursts(enumerate(prepared)):
@@ -73,6 +78,8 @@ class Submitter:
                 outcome.not_durable.accepted = submitted
                 raise outcome.not_durable
             if outcome.retry_after_s is not None:
+                if outcome.limit:
+                    raise QuotaExceeded(outcome.limit, outcome.retry_after_s, accepted=submitted)
                 raise QueueFull(outcome.retry_after_s, accepted=submitted)
             for error in outcome.refused.values():
                 error.accepted = submitted
@@ -104,7 +111,9 @@ class Submitter:
             done = outcome.submitted.keys() | outcome.refused.keys()
             rest = [numbered for numbered in rest if numbered[0] not in done]
             if outcome.retry_after_s is not None:
-                window.postpone(rest, time.monotonic() + outcome.retry_after_s)
+                window.postpone(
+                    rest, time.monotonic() + min(outcome.retry_after_s, _MAX_RETRY_AFTER_S)
+                )
                 break
         return accepted
 
@@ -124,7 +133,7 @@ class Submitter:
         """Submit requests that have the same `PreparedRequest.burst_key`, in one call."""
         state, now = self._state, time.monotonic()
         by_index: dict[int, PendingRequest] = {}
-        reused: dict[int, DeadlineUnmeetable | IdReused] = {}
+        reused: dict[int, _Refusal] = {}
         new: list[_New] = []
         sending = tracing.sending(state.keys.yard)
         for index, prepared in burst:
@@ -224,10 +233,18 @@ class Submitter:
             elif acceptance.code is Submitted.REUSED:
                 outcome.refused[index] = IdReused(pending.id)
                 self._state.router.forget([pending], outcome.refused[index])
+            elif (retry_after_s := acceptance.retry_after_s) is None:
+                outcome.refused[index] = QuotaExceeded(acceptance.limit, None)
+                self._state.router.forget([pending], outcome.refused[index])
             else:
-                retry_after_s = acceptance.retry_after_ms / 1000
                 outcome.retry_after_s = max(outcome.retry_after_s or 0.0, retry_after_s)
-                self._state.router.forget([pending], QueueFull(retry_after_s))
+                outcome.limit = outcome.limit or acceptance.limit
+                error = (
+                    QuotaExceeded(acceptance.limit, retry_after_s)
+                    if acceptance.limit
+                    else QueueFull(retry_after_s)
+                )
+                self._state.router.forget([pending], error)
         return outcome
 
 

@@ -31,6 +31,7 @@ from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
     IdReused,
     QueueFull,
+    QuotaExceeded,
     ScriptsMissing,
     TokenyardError,
 )
@@ -137,10 +138,11 @@ class Client:
     def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Handle:
         """Submit one request: text, token ids or chat messages; see `RequestOptions`.
 
-        Raises `InvalidRequest`, `QueueFull`, `DeadlineUnmeetable` (only with ``refuse_late``),
-        `IdReused` where the ``id`` is known with another prompt, model or parameters (`attach`
-        reads its answer), or `BrokerUnavailable`. After the last, the request may have been
-        accepted: submit it again with the same ``id``, and it runs once.
+        Raises `InvalidRequest`, `QueueFull`, `QuotaExceeded` where a limit of its ``tenant``
+        refuses it, `DeadlineUnmeetable` (only with ``refuse_late``), `IdReused` where the ``id`` is
+        known with another prompt, model or parameters (`attach` reads its answer), or
+        `BrokerUnavailable`. After the last, the request may have been accepted: submit it again
+        with the same ``id``, and it runs once.
         """
         self._listen()
         prepared = self._core.builder.prepare(prompt, options)
@@ -151,7 +153,7 @@ class Client:
         """Submit many requests in as few calls as possible; an item may be a mapping with options.
 
         Raises like `submit`. If one item is invalid, nothing is sent; ``accepted`` of `QueueFull`,
-        `DeadlineUnmeetable` and `IdReused` has the handles of the accepted requests.
+        `QuotaExceeded`, `DeadlineUnmeetable` and `IdReused` has the handles of those accepted.
         """
         self._listen()
         return self._submit(require_valid(self._core.builder.prepare_many(items, shared)))
@@ -159,7 +161,7 @@ class Client:
     def _submit(self, prepared: Sequence[PreparedRequest]) -> list[Handle]:
         try:
             requests = self._drive(self._core.submitter.submit(prepared))
-        except (QueueFull, DeadlineUnmeetable, IdReused) as refused:
+        except (QueueFull, QuotaExceeded, DeadlineUnmeetable, IdReused) as refused:
             refused.accepted = [Handle(self, pending) for pending in refused.accepted]
             raise
         return [Handle(self, pending) for pending in requests]
@@ -175,9 +177,9 @@ class Client:
         """Run any number of requests, at most ``window`` at a time.
 
         Yields the index of each item and its result, whatever its status, as results come or in
-        the order of the items. Waits while the queue is full and while the broker is unavailable or
-        not writable. Without progress for ``result_timeout_s``, raises `BrokerUnavailable` if that
-        is the cause, else `WaitTimeout`.
+        the order of the items. Waits while the queue is full or its tenant has reached a limit, and
+        while the broker is unavailable or not writable. Without progress for ``result_timeout_s``,
+        raises `BrokerUnavailable` if that is the cause, else `WaitTimeout`.
         """
         updated = threading.Event()
         # Most results come while the event is set already, and setting it takes a lock.

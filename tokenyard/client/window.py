@@ -21,6 +21,7 @@ from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
     IdReused,
     InvalidRequest,
+    QuotaExceeded,
 )
 from tokenyard.protocol.replies import Result
 
@@ -28,6 +29,11 @@ from tokenyard.protocol.replies import Result
 _BURST: Final = 256
 #: After this long, the prompts that a slow source has yielded are submitted.
 _PULL_S: Final = 0.05
+_CODES: Final[Mapping[type, Code]] = {
+    DeadlineUnmeetable: Code.DEADLINE_EXCEEDED,
+    IdReused: Code.ID_REUSED,
+    QuotaExceeded: Code.QUOTA_EXCEEDED,
+}
 
 Numbered = tuple[int, PreparedRequest]
 
@@ -112,12 +118,12 @@ class MapWindow:
         self._unsubmitted.extendleft(reversed(list(requests)))
         self._retry_at = retry_at
 
-    def reject(self, refused: Mapping[int, tuple[str, DeadlineUnmeetable | IdReused]]) -> None:
+    def reject(
+        self, refused: Mapping[int, tuple[str, DeadlineUnmeetable | IdReused | QuotaExceeded]]
+    ) -> None:
         """Give requests, named by their ids, that would be refused again the error as result."""
         for index, (name, error) in refused.items():
-            is_reused = isinstance(error, IdReused)
-            code = Code.ID_REUSED if is_reused else Code.DEADLINE_EXCEEDED
-            self._results[index] = rejected(name, code, str(error))
+            self._results[index] = rejected(name, _CODES[type(error)], str(error))
 
     def submitted(self, index: int, pending: PendingRequest) -> None:
         """Follow a submitted request, which may have its result already."""

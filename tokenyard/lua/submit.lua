@@ -21,21 +21,24 @@
 --   the same for the same request; '': not to be compared)
 -- Returns for each request: {1, server id, requests before it, their time in ms or -1} ACCEPTED,
 --   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE,
---   {4, state} REUSED (the id is known with another digest)
+--   {4, state} REUSED (the id is known with another digest), {5, limit, retry after in ms or -1} QUOTA
+--   (a limit of the tenant refuses it; -1: each time)
 -- Atomic, because two submitters of one id must not both find it unknown.
 -- Without `allow-oom`, which all other scripts have: a server without memory refuses new
 -- requests, and what it has accepted still ends and gives memory back.
 
+-- @include asked_of
 -- @include count_in
 -- @include counted
 -- @include enter_intake
 -- @include is_reused
 -- @include queued_tokens_of
+-- @include quota_of
 -- @include server_ms
 -- @include tenant_of
 -- @include whole
 
-local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
+local ACCEPTED, KNOWN, FULL, LATE, REUSED, QUOTA = 1, 2, 0, 3, 4, 5
 -- What a refused client is told: the time in which room for it is likely, within these bounds, and
 -- then earlier or later by chance.
 local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
@@ -69,13 +72,17 @@ local most_tokens = (tonumber(info[2] or '0') or 0) * share
 local queued_tokens = waiting > 0 and counted(KEYS[8], 'queued_tokens') or 0
 local rate = tonumber(info[3] or '0') or 0
 local clients = math.max(1, tonumber(info[4] or '1') or 1)
+local own, own_tokens = 0, 0
 if is_tenant then -- it waits for its own, at an equal share
   local prefix = tenant_of(intake)
-  ahead = whole(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'waiting'))
+  own = counted(prefix .. 'tenant:' .. tenant, 'waiting')
+  own_tokens = counted(prefix .. 'tenant:' .. tenant, 'waiting_tokens')
+  ahead = own
   rate = rate / math.max(1, redis.call('ZCARD', prefix .. 'line'))
 end
 local accepted, added, attached = 0, 0, false
-local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0}
+local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0, QUOTA_EXCEEDED = 0}
+local quota = is_tenant and quota_of(intake)
 
 local function time_for(requests)
   if rate <= 0 then return -1 end
@@ -93,9 +100,10 @@ local function retry_after(before)
   return math.floor(math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time)) * (1 + jitter))
 end
 
+-- A tenant takes no more than it leaves, so that there is room for the next.
 local function is_full(tokens)
-  return most > 0 and (waiting >= most or below >= most_below)
-    or most_tokens > 0 and waiting > 0 and queued_tokens + tokens > most_tokens
+  return most > 0 and (waiting + own >= most or below + own >= most_below)
+    or most_tokens > 0 and waiting > 0 and queued_tokens + own_tokens + tokens > most_tokens
 end
 
 local function attach(id)
@@ -125,6 +133,19 @@ local function state_and_digest_of(ledger)
   return NOTHING
 end
 
+local function asked_by(template)
+  local is_read, fields = pcall(cjson.decode, template.common)
+  template.asked = template.asked or asked_of(is_read and type(fields) == 'table' and fields or {})
+  return template.asked
+end
+
+-- The limit of the tenant that refuses a request, and the time after which it does not.
+local function limit_for(template, tokens)
+  if not quota then return nil end
+  local limit, time = quota.over(asked_by(template), tokens)
+  return limit, limit and (time or retry_after(refused.QUOTA_EXCEEDED))
+end
+
 local replies, at = {}, 5 + 3 * #templates
 for i = 9, last_ledger do
   local ledger, template, id = KEYS[i], templates[tonumber(ARGV[at])], ARGV[at + 1]
@@ -133,6 +154,8 @@ for i = 9, last_ledger do
   local first = state_and_digest_of(ledger)
   local state = first[1]
   local time = time_for(ahead)
+  local limit, retry_ms
+  if not state then limit, retry_ms = limit_for(template, tokens) end
   if state and is_reused(first[2], digest) then
     replies[#replies + 1] = {REUSED, state}
     refused.ID_REUSED = refused.ID_REUSED + 1
@@ -141,6 +164,10 @@ for i = 9, last_ledger do
     redis.call('HSET', ledger, 'state', state)
     replies[#replies + 1] = {KNOWN, state}
     if state == 'waiting' or state == 'assigned' then attach(id) end
+  elseif limit then
+    replies[#replies + 1] = {QUOTA, limit, retry_ms}
+    refused.QUOTA_EXCEEDED = refused.QUOTA_EXCEEDED + 1
+    quota.refuse(limit)
   elseif is_full(tokens) then
     replies[#replies + 1] = {FULL, retry_after(refused.QUEUE_FULL)}
     refused.QUEUE_FULL = refused.QUEUE_FULL + 1
@@ -152,8 +179,11 @@ for i = 9, last_ledger do
       'common', template.common)
     local sid = name .. '/' .. entry
     redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest)
+    local reserved = quota and quota.take(asked_by(template), tokens)
+    if reserved then redis.call('HSET', ledger, 'reserved', reserved) end
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
     waiting, ahead, below = waiting + 1, ahead + 1, below + 1
+    if is_tenant then own, own_tokens = own + 1, own_tokens + tokens end
     queued_tokens = queued_tokens + tokens
     accepted, added = accepted + 1, added + tokens
     attach(id)
@@ -163,6 +193,7 @@ end
 if accepted > 0 then
   redis.call('HSET', KEYS[8], 'queued_tokens', queued_tokens)
   if is_tenant then enter_intake(intake, accepted, added) end
+  if quota then quota.keep() end
 end
 if attached then redis.call('ZADD', KEYS[6], server_ms() + tonumber(ARGV[3]), client) end
 -- Nobody else hears of these: the leader's metrics take the counts from here.

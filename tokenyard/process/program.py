@@ -31,6 +31,7 @@ from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
     IdReused,
     InvalidRequest,
+    QuotaExceeded,
     RequestFailed,
     SettingsError,
     StartFailed,
@@ -74,6 +75,8 @@ def exit_for(error: Exception) -> Exit:
         case StartFailed():
             return Exit.START_FAILED
         case RequestFailed() | UnknownRequest() | DeadlineUnmeetable() | IdReused():
+            return Exit.FAILED
+        case QuotaExceeded(retry_after_s=None):
             return Exit.FAILED
         case OSError() if not isinstance(error, TokenyardError):  # a file, a full disk
             return Exit.FAILED

@@ -3,6 +3,7 @@
 TokenyardError
 ├── TransientError                trying again helps
 │   ├── QueueFull                 the intake is full; ``retry_after_s`` says when to come back
+│   ├── QuotaExceeded             its tenant has reached a limit; ``limit`` names it
 │   ├── NotDurable                accepted, but not known to be as durable as requested
 │   ├── DeadlineUnmeetable        it would wait beyond its deadline; ``eta_s`` says how long
 │   ├── NoCoordinator             no coordinator leads the yard
@@ -44,6 +45,7 @@ class Code(enum.StrEnum):
 
     INVALID_REQUEST = "INVALID_REQUEST"
     QUEUE_FULL = "QUEUE_FULL"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     MODEL_UNAVAILABLE = "MODEL_UNAVAILABLE"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
@@ -79,6 +81,30 @@ class QueueFull(TransientError):
 
     def __init__(self, retry_after_s: float, accepted: Sequence[Any] = ()) -> None:
         super().__init__(f"the queue is full; try again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+        self.accepted = list(accepted)
+
+
+def quota_exceeded(limit: str, retry_after_s: float | None) -> str:
+    """The message for a request that a limit of its tenant refuses; None: each time."""
+    if retry_after_s is None:
+        return f"{limit}: the limit of its tenant never admits this request"
+    return f"{limit}: its tenant has reached this limit; try again in {retry_after_s:g} s"
+
+
+class QuotaExceeded(TransientError):
+    """A limit of the request's tenant refuses it.
+
+    ``limit`` is its name in `TenantSettings`. ``retry_after_s`` is None where trying again does not
+    help: the limit never admits such a request. ``accepted`` has the handles of the requests that
+    were accepted before.
+    """
+
+    def __init__(
+        self, limit: str, retry_after_s: float | None, accepted: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(quota_exceeded(limit, retry_after_s))
+        self.limit = limit
         self.retry_after_s = retry_after_s
         self.accepted = list(accepted)
 

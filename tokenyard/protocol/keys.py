@@ -29,6 +29,7 @@ COUNTED: Final = (
     "count:QUEUE_FULL",
     "count:DEADLINE_EXCEEDED",
     "count:ID_REUSED",
+    "count:QUOTA_EXCEEDED",
     *(f"count:cancelled:{name}" for name in PRIORITY_CLASSES),
     *(f"count:lines:{name}" for name in LINE_STATES),
 )

@@ -30,6 +30,7 @@ class Receipt(Struct, frozen=True, omit_defaults=True, gc=False):
     retry_after_ms: int = 0  # full
     state: str = ""  # known, reused
     message: str = ""  # invalid: the field and the error
+    limit: str = ""  # full, invalid: of the guest's tenant, where that is the reason
 
 
 _decoder = msgspec.json.Decoder(Receipt)

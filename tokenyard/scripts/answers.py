@@ -22,6 +22,7 @@ class Submitted(enum.IntEnum):
     KNOWN = 2
     LATE = 3
     REUSED = 4
+    QUOTA = 5
 
 
 class Dispatched(enum.IntEnum):
@@ -99,7 +100,7 @@ class Acceptance(Struct, frozen=True, gc=False):
 
     ACCEPTED has the server id, the number of requests before it and their estimated time in ms (-1
     while no rate is known); KNOWN and REUSED have the state, FULL the time to retry after, LATE the
-    time that it would wait.
+    time that it would wait, QUOTA the limit and the time to retry after (-1: never).
     """
 
     code: Submitted
@@ -108,6 +109,12 @@ class Acceptance(Struct, frozen=True, gc=False):
     retry_after_ms: int = 0
     position: int = 0
     eta_ms: int = -1
+    limit: str = ""
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Of a refusal; None where the same request is refused each time."""
+        return self.retry_after_ms / 1000 if self.retry_after_ms >= 0 else None
 
 
 class Transferred(enum.IntEnum):

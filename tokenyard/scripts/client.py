@@ -77,17 +77,19 @@ def _acceptances(answers: list[list[Any]]) -> list[Acceptance]:
     return [
         Acceptance(_ACCEPTED, answer[1].decode(), "", 0, answer[2], answer[3])
         if answer[0] == _ACCEPTED
-        else _other_acceptance(Submitted(answer[0]), answer[1])
+        else _other_acceptance(Submitted(answer[0]), *answer[1:])
         for answer in answers
     ]
 
 
-def _other_acceptance(code: Submitted, value: Any) -> Acceptance:
+def _other_acceptance(code: Submitted, value: Any, more: int = 0) -> Acceptance:
     match code:
         case Submitted.KNOWN | Submitted.REUSED:
             return Acceptance(code, state=value.decode())
         case Submitted.FULL:
             return Acceptance(code, retry_after_ms=value)
+        case Submitted.QUOTA:
+            return Acceptance(code, retry_after_ms=more, limit=value.decode())
         case _:
             return Acceptance(code, eta_ms=value)
 

@@ -40,20 +40,24 @@ values = st.one_of(
 )
 
 
-def ask(**fields: str | bytes) -> object:
+def ask(tenant_of_guest: str = "", **fields: str | bytes) -> object:
     raw = {
         name.encode(): value.encode() if isinstance(value, str) else value
         for name, value in fields.items()
     }
-    return parse_guest_command("ann", raw, MOST_TTL_S)
+    return parse_guest_command("ann", raw, MOST_TTL_S, tenant_of_guest)
 
 
-@given(st.dictionaries(names | st.binary(max_size=8), values, max_size=12))
-def test_no_entry_raises_or_names_another_client(fields: dict[bytes, bytes]) -> None:
-    read = parse_guest_command("ann", fields, MOST_TTL_S)
+@given(
+    st.dictionaries(names | st.binary(max_size=8), values, max_size=12),
+    st.sampled_from(["", "ann"]),
+)
+def test_no_entry_raises_or_names_another_client(fields: dict[bytes, bytes], tenant: str) -> None:
+    read = parse_guest_command("ann", fields, MOST_TTL_S, tenant)
     match read:
         case Submission():
             assert read.request.client == read.address.client == read.template.client
+            assert read.request.tenant == tenant
             assert read.request.client == "ann" or read.request.client.startswith("ann-")
             assert read.watched in {"", read.request.client}
             assert 60 <= read.request.result_ttl_s <= MOST_TTL_S
@@ -63,6 +67,7 @@ def test_no_entry_raises_or_names_another_client(fields: dict[bytes, bytes]) -> 
             assert call.keys[-1].startswith("tokenyard:{main}:request:ann")
             shared = msgspec.json.decode(read.template.common, type=dict[str, str])
             assert shared.keys() <= COMMON_FIELDS
+            assert shared.get("tenant", "") == tenant
         case CancelCommand() | LeaseRenewal():
             assert read.client == "ann" or read.client.startswith("ann-")
         case Unreadable(address=address):
@@ -83,6 +88,19 @@ def test_fields_of_a_submission_are_kept_as_they_were_given() -> None:
     assert other.digest == read.digest
     entry = {b"id": b"q", b"prompt": b"x", b"common": read.template.common.encode()}
     assert isinstance(parse_request(entry), Request)
+
+
+@pytest.mark.parametrize("tenant", ["", "ann"])
+@pytest.mark.parametrize(
+    "named", [{}, {"tenant": "bob"}, {"common": '{"tenant":"bob"}'}, {"tenant": b"\xff"}]
+)
+def test_a_guest_submits_for_its_own_tenant(tenant: str, named: dict[str, str | bytes]) -> None:
+    read = ask(tenant, id="q", prompt="x", **named)
+    assert isinstance(read, Submission)
+    assert read.request.tenant == tenant
+    assert msgspec.json.decode(read.template.common).get("tenant", "") == tenant
+    # A repeated entry is the same request, whatever the operator has registered since.
+    assert read.digest == ask(id="q", prompt="x").digest
 
 
 @pytest.mark.parametrize(

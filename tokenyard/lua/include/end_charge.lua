@@ -2,13 +2,17 @@
 -- its charge, or never had one: then `intake` says whose it is.
 -- @include count_end
 -- @include settle_charge
+-- @include settle_tokens
 -- @include tenant_of
 local function end_charge(ledger, status, used, intake)
   local charge = settle_charge(ledger, used.input, used.output, intake)
   if charge then
+    settle_tokens(ledger, used.input + used.output)
     count_end(ledger:match('^tokenyard:{[^}]*}:'), charge.tenant, charge.model, status, used)
   elseif intake then
     local prefix, _, tenant = tenant_of(intake)
-    if tenant then count_end(prefix, tenant, '', status, used) end
+    if not tenant then return end
+    settle_tokens(ledger, used.input + used.output)
+    count_end(prefix, tenant, '', status, used)
   end
 end

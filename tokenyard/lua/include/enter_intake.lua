@@ -12,5 +12,6 @@ local function enter_intake(intake, count, size)
   keep_count(counts, 'waiting_tokens', size)
   keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, count)
   join_line(prefix, tenant)
-  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 1000, '*', 'event', 'tenants')
+  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 1000, '*', 'event', 'tenants',
+    'intake', class .. ':' .. tenant)
 end

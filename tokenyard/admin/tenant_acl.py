@@ -1,0 +1,53 @@
+"""The user of the server with which a tenant logs in: a guest, whose inbox names the tenant."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final
+
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import Keys, is_tenant
+from tokenyard.protocol.receipts import owns
+from tokenyard.protocol.tenants import TENANT_RULE
+
+#: Names of users of `deploy/users.acl`, which no tenant can have.
+USERS: Final = (
+    *("default", "client", "coordinator", "worker", "admin", "batch", "gateway", "scaler"),
+    *("replica", "sentinel"),
+)
+#: The rights of the user `guest` in `deploy/users.acl`, in a yard and under a name.
+_RIGHTS: Final = (
+    "resetchannels -@all +@connection -@admin -@dangerous -client|tracking -select +time"
+    " (%W~{prefix}inbox:{name} +xadd)"
+    " (%R~{prefix}leader +get)"
+    " (%R~{prefix}info +hgetall)"
+    " (%R~{prefix}request:{name}/* %R~{prefix}request:{name}-*/* +hmget +hgetall)"
+    " (%R~{prefix}tokens:{name}/* %R~{prefix}tokens:{name}-*/* +get +strlen)"
+    " (%R~{prefix}reply:{name}/* %R~{prefix}reply:{name}-*/*"
+    " %R~{prefix}replies:{name} %R~{prefix}replies:{name}-* +xread)"
+    " (%W~{prefix}replies:{name} %W~{prefix}replies:{name}-* +xtrim)"
+)
+
+
+def acl_line(keys: Keys, tenant: str, password: str, others: Iterable[str] = ()) -> str:
+    """The line of an ACL file for a tenant; without a password nobody can log in.
+
+    Without its first word, ``ACL SETUSER`` takes it, too. Raises `InvalidRequest` for a name that
+    cannot be one, and if a tenant of ``others`` and this one could read each other's answers.
+    """
+    if not is_tenant(tenant):
+        raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
+    if tenant in USERS:
+        raise InvalidRequest("tenant", f"{tenant!r}: deploy/users.acl has a user of this name")
+    for other in others:
+        if other != tenant and (owns(tenant, other) or owns(other, tenant)):
+            raise InvalidRequest(
+                "tenant",
+                f"{tenant!r} and {other!r}: one begins with the other and a '-', as the names of"
+                " the other's clients do; rename one",
+            )
+    rights = _RIGHTS.format(prefix=f"tokenyard:{{{keys.yard}}}:", name=tenant)
+    if not password:
+        return f"user {tenant} off {rights}"
+    return f"user {tenant} on #{hashlib.sha256(password.encode()).hexdigest()} {rights}"
