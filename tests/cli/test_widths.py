@@ -228,7 +228,7 @@ def test_tenants_show_limits_and_counts_of_long_names(name: str) -> None:
     )
     other = TenantView(name="other", waiting=1)
     listed = " ".join(drawn(tenants_list._table([one, other], 1.125)).split())
-    shown = "".join(drawn(tenants_list._sheet(one, 1.125)).split())
+    shown = "".join(drawn(tenants_list._sheet(one, 1.125, {"tokens_per_day": 7})).split())
     for text in ("1,000,000", "12,345", "11%", "1,000,000,000,000"):
         assert text in listed
         assert text in shown

@@ -11,17 +11,18 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from tests.support.builders import make_request, make_result, worker_json
+from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.servers import Server
 from tests.support.yard import LONG_MS, QueuedRequest, Yard
 from tokenyard.admin.history import SnapshotHistory, read_snapshot
 from tokenyard.admin.line import read_line, shares_between
 from tokenyard.admin.owners import find_owners
 from tokenyard.admin.requests import Query, list_requests
-from tokenyard.admin.tenants import apply_changes, changes_to, read_tenants
+from tokenyard.admin.tenants import apply_changes, changes_to, read_tenants, read_windows
 from tokenyard.admin.timeline import read_timeline
 from tokenyard.admin.usage import read_usage
 from tokenyard.cli import main
+from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys, intake_name
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.scripts import Charge, Dispatched, Publication, Scripts
@@ -190,3 +191,51 @@ def test_usage_is_what_the_results_have(yard: Yard, command: Command) -> None:
     assert "3 requests" in command("tenants", "usage").stdout
     (one,) = read_tenants(yard.connection, yard.keys)
     assert (one.name, one.waiting, one.running) == ("ann", 0, 0)
+
+
+def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
+    yard: Yard, command: Command
+) -> None:
+    # Given a tenant with room for the 3 tokens and 16 more of four requests in a minute
+    command("tenants", "set", "ann", "--tokens-per-minute", "80", "--tokens-per-day", "1000")
+    submit(yard, "ann", 15)
+    (one,) = read_tenants(yard.connection, yard.keys)
+    assert one.waiting == 4
+    assert one.refused == {"tokens_per_minute": 11}
+    assert read_windows(yard.connection, yard.keys, "ann") == {
+        "tokens_per_minute": 76,
+        "tokens_per_day": 76,
+    }
+    text = command("tenants", "show", "ann").stdout
+    assert re.search(r"tokens_per_minute +80, 76 used", text)
+    assert re.search(r"tokens_per_day +1,000, 76 used", text)
+    assert "11 by tokens_per_minute, the last at 2" in text
+    shown = json.loads(command("tenants", "show", "ann", "--json").stdout)
+    assert shown["refused"] == {"tokens_per_minute": 11}
+    # The doctor names it.
+    findings = [json.loads(line) for line in command("doctor", "--json").stdout.splitlines()]
+    (finding,) = (one for one in findings if one["name"] == "tenants")
+    assert "ann: tokens_per_minute has refused 11 requests" in finding["found"]
+
+
+def test_acl_prints_a_user_that_the_server_takes(
+    yard: Yard, connection: redis.Redis, broker: Server
+) -> None:
+    options = ["--redis-url", broker.url, "--yard", yard.keys.yard, "tenants", "acl"]
+    name = random_name("tenant")
+    done = CliRunner().invoke(main, [*options, name, "--password-stdin"], input="secret\n")
+    assert "secret" not in done.output
+    assert f"tokenyard tenants set {name}" in done.stderr
+    _, _, *rules = done.stdout.split()
+    connection.execute_command("ACL", "SETUSER", name, *rules)
+    try:
+        with redis.Redis(port=broker.port, username=name, password="secret") as own:
+            own.xadd(yard.keys.inbox(name), {"id": "q"})
+            for key in (yard.keys.inbox("other"), yard.keys.intake(f"normal:{name}")):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    own.xadd(key, {"id": "q"})
+    finally:
+        connection.acl_deluser(name)
+    assert CliRunner().invoke(main, [*options, "coordinator"]).exit_code == Exit.USAGE
+    assert CliRunner().invoke(main, [*options, name, "--password-stdin"]).exit_code == Exit.USAGE
+    assert " off " in CliRunner().invoke(main, [*options, name]).stdout

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import redis
@@ -28,6 +29,16 @@ _PAGE: Final = 1_000
 #: Tries of a change that loses the race against other operators.
 _MAX_TRIES: Final = 100
 _COUNTERS: Final = ("waiting", "waiting_tokens", "running")
+#: Field, width in ms and number of buckets of each window, as `lua/include/token_windows.lua` has
+#: them.
+_WINDOWS: Final = {"tokens_per_minute": ("m", 5_000, 13), "tokens_per_day": ("d", 1_800_000, 49)}
+#: What can refuse a request.
+_LIMITS: Final = tuple(name for name in TenantSettings.__struct_fields__ if name != "weight")
+_FIELDS: Final = (
+    *_COUNTERS,
+    *(f"refused:{name}" for name in _LIMITS),
+    *(f"refused_at:{name}" for name in _LIMITS),
+)
 
 
 class TenantView(Struct, frozen=True, kw_only=True):
@@ -41,6 +52,8 @@ class TenantView(Struct, frozen=True, kw_only=True):
     waiting_tokens: int = 0
     running: int = 0  # requests
     service: float = 0.0  # weighted tokens by weight; who waits and has the least is next
+    refused: Mapping[str, int] = MappingProxyType({})  # requests, by the limit
+    refused_ms: Mapping[str, int] = MappingProxyType({})  # the last of them, unix ms, by the limit
 
 
 class TenantChange(Struct, frozen=True, kw_only=True):
@@ -128,6 +141,21 @@ def _present(seen: bytes) -> TenantSettings | None:
     return decode_each({b"one": seen})["one"] if seen else None
 
 
+def read_windows(connection: redis.Redis, keys: Keys, name: str) -> dict[str, int]:
+    """The tokens that count for a tenant in this minute and day, by limit; see `token_windows`."""
+    run: Any = connection
+    seconds, micros = run.time()
+    now_ms = seconds * 1000 + micros // 1000
+    fields: dict[bytes, bytes] = run.hgetall(keys.tenant(name))
+    return {
+        limit: sum(
+            whole(fields.get(f"{mark}{at % count}".encode(), b"").removeprefix(f"{at} ".encode()))
+            for at in range(now_ms // width - count + 1, now_ms // width + 1)
+        )
+        for limit, (mark, width, count) in _WINDOWS.items()
+    }
+
+
 def _scores(run: Any, key: str) -> Iterator[tuple[bytes, float]]:
     """The members of a sorted set, in pages."""
     for at in itertools.count(0, _PAGE):
@@ -139,12 +167,21 @@ def _scores(run: Any, key: str) -> Iterator[tuple[bytes, float]]:
 
 def _counters(
     connection: redis.Redis, keys: Keys, names: Sequence[str]
-) -> Iterator[dict[str, int]]:
-    """What each tenant has waiting and running; an invalid count is 0."""
+) -> Iterator[dict[str, Any]]:
+    """What each tenant has waiting and running, and was refused; an invalid count is 0."""
     for at in range(0, len(names), _PAGE):
         pipeline = connection.pipeline(transaction=False)
         for name in names[at : at + _PAGE]:
-            pipeline.hmget(keys.tenant(name), *_COUNTERS)
+            pipeline.hmget(keys.tenant(name), *_FIELDS)
         for values in pipeline.execute():
-            counts = (max(0, whole(value)) for value in values)
-            yield dict(zip(_COUNTERS, counts, strict=True))
+            counts = [max(0, whole(value)) for value in values]
+            refusals = counts[len(_COUNTERS) :]
+            yield {
+                **dict(zip(_COUNTERS, counts, strict=False)),
+                "refused": _present_ones(refusals[: len(_LIMITS)]),
+                "refused_ms": _present_ones(refusals[len(_LIMITS) :]),
+            }
+
+
+def _present_ones(counts: Sequence[int]) -> dict[str, int]:
+    return {name: count for name, count in zip(_LIMITS, counts, strict=True) if count}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.admin.tenants import TenantView, read_tenants
+from tokenyard.admin.tenants import TenantView, read_tenants, read_windows
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -18,7 +18,7 @@ from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.cli.tenants.texts import as_fields, value_text, words_of
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.tenants import TenantSettings
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.texts import counted, local_time
 
 LIST: Final = """List the tenants that somebody has set, or that have asked for something.
 
@@ -35,7 +35,10 @@ Examples:
   tokenyard tenants list --waiting
   tokenyard tenants list --json | jq -r '.[] | select(.waiting > 0) | .name'
 """
-SHOW: Final = """Show the settings of a tenant, and what it has waiting and running.
+SHOW: Final = """Show the settings of a tenant, what it has waiting and running, and refusals.
+
+Beside a limit of tokens stands what counts for it now: a request counts with all that it may
+generate until it ends, and then with what it has used.
 
 \b
 Examples:
@@ -81,12 +84,13 @@ def show(ctx: click.Context, tenant: str, as_json: bool) -> None:
     """Read a tenant once and print it."""
     with opened(ctx.obj) as (connection, keys):
         found = read_tenants(connection, keys)
-    one = find_tenant(found, tenant)
+        one = find_tenant(found, tenant)
+        used = read_windows(connection, keys, tenant)
     total = sum(each.settings.weight for each in found if each.waiting)
     if as_json:
-        say(msgspec.json.encode(_fields(one, total)))
+        say(msgspec.json.encode({**_fields(one, total), "used": used}))
         return
-    plain_console().print(_sheet(one, total))
+    plain_console().print(_sheet(one, total, used))
 
 
 def _table(shown: Iterable[TenantView], total: float) -> FittingTable:
@@ -96,16 +100,21 @@ def _table(shown: Iterable[TenantView], total: float) -> FittingTable:
     return table
 
 
-def _sheet(one: TenantView, total: float) -> Table:
+def _sheet(one: TenantView, total: float, used: Mapping[str, int]) -> Table:
     lines = sheet()
     lines.add_row("Tenant", one.name)
     if not one.is_readable:
         lines.add_row("Settings", "cannot be read and do not count: set them again")
     for name in TenantSettings.__struct_fields__:
-        lines.add_row(name, value_text(name, getattr(one.settings, name)))
+        value = getattr(one.settings, name)
+        text = value_text(name, value)
+        lines.add_row(name, f"{text}, {used[name]:,} used" if value and name in used else text)
     lines.add_row("Waiting", f"{one.waiting:,} requests, {one.waiting_tokens:,} tokens")
     lines.add_row("Running", f"{one.running:,} requests")
     lines.add_row("Share", _share(one, total))
+    for name, count in one.refused.items():
+        last = local_time(one.refused_ms.get(name, 0) / 1000)
+        lines.add_row("Refused", f"{count:,} by {name}, the last at {last}")
     return lines
 
 
@@ -128,7 +137,9 @@ def _share(one: TenantView, total: float) -> str:
 
 def _fields(one: TenantView, total: float) -> dict[str, object]:
     return {
-        **msgspec.to_builtins(one),
+        **{name: getattr(one, name) for name in one.__struct_fields__},
+        "refused": dict(one.refused),
+        "refused_ms": dict(one.refused_ms),
         "settings": as_fields(one.settings),
         "share": one.settings.weight / total if one.waiting else None,
     }
