@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
+
+import msgspec
 
 from coordinator.dispatch.entries import Entry, Fields
 from coordinator.handshake import Models
 from coordinator.recovery.history import RetryLimits, read_history
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures
 from coordinator.routing.queued_request import NO_TRACE, QueuedRequest, prompt_tokens
-from tokenyard.protocol.errors import Code
+from tokenyard.protocol.errors import Code, quota_exceeded
 from tokenyard.protocol.keys import is_tenant, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.wire import SYSTEM_FIELDS, Refused, Request, Unanswerable
+from tokenyard.scripts import TransferAnswer
 
 Verdict = QueuedRequest | Refused | Unanswerable
 
@@ -117,6 +121,19 @@ def refuse(request: Request, code: Code, message: str, *, is_dead: bool = False)
         request.result_ttl_s,
         is_dead=is_dead,
     )
+
+
+def refuse_quota(request: Request, answer: TransferAnswer) -> Refused:
+    """The refusal of a request that came by XADD, and that a limit of its tenant does not admit.
+
+    It is kept only as long as it holds, so that the same id may come again.
+    """
+    ttl_s = min(request.result_ttl_s, max(1, math.ceil(answer.retry_after_ms / 1000)))
+    if answer.retry_after_s is None:
+        ttl_s = request.result_ttl_s
+    brief = msgspec.structs.replace(request, result_ttl_s=ttl_s)
+    message = quota_exceeded(answer.limit, answer.retry_after_s)
+    return refuse(brief, Code.QUOTA_EXCEEDED, message)
 
 
 def refuse_late(request: Request) -> Refused:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, cast
 
-from coordinator.dispatch.admission import Admission, refuse, refuse_late
+from coordinator.dispatch.admission import Admission, refuse, refuse_late, refuse_quota
 from coordinator.dispatch.entries import Entry, WakeupEvent
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
@@ -173,13 +173,19 @@ class Dispatcher:
 
     def _transfer(self, token: str, strays: Iterable[QueuedRequest]) -> None:
         """Move requests with a tenant from common intakes, where XADD put them, to its own."""
-        by_class: dict[PriorityClass, list[Transfer]] = {}
+        by_class: dict[PriorityClass, list[QueuedRequest]] = {}
         for queued in strays:
-            one = Transfer(queued.entry, queued.tenant, queued.client, queued.id)
-            by_class.setdefault(cast(PriorityClass, queued.intake), []).append(one)
+            by_class.setdefault(cast(PriorityClass, queued.intake), []).append(queued)
         for name, moved in by_class.items():
-            codes = self._scripts.transfer(token, name, moved)
-            _expect_leader(Transferred.NOT_LEADER not in codes)
+            entries = [
+                Transfer(one.entry, one.tenant, one.client, one.id, one.digest) for one in moved
+            ]
+            for queued, answer in zip(
+                moved, self._scripts.transfer(token, name, entries), strict=True
+            ):
+                _expect_leader(answer.code is not Transferred.NOT_LEADER)
+                if answer.code is Transferred.QUOTA:
+                    self.refuse(token, queued, refuse_quota(queued.request, answer))
         self._intake.tenants.wake("")
 
     def _bury(self, token: str, intake: str, entry: str, reason: str) -> bool:
@@ -344,6 +350,8 @@ class Dispatcher:
             if code in stays:
                 self._roster.mark_stale()
                 continue
+            if code is Dispatched.HELD:
+                continue  # its tenant has as many running as it may; known again in the next turn
             self._drop(queued)
             self._has_missed = self._has_missed or code is Dispatched.GONE
             is_reused = code is Dispatched.REUSED

@@ -179,6 +179,45 @@ def test_a_guest_acts_for_nobody_else(day: GuestDay, fields: dict[Any, Any]) -> 
         assert theirs.result(30).ok
 
 
+@pytest.mark.parametrize("named", [{"tenant": "eve"}, {"common": '{"tenant":"eve"}'}, {}])
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_guest_spends_only_its_own(
+    day: GuestDay, named: dict[Any, Any], is_registered: bool
+) -> None:
+    # Given a yard with the tenant eve, and a guest that claims to be it
+    keys, keeper = day.keys, day.plant.connection
+    registered = {"eve": "{}", **({"guest": "{}"} if is_registered else {})}
+    keeper.hset(keys.tenants, mapping=registered)
+    day.command_as_default("pause")
+    with guest(day) as connection:
+        connection.xadd(keys.inbox("guest"), {"id": "q1", "prompt": "x", **named})
+    own = keys.intake("normal:guest" if is_registered else "normal")
+    eventually(lambda: keeper.xlen(own) == 1)
+    # I expect that it counts for the guest or nobody, and that eve has not been charged.
+    assert not keeper.exists(keys.intake("normal:eve"), keys.tenant("eve"))
+    day.command_as_default("unpause")
+    ledger = keys.ledger("guest", "q1")
+    eventually(lambda: keeper.hget(ledger, "state") == b"completed", timeout_s=20.0)
+    assert not keeper.exists(keys.tenant("eve"), keys.usage("eve"))
+    assert bool(keeper.exists(keys.usage("guest"))) is is_registered
+    keeper.delete(keys.tenants)
+
+
+def test_a_flood_of_one_tenant_delays_no_other(day: GuestDay) -> None:
+    keys, keeper = day.keys, day.plant.connection
+    keeper.hset(keys.tenants, mapping={"eve": "{}", "guest": "{}"})
+    with guest(day) as connection, connection.pipeline(transaction=False) as pipeline:
+        for number in range(2000):
+            one: dict[Any, Any] = {"id": f"q{number}", "prompt": "x"}
+            pipeline.xadd(keys.inbox("guest"), {**one, "params": '{"max_tokens":200}'})
+        pipeline.execute()
+    eventually(lambda: int(keeper.hget(keys.tenant("guest"), "waiting") or 0) > 100)
+    with Client(day.server.url_of("eve"), GUESTS_YARD, "eve-1") as other:
+        assert other.submit([1, 2], max_tokens=3).result(30).ok
+    assert int(keeper.hget(keys.tenant("guest"), "waiting") or 0) > 0
+    keeper.delete(keys.tenants)
+
+
 def test_fields_of_the_system_in_a_guests_entry_are_dropped(day: GuestDay) -> None:
     day.command_as_default("pause")
     own: dict[Any, Any] = {

@@ -167,6 +167,57 @@ OF_GUESTS: dict[str, list[tuple[object, ...]]] = {
         ("XLEN", YARD.intake("normal")),
         ("HGETALL", YARD.tally),
     ],
+    "another tenant's things": [
+        # submitting
+        *(
+            ("XADD", YARD.intake(f"{one}:eve"), "*", "id", "q1")
+            for one in ("high", "normal", "low")
+        ),
+        ("XADD", YARD.intake("normal"), "*", "id", "q1", "tenant", "eve"),
+        ("XADD", YARD.intake("normal:guest"), "*", "id", "q1"),
+        ("XADD", YARD.inbox("eve"), "*", "id", "q1", "client", "eve"),
+        ("HSET", YARD.ledger("eve", "q1"), "state", "waiting", "sid", "normal:eve/1-0"),
+        ("SADD", YARD.attached("eve"), "q1"),
+        # reading
+        ("XRANGE", YARD.intake("normal:eve"), "-", "+"),
+        ("XREAD", "STREAMS", YARD.intake("low:eve"), 0),
+        ("XLEN", YARD.intake("normal:eve")),
+        ("HGETALL", YARD.ledger("eve", "q1")),
+        ("HMGET", YARD.ledger("eve-1", "q1"), "result"),
+        ("GET", YARD.tokens("eve", "q1")),
+        ("XREAD", "STREAMS", YARD.reply("eve", "q1"), 0),
+        ("XREAD", "STREAMS", YARD.replies("eve-1"), 0),
+        ("XRANGE", YARD.inbox("eve"), "-", "+"),
+        ("HGETALL", YARD.tenant("eve")),
+        ("HGETALL", YARD.usage("eve")),
+        ("HGETALL", YARD.tenants),
+        ("ZRANGE", YARD.line, 0, -1),
+        ("ZSCORE", YARD.service, "eve"),
+        # cancelling
+        ("XDEL", YARD.intake("normal:eve"), "1-0"),
+        ("XTRIM", YARD.intake("normal:eve"), "MAXLEN", 0),
+        ("DEL", YARD.intake("normal:eve")),
+        ("EXPIRE", YARD.intake("normal:eve"), 1),
+        ("SADD", YARD.cancels("eve"), "q1"),
+        ("XADD", YARD.cancelling, "*", "client", "eve"),
+        ("HSET", YARD.ledger("eve", "q1"), "state", "cancelled"),
+        ("XTRIM", YARD.replies("eve"), "MAXLEN", 0),
+        ("ZADD", YARD.clients, 1, "eve"),
+        # counting and spending, also its own
+        ("HINCRBY", YARD.tenant("eve"), "running", 100),
+        ("HSET", YARD.tenant("eve"), "m0", "1 1000000"),
+        ("HSET", YARD.tenant("guest"), "waiting", 0),
+        ("DEL", YARD.tenant("guest")),
+        ("ZADD", YARD.service, 0, "guest"),
+        ("ZINCRBY", YARD.service, 1_000_000, "eve"),
+        ("ZADD", YARD.line, 0, "guest"),
+        ("ZREM", YARD.line, "eve"),
+        ("HSET", YARD.tenants, "guest", '{"weight":1000}'),
+        ("HDEL", YARD.tenants, "eve"),
+        ("HINCRBY", YARD.usage("eve"), "20260101 sim in", 1),
+        ("DEL", YARD.usage("guest")),
+        ("HSET", YARD.tally, "tenants_waiting:normal", 0),
+    ],
 }
 CASES = [
     *(("client", what) for what in REFUSED),
@@ -179,6 +230,10 @@ def test_each_attack_is_refused(guarded: GuardedServer, user: str, what: str) ->
     commands = (REFUSED | TRUSTED | OF_GUESTS)[what]
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
         assert [one for one in commands if not is_refused(connection, *one)] == []
+
+
+def test_a_tenant_has_at_least_thirty_ways_barred() -> None:
+    assert len(OF_GUESTS["another tenant's things"]) >= 30
 
 
 @pytest.mark.parametrize("user", ["client", "guest"])

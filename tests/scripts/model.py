@@ -9,7 +9,7 @@ from typing import Self
 
 from tests.support.builders import make_request
 from tests.support.yard import Yard
-from tokenyard.protocol.keys import INTAKE_CLASSES
+from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, intake_name
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.replies import TERMINAL, Reply, decode_replies, decode_reply
 from tokenyard.protocol.wire import (
@@ -23,6 +23,12 @@ from tokenyard.scripts import Why, destination, waits_at
 
 Name = tuple[str, str]  # of a request: client and id
 CLIENTS = {"flat": "", "framed": "replies:framed"}
+#: Whose the requests with these ids are; others have no tenant.
+TENANTS = {"a": "acme", "b/c": "acme", "d": "zeta"}
+INTAKES = (
+    *INTAKE_CLASSES,
+    *(intake_name(name, tenant) for tenant in ("acme", "zeta") for name in PRIORITY_CLASSES),
+)
 #: Counts that only the system writes, and those that a retry carries.
 HISTORY = ("crashes", "suspected", "crashed_alone", "lost_alone", "faults")
 
@@ -39,6 +45,7 @@ class Known:
     running: tuple[str, int] | None = None  # worker and attempt
     history: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HISTORY, 0))
     replies_before: int = 0  # of the lives before it was a dead letter
+    paid_before: int = 0  # tokens of the results of those lives
     is_astray: bool = False  # its entry was deleted by hand
     is_cancelled_early: bool = False  # cancelled before its arrival
 
@@ -52,8 +59,14 @@ class Known:
         if alone:
             self.history[f"{why}_alone"] += 1
 
+    @property
+    def paid(self) -> int:
+        """Tokens of all its results."""
+        return self.paid_before + len(self.result[1] if self.result else ())
+
     def live_again(self, replies_before: int) -> None:
         """Note that the dead letter waits again."""
+        self.paid_before = self.paid
         self.published, self.result, self.running = [], None, None
         self.is_astray = False
         self.history = dict.fromkeys(HISTORY, 0)
@@ -84,6 +97,15 @@ class OnLane:
 
 
 @dataclass
+class TenantSnapshot:
+    """What the yard has counted for a tenant."""
+
+    counts: dict[str, int]
+    output: int  # tokens
+    service: float
+
+
+@dataclass
 class Snapshot:
     """The whole state of the yard, read in one round trip."""
 
@@ -96,6 +118,8 @@ class Snapshot:
     ledgers: dict[Name, dict[bytes, bytes]] = field(default_factory=dict)
     tokens: dict[Name, bytes] = field(default_factory=dict)
     replies: dict[Name, list[Reply]] = field(default_factory=dict)
+    tenants: dict[str, TenantSnapshot] = field(default_factory=dict)
+    line: set[str] = field(default_factory=set)
 
     @classmethod
     def take(cls, yard: Yard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
@@ -106,7 +130,12 @@ class Snapshot:
             pipe.hkeys(keys.workers)
             pipe.hgetall(keys.quarantine)
             pipe.hget(keys.tally, "queued_tokens")
-            for intake in INTAKE_CLASSES:
+            pipe.zrange(keys.line, 0, -1)
+            for tenant in set(TENANTS.values()):
+                pipe.hgetall(keys.tenant(tenant))
+                pipe.hgetall(keys.usage(tenant))
+                pipe.zscore(keys.service, tenant)
+            for intake in INTAKES:
                 pipe.xrange(keys.intake(intake))
             for worker in workers:
                 pipe.xrange(keys.lane(worker))
@@ -118,7 +147,15 @@ class Snapshot:
             answers = iter(pipe.execute())
         leases, roster = set(next(answers)), set(next(answers))
         seen = cls(leases, roster, next(answers), int(next(answers) or 0))
-        for intake in INTAKE_CLASSES:
+        seen.line = {tenant.decode() for tenant in next(answers)}
+        for tenant in set(TENANTS.values()):
+            counts, usage, service = next(answers), next(answers), next(answers)
+            seen.tenants[tenant] = TenantSnapshot(
+                {name.decode(): int(count) for name, count in counts.items()},
+                sum(int(count) for name, count in usage.items() if name.endswith(b" out")),
+                service or 0.0,
+            )
+        for intake in INTAKES:
             for entry, fields in next(answers):
                 seen.waiting[intake.encode(), entry] = OnLane(entry, fields)
         for worker in workers:
@@ -136,7 +173,12 @@ def ask_for(name: Name) -> Request:
     """The request of a name, always the same."""
     client, request_id = name
     return make_request(
-        request_id, client=client, reply_to=CLIENTS[client], stream=True, tokens=range(9)
+        request_id,
+        client=client,
+        reply_to=CLIENTS[client],
+        stream=True,
+        tokens=range(9),
+        tenant=TENANTS.get(request_id, ""),
     )
 
 
@@ -227,6 +269,20 @@ def check_lanes(
             published = unpack_tokens(fields.get(b"published", b""))
             assert published == known.published[: len(published)]
             assert len(published) == known.published_at_start
+
+
+def check_tenants(seen: Snapshot, everything: Mapping[Name, Known], *, is_inexact: bool) -> None:
+    """Counts of tenants are exact, and those in line are those with something waiting."""
+    waiting = Counter(intake.partition(b":")[2].decode() for intake, _ in seen.waiting)
+    for tenant, found in seen.tenants.items():
+        own = {name: known for name, known in everything.items() if known.request.tenant == tenant}
+        assert found.output == sum(known.paid for known in own.values())
+        running = sum(seen.ledgers[name].get(b"state") == b"assigned" for name in own)
+        assert found.counts.get("running", 0) == running
+        assert found.service >= 0
+        if not is_inexact:
+            assert found.counts.get("waiting", 0) == waiting[tenant]
+            assert (tenant in seen.line) is (waiting[tenant] > 0)
 
 
 def check_replies(seen: Snapshot, name: Name, known: Known) -> None:

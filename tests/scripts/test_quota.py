@@ -16,7 +16,18 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply, Usage
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.scripts import Acceptance, Publication, Scripts, Submitted
+from tokenyard.scripts import (
+    Acceptance,
+    Charge,
+    Dispatched,
+    Move,
+    Publication,
+    Scripts,
+    Submitted,
+    Transfer,
+    TransferAnswer,
+    Transferred,
+)
 
 ACCEPTED, QUOTA = Submitted.ACCEPTED, Submitted.QUOTA
 #: Tokens of a request of these tests, prompt and answer.
@@ -363,3 +374,114 @@ def test_a_forged_reservation_breaks_nothing(yard: Yard, worker: str, text: str)
     yard.scripts.finish(worker, [Publication(assignment, reply)])
     assert 0 <= counted(yard, "tokens_per_minute") <= EACH
     assert codes(submit(yard)) == [ACCEPTED]
+
+
+def push(yard: Yard, name: str, **fields: str) -> QueuedRequest:
+    """Write a request of the tenant by a plain XADD, 10 tokens and 20 to come."""
+    params = '{"max_tokens":20}'
+    entry = {"id": name, "prompt": "x" * 40, "tenant": "acme", "params": params, **fields}
+    waiting = yard.push(entry, make_request(name, tenant="acme", prompt="x" * 40))
+    yard.read()
+    return waiting
+
+
+def transfer(yard: Yard, *waiting: QueuedRequest) -> list[TransferAnswer]:
+    entries = [Transfer(one.entry, "acme", "anon", one.request.id, "d") for one in waiting]
+    return yard.scripts.transfer(yard.token, "normal", entries)
+
+
+class TestPlainEntries:
+    @pytest.mark.parametrize(
+        ("name", "most"),
+        [("max_waiting_requests", 2), ("max_waiting_tokens", 20), ("tokens_per_minute", 60)],
+    )
+    def test_as_many_are_moved_as_fit(self, yard: Yard, name: str, most: int) -> None:
+        limit(yard, **{name: most})
+        entries = [push(yard, f"q{number}") for number in range(3)]
+
+        answers = transfer(yard, *entries)
+
+        assert [one.code for one in answers] == [*[Transferred.MOVED] * 2, Transferred.QUOTA]
+        assert answers[2].limit == name
+        assert answers[2].retry_after_ms > 0
+        # The refused one waits for its answer where it is.
+        assert [entry for entry, _ in yard.intake("normal")] == [entries[2].entry]
+        assert len(yard.intake("normal:acme")) == 2
+        assert yard.answer(entries[2], Code.QUOTA_EXCEEDED).name == "DONE"
+
+    def test_what_they_ask_for_may_be_among_their_common_fields(self, yard: Yard) -> None:
+        limit(yard, max_tokens=10)
+        fields = {"id": "q", "prompt": "x", "tenant": "acme"}
+        common = yard.push(
+            {**fields, "common": '{"params":"{\\"max_tokens\\":11}"}'}, make_request("q")
+        )
+        plain = yard.push({**fields, "id": "r", "params": '{"max_tokens":10}'}, make_request("r"))
+        answers = transfer(yard, common, plain)
+        assert [one.code for one in answers] == [Transferred.QUOTA, Transferred.MOVED]
+        assert answers[0].retry_after_s is None
+
+    @pytest.mark.parametrize("how", ["completed", "cancelled"])
+    def test_what_was_reserved_is_given_back(self, yard: Yard, worker: str, how: str) -> None:
+        limit(yard, tokens_per_minute=100)
+        [moved] = transfer(yard, push(yard, "q"))
+        assert moved.code is Transferred.MOVED
+        assert counted(yard, "tokens_per_minute") == 30
+        [(entry, _)] = yard.intake("normal:acme")
+        waiting = QueuedRequest(make_request("q"), "normal:acme", entry)
+        if how == "completed":
+            yard.scripts.finish(worker, [result(dispatch(yard, worker, waiting), 3)])
+        else:
+            yard.scripts.cancel("anon", "q", "enough")
+        assert counted(yard, "tokens_per_minute") == (TOKENS + 3 if how == "completed" else 0)
+        assert yard.queued_tokens() == 0
+
+    def test_a_known_request_is_reserved_once(self, yard: Yard) -> None:
+        limit(yard, tokens_per_minute=60)
+        answers = transfer(yard, push(yard, "q"), push(yard, "q"))
+        assert [one.code for one in answers] == [Transferred.MOVED] * 2
+        assert counted(yard, "tokens_per_minute") == 30
+
+
+class TestRunning:
+    def test_no_more_run_than_may(self, yard: Yard, worker: str) -> None:
+        limit(yard, max_running_requests=2)
+        moves = [charged(accept(yard), worker) for _ in range(4)]
+
+        held = [Dispatched.DISPATCHED] * 2 + [Dispatched.HELD] * 2
+        assert yard.scripts.dispatch(yard.token, moves) == held
+        assert len(yard.intake("normal:acme")) == 2
+        # With each that ends, another may run.
+        yard.scripts.finish(worker, [result(yard.lane(worker)[0])])
+        assert yard.scripts.dispatch(yard.token, moves[2:]) == held[1:3]
+        # Nobody else is held.
+        [other] = yard.scripts.submit("normal", [make_request("o", tenant="other")])
+        place = QueuedRequest(make_request("o"), "normal:other", other.sid.partition("/")[2])
+        assert yard.scripts.dispatch(yard.token, [charged(place, worker, "other")]) == held[:1]
+
+    @pytest.mark.parametrize("how", ["cancel", "lose", "hand_back"])
+    def test_who_runs_no_more_makes_room(self, yard: Yard, worker: str, how: str) -> None:
+        limit(yard, max_running_requests=1)
+        running = dispatch(yard, worker, accept(yard))
+        waiting, other = accept(yard), yard.worker("other")
+        assert yard.scripts.dispatch(yard.token, [charged(waiting, other)]) == [Dispatched.HELD]
+        if how == "cancel":
+            yard.scripts.cancel(running.request.client, running.request.id, "enough")
+        elif how == "lose":
+            yard.lose(worker)
+        else:
+            yard.scripts.hand_back(worker, running, 0, "no memory")
+        moved = yard.scripts.dispatch(yard.token, [charged(waiting, other)])
+        assert moved == [Dispatched.DISPATCHED]
+
+    def test_a_retry_is_not_held(self, yard: Yard, worker: str) -> None:
+        limit(yard, max_running_requests=1)
+        request = dispatch(yard, worker, accept(yard)).request
+        yard.lose(worker)
+        again = yard.worker("again")
+        dispatch(yard, again, accept(yard))
+        dispatch(yard, again, yard.waiting(request))
+        assert len(yard.lane(again)) == 2
+
+
+def charged(waiting: QueuedRequest, worker: str, tenant: str = "acme") -> Move:
+    return msgspec.structs.replace(waiting.to(worker), charge=Charge(tenant, 1.0))

@@ -18,12 +18,14 @@
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
 --   stays), 5 GONE (nobody waits there any more), 6 REUSED (the id is
---   known with another digest; the entry stays)
+--   known with another digest; the entry stays), 7 HELD (its tenant has as many requests running as
+--   it may; the entry stays)
 -- Atomic, because the entry must be in the intake or on the lane at every moment, and because
 -- a former leader must move nothing.
 
 -- @include bill
 -- @include count_in
+-- @include counted
 -- @include count_usage
 -- @include has_lease
 -- @include is_reused
@@ -33,10 +35,11 @@
 -- @include read_charge
 -- @include server_ms
 -- @include sid_of
+-- @include tenant_settings
 -- @include waits_at
 -- @include whole
 
-local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED = -1, 1, 2, 3, 4, 5, 6
+local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED, HELD = -1, 1, 2, 3, 4, 5, 6, 7
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
   lost_alone = true, faults = true, reason = true, not_before = true, published = true,
@@ -141,6 +144,7 @@ end
 -- powers of two of ms.
 local function charge_to(lane, ledger, text, sid, attempt)
   local charge, prefix = read_charge(text), lane:match('^tokenyard:{[^}]*}:')
+  if not charge then return end
   redis.call('HSET', ledger, 'charge', text)
   bill(prefix, charge.tenant, charge.amount)
   if charge.tenant == '' then return end
@@ -149,6 +153,18 @@ local function charge_to(lane, ledger, text, sid, attempt)
   local bucket, waited = 1, server_ms() - tonumber(sid:match('/(%d+)'))
   while bucket < waited do bucket = 2 * bucket end
   count_usage(prefix, charge.tenant, charge.model, {['wait:' .. bucket] = 1})
+end
+
+-- Whether a tenant has as many requests running as it may. A retry was one of them, and is not held.
+local most_running = {}
+local function is_held(lane, tenant)
+  local prefix = lane:match('^tokenyard:{[^}]*}:')
+  if most_running[tenant] == nil then
+    local most = (tenant_settings(prefix, tenant) or {})['max_running_requests']
+    most_running[tenant] = type(most) == 'number' and most > 0 and most
+  end
+  local most = most_running[tenant]
+  return most and counted(prefix .. 'tenant:' .. tenant, 'running') >= most
 end
 
 local function dispatch(route, ledger, entry, why, digest, charge)
@@ -171,6 +187,8 @@ local function dispatch(route, ledger, entry, why, digest, charge)
   if target.closed then return CLOSED end
   if target.quarantined or target.load >= (route.alone and 1 or route.most)
     or (route.group and target.tries) then return FULL end
+
+  if charge and route.tenant and is_held(route.lane, route.tenant) then return HELD end
 
   local sid = sid_of(known[2], here)
   local attempt = whole(known[5]) + 1

@@ -36,7 +36,6 @@
 -- @include quota_of
 -- @include server_ms
 -- @include tenant_of
--- @include whole
 
 local ACCEPTED, KNOWN, FULL, LATE, REUSED, QUOTA = 1, 2, 0, 3, 4, 5
 -- What a refused client is told: the time in which room for it is likely, within these bounds, and
@@ -44,7 +43,7 @@ local ACCEPTED, KNOWN, FULL, LATE, REUSED, QUOTA = 1, 2, 0, 3, 4, 5
 local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
 -- Of the time for all that waits: who comes again then finds work left.
 local RETRY_SHARE, JITTER = 0.25, 0.25
-local RANK = {high = 2, normal = 3, low = 4}
+local RANK, CLASSES = {high = 2, normal = 3, low = 4}, {[2] = 'high', [3] = 'normal', [4] = 'low'}
 local name, client = ARGV[1], ARGV[2]
 local class, tenant = name:match('^(%l+):?(.*)$')
 local is_tenant = tenant ~= ''
@@ -53,11 +52,12 @@ local intake = is_tenant and KEYS[#KEYS] or KEYS[RANK[class]]
 
 -- Retries and higher classes are served before it; with it and lower ones it shares its bound.
 local waiting, ahead, below = 0, 0, 0
-local others = redis.call('HMGET', KEYS[8], 'tenants_waiting:high', 'tenants_waiting:normal',
-  'tenants_waiting:low')
+local have_tenants = counted(KEYS[8], 'tenants_waiting') > 0
 for i = 2, 5 do
   local length = redis.call('XLEN', KEYS[i])
-  length = length + whole(others[i - 1])
+  if have_tenants and CLASSES[i] then
+    length = length + counted(KEYS[8], 'tenants_waiting:' .. CLASSES[i])
+  end
   waiting = waiting + length
   if i <= RANK[class] or i == 5 then ahead = ahead + length end
   if i >= RANK[class] and i < 5 then below = below + length end

@@ -6,17 +6,24 @@
 -- KEYS[3...] for each entry: intake:<class>:<tenant> (stream), request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
--- ARGV[3...] for each entry: its id, the name of the tenant's intake, <class>:<tenant>
--- Returns -1 NOT_LEADER, or one code for each entry: 1 MOVED, 5 GONE (it does not wait there any more)
+-- ARGV[3...] for each entry: its id, the name of the tenant's intake, <class>:<tenant>, its digest
+-- Returns -1 NOT_LEADER, or for each entry: {1, server id} MOVED, {2, limit, retry after in ms or -1} QUOTA
+--   (a limit of the tenant refuses it, as in `submit`; it stays), {5, ''} GONE (it does not wait there any
+--   more)
 -- Atomic, because an entry must be in one intake at every moment.
 
+-- @include asked_of
+-- @include count_in
 -- @include enter_intake
+-- @include entry_fields
 -- @include leave_intake
 -- @include queued_tokens_of
+-- @include quota_of
 -- @include server_ms
 -- @include waits_at
 
-local NOT_LEADER, MOVED, GONE = -1, 1, 5
+local NOT_LEADER, MOVED, QUOTA, GONE = -1, 1, 2, 5
+local SOON_MS = 1000
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local here = KEYS[2]:match('intake:(.*)$') .. '/'
 
@@ -33,23 +40,53 @@ local function add(intake, entry, fields)
   return redis.call('XADD', intake, '*', unpack(values))
 end
 
-local replies, leaving = {}, {}
-for k = 3, #KEYS, 2 do
-  local a = k
-  local intake, ledger, entry, name = KEYS[k], KEYS[k + 1], ARGV[a], ARGV[a + 1]
-  local found = not leaving[entry] and redis.call('XRANGE', KEYS[2], entry, entry)[1]
-  if found then
-    local at = add(intake, entry, found[2])
-    enter_intake(intake, 1, queued_tokens_of(found[2]))
-    -- A client of an earlier version has submitted it.
-    local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry')
-    if known[1] == 'waiting' and waits_at(known[2], known[3], known[4]) == here .. entry then
-      redis.call('HSET', ledger, 'sid', name .. '/' .. at)
-      redis.call('HDEL', ledger, 'intake', 'entry')
+-- What is reserved for a request is kept in its ledger, which an entry by XADD has only from here on.
+local function reserve(quota, ledger, asked, fields, digest, sid)
+  local size = queued_tokens_of(fields)
+  local reserved = quota.take(asked, size)
+  if not reserved then return end
+  redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest, 'reserved', reserved)
+  count_in(KEYS[2]:match('^tokenyard:{[^}]*}:') .. 'tally', 'queued_tokens', size)
+end
+
+local quotas = {}
+local function move(intake, ledger, entry, name, digest, fields)
+  if quotas[intake] == nil then quotas[intake] = quota_of(intake) or false end
+  local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry')
+  local quota, asked = not known[1] and quotas[intake], nil
+  if quota then
+    asked = asked_of(entry_fields(fields))
+    local limit, time = quota.over(asked, queued_tokens_of(fields))
+    if limit then
+      quota.refuse(limit)
+      return {QUOTA, limit, time or SOON_MS}
     end
   end
-  leaving[#leaving + 1], leaving[entry] = entry, true
-  replies[#replies + 1] = found and MOVED or GONE
+  local at = add(intake, entry, fields)
+  local sid = name .. '/' .. at
+  enter_intake(intake, 1, queued_tokens_of(fields))
+  if quota then
+    reserve(quota, ledger, asked, fields, digest, sid)
+  elseif known[1] == 'waiting' and waits_at(known[2], known[3], known[4]) == here .. entry then
+    -- A client of an earlier version has submitted it.
+    redis.call('HSET', ledger, 'sid', sid)
+    redis.call('HDEL', ledger, 'intake', 'entry')
+  end
+  return {MOVED, sid}
+end
+
+local replies, leaving, a = {}, {}, 3
+for k = 3, #KEYS, 2 do
+  local entry = ARGV[a]
+  local found = not leaving[entry] and redis.call('XRANGE', KEYS[2], entry, entry)[1]
+  local reply = found and move(KEYS[k], KEYS[k + 1], entry, ARGV[a + 1], ARGV[a + 2], found[2])
+    or {GONE, ''}
+  if reply[1] ~= QUOTA then leaving[#leaving + 1], leaving[entry] = entry, true end
+  replies[#replies + 1] = reply
+  a = a + 3
+end
+for _, quota in pairs(quotas) do
+  if quota then quota.keep() end
 end
 leave_intake(KEYS[2], ARGV[2], leaving)
 return replies

@@ -22,6 +22,7 @@ from tokenyard.scripts.answers import (
     Renewed,
     Submitted,
     Transfer,
+    TransferAnswer,
     Transferred,
     Why,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "Scripts",
     "Submitted",
     "Transfer",
+    "TransferAnswer",
     "Transferred",
     "Why",
     "attend",

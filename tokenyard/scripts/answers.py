@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -12,6 +12,10 @@ from tokenyard.protocol.wire import Assignment
 
 #: Why a worker's lease ends: it left in order, was killed from outside, or crashed.
 Why = Literal["left", "lost", "crashed"]
+
+
+#: A charge has no longer names of models.
+_LONGEST_MODEL: Final = 100
 
 
 class Submitted(enum.IntEnum):
@@ -35,6 +39,7 @@ class Dispatched(enum.IntEnum):
     FULL = 4
     GONE = 5
     REUSED = 6
+    HELD = 7
 
 
 class Answered(enum.IntEnum):
@@ -122,7 +127,21 @@ class Transferred(enum.IntEnum):
 
     NOT_LEADER = -1
     MOVED = 1
+    QUOTA = 2
     GONE = 5
+
+
+class TransferAnswer(Struct, frozen=True, gc=False):
+    """The answer to one `Transfer`; QUOTA has the limit and the time to retry after (-1: never)."""
+
+    code: Transferred
+    limit: str = ""
+    retry_after_ms: int = 0
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """None where the same request is refused each time."""
+        return self.retry_after_ms / 1000 if self.retry_after_ms >= 0 else None
 
 
 class Charge(Struct, frozen=True, gc=False):
@@ -141,7 +160,7 @@ class Charge(Struct, frozen=True, gc=False):
     def __str__(self) -> str:
         """As `dispatch` and the ledger have it."""
         amounts = f"{self.amount!r} {self.input_rate!r} {self.output_rate!r}"
-        return f"{amounts} {self.tenant} {self.model}"
+        return f"{amounts} {self.tenant} {self.model[:_LONGEST_MODEL]}"
 
 
 class Move(Struct, frozen=True, gc=False):
@@ -167,6 +186,7 @@ class Transfer(Struct, frozen=True, gc=False):
     tenant: str
     client: str
     request_id: str
+    digest: str = ""
 
 
 class Publication(Struct, frozen=True):

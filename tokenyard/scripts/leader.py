@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, PriorityClass, intake_name, is_name
@@ -18,6 +18,7 @@ from tokenyard.scripts.answers import (
     Move,
     Reconciled,
     Transfer,
+    TransferAnswer,
     Transferred,
 )
 from tokenyard.scripts.calls import Arg, Caller, codes
@@ -88,15 +89,18 @@ class LeaderScripts(Caller):
 
     def transfer(
         self, token: str, priority_class: PriorityClass, entries: Sequence[Transfer]
-    ) -> list[Transferred]:
-        """Move entries of a common intake to their tenants'; one code for each."""
+    ) -> list[TransferAnswer]:
+        """Move entries of a common intake to their tenants'; all NOT_LEADER for a former leader."""
         keys = [self.keys.leader, self.keys.intake(priority_class)]
         args: list[Arg] = [token, GROUP]
         for one in entries:
             target = intake_name(priority_class, one.tenant)
             keys += [self.keys.intake(target), self.keys.ledger(one.client, one.request_id)]
-            args += (one.entry, target)
-        return codes(Transferred, self._run("transfer", keys, args), len(entries))
+            args += (one.entry, target, one.digest)
+        answers: Any = self._run("transfer", keys, args)
+        if isinstance(answers, int):
+            return [TransferAnswer(Transferred(answers))] * len(entries)
+        return [_transferred(*answer) for answer in answers]
 
     def recount(self, token: str, tenant: str) -> int:
         """Count what waits for a tenant, and put it in line or take it out; returns the count.
@@ -240,6 +244,12 @@ class LeaderScripts(Caller):
         """Clients whose leases have expired; the names are untrusted."""
         names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
         return names
+
+
+def _transferred(code: int, text: bytes, retry_after_ms: int = 0) -> TransferAnswer:
+    found = Transferred(code)
+    limit = text.decode() if found is Transferred.QUOTA else ""
+    return TransferAnswer(found, limit, retry_after_ms)
 
 
 def _astray(

@@ -7,14 +7,13 @@
 -- @include counted
 -- @include server_ms
 -- @include tenant_of
+-- @include tenant_settings
 -- @include token_windows
 local function quota_of(intake)
   local UNBOUNDED = 512 -- reserved for an answer without a bound
   local prefix, class, tenant = tenant_of(intake)
-  local packed = redis.call('HGET', prefix .. 'tenants', tenant)
-  if not packed then return nil end
-  local is_read, settings = pcall(cjson.decode, packed)
-  if not is_read or type(settings) ~= 'table' then return nil end
+  local settings = tenant_settings(prefix, tenant)
+  if not settings then return nil end
   local counts, now = prefix .. 'tenant:' .. tenant, server_ms()
   local function limit(name)
     local most = settings[name]

@@ -4,7 +4,7 @@
 -- @include token_windows
 local function settle_tokens(ledger, used)
   local MOST, MOST_BYTES = 1e12, 200
-  local held = redis.call('HGET', ledger, 'reserved')
+  local held = redis.call('HMGET', ledger, 'reserved')[1]
   if not held then return end
   redis.call('HDEL', ledger, 'reserved')
   if #held > MOST_BYTES then return end

@@ -1,0 +1,104 @@
+"""The leader obeys the limits of tenants, also for requests that came by a plain XADD."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.lanes import Lanes, requests
+from tests.support.waiting import eventually
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Reply, Usage
+from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.scripts import Publication, Submitted
+
+pytestmark = pytest.mark.both_servers
+
+
+def limit(lanes: Lanes, tenant: str = "acme", **limits: int) -> None:
+    lanes.connection.hset(lanes.keys.tenants, tenant, encode_tenant(TenantSettings(**limits)))
+    lanes.connection.xadd(lanes.keys.events, {"event": "tenants"})
+
+
+def ask(name: str, tenant: str = "acme", model: str = "sim") -> Request:
+    params = SamplingParams(max_tokens=20)
+    return make_request(name, tenant=tenant, tokens=range(10), params=params, model=model)
+
+
+def finish(lanes: Lanes, worker: str, output: int = 3) -> None:
+    """Finish the first request of a lane, with so many tokens."""
+    assignment = lanes.lane(worker)[0]
+    usage = msgspec.json.encode(Usage(10, output, 10 + output, 0)).decode()
+    reply = Reply(id=assignment.request.id, event="result", seq=0, tokens=b"", usage=usage)
+    reply = msgspec.structs.replace(reply, status="completed")
+    lanes.scripts.finish(worker, [Publication(assignment, reply)])
+
+
+def test_plain_entries_beyond_a_limit_are_refused(lanes: Lanes) -> None:
+    # Given a tenant with room for two in a minute, and no workers
+    limit(lanes, tokens_per_minute=60)
+    lanes.coordinator()
+    # If it writes four by XADD, and somebody else some,
+    lanes.push([ask(f"q{number}") for number in range(4)])
+    lanes.push(requests(3))
+    # I expect the last two to be refused with the limit and the time to come back,
+    for name in ("q2", "q3"):
+        refused = lanes.result(name)
+        assert refused.status == "failed"
+        error = msgspec.json.decode(refused.error)
+        assert error["code"] == Code.QUOTA_EXCEEDED
+        assert error["message"].startswith("tokens_per_minute: ")
+        # which their answers outlive by seconds only, so that their ids may come again,
+        assert 0 < lanes.connection.ttl(lanes.keys.ledger("anon", name)) <= 66
+    # and the others to wait.
+    eventually(lambda: lanes.connection.xlen(lanes.keys.intake("normal:acme")) == 2)
+    assert lanes.connection.xlen(lanes.keys.intake("normal")) == 3
+
+
+@pytest.mark.parametrize("models", [["sim"], ["sim", "other"]])
+def test_no_more_run_than_a_tenant_may(lanes: Lanes, models: list[str]) -> None:
+    """Also where it asks for several models, whose lanes are filled one after the other."""
+    limit(lanes, max_running_requests=3)
+    workers = [lanes.worker(model, model=model) for model in models]
+    flood = [ask(f"q{number}", model=models[number % len(models)]) for number in range(12)]
+    [*answers] = lanes.scripts.submit("normal", flood)
+    assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
+    lanes.scripts.submit("normal", [ask(f"o{number}", "other") for number in range(5)])
+    lanes.coordinator()
+
+    def running() -> int:
+        names = [name for worker in workers for name in lanes.ids(worker)]
+        return sum(name.startswith("q") for name in names)
+
+    # I expect exactly three of it to run, and all of the other tenant.
+    eventually(lambda: sum(map(lanes.load, workers)) == 3 + 5)
+    assert running() == 3
+    # As they end, the rest follows, and there are never more.
+    for _ in range(12):
+        worker = next(one for one in workers if any(n.startswith("q") for n in lanes.ids(one)))
+        before = lanes.connection.xlen(lanes.keys.intake("normal:acme"))
+        while lanes.lane(worker)[0].request.id.startswith("o"):
+            finish(lanes, worker)
+        finish(lanes, worker)
+        left = max(0, before - 1)
+        eventually(
+            lambda left=left: lanes.connection.xlen(lanes.keys.intake("normal:acme")) == left
+        )
+        assert running() <= 3
+        if not running():
+            break
+    assert lanes.connection.hget(lanes.keys.tenant("acme"), "running") == b"0"
+
+
+def test_a_raised_limit_counts_at_once(lanes: Lanes) -> None:
+    limit(lanes, max_running_requests=1)
+    worker = lanes.worker()
+    lanes.scripts.submit("normal", [ask(f"q{number}") for number in range(4)])
+    lanes.coordinator()
+    lanes.wait_for_load(worker, 1)
+    limit(lanes, max_running_requests=3)
+    lanes.wait_for_load(worker, 3)
+    limit(lanes)
+    lanes.wait_for_load(worker, 4)
