@@ -11,7 +11,7 @@ local function join_line(prefix, tenant)
   if at ~= at or at == math.huge then at = had end -- a client may write the tally
   if at > had then
     local counters = prefix .. 'tenant:' .. tenant
-    local sum = redis.pcall('HINCRBYFLOAT', counters, 'lifted', at - had)
+    local sum = redis.pcall('HINCRBY', counters, 'lifted', string.format('%.0f', at - had))
     if type(sum) == 'table' then redis.call('HSET', counters, 'lifted', 0) end
   end
   redis.call('ZADD', line, at, tenant)
