@@ -21,7 +21,10 @@ from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.streams import position
 
+#: The year 2286.
+FAR_FUTURE_MS = 10**13
 #: Requests of each class that are read while the backlog is full and no lane has room, so that
 #: the first of every class is known when a lane gets room.
 LOOK_AHEAD = 16
@@ -76,7 +79,8 @@ class Intake:
         """
         count, wanted = self._wants(room)
         streams = {self._keys.intake(name): self._behind.get(name, ">") for name in wanted}
-        for stream in (self._keys.events, *([self._keys.capacity] if with_capacity else ())):
+        wakes = (self._keys.events, self._keys.arrivals)
+        for stream in (*wakes, *([self._keys.capacity] if with_capacity else ())):
             streams[stream] = "0" if stream in self._pending_streams else ">"
         streams[self._keys.cancelling] = ">"
         answer = self._ask(
@@ -135,6 +139,9 @@ class Intake:
             self._unacknowledged.setdefault(stream, []).extend(events)
         if len(events) < count:
             self._pending_streams.discard(stream)
+        is_spoilt = events and position(events[-1].decode())[0] >= FAR_FUTURE_MS
+        if is_spoilt and stream == self._keys.arrivals:
+            self._connection.delete(stream)  # the next read finds it missing, and it is made again
 
     def take_cancelling(self) -> bool:
         """Whether clients have requested cancels since the last call; see `CancelRequests`."""
@@ -147,7 +154,7 @@ class Intake:
         self.tenants.begin()
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
-        self._pending_streams = {self._keys.events, self._keys.capacity}
+        self._pending_streams = {self._keys.events, self._keys.arrivals, self._keys.capacity}
 
     @property
     def is_auditing(self) -> bool:

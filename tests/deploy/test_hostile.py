@@ -290,6 +290,15 @@ def test_the_highest_id_on_cancels_delays_no_cancel(day: GuestDay) -> None:
     eventually(lambda: day.plant.connection.hget(ledger, "state") == b"cancelled")
 
 
+def test_the_highest_id_on_arrivals_delays_no_tenant(day: GuestDay) -> None:
+    keys, keeper = day.keys, day.plant.connection
+    with day.connect("client") as connection, day.client() as client:
+        connection.xadd(keys.arrivals, {"event": "x"}, id=HIGHEST)
+        for _ in range(3):
+            assert client.submit([1, 2], tenant="client", max_tokens=3).result(30).ok
+    eventually(lambda: keeper.xinfo_stream(keys.arrivals)["last-generated-id"] < HIGHEST.encode())
+
+
 @pytest.mark.parametrize("value", ["garbage", "inf", "-5", "9" * 30, "9223372036854775807"])
 def test_invalid_counters_stop_no_client(day: GuestDay, value: str) -> None:
     with day.connect("client") as connection:

@@ -130,6 +130,9 @@ TRUSTED: dict[str, list[tuple[object, ...]]] = {
         ("XADD", YARD.cancelling, "18446744073709551615-18446744073709551615", "client", "x"),
         ("SADD", YARD.cancels("guest"), "q1"),
     ],
+    "the highest id onto `arrivals`": [
+        ("XADD", YARD.arrivals, "18446744073709551615-18446744073709551615", "event", "x"),
+    ],
     "ledgers of 20 MB": [("HSET", YARD.ledger("guest", "q1"), "state", "waiting", "x", BIG)],
     "entries of the intakes": [
         ("XADD", YARD.intake("normal"), "*", "id", "q1", "client", "bob"),

@@ -273,7 +273,8 @@ class TestBrokenBroker:
         worker = lanes.worker()
         lanes.coordinator(block_ms=50)
 
-        lanes.connection.delete(lanes.keys.events, lanes.keys.capacity)
+        keys = lanes.keys
+        lanes.connection.delete(keys.events, keys.arrivals, keys.capacity)
 
         assert served(lanes, worker)
 

@@ -19,7 +19,8 @@ BATCH = 8
 
 @pytest.fixture
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
-    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.capacity, keys.cancelling):
+    wakes = (keys.events, keys.arrivals, keys.capacity, keys.cancelling)
+    for stream in (*map(keys.intake, INTAKE_CLASSES), *wakes):
         connection.xgroup_create(stream, GROUP, "0", mkstream=True)
     return Intake(connection, keys, max_batch=BATCH, max_held=5 * BATCH)
 

@@ -23,7 +23,7 @@ def test_fresh_yard_gets_its_groups_and_its_handshake(
 
     assert scripts.take_over(token, {"protocol": 1, "models": "[]"})
 
-    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.capacity):
+    for stream in (*map(keys.intake, INTAKE_CLASSES), keys.events, keys.capacity, keys.arrivals):
         assert groups(connection, stream) == [GROUP.encode()]
     info = connection.hgetall(keys.info)
     assert (info[b"protocol"], info[b"models"], info[b"epoch"]) == (b"1", b"[]", b"1")

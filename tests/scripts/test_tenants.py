@@ -69,7 +69,11 @@ def service(yard: Yard, tenant: str = "acme") -> float | None:
 def counts(yard: Yard, tenant: str = "acme") -> dict[str, int]:
     """The counts of a tenant that are not 0."""
     fields = yard.connection.hgetall(yard.keys.tenant(tenant))
-    return {name.decode(): int(count) for name, count in fields.items() if int(count)}
+    return {
+        name.decode(): int(count)
+        for name, count in fields.items()
+        if count.isdigit() and int(count)
+    }
 
 
 def usage(yard: Yard, tenant: str = "acme") -> dict[str, int]:
@@ -88,7 +92,8 @@ class TestSubmit:
         assert yard.intake("normal") == []
         assert line(yard) == {"acme": 0}
         assert counts(yard) == {"waiting": 1, "waiting:normal": 1, "waiting_tokens": TOKENS}
-        assert yard.events()[-1] == {b"event": b"tenants"}
+        [(_, arrival)] = yard.connection.xrange(yard.keys.arrivals)
+        assert arrival == {b"event": b"tenants", b"intake": b"normal:acme"}
 
     def test_newcomer_stands_beside_the_least_of_those_in_line(self, yard: Yard) -> None:
         yard.connection.zadd(yard.keys.service, {"acme": 500, "rested": 7})

@@ -10,6 +10,7 @@
 -- KEYS[7] events (stream)
 -- KEYS[8] capacity (stream)
 -- KEYS[9] cancelling (stream)
+-- KEYS[10] arrivals (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the consumer group of the streams
 -- ARGV[3...] fields of info and their values
@@ -19,7 +20,7 @@
 
 local NOT_LEADER, READY = -1, 1
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
-for i = 3, 9 do
+for i = 3, 10 do
   local made = redis.pcall('XGROUP', 'CREATE', KEYS[i], ARGV[2], '0', 'MKSTREAM')
   if made.err and not made.err:find('BUSYGROUP') then return made end
 end

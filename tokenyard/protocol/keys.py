@@ -34,7 +34,7 @@ COUNTED: Final = (
     *(f"count:lines:{name}" for name in LINE_STATES),
 )
 
-#: Field of `tally`: requests that wait in tenants' intakes; with ``:<class>`` those of a class.
+#: Field of `tally`: requests that wait in the intakes of tenants; with ``:<class>``, of that class.
 TENANTS_WAITING: Final = "tenants_waiting"
 
 #: Names of yards, clients and workers, so that keys cannot be forged.
@@ -202,6 +202,11 @@ class Keys:
     def events(self) -> str:
         """Stream of wake-ups for the coordinator, bounded."""
         return f"{self._prefix}events"
+
+    @cached_property
+    def arrivals(self) -> str:
+        """Stream of requests of tenants that came, bounded; clients write it; wakes the leader."""
+        return f"{self._prefix}arrivals"
 
     @cached_property
     def capacity(self) -> str:

@@ -53,7 +53,7 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, GROUP]
         for item in info.items():
             args.extend(item)
-        keys += [self.keys.events, self.keys.capacity, self.keys.cancelling]
+        keys += [self.keys.events, self.keys.capacity, self.keys.cancelling, self.keys.arrivals]
         return bool(self._run("take_over", keys, args) == 1)
 
     def recognize(self, token: str, server: str, *, was_replica: bool) -> int:

@@ -13,6 +13,7 @@ local function enter_intake(intake, count, size)
   keep_count(prefix .. 'tally', 'tenants_waiting', count)
   keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, count)
   join_line(prefix, tenant)
-  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 1000, '*', 'event', 'tenants',
+  -- It only wakes; a client may have given this stream its highest id, after which no other can follow.
+  redis.pcall('XADD', prefix .. 'arrivals', 'MAXLEN', '~', 1000, '*', 'event', 'tenants',
     'intake', class .. ':' .. tenant)
 end
