@@ -246,8 +246,8 @@ def busy(connection: redis.Redis, yard: Keys) -> None:
 @pytest.mark.usefixtures("busy")
 def test_list_shows_shares_of_those_that_wait(command: Command) -> None:
     table = command("list").stdout
-    assert re.search(r"ann +3 +75% +5 +50 +2\n", table)
-    assert re.search(r"bob +1 +25% +7 +70 +2\n", table)
+    assert re.search(r"ann +3 +75.0% +5 +50 +2\n", table)
+    assert re.search(r"bob +1 +25.0% +7 +70 +2\n", table)
     assert re.search(r"cem +1 +- +0 +0 +2\n", table)
     assert "2 tenants" in command("list", "--waiting").stdout
     listed = json.loads(command("list", "--json").stdout)

@@ -148,7 +148,7 @@ def test_explain_names_the_tenants_that_are_served_before_and_why(
     timeline = read_timeline(yard.connection, yard.keys, "ann", "a1")
     assert (timeline.tenant, timeline.before) == ("ann", ["bob"])
     text = " ".join(command("explain", "a1", "--client", "ann").stdout.split())
-    assert "tenant ann has 2 waiting: 2 normal" in text
+    assert "tenant ann has 2 waiting: 2 normal; served before it" in text
     assert (
         "served before it, as they have had less for their weight: bob; its share is 25.0%" in text
     )

@@ -16,7 +16,9 @@ def turn(line: TenantLine, intake: str, held: Mapping[str, int]) -> str:
     """Why a request is not dispatched yet, by its intake and what each of its tenant's holds."""
     name, tenant = split_intake(intake)
     listed = ", ".join(f"{count} {one}" for one, count in held.items() if count)
-    own = f"tenant {tenant} has {sum(held.values())} waiting: {listed}, and {name} gets its share"
+    own = f"tenant {tenant} has {sum(held.values())} waiting: {listed}"
+    if held.get(name) != sum(held.values()):
+        own += f", of which {name} gets its share"
     one = line.of(tenant)
     if one is None:
         return own

@@ -9,6 +9,7 @@ import click
 import msgspec
 from rich.table import Table
 
+from tokenyard.admin.line import read_line
 from tokenyard.admin.tenants import TenantView, read_tenants, read_windows
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
@@ -24,7 +25,8 @@ LIST: Final = """List the tenants that somebody has set, or that have asked for 
 
 \b
 Weight   tokens are shared in proportion to it
-Share    of those that wait now, by weight
+Share    of the tokens, by weight, among those that wait now; requests
+         of no tenant are one of them, with weight 1
 Waiting  requests, and the tokens of their prompts
 Running  requests
 Limits   what else is set; `tokenyard tenants show` has all of it
@@ -65,14 +67,13 @@ _COLUMNS: Final = (
 def list_all(ctx: click.Context, only_waiting: bool, as_json: bool) -> None:
     """Read all tenants once and print them."""
     with opened(ctx.obj) as (connection, keys):
-        found = read_tenants(connection, keys)
-    total = sum(one.settings.weight for one in found if one.waiting)
+        found, wanted = read_tenants(connection, keys), read_line(connection, keys).wanted
     shown = [one for one in found if one.waiting or not only_waiting]
     if as_json:
-        print_list(_fields(one, total) for one in shown)
+        print_list(_fields(one, wanted) for one in shown)
         return
     if shown:
-        plain_console().print(_table(shown, total))
+        plain_console().print(_table(shown, wanted))
     say(counted(len(shown), "tenant"))
 
 
@@ -85,22 +86,21 @@ def show(ctx: click.Context, tenant: str, as_json: bool) -> None:
     with opened(ctx.obj) as (connection, keys):
         found = read_tenants(connection, keys)
         one = find_tenant(found, tenant)
-        used = read_windows(connection, keys, tenant)
-    total = sum(each.settings.weight for each in found if each.waiting)
+        used, wanted = read_windows(connection, keys, tenant), read_line(connection, keys).wanted
     if as_json:
-        say(msgspec.json.encode({**_fields(one, total), "used": used}))
+        say(msgspec.json.encode({**_fields(one, wanted), "used": used}))
         return
-    plain_console().print(_sheet(one, total, used))
+    plain_console().print(_sheet(one, wanted, used))
 
 
-def _table(shown: Iterable[TenantView], total: float) -> FittingTable:
+def _table(shown: Iterable[TenantView], wanted: Mapping[str, float]) -> FittingTable:
     table = FittingTable(_COLUMNS)
     for one in shown:
-        table.add(*_row(one, total))
+        table.add(*_row(one, wanted))
     return table
 
 
-def _sheet(one: TenantView, total: float, used: Mapping[str, int]) -> Table:
+def _sheet(one: TenantView, wanted: Mapping[str, float], used: Mapping[str, int]) -> Table:
     lines = sheet()
     lines.add_row("Tenant", one.name)
     if not one.is_readable:
@@ -111,19 +111,19 @@ def _sheet(one: TenantView, total: float, used: Mapping[str, int]) -> Table:
         lines.add_row(name, f"{text}, {used[name]:,} used" if value and name in used else text)
     lines.add_row("Waiting", f"{one.waiting:,} requests, {one.waiting_tokens:,} tokens")
     lines.add_row("Running", f"{one.running:,} requests")
-    lines.add_row("Share", _share(one, total))
+    lines.add_row("Share", _share(one, wanted))
     for name, count in one.refused.items():
         last = local_time(one.refused_ms.get(name, 0) / 1000)
         lines.add_row("Refused", f"{count:,} by {name}, the last at {last}")
     return lines
 
 
-def _row(one: TenantView, total: float) -> tuple[str, ...]:
+def _row(one: TenantView, wanted: Mapping[str, float]) -> tuple[str, ...]:
     words = words_of(one.settings).partition(", ")[2]
     return (
         one.name,
         f"{one.settings.weight:g}",
-        _share(one, total),
+        _share(one, wanted),
         f"{one.waiting:,}",
         f"{one.waiting_tokens:,}",
         f"{one.running:,}",
@@ -131,15 +131,16 @@ def _row(one: TenantView, total: float) -> tuple[str, ...]:
     )
 
 
-def _share(one: TenantView, total: float) -> str:
-    return f"{one.settings.weight / total:.0%}" if one.waiting else "-"
+def _share(one: TenantView, wanted: Mapping[str, float]) -> str:
+    share = wanted.get(one.name)
+    return "-" if share is None else f"{share:.1%}"
 
 
-def _fields(one: TenantView, total: float) -> dict[str, object]:
+def _fields(one: TenantView, wanted: Mapping[str, float]) -> dict[str, object]:
     return {
         **{name: getattr(one, name) for name in one.__struct_fields__},
         "refused": dict(one.refused),
         "refused_ms": dict(one.refused_ms),
         "settings": as_fields(one.settings),
-        "share": one.settings.weight / total if one.waiting else None,
+        "share": wanted.get(one.name),
     }
