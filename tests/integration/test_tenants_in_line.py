@@ -89,7 +89,7 @@ def test_info_shows_who_waits_with_the_share_that_each_should_have(
     submit(yard, "ann", 5)
     submit(yard, "bob", 2)
     text = command("info").stdout
-    assert "7 of tenants" in text
+    assert "7 of these of tenants" in text
     assert re.search(r"ann +5 +0 +3 +75.0%", text)
     assert re.search(r"bob +2 +0 +1 +25.0%", text)
     line = json.loads(command("info", "--json").stdout)["line"]

@@ -9,7 +9,13 @@ from typing import Self
 
 from tests.support.builders import make_request
 from tests.support.yard import Yard
-from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, intake_name
+from tokenyard.protocol.keys import (
+    INTAKE_CLASSES,
+    PRIORITY_CLASSES,
+    TENANTS_WAITING,
+    intake_name,
+    split_intake,
+)
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.replies import TERMINAL, Reply, decode_replies, decode_reply
 from tokenyard.protocol.wire import (
@@ -120,6 +126,7 @@ class Snapshot:
     replies: dict[Name, list[Reply]] = field(default_factory=dict)
     tenants: dict[str, TenantSnapshot] = field(default_factory=dict)
     line: set[str] = field(default_factory=set)
+    tenants_waiting: list[int] = field(default_factory=list)  # by class, then together
 
     @classmethod
     def take(cls, yard: Yard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
@@ -131,6 +138,8 @@ class Snapshot:
             pipe.hgetall(keys.quarantine)
             pipe.hget(keys.tally, "queued_tokens")
             pipe.zrange(keys.line, 0, -1)
+            by_class = [f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES]
+            pipe.hmget(keys.tally, *by_class, TENANTS_WAITING)
             for tenant in set(TENANTS.values()):
                 pipe.hgetall(keys.tenant(tenant))
                 pipe.hgetall(keys.usage(tenant))
@@ -148,6 +157,7 @@ class Snapshot:
         leases, roster = set(next(answers)), set(next(answers))
         seen = cls(leases, roster, next(answers), int(next(answers) or 0))
         seen.line = {tenant.decode() for tenant in next(answers)}
+        seen.tenants_waiting = [int(count or 0) for count in next(answers)]
         for tenant in set(TENANTS.values()):
             counts, usage, service = next(answers), next(answers), next(answers)
             seen.tenants[tenant] = TenantSnapshot(
@@ -273,7 +283,12 @@ def check_lanes(
 
 def check_tenants(seen: Snapshot, everything: Mapping[Name, Known], *, is_inexact: bool) -> None:
     """Counts of tenants are exact, and those in line are those with something waiting."""
-    waiting = Counter(intake.partition(b":")[2].decode() for intake, _ in seen.waiting)
+    intakes = [split_intake(intake.decode()) for intake, _ in seen.waiting]
+    waiting = Counter(tenant for _, tenant in intakes)
+    if not is_inexact:
+        classes = Counter(name for name, tenant in intakes if tenant)
+        by_class = [classes[name] for name in PRIORITY_CLASSES]
+        assert seen.tenants_waiting == [*by_class, sum(by_class)]
     for tenant, found in seen.tenants.items():
         own = {name: known for name, known in everything.items() if known.request.tenant == tenant}
         assert found.output == sum(known.paid for known in own.values())
@@ -282,6 +297,9 @@ def check_tenants(seen: Snapshot, everything: Mapping[Name, Known], *, is_inexac
         assert found.service >= 0
         if not is_inexact:
             assert found.counts.get("waiting", 0) == waiting[tenant]
+            for name in PRIORITY_CLASSES:
+                own_class = found.counts.get(f"waiting:{name}", 0)
+                assert own_class == intakes.count((name, tenant))
             assert (tenant in seen.line) is (waiting[tenant] > 0)
 
 

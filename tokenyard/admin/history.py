@@ -42,7 +42,7 @@ class Snapshot:
     @property
     def waiting(self) -> int:
         """Requests in all intakes."""
-        return sum(self.view.waiting.values()) + self.line.waiting
+        return sum(self.view.waiting.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,14 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
 
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
+from tokenyard.protocol.keys import PRIORITY_CLASSES, TENANTS_WAITING, Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenants
 
@@ -72,31 +71,13 @@ def read_line(connection: redis.Redis, keys: Keys) -> TenantLine:
     """Read the line; of a yard without tenants in one small round trip."""
     pipeline: Any = connection.pipeline(transaction=False)
     pipeline.zrange(keys.line, 0, MOST, withscores=True)
-    pipeline.hmget(keys.tally, *(f"tenants_waiting:{name}" for name in PRIORITY_CLASSES))
+    pipeline.hmget(keys.tally, *(f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES))
     found, counts = pipeline.execute()
     waiting = sum(max(0, whole(count)) for count in counts)
     if not found:
         return TenantLine(waiting=waiting)
     scores = {name.decode(errors="replace"): score for name, score in found[:MOST]}
     return TenantLine(_in_line(connection, keys, scores), waiting, len(found) <= MOST)
-
-
-def tenant_intakes(
-    connection: redis.Redis, keys: Keys, classes: Iterable[str] = PRIORITY_CLASSES
-) -> Iterator[str]:
-    """The names of tenants' intakes of these classes in which something waits."""
-    run: Any = connection
-    for at in itertools.count(0, MOST):
-        page = run.zrange(keys.line, at, at + MOST - 1)
-        tenants = filter(is_tenant, (raw.decode(errors="replace") for raw in page))
-        names = [f"{name}:{tenant}" for tenant in tenants for name in classes]
-        pipeline = run.pipeline(transaction=False)
-        for name in names:
-            pipeline.xlen(keys.intake(name))
-        lengths = pipeline.execute()
-        yield from (name for name, length in zip(names, lengths, strict=True) if length)
-        if len(page) < MOST:
-            return
 
 
 def shares_between(before: TenantLine, now: TenantLine) -> dict[str, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import redis
 from msgspec import Struct
@@ -21,8 +21,8 @@ from tokenyard.client.ledger import unknown
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
-    IntakeClass,
     Keys,
+    intake_name,
     is_intake,
     split_intake,
 )
@@ -250,10 +250,7 @@ def _waits_for(
         return texts(pauses, now_ms), pauses
     if reason := _waits_in(view, ledger, model, now_ms):
         return reason, pauses
-    intake = _place(ledger)[0]
-    if split_intake(intake)[1]:
-        return turn(line, intake, _held(connection, keys, intake)), pauses
-    return _in_intake(view, line, intake), pauses
+    return _in_turn(connection, keys, line, _place(ledger)[0]), pauses
 
 
 def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: int) -> str:
@@ -279,24 +276,27 @@ def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: i
     return ""
 
 
-def _in_intake(view: YardView, line: TenantLine, intake: str) -> str:
+def _in_turn(connection: redis.Redis, keys: Keys, line: TenantLine, intake: str) -> str:
+    """Where a request stands that could be served now."""
+    tenant = split_intake(intake)[1]
+    if tenant:
+        names = [intake_name(name, tenant) for name in PRIORITY_CLASSES]
+        lengths = _lengths(connection, keys, names)
+        return turn(line, intake, dict(zip(PRIORITY_CLASSES, lengths, strict=True)))
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
-    before = sum(view.waiting[name] for name in served)
-    here = view.waiting.get(cast(IntakeClass, intake), 0)
-    text = f"intake {intake} holds {here} requests, those served before it {before}"
+    *before, here = _lengths(connection, keys, [*served, intake])
+    text = f"intake {intake} holds {here} requests, those served before it {sum(before)}"
     others = sum(bool(one.name) for one in line.tenants)
     return (
         f"{text}; requests of no tenant share with {counted(others, 'tenant')}" if others else text
     )
 
 
-def _held(connection: redis.Redis, keys: Keys, intake: str) -> dict[str, int]:
-    """The requests that wait in each of a tenant's intakes, by class."""
-    tenant = split_intake(intake)[1]
+def _lengths(connection: redis.Redis, keys: Keys, intakes: Sequence[str]) -> list[int]:
     pipeline = connection.pipeline(transaction=False)
-    for name in PRIORITY_CLASSES:
-        pipeline.xlen(keys.intake(f"{name}:{tenant}"))
-    return dict(zip(PRIORITY_CLASSES, pipeline.execute(), strict=True))
+    for intake in intakes:
+        pipeline.xlen(keys.intake(intake))
+    return list(pipeline.execute())
 
 
 def _model(connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes]) -> str:

@@ -11,12 +11,12 @@ import click
 import msgspec
 import redis
 
-from tokenyard.admin.line import tenant_intakes
+from tokenyard.admin.intakes import intakes
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys, class_of
+from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
@@ -69,20 +69,21 @@ _REST: Final = {
 @click.pass_context
 def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: bool) -> None:
     """Count, ask, cancel page by page, and print the counts."""
-    # `retry` is last, because rescued requests move there.
-    every: tuple[IntakeClass, ...] = (*PRIORITY_CLASSES, "retry")
-    classes = [name for name in every if priority in {"all", name}]
     with opened(ctx.obj) as (connection, keys):
-        of_tenants = [name for name in PRIORITY_CLASSES if name in classes]
-        names = [*tenant_intakes(connection, keys, of_tenants), *classes]
-        total = sum(_length(connection, keys, name) for name in names)
+        # `retry` is last, because rescued requests move there.
+        names = [
+            (of_class, name)
+            for of_class, name in intakes(connection, keys)
+            if priority in {"all", of_class}
+        ]
+        total = sum(_length(connection, keys, name) for _, name in names)
         if total:
             verb = "waits" if total == 1 else "wait"
             ask_first(f"Cancel {_requests(total)} that {verb}?", is_sure=is_sure)
-        done = {name: _empty(connection, keys, name, why) for name in names}
-    cancelled = dict.fromkeys(classes, 0)
-    for name, counts in done.items():
-        cancelled[class_of(name)] += counts[Emptied.CANCELLED]
+        done: dict[IntakeClass, Counter[Emptied]] = {name: Counter() for name, _ in names}
+        for of_class, name in names:
+            done[of_class] += _empty(connection, keys, name, why)
+    cancelled = {name: each[Emptied.CANCELLED] for name, each in done.items()}
     rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     if as_json:
         fields = {what.value: count for what, count in rest.items()}

@@ -205,12 +205,12 @@ def _picture(
 
 def _waiting(view: YardView, line: TenantLine) -> str:
     waiting = ", ".join(f"{count} {name}" for name, count in view.waiting.items())
-    waiting += f", {line.waiting} of tenants" if line.waiting else ""
+    waiting += f"; {line.waiting} of these of tenants" if line.waiting else ""
     is_held = not any(worker.is_serving for worker in view.workers) and any(
         worker.run_state != "RUNNING" for worker in view.workers
     )
     is_held = is_held or ALL in {pause.scope for pause in all_pauses(view.desired_states)}
-    if (any(view.waiting.values()) or line.waiting) and is_held:
+    if any(view.waiting.values()) and is_held:
         return f"{waiting}: until the pause is over, see Not running"
     return waiting
 
