@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import unicodedata
@@ -55,6 +56,10 @@ CALLS: dict[str, list[list[str]]] = {
     "models unload": [["sim" + EVIL, "--timeout-s", "1"]],
     "models wake": [["sim" + EVIL, "--timeout-s", "1"]],
     "pause": [["--why", EVIL, "--timeout-s", "5"], ["--why", EVIL, "--timeout-s", "5"]],
+    "tenants list": [[], ["--json"]],
+    "tenants show": [["evil"], ["evil", "--json"], [EVIL]],
+    "tenants remove": [["evil"], [EVIL]],
+    "tenants usage": [[], ["evil", "--verbose"], ["--json"], [EVIL]],
     "info": [[], ["--json"]],
     "top": [["--once"]],
     "doctor": [["--all"], ["--all", "--json"]],
@@ -74,6 +79,7 @@ NOTHING = {
     **dict.fromkeys(["coordinator", "gateway", "worker"], "log: see below"),
     "completion": "prints a script for shells",
     **dict.fromkeys(["keys create", "keys list", "keys revoke"], "show what operators wrote"),
+    **dict.fromkeys(["tenants apply", "tenants set"], "show what operators wrote"),
     "scripts load": "counts scripts",
     **dict.fromkeys(
         [
@@ -133,6 +139,10 @@ def letters(plant: Plant) -> list[str]:
     run.hset(keys.ledger("evil", ID), mapping=ledger)  # type: ignore[arg-type]
     waits = {"id": "waits" + EVIL, "client": "evil", "prompt": EVIL, "model": "sim" + EVIL}
     run.xadd(keys.intake("low"), {**waits, "session": EVIL, "params": EVIL})  # type: ignore[arg-type]
+    settings = {"evil": '{"models":["m\\u001b' + EVIL[1:4] + '"]}', "x" + EVIL: "{}"}
+    run.hset(keys.tenants, mapping=settings)  # type: ignore[arg-type]
+    run.zadd(keys.service, {"evil": 1, "y" + EVIL: 2})
+    run.hset(keys.usage("evil"), f"{datetime.datetime.now(datetime.UTC):%Y%m%d} m{EVIL} in", 3)
     models = [ModelInfo(name="large" + EVIL, fault="no " + EVIL)]
     host = HostInfo(name="host", host=EVIL, models=models)
     run.hset(keys.hosts, "host", encode_host(host))

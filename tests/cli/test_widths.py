@@ -13,12 +13,17 @@ from tokenyard.admin.dead_letters import DeadLetter
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.requests import STATES, Listed, RequestList
 from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.admin.tenants import TenantView
 from tokenyard.admin.timeline import Attempt, Timeline
+from tokenyard.admin.usage import TenantUsage
 from tokenyard.cli import dead, doctor, explain, info, requests
 from tokenyard.cli.batch import jobs as batch_jobs
 from tokenyard.cli.models import list as models_list
 from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.cli.tenants import list as tenants_list
+from tokenyard.cli.tenants import usage as tenants_usage
 from tokenyard.protocol.control import DesiredState, DesiredStates
+from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo
 
 WIDTH = 80
@@ -213,6 +218,44 @@ def test_models_list_shows_each_worker_with_its_state() -> None:
     for worker in view.workers:
         assert worker.info
         assert f"{worker.worker} {worker.info.state}" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["team", "t" * 40, "t" * 90])
+def test_tenants_show_limits_and_counts_of_long_names(name: str) -> None:
+    limits = TenantSettings(weight=0.125, tokens_per_day=10**12, models=[MODEL] * 3)
+    one = TenantView(
+        name=name, settings=limits, waiting=1_000_000, waiting_tokens=10**12, running=12_345
+    )
+    other = TenantView(name="other", waiting=1)
+    listed = " ".join(drawn(tenants_list._table([one, other], {name: 0.111})).split())
+    shown = "".join(drawn(tenants_list._sheet(one, {name: 0.111}, {"tokens_per_day": 7})).split())
+    for text in ("1,000,000", "12,345", "11.1%", "1,000,000,000,000"):
+        assert text in listed
+        assert text in shown
+    assert name in "".join(listed.split())
+    assert name in shown
+    assert MODEL in shown
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("name", ["team", "t" * 90])
+def test_usage_shows_counts_of_long_names(name: str, is_whole: bool) -> None:
+    usage = TenantUsage(
+        tenant=name,
+        day="2026-11-23",
+        model=MODEL,
+        requests=10**9,
+        tokens_in=10**12,
+        tokens_out=10**12 + 1,
+        tokens_cached=10**11,
+        wait_p50_ms=512,
+        wait_p99_ms=2**26,
+    )
+    text = drawn(tenants_usage._table([usage], is_whole=is_whole))
+    assert name in "".join(text.split())
+    for part in ("2026-11-23", "1,000,000,000", "1,000,000,000,001", "512 ms", "19 h"):
+        assert part in " ".join(text.split())
+    assert ("100,000,000,000" in text) >= is_whole
 
 
 def test_dead_list_and_show_truncate_no_id() -> None:

@@ -36,7 +36,7 @@ SCRIPTS = {
         "finish",
         "acknowledge",
     },
-    "admin": {"cancel", "requeue", "command", "signal", "probe", "astray"},
+    "admin": {"cancel", "requeue", "command", "signal", "configure", "probe", "astray"},
 }
 #: Needed only after faults that no test here causes.
 SELDOM = {"client": {"xtrim"}, "worker": {"script"}, "admin": {"script"}}

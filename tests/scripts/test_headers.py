@@ -57,6 +57,7 @@ WITHOUT_CODES = {
     "attend",
     "collect",
     "command",
+    "configure",
     "lead",
     "overdue",
     "probe",

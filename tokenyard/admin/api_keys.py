@@ -10,8 +10,8 @@ import redis
 
 from tokenyard.protocol.api_keys import PREFIX, ApiKey, decode_key, encode_key, key_digest, new_key
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import Keys, PriorityClass
-from tokenyard.protocol.tenants import TENANT_RULE, is_tenant
+from tokenyard.protocol.keys import Keys, PriorityClass, is_tenant
+from tokenyard.protocol.tenants import TENANT_RULE
 
 #: The first digits of a key's digest, by which people name it.
 ID_DIGITS: Final = 12

@@ -14,6 +14,7 @@ from typing import Any, Final
 import redis
 
 from tokenyard.admin.dead_letters import DeadLetter, dead_letters
+from tokenyard.admin.line import NOBODY, TenantLine, read_line, shares_between
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.worker_info import WorkerTotals
@@ -22,6 +23,8 @@ from tokenyard.protocol.worker_info import WorkerTotals
 LETTERS: Final = 3
 #: Time that rates are taken over; workers report about once a second.
 SMOOTH_MS: Final = 5000.0
+#: Time that shares of tenants are taken over: requests are charged in lumps.
+SHARES_MS: Final = 60_000.0
 #: Snapshots in a history.
 MAX_SNAPSHOTS: Final = 600
 
@@ -34,6 +37,7 @@ class Snapshot:
     at_ms: int  # the server's clock
     oldest_ms: dict[IntakeClass, int]  # age of the first request of each intake
     letters: Sequence[DeadLetter] = ()  # the newest
+    line: TenantLine = NOBODY
 
     @property
     def waiting(self) -> int:
@@ -76,6 +80,7 @@ def read_snapshot(connection: redis.Redis, keys: Keys) -> Snapshot:
             name: _age_ms(first, now_ms) for name, first in zip(INTAKE_CLASSES, firsts, strict=True)
         },
         letters=dead_letters(connection, keys, LETTERS) if view.dead else (),
+        line=read_line(connection, keys),
     )
 
 
@@ -150,6 +155,14 @@ class SnapshotHistory:
             return None
         recent = (snapshot for snapshot in earlier if now.at_ms - snapshot.at_ms <= SMOOTH_MS)
         return rates_between(next(recent, earlier[-1]), now)
+
+    def tenant_shares(self) -> dict[str, float]:
+        """The share of tokens of each tenant in line over the last minute, as far as seen."""
+        *earlier, now = self._snapshots
+        if not earlier:
+            return {}
+        recent = (snapshot for snapshot in earlier if now.at_ms - snapshot.at_ms <= SHARES_MS)
+        return shares_between(next(recent, earlier[-1]).line, now.line)
 
     def depths(self, name: IntakeClass, most: int) -> list[int]:
         """The depth of an intake in the last snapshots, the newest last."""

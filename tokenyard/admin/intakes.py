@@ -5,20 +5,41 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
 
 import redis
 
-from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys, intake_name
+from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys, intake_name, is_tenant
+
+#: Tenants that are looked at in one round trip.
+_PAGE: Final = 1_000
 
 
 def intakes(connection: redis.Redis, keys: Keys) -> list[tuple[IntakeClass, str]]:
-    """Class and name of each intake, of tenants only of those in line; ``retry`` comes last."""
-    in_line: Any = connection.zrange(keys.line, 0, -1)
-    tenants = ["", *filter(None, (name.decode(errors="replace") for name in in_line))]
-    named: list[tuple[IntakeClass, str]] = [
-        (priority_class, intake_name(priority_class, tenant))
-        for priority_class in PRIORITY_CLASSES
-        for tenant in tenants
-    ]
+    """Class and name of each intake, of tenants only where something waits; ``retry`` is last."""
+    of_tenants = list(_of_tenants(connection, keys))
+    named: list[tuple[IntakeClass, str]] = []
+    for priority_class in PRIORITY_CLASSES:
+        named.append((priority_class, priority_class))
+        named += [one for one in of_tenants if one[0] == priority_class]
     return [*named, ("retry", "retry")]
+
+
+def _of_tenants(connection: redis.Redis, keys: Keys) -> Iterator[tuple[IntakeClass, str]]:
+    run: Any = connection
+    for at in itertools.count(0, _PAGE):
+        page = [raw.decode(errors="replace") for raw in run.zrange(keys.line, at, at + _PAGE - 1)]
+        names: list[tuple[IntakeClass, str]] = [
+            (priority_class, intake_name(priority_class, tenant))
+            for tenant in filter(is_tenant, page)
+            for priority_class in PRIORITY_CLASSES
+        ]
+        pipeline = run.pipeline(transaction=False)
+        for _, name in names:
+            pipeline.xlen(keys.intake(name))
+        lengths = pipeline.execute()
+        yield from (name for name, length in zip(names, lengths, strict=True) if length)
+        if len(page) < _PAGE:
+            return

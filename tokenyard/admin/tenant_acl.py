@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, is_tenant
 from tokenyard.protocol.receipts import owns
-from tokenyard.protocol.tenants import TENANT_RULE, is_tenant
+from tokenyard.protocol.tenants import TENANT_RULE
 
 #: Names of users of `deploy/users.acl`, which no tenant can have.
 USERS: Final = (

@@ -7,25 +7,37 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import redis
 from msgspec import Struct
 
+from tokenyard.admin.line import NOBODY, TenantLine, read_line
 from tokenyard.admin.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
 from tokenyard.admin.requests import find_waiting
 from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.admin.turns import turn
 from tokenyard.client.ledger import unknown
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys, is_intake, split_intake
+from tokenyard.protocol.keys import (
+    INTAKE_CLASSES,
+    PRIORITY_CLASSES,
+    Keys,
+    intake_name,
+    is_intake,
+    split_intake,
+)
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.protocol.streams import whole
+from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import waits_at
 
 _TOKEN_BYTES: Final = 4
 #: Entries of intakes to read for a request without a ledger.
 _MOST_ENTRIES: Final = 5_000
+#: Tenants before that of a request that are listed.
+_MOST_BEFORE: Final = 100
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -60,6 +72,8 @@ class Timeline(Struct, frozen=True, kw_only=True):
     attempts: Sequence[Attempt] = ()
     waits_for: str = ""  # why it waits now
     pauses: Sequence[Pause] = ()  # that it waits for
+    tenant: str = ""  # whose intake it came from; empty: a common one
+    before: Sequence[str] = ()  # while it waits: tenants that are served before its own
     tokens_published: int = 0  # as deltas; 0 once there is a result
     ended_ms: int | None = None
     result: Result | None = None
@@ -158,7 +172,9 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
     state, sid = _text(ledger, "state"), _text(ledger, "sid")
     accepted_ms = _entry_ms(sid.rpartition("/")[2])
     packed = ledger.get("result")
-    waits_for, pauses = _waits_for(connection, keys, ledger, now_ms)
+    line = read_line(connection, keys) if state == "waiting" else NOBODY
+    waits_for, pauses = _waits_for(connection, keys, ledger, line, now_ms)
+    tenant = split_intake(sid.rpartition("/")[0])[1]
     return Timeline(
         client=client,
         id=request_id,
@@ -169,6 +185,8 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
         attempts=_attempts(ledger, accepted_ms),
         waits_for=waits_for,
         pauses=pauses,
+        tenant=tenant,
+        before=line.before(tenant)[:_MOST_BEFORE] if tenant else (),
         tokens_published=published // _TOKEN_BYTES,
         ended_ms=_number(ledger, "ended"),
         result=to_result(decode_reply(packed)) if packed else None,
@@ -213,7 +231,11 @@ def _ledger_of_plain_entry(
 
 
 def _waits_for(
-    connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes], now_ms: int
+    connection: redis.Redis,
+    keys: Keys,
+    ledger: Mapping[str, bytes],
+    line: TenantLine,
+    now_ms: int,
 ) -> tuple[str, list[Pause]]:
     """Why a request waits, in words, and the pauses that it waits for."""
     state = _text(ledger, "state")
@@ -226,11 +248,13 @@ def _waits_for(
     pauses = pauses_of_model(view, model)
     if view.leader and pauses:
         return texts(pauses, now_ms), pauses
-    return _waits_in(view, ledger, model, now_ms), pauses
+    if reason := _waits_in(view, ledger, model, now_ms):
+        return reason, pauses
+    return _in_turn(connection, keys, line, _place(ledger)[0]), pauses
 
 
 def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: int) -> str:
-    """Why a request waits although no pause holds it."""
+    """Why a request cannot be served now although no pause holds it; "" where it could be."""
     not_before_ms = _number(ledger, "not_before") or 0
     reason = _text(ledger, "reason")
     if view.leader is None and view.broker_error:
@@ -249,16 +273,30 @@ def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: i
         return f"it must run alone, on an empty lane, after: {reason}"
     if trial is not None:
         return f"it waits for its trial among at most {trial} suspects, after: {reason}"
-    return _line(view, _place(ledger)[0])
+    return ""
 
 
-def _line(view: YardView, intake: str) -> str:
-    if split_intake(intake)[1]:
-        return f"intake {intake} takes turns with those of other tenants"
+def _in_turn(connection: redis.Redis, keys: Keys, line: TenantLine, intake: str) -> str:
+    """Where a request stands that could be served now."""
+    tenant = split_intake(intake)[1]
+    if tenant:
+        names = [intake_name(name, tenant) for name in PRIORITY_CLASSES]
+        lengths = _lengths(connection, keys, names)
+        return turn(line, intake, dict(zip(PRIORITY_CLASSES, lengths, strict=True)))
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
-    before = sum(view.waiting[name] for name in served)
-    here = view.waiting.get(cast(IntakeClass, intake), 0)
-    return f"intake {intake} holds {here} requests, those served before it {before}"
+    *before, here = _lengths(connection, keys, [*served, intake])
+    text = f"intake {intake} holds {here} requests, those served before it {sum(before)}"
+    others = sum(bool(one.name) for one in line.tenants)
+    return (
+        f"{text}; requests of no tenant share with {counted(others, 'tenant')}" if others else text
+    )
+
+
+def _lengths(connection: redis.Redis, keys: Keys, intakes: Sequence[str]) -> list[int]:
+    pipeline = connection.pipeline(transaction=False)
+    for intake in intakes:
+        pipeline.xlen(keys.intake(intake))
+    return list(pipeline.execute())
 
 
 def _model(connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes]) -> str:

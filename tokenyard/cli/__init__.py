@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "drain": "tokenyard.cli.drain:drain",
     "stop": "tokenyard.cli.drain:stop",
     "keys": "tokenyard.cli.keys:keys",
+    "tenants": "tokenyard.cli.tenants:tenants",
     "scripts": "tokenyard.cli.scripts:scripts",
     "info": "tokenyard.cli.info:info",
     "top": "tokenyard.cli.top:top",

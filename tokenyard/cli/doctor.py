@@ -21,8 +21,8 @@ ABOUT: Final = """Check a yard and its broker, and print a remedy for each probl
 
 It reads and changes nothing: version, eviction, AOF, memory by kind of key, disk, replicas, users,
 time-outs, clocks; coordinator, workers, versions, models, pauses, leases, lanes, consumer groups,
-dead letters. A check that the broker or our user does not allow is "unknown", which is not a fault:
-managed servers refuse CONFIG.
+dead letters, tenants. A check that the broker or our user does not allow is "unknown", which is not
+a fault: managed servers refuse CONFIG.
 
 \b
 Examples:

@@ -22,7 +22,7 @@ from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
 from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
 
-ABOUT: Final = """Cancel the requests that wait in the intakes; running ones continue.
+ABOUT: Final = """Cancel the requests that wait, those of tenants too; running ones continue.
 
 Each request gets the result `cancelled`, with the tokens published before. Requests that arrive
 meanwhile stay. Workers take waiting requests meanwhile: `tokenyard pause` prevents that.

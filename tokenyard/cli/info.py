@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 import click
@@ -14,12 +15,14 @@ from rich.live import Live
 from rich.text import Text
 
 from tokenyard.admin.history import Snapshot, SnapshotHistory, YardRates
+from tokenyard.admin.line import NOBODY, TenantLine, read_line
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
+from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.cli.shared.watching import watch
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
@@ -27,10 +30,13 @@ from tokenyard.protocol.control import ALL
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
 
-ABOUT: Final = """Show a yard: its leader, waiting requests, pauses, and what each worker holds.
+ABOUT: Final = """Show a yard: its leader, waiting requests, pauses, tenants, and what workers hold.
 
 Columns that do not fit the terminal are left out. --verbose shows all: device, memory and lease of
 each worker, and the phases of loading its model.
+
+Of the tenants that wait, it shows the share of tokens that each should have, and with --interval
+the share that it had in the last minute; the next to be served is first.
 
 With --interval it looks again and again, and shows how many requests and tokens are finished in
 a second: it refreshes in a terminal, and elsewhere prints a block of lines, or with --json one
@@ -48,6 +54,7 @@ Examples:
   tokenyard info --json | jq .waiting
   tokenyard info --interval 10 --count 6 --json | jq .rates.yard.tokens_per_s
 """
+_MOST_TENANTS: Final = 10
 Show = Callable[[RenderableType], None]
 _COLUMNS: Final = (
     Column("Worker", is_whole=True),
@@ -87,11 +94,11 @@ def info(
     if interval is not None:
         ctx.exit(_follow(choice, interval, count or 0, as_json=as_json, is_whole=verbose))
     with opened(choice) as (connection, keys):
-        view = read_yard(connection, keys)
+        view, line = read_yard(connection, keys), read_line(connection, keys)
     if as_json:
-        say(view.as_json())
+        say(msgspec.json.encode({**msgspec.to_builtins(view), "line": _line_fields(line, {})}))
     else:
-        plain_console().print(_picture(view, url_of(choice), is_whole=verbose))
+        plain_console().print(_picture(view, url_of(choice), line=line, is_whole=verbose))
     ctx.exit(Exit.OK if view.is_open else Exit.UNAVAILABLE)
 
 
@@ -115,18 +122,41 @@ def _follow(
                 history.add(seen)
                 status = Exit.OK if seen.view.is_open else Exit.UNAVAILABLE
                 if as_json:
-                    say(_line(seen, history.rates()))
-                else:
-                    show(_picture(seen.view, url, history.rates(), is_whole=is_whole))
+                    say(_line(seen, history))
+                    continue
+                rates, had = history.rates(), history.tenant_shares()
+                show(_picture(seen.view, url, rates, line=seen.line, had=had, is_whole=is_whole))
     except KeyboardInterrupt:
         return Exit.OK
     return status
 
 
-def _line(snapshot: Snapshot, rates: YardRates | None) -> bytes:
+def _line(snapshot: Snapshot, history: SnapshotHistory) -> bytes:
     """A snapshot as one line of JSON: `info --json` with ages and rates."""
-    more = {"at_ms": snapshot.at_ms, "oldest_ms": snapshot.oldest_ms, "rates": rates}
+    more = {
+        "at_ms": snapshot.at_ms,
+        "oldest_ms": snapshot.oldest_ms,
+        "rates": history.rates(),
+        "line": _line_fields(snapshot.line, history.tenant_shares()),
+    }
     return msgspec.json.encode({**msgspec.to_builtins(snapshot.view), **more})
+
+
+def _line_fields(line: TenantLine, had: Mapping[str, float]) -> dict[str, object]:
+    wanted = line.wanted
+    tenants = [
+        {
+            "name": one.name,
+            "waiting": one.waiting,
+            "running": one.running,
+            "weight": one.settings.weight,
+            "service": one.service,
+            "wanted": wanted.get(one.name),
+            "had": had.get(one.name),
+        }
+        for one in line.tenants
+    ]
+    return {"waiting": line.waiting, "is_whole": line.is_whole, "tenants": tenants}
 
 
 @contextmanager
@@ -139,13 +169,21 @@ def _shown(console: Console, *, is_live: bool) -> Iterator[Show]:
         yield lambda picture: live.update(picture, refresh=True)
 
 
-def _picture(view: YardView, url: str, rates: YardRates | None = None, *, is_whole: bool) -> Group:
+def _picture(
+    view: YardView,
+    url: str,
+    rates: YardRates | None = None,
+    *,
+    line: TenantLine = NOBODY,
+    had: Mapping[str, float] = MappingProxyType({}),
+    is_whole: bool,
+) -> Group:
     summary = sheet()
     summary.add_row("Yard", f"{view.yard} at {public_url(url)}")
     if view.broker_error:
         summary.add_row("Broker", Text(view.broker_error, style="bold red"))
     summary.add_row("Leader", leader(view))
-    summary.add_row("Waiting", _waiting(view))
+    summary.add_row("Waiting", _waiting(view, line))
     if rates is not None:
         summary.add_row("Rates", pace(rates))
     summary.add_row("Dead letters", str(view.dead))
@@ -158,13 +196,16 @@ def _picture(view: YardView, url: str, rates: YardRates | None = None, *, is_who
     for host in view.hosts:
         summary.add_row("Loadable", _loadable(host))
     parts: list[RenderableType] = [summary]
+    if rows := line_rows(line, had, _MOST_TENANTS):
+        parts += [Text(), _tenant_table(rows)]
     if view.workers:
         parts += [Text(), _worker_table(view, is_whole=is_whole)]
     return Group(*parts)
 
 
-def _waiting(view: YardView) -> str:
+def _waiting(view: YardView, line: TenantLine) -> str:
     waiting = ", ".join(f"{count} {name}" for name, count in view.waiting.items())
+    waiting += f"; {line.waiting} of these of tenants" if line.waiting else ""
     is_held = not any(worker.is_serving for worker in view.workers) and any(
         worker.run_state != "RUNNING" for worker in view.workers
     )
@@ -198,6 +239,16 @@ def _loadable(host: HostInfo) -> str:
         printable(f"{model.name} (cannot be loaded: {model.fault})" if model.fault else model.name)
         for model in host.models
     )
+
+
+def _tenant_table(rows: Sequence[Sequence[str]]) -> FittingTable:
+    head, *counts = LINE_COLUMNS
+    table = FittingTable(
+        (Column(head, is_whole=True), *(Column(name, is_number=True) for name in counts))
+    )
+    for row in rows:
+        table.add(*row)
+    return table
 
 
 def _worker_table(view: YardView, *, is_whole: bool) -> FittingTable:

@@ -1,7 +1,7 @@
 """Checks a yard and its broker, with a remedy for each finding.
 
-`evidence` reads, within limits, and changes nothing. The checks in `broker_checks` and
-`yard_checks` are pure functions of the evidence.
+`evidence` reads, within limits, and changes nothing. The checks in `broker_checks`,
+`yard_checks` and `tenant_checks` are pure functions of the evidence.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from tokenyard.doctor.broker_checks import BROKER_CHECKS
 from tokenyard.doctor.evidence import Evidence, gather
 from tokenyard.doctor.finding import Finding, Verdict
+from tokenyard.doctor.tenant_checks import check_tenants
 from tokenyard.doctor.yard_checks import YARD_CHECKS
 
 __all__ = ["Evidence", "Finding", "Verdict", "diagnose", "gather"]
@@ -18,5 +19,5 @@ __all__ = ["Evidence", "Finding", "Verdict", "diagnose", "gather"]
 
 def diagnose(evidence: Evidence) -> Iterator[Finding]:
     """Run all checks; each yields one or more findings."""
-    for check in (*BROKER_CHECKS, *YARD_CHECKS):
+    for check in (*BROKER_CHECKS, *YARD_CHECKS, check_tenants):
         yield from check(evidence)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import redis
 
 from tokenyard.admin.history import Snapshot, read_snapshot
+from tokenyard.admin.tenants import TenantView, read_tenants
 from tokenyard.doctor.sampling import KeySample, sample_keys
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
@@ -80,6 +81,7 @@ class Evidence:
     round_trip_ms: float = 0.0  # twice the error of `clock_ms`
     snapshot: Snapshot | None = None
     groups: Sequence[ConsumerGroup] | None = None
+    tenants: Sequence[TenantView] | None = None
     sample: KeySample | None = None
     lost: LostEntries | None = None
     disk: Disk | None = None
@@ -125,6 +127,7 @@ def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
         round_trip_ms=round_trip_ms,
         snapshot=read("the yard", lambda: read_snapshot(connection, keys)),
         groups=read("XINFO GROUPS", lambda: _groups(read.run, keys)),
+        tenants=read("tenants", lambda: read_tenants(connection, keys)),
         sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
         lost=read("lost entries", lambda: _lost(Scripts(connection, keys))),
         disk=_disk(url, config),

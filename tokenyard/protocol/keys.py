@@ -34,7 +34,7 @@ COUNTED: Final = (
     *(f"count:lines:{name}" for name in LINE_STATES),
 )
 
-#: Field of `tally`: requests waiting in the intakes of tenants; with ``:<class>`` those of a class.
+#: Field of `tally`: requests that wait in the intakes of tenants; with ``:<class>``, of that class.
 TENANTS_WAITING: Final = "tenants_waiting"
 
 #: Names of yards, clients and workers, so that keys cannot be forged.
@@ -112,16 +112,16 @@ class Keys:
         return f"{self._prefix}service"
 
     def tenant(self, name: str) -> str:
-        """Hash: counts of one tenant: ``waiting``, ``waiting_tokens``, ``running``."""
+        """Hash of one tenant: ``waiting``, ``waiting_tokens``, ``running``, ``lifted``, limits."""
         return f"{self._prefix}tenant:{name}"
 
     @cached_property
     def tenants(self) -> str:
-        """Hash: tenant to JSON, its settings."""
+        """Hash: tenant to JSON, `tokenyard.protocol.tenants.TenantSettings`."""
         return f"{self._prefix}tenants"
 
     def usage(self, tenant: str) -> str:
-        """Hash: ``<yyyymmdd> <model> <what>`` to a count; see `tokenyard.scripts.read_usage`."""
+        """Hash: ``<yyyymmdd> <model> <what>`` to a count; see `tokenyard.admin.usage`."""
         return f"{self._prefix}usage:{tenant}"
 
     def lane(self, worker: str) -> str:

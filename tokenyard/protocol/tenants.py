@@ -8,10 +8,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from tokenyard.protocol.keys import PriorityClass, is_name
+from tokenyard.protocol.keys import MAX_TENANT, PriorityClass, is_tenant
 
-#: Tenants become part of the names of keys and clients.
-MAX_TENANT: Final = 90
 #: What `is_tenant` asks for.
 TENANT_RULE: Final = f"use 1 to {MAX_TENANT} of A-Z a-z 0-9 _ . : @ -"
 
@@ -41,11 +39,6 @@ class TenantSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 DEFAULTS: Final = TenantSettings()
 _decoder = msgspec.json.Decoder(TenantSettings)
-
-
-def is_tenant(text: str) -> bool:
-    """Whether ``text`` may name a tenant."""
-    return len(text) <= MAX_TENANT and is_name(text)
 
 
 def encode_tenant(settings: TenantSettings) -> bytes:

@@ -1,6 +1,8 @@
-"""The scripts of the control stream: commands to controllers, and their outcomes."""
+"""The scripts of operators: commands to controllers, their outcomes, settings of tenants."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tokenyard.protocol.commands import (
     Acknowledgement,
@@ -40,6 +42,15 @@ class ControlScripts(Caller):
             args.extend(item)
         answer: bytes = self._run("signal", keys, args)
         return answer.decode() or None
+
+    def configure(self, changes: Sequence[tuple[str, bytes, bytes]]) -> bool:
+        """Change settings of tenants and announce it: name, JSON as read, new JSON; b"" for none.
+
+        Returns False where one of them has changed since it was read: nothing is written. A
+        repeated call after a lost answer also returns False.
+        """
+        args = [arg for change in changes for arg in change]
+        return bool(self._run("configure", [self.keys.tenants, self.keys.events], args))
 
     def acknowledge(self, command_id: str, acknowledgement: Acknowledgement) -> None:
         """Report the outcome of a command at one worker, and wake the leader."""

@@ -9,6 +9,7 @@ import pytest
 from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.admin.dead_letters import DeadLetter
 from tokenyard.admin.snapshot import WorkerView
+from tokenyard.admin.tenants import TenantView
 from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
 from tokenyard.doctor.evidence import AclRefusal, ConsumerGroup, Disk, LostEntries
 from tokenyard.doctor.sampling import KeySample, Kind
@@ -57,6 +58,7 @@ def sound(**changes: Any) -> Evidence:
         "refusals": [],
         "snapshot": snapshot,
         "groups": [ConsumerGroup(KEYS.intake("low"), "coordinator", 2, {"leader": 2})],
+        "tenants": [TenantView(name="ann", refused={"max_tokens": 9}, refused_ms={})],
         "sample": SAMPLE,
         "disk": Disk("/data", 900 * MIB, 1000 * MIB),
     }
@@ -328,3 +330,45 @@ def test_groups_and_consumers_that_are_not_ours() -> None:
 
     assert "2 entries of intake:low" in old.found
     assert somebody.todo == f"XGROUP DESTROY {KEYS.events} somebody"
+
+
+# Tenants
+
+
+def test_a_tenant_that_hits_a_limit_all_the_time_is_named() -> None:
+    def tenants(count: int, at_ms: int) -> list[Finding]:
+        one = TenantView(
+            name="ann", refused={"tokens_per_day": count}, refused_ms={"tokens_per_day": at_ms}
+        )
+        return found(looked_at_tenants(one), "tenants")
+
+    [finding] = tenants(1234, 57_000)
+    assert finding.verdict == "warning"
+    assert "ann: tokens_per_day has refused 1,234 requests, the last 3.0 s ago" in finding.found
+    assert "tokenyard tenants set ann --tokens-per-day" in finding.todo
+    # Seldom, or long ago, is in order.
+    assert [one.verdict for one in tenants(3, 57_000)] == ["ok"]
+    assert [one.verdict for one in tenants(1234, 57_000 - 3_600_000)] == ["ok"]
+
+
+def test_settings_that_cannot_be_read_are_named() -> None:
+    [finding] = found(looked_at_tenants(TenantView(name="ann", is_readable=False)), "tenants")
+    assert (finding.verdict, "tenants set ann" in finding.todo) == ("warning", True)
+
+
+def test_many_tenants_at_their_limits_are_counted() -> None:
+    many = [TenantView(name=f"t{at}", is_readable=False) for at in range(50)]
+    findings = found(looked_at_tenants(*many), "tenants")
+    assert len(findings) == 6
+    assert "50 such problems" in findings[-1].found
+
+
+def test_tenants_that_our_user_may_not_see_are_unknown() -> None:
+    evidence = sound(tenants=None, unseen={"tenants": "NOPERM"})
+    [finding] = found(evidence, "tenants")
+    assert (finding.verdict, "NOPERM" in finding.found) == ("unknown", True)
+
+
+def looked_at_tenants(*tenants: TenantView) -> Evidence:
+    snapshot = make_snapshot(60_000, (make_view_worker("w.1"),), handshake=HANDSHAKE)
+    return sound(snapshot=snapshot, tenants=tenants)

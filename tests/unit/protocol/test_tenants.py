@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import (
     DEFAULTS,
     TenantSettings,
@@ -12,7 +13,6 @@ from tokenyard.protocol.tenants import (
     decode_tenant,
     decode_tenants,
     encode_tenant,
-    is_tenant,
 )
 
 

@@ -1,4 +1,4 @@
-"""Shell completion of names that only the yard knows: models, workers, batch jobs."""
+"""Shell completion of names that only the yard knows: models, workers, batch jobs, tenants."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def complete_worker(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 def complete_job(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The batch jobs of the yard."""
     return _complete(_jobs, ctx, incomplete)
+
+
+def complete_tenant(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The tenants of the yard."""
+    return _complete(_tenants, ctx, incomplete)
 
 
 def _complete(names: Names, ctx: click.Context, incomplete: str) -> list[str]:
@@ -87,3 +92,9 @@ def _jobs(connection: redis.Redis, keys: Keys) -> list[str]:
     from tokenyard.batch.rq.jobs import BatchQueue
 
     return [job.id for job in BatchQueue(connection, keys.yard).all_jobs()]
+
+
+def _tenants(connection: redis.Redis, keys: Keys) -> list[str]:
+    from tokenyard.admin.tenants import read_tenants
+
+    return [one.name for one in read_tenants(connection, keys)]

@@ -1,4 +1,4 @@
-"""Resolves the names of models and workers on a command line, or suggests known ones."""
+"""Resolves the names of models, workers and tenants on a command line, or suggests known ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final
 import click
 
 from tokenyard.admin.snapshot import YardView
+from tokenyard.admin.tenants import TenantView
 from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
-from tokenyard.protocol.texts import did_you_mean
+from tokenyard.protocol.texts import did_you_mean, printable
 
 _MOST_NAMED: Final = 10
 
@@ -48,6 +49,17 @@ def find_scope(
     return ALL
 
 
+def find_tenant(known: Iterable[TenantView], name: str) -> TenantView:
+    """The tenant of this name; raises `UnknownName`."""
+    by_name = {one.name: one for one in known}
+    return by_name[known_tenant(by_name, name)]
+
+
+def known_tenant(known: Iterable[str], name: str) -> str:
+    """The name itself, if the yard has such a tenant; raises `UnknownName`."""
+    return _known("tenant", name, sorted(known))
+
+
 def _scoped(desired_states: Mapping[str, DesiredState], prefix: str) -> set[str]:
     return {scope.removeprefix(prefix) for scope in desired_states if scope.startswith(prefix)}
 
@@ -56,8 +68,8 @@ def _known(kind: str, name: str, names: Iterable[str]) -> str:
     known = list(names)
     if name in known:
         return name
-    hint = did_you_mean(name, known) or "."
+    hint = printable(did_you_mean(name, known)) or "."
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
-    listed = ", ".join(known[:_MOST_NAMED]) + more
+    listed = ", ".join(map(printable, known[:_MOST_NAMED])) + more
     those = f"Known {kind}s: {listed}" if known else f"The yard knows no {kind}"
     raise UnknownName(f"there is no {kind} {name!r}{hint} {those}")

@@ -22,10 +22,11 @@ from tokenyard.protocol.errors import BrokerUnavailable
 
 ABOUT: Final = """Show a live view of a yard on the whole screen.
 
-Waiting requests of each intake with their age and history; the workers with state, run state, lane
-(of its limit), tokens per second, time to the first token and memory; the models; and the last
-errors: dead letters, crashed workers, models that could not be loaded. If the broker becomes
-unreachable, it waits for it. The key q or Ctrl-C ends it.
+Waiting requests of each intake with their age and history; the tenants that wait, with the share of
+tokens that each should have, and that it had over the last minute; the workers with state, run
+state, lane (of its limit), tokens per second, time to the first token and memory; the models; and
+the last errors: dead letters, crashed workers, models that could not be loaded. If the broker
+becomes unreachable, it waits for it. The key q or Ctrl-C ends it.
 
 \b
 Examples:

@@ -15,6 +15,7 @@ from tokenyard.admin.history import Snapshot, SnapshotHistory, Throughput, YardR
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.cli.info import leader, pace, state_text
+from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.texts import counted, span
 
@@ -24,6 +25,7 @@ _FIXED: Final = 11
 _MOST_MODELS: Final = 4
 _MOST_ERRORS: Final = 4
 _MOST_PAUSES: Final = 3
+_MOST_TENANTS: Final = 5
 _WIDE: Final = 110
 
 
@@ -62,7 +64,8 @@ def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -
     models = sorted({one.info.model for one in snapshot.view.workers if one.info} - {""})
     warning = f"The broker {snapshot.view.broker_error}" if snapshot.view.broker_error else ""
     told = bool(error) + -(-len(warning) // (paper.width - 10))
-    listed = min(len(models), _MOST_MODELS) + len(pauses)
+    tenants = line_rows(snapshot.line, history.tenant_shares(), _MOST_TENANTS)
+    listed = min(len(models), _MOST_MODELS) + len(pauses) + (1 + len(tenants) if tenants else 0)
     room = _room_for_workers(paper, listed, len(errors), told)
     parts: list[RenderableType] = [_title(snapshot, place, paper)]
     if error:
@@ -72,6 +75,7 @@ def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -
     parts += [
         _summary(snapshot, rates),
         _queue(history, snapshot, paper),
+        *([_tenants(tenants)] if tenants else []),
         _workers(snapshot, rates, paper, room),
     ]
     if models:
@@ -119,6 +123,8 @@ def _summary(snapshot: Snapshot, rates: YardRates | None) -> RenderableType:
         f"{view.ready_workers} of {counted(len(view.workers), 'worker')} ready,"
         f" {counted(view.dead, 'dead letter')}"
     )
+    if snapshot.line.waiting:
+        counts += f", {counted(snapshot.line.waiting, 'request')} of tenants waiting"
     lines.add_row("Yard", counts)
     for number, pause in enumerate(_pauses(snapshot)):
         lines.add_row("" if number else "Paused", Text(pause, style="yellow"))
@@ -157,6 +163,14 @@ def _queue(history: SnapshotHistory, snapshot: Snapshot, paper: Paper) -> Render
             Text(bars(depths), style="cyan"),
             style="" if waiting else "dim",
         )
+    return table
+
+
+def _tenants(rows: Sequence[Sequence[str]]) -> RenderableType:
+    head, *columns = LINE_COLUMNS
+    table = _table(f"{head}:wide", *(f"{column}:number" for column in columns))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -1,0 +1,241 @@
+"""Tenants with something waiting, as `info`, `top`, `explain`, `requests` and `empty` show them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from tests.support.builders import make_request, make_result, random_name, worker_json
+from tests.support.servers import Server
+from tests.support.yard import LONG_MS, QueuedRequest, Yard
+from tokenyard.admin.history import SnapshotHistory, read_snapshot
+from tokenyard.admin.line import read_line, shares_between
+from tokenyard.admin.owners import find_owners
+from tokenyard.admin.requests import Query, list_requests
+from tokenyard.admin.tenants import apply_changes, changes_to, read_tenants, read_windows
+from tokenyard.admin.timeline import read_timeline
+from tokenyard.admin.usage import read_usage
+from tokenyard.cli import main
+from tokenyard.process.program import Exit
+from tokenyard.protocol.keys import Keys, intake_name
+from tokenyard.protocol.tenants import TenantSettings
+from tokenyard.scripts import Charge, Dispatched, Publication, Scripts
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    return Yard(connection, keys, scripts)
+
+
+@pytest.fixture
+def command(broker: Server, yard: Yard) -> Command:
+    def run(*words: str) -> Result:
+        options = ["--redis-url", broker.url, "--yard", yard.keys.yard]
+        return CliRunner().invoke(main, [*options, *words])
+
+    return run
+
+
+def submit(yard: Yard, tenant: str, count: int = 1, name: str = "") -> list[QueuedRequest]:
+    """Requests of a tenant, under a client of its name."""
+    requests = [
+        make_request(f"{name}{at}" if name else None, tenant=tenant, client=tenant or "anon")
+        for at in range(count)
+    ]
+    accepted = yard.scripts.submit("normal", requests)
+    intake = intake_name("normal", tenant)
+    return [
+        QueuedRequest(request, intake, one.sid.rpartition("/")[2])
+        for request, one in zip(requests, accepted, strict=True)
+    ]
+
+
+def serve(
+    yard: Yard, worker: str, waiting: QueuedRequest, tokens: int, weight: float = 1.0
+) -> None:
+    """Dispatch a request, and end it with so many tokens."""
+    charge = Charge(waiting.request.tenant, 100 / weight, 1 / weight, 2 / weight, "sim")
+    move = msgspec.structs.replace(waiting.to(worker), charge=charge)
+    assert yard.scripts.dispatch(yard.token, [move]) == [Dispatched.DISPATCHED]
+    assignment = yard.lane(worker)[-1]
+    result = make_result(waiting.request.id, list(range(tokens)))
+    yard.scripts.finish(worker, [Publication(assignment, result)])
+
+
+def settle(yard: Yard, **weights: float) -> None:
+    wanted = {name: TenantSettings(weight=weight) for name, weight in weights.items()}
+    assert apply_changes(yard.connection, yard.keys, changes_to({}, wanted))
+
+
+def test_a_yard_without_tenants_has_nobody_in_line(yard: Yard, command: Command) -> None:
+    yard.submit()
+    line = read_line(yard.connection, yard.keys)
+    assert (line.tenants, line.waiting) == ((), 0)
+    assert "enant" not in command("info").stdout
+
+
+def test_info_shows_who_waits_with_the_share_that_each_should_have(
+    yard: Yard, command: Command
+) -> None:
+    settle(yard, ann=3)
+    submit(yard, "ann", 5)
+    submit(yard, "bob", 2)
+    text = command("info").stdout
+    assert "7 of these of tenants" in text
+    assert re.search(r"ann +5 +0 +3 +75.0%", text)
+    assert re.search(r"bob +2 +0 +1 +25.0%", text)
+    line = json.loads(command("info", "--json").stdout)["line"]
+    assert {one["name"]: one["wanted"] for one in line["tenants"]} == {"ann": 0.75, "bob": 0.25}
+    assert "7 requests of tenants waiting" in command("top", "--once", "--interval", "0.1").stdout
+
+
+def test_the_share_had_is_what_was_served_between_two_looks(yard: Yard) -> None:
+    # Given two tenants with the weights 1 and 3, and one that comes back after a rest
+    settle(yard, ann=1, bob=3)
+    worker = yard.worker()
+    ann, bob = submit(yard, "ann", 5), submit(yard, "bob", 5)
+    submit(yard, "cem", 1)
+    history = SnapshotHistory()
+    history.add(read_snapshot(yard.connection, yard.keys))
+    assert history.tenant_shares() == {}
+
+    # If ann is served 20 tokens and bob 60,
+    serve(yard, worker, ann[0], 10)
+    serve(yard, worker, ann[1], 10)
+    serve(yard, worker, bob[0], 60, weight=3)
+    history.add(read_snapshot(yard.connection, yard.keys))
+
+    # I expect their shares of what both have had.
+    shares = history.tenant_shares()
+    assert shares == pytest.approx({"ann": 0.25, "bob": 0.75, "cem": 0})
+
+
+def test_what_rest_has_added_is_nothing_that_a_tenant_has_had(yard: Yard) -> None:
+    worker = yard.worker()
+    ann, _ = submit(yard, "ann", 3), submit(yard, "bob", 1)
+    before = read_line(yard.connection, yard.keys)
+    serve(yard, worker, ann[0], 50)
+    yard.connection.zadd(yard.keys.line, {"bob": 500})  # as if it had been served much
+    yard.connection.zadd(yard.keys.service, {"bob": 500})
+    yard.connection.zrem(yard.keys.line, "ann")
+    # If ann comes back and is put beside bob,
+    submit(yard, "ann", 1)
+    now = read_line(yard.connection, yard.keys)
+    ann_now, ann_before = now.of("ann"), before.of("ann")
+    assert ann_now
+    assert ann_before
+    assert ann_now.service == 500
+    assert ann_now.had - ann_before.had < 200
+    assert set(shares_between(before, now)) == {"ann", "bob"}
+
+
+def test_explain_names_the_tenants_that_are_served_before_and_why(
+    yard: Yard, command: Command
+) -> None:
+    yard.scripts.register("w", LONG_MS, worker_json("w"))
+    settle(yard, ann=1, bob=3)
+    submit(yard, "ann", 2, "a")
+    submit(yard, "bob", 1, "b")
+    yard.connection.zadd(yard.keys.line, {"ann": 200, "bob": 100})
+    timeline = read_timeline(yard.connection, yard.keys, "ann", "a1")
+    assert (timeline.tenant, timeline.before) == ("ann", ["bob"])
+    text = " ".join(command("explain", "a1", "--client", "ann").stdout.split())
+    assert "tenant ann has 2 waiting: 2 normal; served before it" in text
+    assert (
+        "served before it, as they have had less for their weight: bob; its share is 25.0%" in text
+    )
+    text = " ".join(command("explain", "b0", "--client", "bob").stdout.split())
+    assert "it is the next of 2 tenants in line; its share is 75.0%" in text
+    # A limit holds it, whatever its turn.
+    yard.connection.hset(yard.keys.tenants, "bob", '{"max_running_requests":4}')
+    yard.connection.hset(yard.keys.tenant("bob"), "running", 4)
+    text = " ".join(command("explain", "b0", "--client", "bob").stdout.split())
+    assert "4 of its requests run, and max_running_requests is 4" in text
+    # Requests of no tenant are told with whom they share.
+    yard.submit(make_request("plain"))
+    text = " ".join(command("explain", "plain").stdout.split())
+    assert "requests of no tenant share with 2 tenants" in text
+
+
+def test_a_tenants_requests_are_listed_found_and_emptied(yard: Yard, command: Command) -> None:
+    submit(yard, "ann", 3, "a")
+    submit(yard, "bob", 2, "b")
+    yard.submit(make_request("plain"))
+    query = Query(states=frozenset({"waiting"}))
+    found = list_requests(yard.connection, yard.keys, query).requests
+    assert {one.id for one in found} == {"a0", "a1", "a2", "b0", "b1", "plain"}
+    yard.connection.delete(yard.keys.ledger("bob", "b1"))
+    assert find_owners(yard.connection, yard.keys, "b1").clients == ["bob"]
+    done = json.loads(command("empty", "--priority", "high", "--yes", "--json").stdout)
+    assert done["cancelled"] == {"high": 0}
+    done = json.loads(command("empty", "--yes", "--json").stdout)
+    assert done["cancelled"]["normal"] == 6
+    assert read_line(yard.connection, yard.keys).tenants == ()
+
+
+def test_usage_is_what_the_results_have(yard: Yard, command: Command) -> None:
+    worker = yard.worker()
+    for waiting in submit(yard, "ann", 3):
+        serve(yard, worker, waiting, 7)
+    (row,) = read_usage(yard.connection, yard.keys, ["ann"], days=1)
+    assert (row.model, row.requests, row.tokens_out, row.failed) == ("sim", 3, 21, 0)
+    assert row.wait_p99_ms is not None
+    assert "3 requests" in command("tenants", "usage").stdout
+    (one,) = read_tenants(yard.connection, yard.keys)
+    assert (one.name, one.waiting, one.running) == ("ann", 0, 0)
+
+
+def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
+    yard: Yard, command: Command
+) -> None:
+    # Given a tenant with room for the 3 tokens and 16 more of four requests in a minute
+    command("tenants", "set", "ann", "--tokens-per-minute", "80", "--tokens-per-day", "1000")
+    submit(yard, "ann", 15)
+    (one,) = read_tenants(yard.connection, yard.keys)
+    assert one.waiting == 4
+    assert one.refused == {"tokens_per_minute": 11}
+    assert read_windows(yard.connection, yard.keys, "ann") == {
+        "tokens_per_minute": 76,
+        "tokens_per_day": 76,
+    }
+    text = command("tenants", "show", "ann").stdout
+    assert re.search(r"tokens_per_minute +80, 76 used", text)
+    assert re.search(r"tokens_per_day +1,000, 76 used", text)
+    assert "11 by tokens_per_minute, the last at 2" in text
+    shown = json.loads(command("tenants", "show", "ann", "--json").stdout)
+    assert shown["refused"] == {"tokens_per_minute": 11}
+    # The doctor names it.
+    findings = [json.loads(line) for line in command("doctor", "--json").stdout.splitlines()]
+    (finding,) = (one for one in findings if one["name"] == "tenants")
+    assert "ann: tokens_per_minute has refused 11 requests" in finding["found"]
+
+
+def test_acl_prints_a_user_that_the_server_takes(
+    yard: Yard, connection: redis.Redis, broker: Server
+) -> None:
+    options = ["--redis-url", broker.url, "--yard", yard.keys.yard, "tenants", "acl"]
+    name = random_name("tenant")
+    done = CliRunner().invoke(main, [*options, name, "--password-stdin"], input="secret\n")
+    assert "secret" not in done.output
+    assert f"tokenyard tenants set {name}" in done.stderr
+    _, _, *rules = done.stdout.split()
+    connection.execute_command("ACL", "SETUSER", name, *rules)
+    try:
+        with redis.Redis(port=broker.port, username=name, password="secret") as own:
+            own.xadd(yard.keys.inbox(name), {"id": "q"})
+            for key in (yard.keys.inbox("other"), yard.keys.intake(f"normal:{name}")):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    own.xadd(key, {"id": "q"})
+    finally:
+        connection.acl_deluser(name)
+    assert CliRunner().invoke(main, [*options, "coordinator"]).exit_code == Exit.USAGE
+    assert CliRunner().invoke(main, [*options, name, "--password-stdin"]).exit_code == Exit.USAGE
+    assert " off " in CliRunner().invoke(main, [*options, name]).stdout

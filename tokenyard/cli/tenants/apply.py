@@ -1,0 +1,81 @@
+"""`tokenyard tenants apply`: all tenants of a yard from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from tokenyard.admin.tenants import TenantChange, apply_changes, changes_to, stored_tenants
+from tokenyard.admin.tenants_file import read_tenants_file
+from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.console import say
+from tokenyard.cli.shared.options import ask_first, yes_option
+from tokenyard.cli.tenants.change import change_fields
+from tokenyard.cli.tenants.texts import differences, words_of
+from tokenyard.process.program import PlainCommand
+from tokenyard.protocol.texts import counted, printable
+
+APPLY: Final = """Load a file with all tenants: what is not in it goes.
+
+It shows what changes, asks, and changes all of it at once. Mistakes in the file are all named, and
+then nothing changes.
+
+\b
+A file:
+  [defaults]                       # of the tenants in this file
+  max_waiting_requests = 10_000
+  [tenants.research]
+  weight = 4
+  [tenants.trial]
+  tokens_per_day = 1_000_000
+  classes = ["low"]
+
+\b
+Examples:
+  tokenyard tenants apply tenants.toml --dry-run
+  tokenyard tenants apply tenants.toml --yes
+"""
+
+
+@click.command("apply", cls=PlainCommand, help=APPLY, short_help="Load a file with all of them.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@yes_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_json: bool) -> None:
+    """Compare, show, ask and change."""
+    wanted = read_tenants_file(file)
+    with opened(ctx.obj) as (connection, keys):
+        changes = changes_to(stored_tenants(connection, keys), wanted)
+        if not as_json:
+            _print(changes)
+        if changes and not dry_run:
+            ask_first(f"Change {counted(len(changes), 'tenant')}?", is_sure=is_sure)
+            if not apply_changes(connection, keys, changes):
+                raise click.ClickException(
+                    "others have changed these tenants meanwhile: look again"
+                )
+    if as_json:
+        listed = [change_fields(change) for change in changes]
+        say(msgspec.json.encode({"changes": listed, "applied": not dry_run}))
+    elif not changes:
+        say(f"nothing to change: {counted(len(wanted), 'tenant')}")
+    elif not dry_run:
+        say(f"{counted(len(changes), 'tenant')} changed")
+
+
+def _print(changes: Sequence[TenantChange]) -> None:
+    """A line for each tenant: ``+`` new, ``-`` no longer set, ``~`` changed."""
+    for change in changes:
+        name = printable(change.name)
+        if change.after is None:
+            say(f"- {name}: {words_of(change.before)}" if change.before else f"- {name}")
+        elif change.before is None:
+            say(f"{'~' if change.seen else '+'} {name}: {words_of(change.after)}")
+        else:
+            say(f"~ {name}: {differences(change.before, change.after)}")

@@ -1,0 +1,54 @@
+"""Checks of tenants: their settings, and limits that refuse their requests all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tokenyard.admin.tenants import TenantView
+from tokenyard.doctor.evidence import Evidence
+from tokenyard.doctor.finding import Finding, ok, unknown, warning
+from tokenyard.protocol.texts import counted, span
+
+#: A tenant that is refused so often, and was lately, does not wait as it is told.
+_OFTEN: Final = 10
+_LATELY_MS: Final = 600_000
+_MOST_NAMED: Final = 5
+
+
+def check_tenants(evidence: Evidence) -> Iterator[Finding]:
+    """Settings that cannot be read, and tenants that hit their limits all the time."""
+    if evidence.snapshot is None:
+        return
+    if evidence.tenants is None:
+        why = evidence.unseen.get("tenants", "")
+        yield unknown("tenants", f"the settings of tenants cannot be seen: {why}")
+        return
+    problems = 0
+    for one in evidence.tenants:
+        found = list(_of(one, evidence.snapshot.at_ms))
+        problems += len(found)
+        if problems <= _MOST_NAMED:
+            yield from found
+    if problems > _MOST_NAMED:
+        todo = "tokenyard tenants list, and show for each."
+        yield warning("tenants", f"{problems:,} such problems in all", todo)
+    if not problems:
+        yield ok("tenants", f"{counted(len(evidence.tenants), 'tenant')}, none at its limits")
+
+
+def _of(one: TenantView, now_ms: int) -> Iterator[Finding]:
+    if not one.is_readable:
+        found = f"the settings of {one.name} cannot be read: it has weight 1 and no limits"
+        yield warning("tenants", found, f"Set them again: tokenyard tenants set {one.name} ...")
+    for limit, count in one.refused.items():
+        ago_ms = now_ms - one.refused_ms.get(limit, 0)
+        if count >= _OFTEN and ago_ms < _LATELY_MS:
+            found = (
+                f"{one.name}: {limit} has refused {count:,} requests, the last {span(ago_ms)} ago"
+            )
+            flag = f"--{limit.replace('_', '-')}"
+            todo = (
+                f"Raise it (tokenyard tenants set {one.name} {flag} ...), or let its clients wait"
+            )
+            yield warning("tenants", found, f"{todo} as long as the refusal says.")
