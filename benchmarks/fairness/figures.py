@@ -114,9 +114,10 @@ def largest_difference(
     other.
     """
     found = 0.0
+    answered = [one for one in samples if math.isfinite(one.done_s)]
     curves = {name: [0.0] for name in weights}
     for part in _parts(window, steps):
-        had = service(samples, part)
+        had = service(answered, part)
         for name, weight in weights.items():
             curves[name].append(curves[name][-1] + had.get(name, 0.0) / weight)
     for one, other in itertools.combinations(curves.values(), 2):

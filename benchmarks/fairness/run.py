@@ -146,7 +146,8 @@ class _Front:
 
     async def run(self) -> None:
         """Submit what is next whenever there is a place, until `stop`."""
-        while await self._may_go.wait() and not self._is_over:
+        while not self._is_over:
+            await self._may_go.wait()
             due = list(self._next())
             handles = await _submit(self._client, due) if due else []
             for one, handle in zip(due, handles, strict=True):
