@@ -28,6 +28,8 @@ TEXTS: Final = {
     "max_num_queued_tokens": "Most prompt tokens that may wait; more are refused with QUEUE_FULL.",
     "max_normal_share": "Share of both bounds that classes normal and low may take together.",
     "max_low_share": "Share of both bounds that class low may take.",
+    "input_token_weight": "What a token of a prompt counts for its tenant's share.",
+    "output_token_weight": "What a token of an answer counts for its tenant's share.",
     "max_held": "Waiting requests kept in memory, among which clients take turns.",
     "max_request_bytes": "Most bytes of one request.",
     "max_batch": "Most requests dispatched in one step.",

@@ -18,6 +18,7 @@ from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
 from coordinator.dispatch.shares import by_arrival, by_client_and_guest
+from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.guests.cancels import CancelRequests
 from coordinator.guests.inboxes import Inboxes
 from coordinator.handshake import Handshake, Models
@@ -93,6 +94,10 @@ class Coordinator:
             max_batch=settings.max_batch,
             max_held=settings.max_held,
             turn_of=by_arrival if settings.deterministic else by_client_and_guest(settings.guests),
+            shares=TenantShares(
+                input_weight=settings.input_token_weight,
+                output_weight=settings.output_token_weight,
+            ),
         )
         self._selection = Selection(settings)
         spans = QueueSpans(self._tracer, settings.yard)

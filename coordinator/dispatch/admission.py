@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from coordinator.dispatch.intake import Entry, Fields
+from coordinator.dispatch.entries import Entry, Fields
 from coordinator.handshake import Models
 from coordinator.recovery.history import RetryLimits, read_history
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures
 from coordinator.routing.queued_request import NO_TRACE, QueuedRequest, prompt_tokens
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import is_tenant, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import did_you_mean
@@ -50,12 +51,17 @@ class Admission:
         model = self._models.base_of(request.model)
         if not model and self._models.names:
             return self._refuse_model(request)
+        _, owner = split_intake(entry.intake)
+        if owner and request.tenant != owner:
+            message = f"tenant: {request.tenant or 'none'} in the intake of {owner}"
+            return refuse(request, Code.INVALID_REQUEST, message)
         trial, not_before_ms = None, 0
         if entry.is_retry:  # in other entries these fields come from the client and mean nothing
             history = read_history(fields)
             if failure := history.failure(self._limits, request.params.n):
                 return refuse(request, *failure, is_dead=True)
             trial, not_before_ms = history.trial_size(self._limits), history.not_before_ms
+        tenant = request.tenant if is_tenant(request.tenant) else ""
         return QueuedRequest(
             intake=entry.intake,
             entry=entry.id,
@@ -74,6 +80,8 @@ class Admission:
             trace=self._trace_of(request),
             features=self._features_of(request, fields),
             digest=entry.digest,
+            tenant=tenant,
+            max_output=_max_output(request),
         )
 
     def _refuse_model(self, request: Request) -> Refused:
@@ -81,6 +89,11 @@ class Admission:
         hint = did_you_mean(request.model, names)
         message = f"model: {request.model or 'none given'}; served: {', '.join(names)}{hint}"
         return refuse(request, Code.MODEL_UNAVAILABLE, message)
+
+
+def _max_output(request: Request) -> int:
+    """Most tokens that a request may generate."""
+    return request.params.n * (request.params.max_tokens or sys.maxsize)
 
 
 def _size(entry: Entry) -> int:

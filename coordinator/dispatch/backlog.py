@@ -12,13 +12,14 @@ from collections.abc import Iterator, KeysView
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
-from coordinator.dispatch.shares import ClassQueue, Shares, TurnOf, by_client
+from coordinator.dispatch.shares import PriorityQueue, TurnOf, by_client
+from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass
+from tokenyard.protocol.keys import INTAKE_CLASSES
 
 K = TypeVar("K", bound=tuple[str, str])
-_Key = tuple[IntakeClass, str]
+_Key = tuple[str, str]  # an intake and an entry
 
 #: Discarded keys stay in the heap until their time, or until they outnumber the rest by so many.
 MOST_STALE = 64
@@ -59,15 +60,16 @@ class DelayQueue(Generic[K]):
 
 
 class ModelQueue:
-    """The requests for one model that could run now."""
+    """The requests for one model that could run now: suspects, retries, and tenants by service."""
 
-    def __init__(self, turn_of: TurnOf = by_client) -> None:
+    def __init__(self, turn_of: TurnOf = by_client, tenants: TenantShares | None = None) -> None:
         """``turn_of`` names the client that has a turn with a request."""
+        self._turn_of = turn_of
+        self._tenants = tenants or TenantShares()
         self._suspects: OrderedDict[str, QueuedRequest] = OrderedDict()
         self._retries: OrderedDict[str, QueuedRequest] = OrderedDict()
-        self._by_class = {name: ClassQueue(turn_of) for name in PRIORITY_CLASSES}
-        self._shares = Shares()
-        self._classes = 0  # with requests
+        #: By tenant; "" is none, and only that queue may be empty.
+        self._queues = {"": PriorityQueue(turn_of)}
         self._count = 0
         self.tokens = 0
 
@@ -75,19 +77,19 @@ class ModelQueue:
         return self._count
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """All requests, suspects first."""
+        """All requests, suspects first, tenants in any order."""
         yield from self._suspects.values()
-        yield from self.others
+        yield from self._retries.values()
+        yield from chain.from_iterable(self._queues.values())
 
     def add(self, queued: QueuedRequest) -> None:
-        """Put a request behind those of its class and client."""
+        """Put a request behind those of its tenant, class and client."""
         if queued.intake == "retry":
             self._retries_like(queued)[queued.entry] = queued
         else:
-            queue = self._by_class[queued.intake]
-            if not queue:
-                self._shares.join(queued.intake)
-                self._classes += 1
+            queue = self._queues.get(queued.tenant)
+            if queue is None:
+                queue = self._queues[queued.tenant] = PriorityQueue(self._turn_of)
             queue.add(queued)
         self._count += 1
         self.tokens += queued.tokens
@@ -97,12 +99,10 @@ class ModelQueue:
         if queued.intake == "retry":
             was_here = self._retries_like(queued).pop(queued.entry, None) is not None
         else:
-            queue = self._by_class[queued.intake]
-            was_here = queue.discard(queued, is_served=is_served)
-            if is_served and self._classes > 1:
-                self._shares.note_served(queued.intake)
-            if was_here and not queue:
-                self._classes -= 1
+            queue = self._queues.get(queued.tenant)
+            was_here = queue is not None and queue.discard(queued, is_served=is_served)
+            if queue is not None and not queue and queued.tenant:
+                del self._queues[queued.tenant]
         if was_here:
             self._count -= 1
             self.tokens -= queued.tokens
@@ -118,48 +118,63 @@ class ModelQueue:
     @property
     def others(self) -> Iterator[QueuedRequest]:
         """The rest in the order in which it should be placed, retries first."""
-        yield from self._retries.values()
-        yield from self._shares.order(self._by_class)
+        if not self._tenants.first:
+            yield from self._retries.values()
+            yield from chain.from_iterable(self._queues.values())
+            return
+        spent: dict[str, float] = dict(self._tenants.planned)
+        for queued in self._retries.values():
+            yield queued
+            spent[queued.tenant] = spent.get(queued.tenant, 0.0) + self._tenants.amount(queued)
+        yield from self._tenants.order(self._queues, spent)
 
     @property
     def clients(self) -> int:
-        """How many clients compete, at most: those of the class that has most."""
-        return max(queue.clients for queue in self._by_class.values())
+        """How many clients compete, at most: those of the tenant and class that has most."""
+        return max((queue.clients for queue in self._queues.values()), default=0)
 
     @property
     def since_ms(self) -> float:
         """When the oldest came in, about."""
         retries = (next(iter(box.values())) for box in (self._suspects, self._retries) if box)
-        oldest = (queue.since_ms for queue in self._by_class.values() if queue)
+        oldest = (queue.since_ms for queue in self._queues.values() if queue)
         return min(chain((one.since_ms for one in retries), oldest))
 
 
 class Backlog:
     """All requests that wait: in a queue, in back-off, or past their deadline."""
 
-    def __init__(self, turn_of: TurnOf = by_client) -> None:
-        """``turn_of`` is for the queues; see `ModelQueue`."""
+    def __init__(self, turn_of: TurnOf = by_client, tenants: TenantShares | None = None) -> None:
+        """``turn_of`` and ``tenants`` are for the queues; see `ModelQueue`."""
         self._turn_of = turn_of
-        self._entries: dict[IntakeClass, dict[str, QueuedRequest]] = {n: {} for n in INTAKE_CLASSES}
+        self.tenants = tenants or TenantShares()
+        #: By intake; those of tenants are there while they have any.
+        self._entries: dict[str, dict[str, QueuedRequest]] = {n: {} for n in INTAKE_CLASSES}
+        self._count = 0
         self._queues: dict[str, ModelQueue] = {}  # none is empty
         self._backoffs: DelayQueue[_Key] = DelayQueue()
         self._deadlines: DelayQueue[_Key] = DelayQueue()
         self._late: dict[_Key, QueuedRequest] = {}
 
     def __len__(self) -> int:
-        return sum(len(entries) for entries in self._entries.values())
+        return self._count
 
-    def count(self, name: IntakeClass) -> int:
-        """How many requests of a class there are."""
-        return len(self._entries[name])
+    def count(self, intake: str) -> int:
+        """How many requests of an intake there are."""
+        return len(self._entries.get(intake, ()))
 
-    def ids(self, name: IntakeClass) -> list[str]:
-        """The entries of a class, in their order in the intake."""
-        return list(self._entries[name])
+    def ids(self, intake: str) -> list[str]:
+        """The entries of an intake, in their order there."""
+        return list(self._entries.get(intake, ()))
 
-    def get(self, name: IntakeClass, entry: str) -> QueuedRequest | None:
+    def get(self, intake: str, entry: str) -> QueuedRequest | None:
         """The request of that entry, if it is here."""
-        return self._entries[name].get(entry)
+        return self._entries.get(intake, {}).get(entry)
+
+    @property
+    def intakes(self) -> KeysView[str]:
+        """The common intakes, and those of tenants with requests here."""
+        return self._entries.keys()
 
     @property
     def models(self) -> KeysView[str]:
@@ -177,11 +192,11 @@ class Backlog:
 
     def add(self, queued: QueuedRequest) -> None:
         """Keep a request until it is placed or answered."""
-        entries = self._entries[queued.intake]
-        before = entries.get(queued.entry)
+        before = self.get(queued.intake, queued.entry)
         if before is not None:  # read twice, because the consumer group was created again
             self.remove(before)
-        entries[queued.entry] = queued
+        self._entries.setdefault(queued.intake, {})[queued.entry] = queued
+        self._count += 1
         if queued.deadline_ms is not None:
             self._deadlines.set((queued.intake, queued.entry), queued.deadline_ms)
         if queued.not_before_ms:
@@ -191,7 +206,11 @@ class Backlog:
 
     def remove(self, queued: QueuedRequest, *, is_served: bool = False) -> None:
         """Forget a request, if it is here; ``is_served``: because it was dispatched."""
-        self._entries[queued.intake].pop(queued.entry, None)
+        entries = self._entries.get(queued.intake, {})
+        if entries.pop(queued.entry, None) is not None:
+            self._count -= 1
+            if not entries and queued.intake not in INTAKE_CLASSES:
+                del self._entries[queued.intake]
         self._dequeue(queued, is_served=is_served)
         if queued.deadline_ms is not None or queued.not_before_ms:
             key = (queued.intake, queued.entry)
@@ -201,8 +220,8 @@ class Backlog:
 
     def clear(self) -> None:
         """Forget all requests."""
-        for entries in self._entries.values():
-            entries.clear()
+        self._entries = {name: {} for name in INTAKE_CLASSES}
+        self._count = 0
         self._queues.clear()
         self._late.clear()
         self._backoffs, self._deadlines = DelayQueue(), DelayQueue()
@@ -210,7 +229,7 @@ class Backlog:
     def _enqueue(self, queued: QueuedRequest) -> None:
         queue = self._queues.get(queued.model)
         if queue is None:
-            queue = self._queues[queued.model] = ModelQueue(self._turn_of)
+            queue = self._queues[queued.model] = ModelQueue(self._turn_of, self.tenants)
         queue.add(queued)
 
     def _dequeue(self, queued: QueuedRequest, *, is_served: bool = False) -> None:

@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, cast
 
 from coordinator.dispatch.admission import Admission, refuse, refuse_late
-from coordinator.dispatch.intake import Entry, Intake, WakeupEvent
+from coordinator.dispatch.entries import Entry, WakeupEvent
+from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
 from coordinator.dispatch.rate import ServiceRate
 from coordinator.leadership import LostLeadership
@@ -22,16 +23,18 @@ from coordinator.routing.selection import Selection
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.spans import QueueSpans
 from tokenyard.protocol.errors import Code, reused
-from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Refused, Unanswerable
-from tokenyard.scripts import Answered, Dispatched, Move, Scripts
+from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Transfer, Transferred
 
 log = logging.getLogger("tokenyard.coordinator.dispatcher")
 
 #: While no request waits, events of lanes with room are read only so often: their stream is
 #: bounded, and loads that only grow would close the lanes.
 READ_CAPACITY_EVERY_S = 0.1
+#: Tenants of which one turn counts what waits.
+MOST_RECOUNTED: Final = 8
 _DISPATCHED: Final = Dispatched.DISPATCHED  # enum attribute access is slow; bound once
 
 
@@ -79,6 +82,7 @@ class Dispatcher:
         entries, events = self._intake.read(room, patience_ms, with_capacity=self._reads_capacity())
         self._handle_events(events)
         self.take_in(token, entries)
+        self._read_tenants(token)
         self._drop_gone()
         self._patience_ms = block_ms
         # Requests that came with the news of a changed roster are placed by the new one; in the
@@ -88,6 +92,20 @@ class Dispatcher:
             self._place(token)
         if self._roster.is_stale or self._intake.is_auditing:
             self._patience_ms = 0
+
+    def _read_tenants(self, token: str) -> None:
+        """Queue what those next in line have waiting, and let the common intakes stand in line."""
+        tenants = self._intake.tenants
+        if not tenants.is_in_use:
+            return
+        self.take_in(token, tenants.read())
+        wrong = tenants.missing[:MOST_RECOUNTED]
+        if tenants.is_common_wrong():
+            wrong.append("")
+        for tenant in wrong:
+            _expect_leader(self._scripts.recount(token, tenant) >= 0)
+        if "" in wrong:
+            tenants.read_line()
 
     def _reads_capacity(self) -> bool:
         """Whether this turn reads the events of lanes with room.
@@ -137,8 +155,11 @@ class Dispatcher:
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
         """Queue valid entries, answer invalid ones, bury what cannot be answered."""
         now_ms = self._roster.server_ms()
+        strays: list[QueuedRequest] = []
         for entry in entries:
             match self._admission.admit(entry, now_ms):
+                case QueuedRequest() as queued if queued.is_stray:
+                    strays.append(queued)
                 case QueuedRequest() as queued:
                     self._backlog.add(queued)
                 case Refused() as refused:
@@ -147,8 +168,21 @@ class Dispatcher:
                     log.warning("buried entry %s of %s: %s", entry.id, entry.intake, reason)
                     if self._bury(token, entry.intake, entry.id, reason):
                         self._counts.buried()
+        if strays:
+            self._transfer(token, strays)
 
-    def _bury(self, token: str, intake: IntakeClass, entry: str, reason: str) -> bool:
+    def _transfer(self, token: str, strays: Iterable[QueuedRequest]) -> None:
+        """Move requests with a tenant from common intakes, where XADD put them, to its own."""
+        by_class: dict[PriorityClass, list[Transfer]] = {}
+        for queued in strays:
+            one = Transfer(queued.entry, queued.tenant, queued.client, queued.id)
+            by_class.setdefault(cast(PriorityClass, queued.intake), []).append(one)
+        for name, moved in by_class.items():
+            codes = self._scripts.transfer(token, name, moved)
+            _expect_leader(Transferred.NOT_LEADER not in codes)
+        self._intake.tenants.wake("")
+
+    def _bury(self, token: str, intake: str, entry: str, reason: str) -> bool:
         """Make an entry a dead letter; False where it was gone."""
         buried = self._scripts.bury(token, intake, entry, reason)
         _expect_leader(buried is not Answered.NOT_LEADER)
@@ -187,7 +221,7 @@ class Dispatcher:
     def _answer(
         self,
         token: str,
-        intake: IntakeClass,
+        intake: str,
         entry: str,
         refused: Refused,
         published: bytes,
@@ -202,11 +236,11 @@ class Dispatcher:
         )
         _expect_leader(answered is not Answered.NOT_LEADER)
         if answered is Answered.DONE:
-            self._counts.answered(model, intake, refused.code, is_dead=refused.is_dead)
+            self._counts.answered(model, class_of(intake), refused.code, is_dead=refused.is_dead)
         elif answered is Answered.REUSED:
             self._note_reused(intake, entry, refused.id)
 
-    def _note_reused(self, intake: IntakeClass, entry: str, request_id: str) -> None:
+    def _note_reused(self, intake: str, entry: str, request_id: str) -> None:
         """An entry has become a dead letter, since its id belongs to another request."""
         log.warning("buried entry %s of %s: %s", entry, intake, reused(request_id))
         self._counts.buried(Code.ID_REUSED)
@@ -224,17 +258,22 @@ class Dispatcher:
                 work = event.fields.get(b"work", b"")
                 weight = int(work) if work.isdigit() and len(work) < 16 else None
                 self._roster.free(worker, int(count), event.id, work=weight)
+            elif event.fields.get(b"event") == b"tenants":
+                intake = event.fields.get(b"intake", b"").decode(errors="replace")
+                self._intake.tenants.wake(intake)
             elif event.fields.get(b"event") != b"inbox":
                 self._roster.mark_stale()
 
     def _make_plan(self) -> list[PlannedDispatch]:
         """Choose lanes for queued requests, at most a batch; nothing is changed yet."""
         plan: list[PlannedDispatch] = []
+        tenants = self._backlog.tenants
+        tenants.planned.clear()
         for model, lanes in self._open_models():
             queue = self._backlog.queue(model)
             if queue is None or len(plan) >= self._max_batch:
                 continue
-            plan += make_plan(
+            placed = make_plan(
                 queue.suspects,
                 queue.others,
                 lanes,
@@ -242,6 +281,8 @@ class Dispatcher:
                 most=self._max_batch - len(plan),
                 trial_share=self._trial_share,
             )
+            tenants.plan([item.queued for item in placed])
+            plan += placed
         return plan
 
     def _open_models(self) -> Iterator[tuple[str, Lanes]]:
@@ -272,6 +313,7 @@ class Dispatcher:
                 why=item.why,
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
+                charge=self._backlog.tenants.charge(item.queued),
             )
             for item in plan
         ]
@@ -281,6 +323,9 @@ class Dispatcher:
         self._counts.assign.observe(took_s)
         log.debug("dispatched %d in %.1f ms", len(moves), took_s * 1e3)
         self._settle(token, plan, codes)
+        for move, code in zip(moves, codes, strict=True):
+            if move.charge and code is _DISPATCHED:
+                self._backlog.tenants.note_dispatched(move.charge)
         return True
 
     def _settle(
@@ -316,7 +361,7 @@ class Dispatcher:
         for item in items:
             queued = item.queued
             waited_s = max(0.0, now_ms - queued.since_ms) / 1000
-            self._counts.queue_wait[queued.intake].observe(waited_s)
+            self._counts.queue_wait[queued.intake_class].observe(waited_s)
             if item.match is not None:
                 self._counts.prefix_match.observe(item.match)
             self._spans.ended(queued, now_ms, worker=worker)

@@ -8,54 +8,23 @@ pending there and a successor reads it again. What cannot be placed yet is kept 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import redis
-from msgspec import Struct
 
 from coordinator.dispatch.audit import PAGE, PendingReconciler
 from coordinator.dispatch.backlog import Backlog
+from coordinator.dispatch.entries import Entry, Fields, WakeupEvent
 from coordinator.dispatch.shares import TurnOf, by_client
+from coordinator.dispatch.tenant_intakes import TenantIntakes
+from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.digest import entry_digest
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
 #: Requests of each class that are read while the backlog is full and no lane has room, so that
 #: the first of every class is known when a lane gets room.
 LOOK_AHEAD = 16
-
-Fields = Mapping[bytes, bytes]
-
-
-class Entry(Struct, frozen=True):
-    """An entry of the intake as it was read."""
-
-    intake: IntakeClass
-    id: str
-    fields: Fields
-
-    @property
-    def is_retry(self) -> bool:
-        """Whether it was on a worker before; only the system writes such entries."""
-        return self.intake == "retry"
-
-    @property
-    def digest(self) -> str:
-        """Distinguishes requests of the same id; a retry needs none, it is in the ledger."""
-        return "" if self.intake == "retry" else entry_digest(self.fields)
-
-    @property
-    def published(self) -> bytes:
-        """Tokens that the readers of a retry have seen, packed."""
-        return self.fields.get(b"published", b"") if self.intake == "retry" else b""
-
-
-class WakeupEvent(Struct, frozen=True):
-    """An event of the streams that wake the leader, as it was read."""
-
-    id: str
-    fields: Fields
 
 
 class Intake:
@@ -69,9 +38,13 @@ class Intake:
         max_batch: int,
         max_held: int,
         turn_of: TurnOf = by_client,
+        shares: TenantShares | None = None,
     ) -> None:
-        """The backlog has about ``max_held`` requests at most; ``turn_of`` as there."""
-        self.backlog = Backlog(turn_of)
+        """The backlog has about ``max_held`` requests at most; ``turn_of``, ``shares`` as there."""
+        self.backlog = Backlog(turn_of, shares)
+        self.tenants = TenantIntakes(
+            connection, keys, self.backlog, max_batch=max_batch, max_held=max_held
+        )
         self._connection = connection
         self._keys = keys
         self._max_batch = max_batch
@@ -171,6 +144,7 @@ class Intake:
     def read_again(self) -> None:
         """Clear the backlog: all of it is pending, and is read from there."""
         self.backlog.clear()
+        self.tenants.begin()
         self._audits.clear()
         self._behind = dict.fromkeys(INTAKE_CLASSES, "0")
         self._pending_streams = {self._keys.events, self._keys.capacity}
@@ -192,7 +166,10 @@ class Intake:
         pipeline = self._connection.pipeline(transaction=False)
         for name in names:
             pipeline.xpending(self._keys.intake(name), GROUP)
-        for name, summary in zip(names, pipeline.execute(), strict=True):
+        pipeline.zcard(self._keys.line)
+        *summaries, in_line = pipeline.execute()
+        self.tenants.refresh(in_line)
+        for name, summary in zip(names, summaries, strict=True):
             pending, count = summary["pending"], self.backlog.count(name)
             if pending > count:
                 self.read_again()
@@ -212,4 +189,4 @@ class Intake:
             if audit.is_over:
                 del self._audits[name]
                 self._next_audit = audit.rests_until()
-        return [queued for queued in found if queued]
+        return [queued for queued in found if queued] + self.tenants.gone()

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, cast
 
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 from tokenyard.protocol.receipts import owns
 
 #: How often each class is served while all of them wait.
@@ -143,3 +143,54 @@ class Shares:
         """A request of this class was served while other classes had requests."""
         self._served[name] += 1 / WEIGHTS[name]
         self._now = self._served[name]
+
+
+class PriorityQueue:
+    """The requests of one tenant, or of all that have none: classes by shares, clients in turn."""
+
+    def __init__(self, turn_of: TurnOf = by_client) -> None:
+        """``turn_of`` names who has a turn with a request."""
+        self._by_class = {name: ClassQueue(turn_of) for name in PRIORITY_CLASSES}
+        self._shares = Shares()
+        self._classes = 0  # with requests
+
+    def __bool__(self) -> bool:
+        return self._classes > 0
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """All requests, in the order in which they should be served."""
+        return self._shares.order(self._by_class)
+
+    def add(self, queued: QueuedRequest) -> None:
+        """Put a request behind those of its class and client."""
+        name = _priority_class(queued)
+        queue = self._by_class[name]
+        if not queue:
+            self._shares.join(name)
+            self._classes += 1
+        queue.add(queued)
+
+    def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> bool:
+        """Take a request out; whether it was here. ``is_served`` uses its class's turn."""
+        name = _priority_class(queued)
+        queue = self._by_class[name]
+        was_here = queue.discard(queued, is_served=is_served)
+        if is_served and self._classes > 1:
+            self._shares.note_served(name)
+        if was_here and not queue:
+            self._classes -= 1
+        return was_here
+
+    @property
+    def clients(self) -> int:
+        """How many clients compete, at most: those of the class that has most."""
+        return max(queue.clients for queue in self._by_class.values())
+
+    @property
+    def since_ms(self) -> float:
+        """When the oldest came in, about."""
+        return min(queue.since_ms for queue in self._by_class.values() if queue)
+
+
+def _priority_class(queued: QueuedRequest) -> PriorityClass:
+    return cast(PriorityClass, queued.intake.partition(":")[0])

@@ -16,7 +16,7 @@ import msgspec
 import redis
 
 from coordinator.dispatch.admission import refuse, refuse_late
-from coordinator.dispatch.intake import Entry
+from coordinator.dispatch.entries import Entry
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,

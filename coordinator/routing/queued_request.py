@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 from msgspec import Struct
 
@@ -23,7 +23,7 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     a hundred thousand of them would cost each full collection a tenth of a second.
     """
 
-    intake: IntakeClass
+    intake: str  # see `tokenyard.protocol.keys.intake_name`
     entry: str
     id: str
     client: str = DEFAULT_CLIENT
@@ -39,6 +39,18 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     trace: Mapping[str, str] = NO_TRACE  # its trace context, where tracing is on
     features: RoutingFeatures = NO_FEATURES  # what the policy needs to know of it
     digest: str = ""  # see `tokenyard.protocol.digest`; a retry needs none
+    tenant: str = ""
+    max_output: int = 0  # most tokens that may be generated, where it has a tenant
+
+    @property
+    def intake_class(self) -> IntakeClass:
+        """The class of its intake."""
+        return cast(IntakeClass, self.intake.partition(":")[0])
+
+    @property
+    def is_stray(self) -> bool:
+        """Whether it waits in a common intake, although it has a tenant."""
+        return bool(self.tenant) and ":" not in self.intake and self.intake != "retry"
 
     @property
     def is_suspect(self) -> bool:

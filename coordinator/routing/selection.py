@@ -17,7 +17,6 @@ from coordinator.routing.policies import Lane, Pick, least_loaded, vllm
 from coordinator.routing.prefixes import Cache, Prefixes
 from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.schedule import Replay, ScheduleWriter, read_schedule
-from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.settings import CoordinatorSettings, PolicyName
 from tokenyard.protocol.wire import Request
 
@@ -54,8 +53,8 @@ class Selection:
         # Deterministic: the workers of each model, how many requests of each class and model had
         # their turn, and the worker of each waiting request.
         self._worker_order: dict[str, list[str]] = {}
-        self._turns: Counter[tuple[IntakeClass, str]] = Counter()
-        self._due: dict[tuple[IntakeClass, str], str] = {}
+        self._turns: Counter[tuple[str, str]] = Counter()
+        self._due: dict[tuple[str, str], str] = {}
 
     @property
     def record(self) -> ScheduleWriter | None:

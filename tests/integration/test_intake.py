@@ -9,7 +9,8 @@ import redis
 
 import coordinator.dispatch.audit
 import coordinator.dispatch.intake
-from coordinator.dispatch.intake import LOOK_AHEAD, Entry, Intake
+from coordinator.dispatch.entries import Entry
+from coordinator.dispatch.intake import LOOK_AHEAD, Intake
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 

@@ -13,7 +13,7 @@ import coordinator.recovery.sweeper
 import coordinator.roster
 from coordinator.coordinator import Coordinator
 from coordinator.dispatch.admission import refuse
-from coordinator.dispatch.intake import Entry
+from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.shares import WEIGHTS
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes

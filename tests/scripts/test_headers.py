@@ -33,6 +33,7 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "hand_back": scripts.HandedBack,
     "request_cancel": scripts.CancelRequested,
     "reconcile": scripts.Reconciled,
+    "transfer": scripts.Transferred,
 }
 #: Scripts name a success after their action, enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
@@ -45,6 +46,7 @@ CONSTANTS = {
     },
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
     "recognize": {"NOT_LEADER": -1},
+    "recount": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
     "take_over": {"NOT_LEADER": -1, "READY": 1},
 }
@@ -262,7 +264,7 @@ def test_includes_exist_and_are_spliced_in(name: str) -> None:
 
 
 def test_every_include_is_explained_and_needed() -> None:
-    everything = "".join((LUA / f"{name}.lua").read_text() for name in NAMES)
+    everything = "".join(path.read_text() for path in LUA.rglob("*.lua"))
 
     for include in INCLUDES:
         assert (LUA / "include" / f"{include}.lua").read_text().startswith("-- ")

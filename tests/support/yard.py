@@ -16,7 +16,6 @@ from tokenyard.protocol.keys import (
     CONSUMER,
     GROUP,
     INTAKE_CLASSES,
-    IntakeClass,
     Keys,
     PriorityClass,
 )
@@ -33,7 +32,7 @@ class QueuedRequest:
     """A request in an intake."""
 
     request: Request
-    intake: IntakeClass
+    intake: str
     entry: str
 
     def to(
@@ -99,14 +98,14 @@ class Yard:
         self,
         fields: Mapping[bytes | str, bytes | str],
         request: Request | None = None,
-        intake: IntakeClass = "normal",
+        intake: str = "normal",
         entry: str = "*",
     ) -> QueuedRequest:
         """Submit a request by a plain XADD."""
         added = self.connection.xadd(self.keys.intake(intake), dict(fields), id=entry)
         return QueuedRequest(request or make_request(), intake, added.decode())
 
-    def read(self, intake: IntakeClass = "normal") -> list[str]:
+    def read(self, intake: str = "normal") -> list[str]:
         """Read the intake through its group, as the coordinator does."""
         stream = self.keys.intake(intake)
         answer = self.connection.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=1000)
@@ -159,12 +158,12 @@ class Yard:
 
     # Reading the state
 
-    def intake(self, name: IntakeClass = "normal") -> list[tuple[str, dict[bytes, bytes]]]:
+    def intake(self, name: str = "normal") -> list[tuple[str, dict[bytes, bytes]]]:
         """The entries of an intake."""
         entries = self.connection.xrange(self.keys.intake(name))
         return [(entry.decode(), fields) for entry, fields in entries]
 
-    def waiting(self, request: Request, name: IntakeClass = "retry") -> QueuedRequest:
+    def waiting(self, request: Request, name: str = "retry") -> QueuedRequest:
         """The place where a request waits, from its ledger."""
         ledger = self.ledger(request)
         at = (ledger["sid"], ledger.get("intake", ""), ledger.get("entry", ""))
@@ -173,7 +172,7 @@ class Yard:
         assert entry in [found for found, _ in self.intake(name)]
         return QueuedRequest(request, name, entry)
 
-    def pending(self, name: IntakeClass = "normal") -> int:
+    def pending(self, name: str = "normal") -> int:
         """The number of entries that were read through the group and not acknowledged."""
         return int(self.connection.xpending(self.keys.intake(name), GROUP)["pending"])
 

@@ -10,10 +10,9 @@ import redis
 
 from tokenyard.protocol.api_keys import PREFIX, ApiKey, decode_key, encode_key, key_digest, new_key
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import NAME_RULE, Keys, PriorityClass, is_name
+from tokenyard.protocol.keys import Keys, PriorityClass
+from tokenyard.protocol.tenants import TENANT_RULE, is_tenant
 
-#: Tenants become part of the name of a client.
-MAX_TENANT: Final = 90
 #: The first digits of a key's digest, by which people name it.
 ID_DIGITS: Final = 12
 
@@ -31,8 +30,8 @@ def create_key(
 
     Raises `InvalidRequest` for a tenant that cannot be one.
     """
-    if not is_name(tenant) or len(tenant) > MAX_TENANT:
-        raise InvalidRequest("tenant", f"{tenant!r}: {NAME_RULE}, at most {MAX_TENANT}")
+    if not is_tenant(tenant):
+        raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
     key = new_key()
     digest = key_digest(key)
     stored = ApiKey(

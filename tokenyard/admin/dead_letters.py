@@ -14,7 +14,13 @@ from typing import Any, Final
 import redis
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.keys import (
+    PRIORITY_CLASSES,
+    Keys,
+    PriorityClass,
+    intake_name,
+    split_intake,
+)
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.wire import Refused, Request, Unanswerable, unpack_tokens
 from tokenyard.scripts import Scripts, requeue
@@ -45,9 +51,14 @@ class DeadLetter:
 
     @property
     def priority_class(self) -> PriorityClass:
-        """The intake that it came through."""
-        name = self.server_id.partition("/")[0]
+        """The class of the intake that it came through."""
+        name = split_intake(self.server_id.partition("/")[0])[0]
         return name if name in PRIORITY_CLASSES else "normal"
+
+    @property
+    def intake(self) -> str:
+        """The intake that it goes back to."""
+        return intake_name(self.priority_class, self.fields.get("tenant", ""))
 
 
 def dead_letters(connection: redis.Redis, keys: Keys, most: int = 100) -> list[DeadLetter]:
@@ -86,7 +97,7 @@ def requeue_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> s
     """
     if not letter.is_answerable:
         return ""
-    call = requeue(keys, letter.letter, letter.client, letter.id, letter.priority_class)
+    call = requeue(keys, letter.letter, letter.client, letter.id, letter.intake)
     return Scripts(connection, keys).call(call)
 
 

@@ -50,9 +50,15 @@ class PreparedRequest(Struct, frozen=True, eq=False, gc=False):
     durability: Durability = "memory"
 
     @property
-    def burst_key(self) -> tuple[PriorityClass, bool, bool, Durability]:
+    def burst_key(self) -> tuple[PriorityClass, str, bool, bool, Durability]:
         """Requests can share a burst only where this is equal."""
-        return self.priority_class, self.refuse_late, self.cancel_on_disconnect, self.durability
+        return (
+            self.priority_class,
+            self.request.tenant,
+            self.refuse_late,
+            self.cancel_on_disconnect,
+            self.durability,
+        )
 
 
 @dataclass(frozen=True, slots=True)

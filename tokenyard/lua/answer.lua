@@ -2,7 +2,7 @@
 -- Give a waiting request its result without running it (invalid, expired, out of attempts).
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
--- KEYS[2] intake:<class> (stream)
+-- KEYS[2] intake:<intake> (stream)
 -- KEYS[3] request:<client>/<id> (hash)
 -- KEYS[4] tokens:<client>/<id> (string)
 -- KEYS[5] reply:<client>/<id> or replies:<client> (stream)
@@ -10,7 +10,7 @@
 -- KEYS[7] dead (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
--- ARGV[3] priority class
+-- ARGV[3] the intake's name
 -- ARGV[4] entry id
 -- ARGV[5] kind of destination: flat or frame
 -- ARGV[6] status
@@ -28,6 +28,7 @@
 
 -- @include add_replies
 -- @include count_in
+-- @include end_charge
 -- @include is_reused
 -- @include keep_for
 -- @include leave_intake
@@ -42,7 +43,7 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local intake, ledger, entry, item, digest = KEYS[2], KEYS[3], ARGV[4], ARGV[9], ARGV[12]
 
 local waits = redis.call('XRANGE', intake, entry, entry)[1]
-leave_intake(intake, ARGV[2], {entry})
+leave_intake(intake, ARGV[2], {entry}, waits and queued_tokens_of(waits[2]))
 if not waits then return GONE end
 local here = ARGV[3] .. '/' .. entry
 local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'digest')
@@ -55,6 +56,9 @@ if known[1] and ARGV[3] ~= 'retry' then
   count_in(KEYS[6], 'queued_tokens', -queued_tokens_of(waits[2]))
 end
 local sid = sid_of(known[2], here)
+local output = redis.call('STRLEN', KEYS[4]) / 4
+end_charge(ledger, ARGV[6], {input = output > 0 and queued_tokens_of(waits[2]) or 0,
+  output = output}, intake)
 
 redis.call('HSET', ledger, 'state', ARGV[6], 'sid', sid, 'result', item, 'ended', server_ms())
 if not known[1] then redis.call('HSET', ledger, 'digest', digest) end

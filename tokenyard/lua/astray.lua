@@ -8,7 +8,7 @@
 -- ARGV[2] most keys of the server to visit, about; a request that waits or runs counts as five
 -- Returns where to continue (0 at the end), the number of ledgers read, the tokens of those among
 --   them that wait in their places, the yard's count of waiting tokens, and the requests found,
---   each as <client>/<id>, state, class or worker where it should be, entry there, 1 if that
+--   each as <client>/<id>, state, intake or worker where it should be, entry there, 1 if that
 --   worker may still run it (else 0)
 -- Atomic by itself: nothing is changed. So `reconcile` has to check its findings again.
 

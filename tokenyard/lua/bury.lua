@@ -2,11 +2,11 @@
 -- Move an entry that cannot be answered to the dead letters, with the reason.
 --
 -- KEYS[1] leader (string): "<epoch>:<coordinator>"
--- KEYS[2] intake:<class> (stream)
+-- KEYS[2] intake:<intake> (stream)
 -- KEYS[3] dead (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
--- ARGV[3] priority class
+-- ARGV[3] the intake's name
 -- ARGV[4] entry id
 -- ARGV[5] the reason
 -- ARGV[6] most dead letters kept, about
@@ -14,12 +14,13 @@
 -- Atomic, because the entry must be in the intake or among the dead letters at every moment.
 
 -- @include leave_intake
+-- @include queued_tokens_of
 -- @include to_dead_letters
 
 local NOT_LEADER, BURIED, GONE = -1, 1, 5
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 local found = redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1]
-leave_intake(KEYS[2], ARGV[2], {ARGV[4]})
+leave_intake(KEYS[2], ARGV[2], {ARGV[4]}, found and queued_tokens_of(found[2]))
 if not found then return GONE end
 to_dead_letters(KEYS[3], ARGV[6], found[2], ARGV[5], ARGV[3] .. '/' .. ARGV[4])
 return BURIED

@@ -3,13 +3,14 @@
 --
 -- KEYS[1] request:<client>/<id> (hash)
 -- KEYS[2] tokens:<client>/<id> (string)
--- KEYS[3] intake:<class> or lane:<worker> (stream): where the caller saw it; any, if nowhere
+-- KEYS[3] intake:<intake> or lane:<worker> (stream): where the caller saw it; any, if
+--   nowhere
 -- KEYS[4] reply:<client>/<id> (stream)
 -- KEYS[5] replies:<client> (stream)
 -- KEYS[6] tally (hash)
 -- KEYS[7] quarantine (hash): the entry that runs alone, by worker
 -- ARGV[1] state in which the caller saw it: waiting, assigned, or '' for not at all
--- ARGV[2] priority class or worker where the caller saw it
+-- ARGV[2] intake or worker where the caller saw it
 -- ARGV[3] the intake's consumer group
 -- ARGV[4] request id
 -- ARGV[5] time to live in s of a result for an id that is not known
@@ -23,6 +24,7 @@
 
 -- @include add_replies
 -- @include count_in
+-- @include end_charge
 -- @include end_quarantine
 -- @include entry_at
 -- @include entry_fields
@@ -83,13 +85,18 @@ elseif state == 'assigned' then
   redis.call('XADD', place, '*', 'cancel', entry)
   end_quarantine(KEYS[7], ARGV[2], entry)
 else
-  leave_intake(place, ARGV[3], {entry})
+  leave_intake(place, ARGV[3], {entry}, queued_tokens_of(found))
   if not state then
     redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry)
   elseif ARGV[2] ~= 'retry' then
     count_in(KEYS[6], 'queued_tokens', -queued_tokens_of(found))
   end
 end
+-- What an engine has read and written for it is its tenant's to pay.
+local output = redis.call('STRLEN', KEYS[2]) / 4
+local has_run = state == 'assigned' or output > 0
+end_charge(ledger, 'cancelled', {input = has_run and queued_tokens_of(found or {}) or 0,
+  output = output}, state ~= 'assigned' and place)
 -- For the leader's metrics: no other process sees all cancels.
 local class = string.match(known[2] or ARGV[2], '^%l+')
 count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)

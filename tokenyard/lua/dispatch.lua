@@ -6,13 +6,15 @@
 -- KEYS[3] tally (hash)
 -- KEYS[4] quarantine (hash): what is on trial on a lane, by worker: the entry that runs alone; or
 --   '<entry>+<count>', a group, its first entry and its size; or '-', nothing at the moment
--- KEYS[5...] for each route from an intake to a lane: intake:<class> (stream),
+-- KEYS[5...] for each route from an intake to a lane: intake:<intake> (stream),
 --   lane:<worker> (stream); then for each item: request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
--- ARGV[3...] number of routes; for each: priority class, worker, most entries on that lane, 1 if
---   an item must be alone there, 2 if its items are a group on trial (else 0); then for each item: its route (from 1), entry id, why
---   there (words, for the record), the digest of the request ('': not to be compared)
+-- ARGV[3...] number of routes; for each: intake, worker, most entries on that lane, 1 if
+--   an item must be alone there, 2 if its items are a group on trial (else 0); then for each item: its
+--   route (from 1), entry id, why there (words, for the record), the digest of the request ('': not to
+--   be compared); behind them, for each item that is charged to a tenant: its number (from 1), the charge
+--   (see `read_charge`), after which the names of the tenant's keys follow from the lane's
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
 --   stays), 5 GONE (nobody waits there any more), 6 REUSED (the id is
@@ -20,11 +22,16 @@
 -- Atomic, because the entry must be in the intake or on the lane at every moment, and because
 -- a former leader must move nothing.
 
+-- @include bill
 -- @include count_in
+-- @include count_usage
 -- @include has_lease
 -- @include is_reused
+-- @include keep_count
 -- @include leave_intake
 -- @include queued_tokens_of
+-- @include read_charge
+-- @include server_ms
 -- @include sid_of
 -- @include waits_at
 -- @include whole
@@ -33,7 +40,7 @@ local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED = -1, 1, 2, 
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
   lost_alone = true, faults = true, reason = true, not_before = true, published = true,
-  epoch = true, trial = true, relapsed = true, choices = true}
+  epoch = true, trial = true, relapsed = true, choices = true, charged = true}
 -- And those of them that go on with a retry.
 local CARRIED = {published = true, epoch = true, choices = true}
 -- What is looked at in a ledger: only a retry has been through anything.
@@ -59,9 +66,10 @@ end
 
 -- A client may name a field twice, even thousands of times, which is more than Lua can unpack:
 -- the last one counts, as it does for the coordinator, which has judged the entry.
-local function lane_fields(fields, is_retry)
-  if is_plain(fields) then return fields end
+local function lane_fields(fields, is_retry, charge)
+  if not charge and is_plain(fields) then return fields end
   local out, place = {}, {}
+  if charge then out = {'charged', 1} end
   for i = 1, #fields, 2 do
     local name = fields[i]
     if not SYSTEM[name] or (is_retry and CARRIED[name]) then
@@ -95,10 +103,11 @@ end
 -- What leaves the intakes, by intake, taken out at the end in one go: until then the server still
 -- shows it there. And the queued tokens that go with it, as `submit` counted them.
 local leaving, queued = {}, 0
-local function leave(intake, entry)
-  local list = leaving[intake] or {}
+local function leave(intake, entry, size)
+  local list = leaving[intake] or {size = 0}
   leaving[intake] = list
   list[#list + 1], list[entry] = entry, true
+  list.size = list.size + (size or 0)
 end
 
 -- Entries that are wanted mostly stand in a row, so all of an intake are read at the first: a page
@@ -128,7 +137,21 @@ local function find(intake, entry)
   return found and found[2]
 end
 
-local function dispatch(route, ledger, entry, why, digest)
+-- A charge is counted from here on, see `settle_charge`. The wait is that before the first attempt, by
+-- powers of two of ms.
+local function charge_to(lane, ledger, text, sid, attempt)
+  local charge, prefix = read_charge(text), lane:match('^tokenyard:{[^}]*}:')
+  redis.call('HSET', ledger, 'charge', text)
+  bill(prefix, charge.tenant, charge.amount)
+  if charge.tenant == '' then return end
+  keep_count(prefix .. 'tenant:' .. charge.tenant, 'running', 1)
+  if attempt > 1 then return end
+  local bucket, waited = 1, server_ms() - tonumber(sid:match('/(%d+)'))
+  while bucket < waited do bucket = 2 * bucket end
+  count_usage(prefix, charge.tenant, charge.model, {['wait:' .. bucket] = 1})
+end
+
+local function dispatch(route, ledger, entry, why, digest, charge)
   local intake, class, worker = route.intake, route.class, route.worker
   if leaving[intake] and leaving[intake][entry] then return GONE end
   local fields = find(intake, entry)
@@ -141,7 +164,7 @@ local function dispatch(route, ledger, entry, why, digest)
   local known = redis.call('HMGET', ledger, unpack(is_retry and KNOWN_OF_RETRY or KNOWN))
   if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4]) ~= here) then
     if is_reused(redis.call('HGET', ledger, 'digest'), digest) then return REUSED end
-    leave(intake, entry)
+    leave(intake, entry, route.tenant and queued_tokens_of(fields))
     return DUPLICATE
   end
   local target = lane_of(route.lane, worker)
@@ -155,14 +178,15 @@ local function dispatch(route, ledger, entry, why, digest)
   if is_retry then
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
       'crashes', whole(known[6]), 'faults', whole(known[7]),
-      unpack(lane_fields(fields, known[1])))
+      unpack(lane_fields(fields, known[1], charge)))
   else
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
-      unpack(lane_fields(fields)))
+      unpack(lane_fields(fields, false, charge)))
   end
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
     'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
-  leave(intake, entry)
+  leave(intake, entry, route.tenant and queued_tokens_of(fields))
+  if charge then charge_to(route.lane, ledger, charge, sid, attempt) end
   if not known[1] then
     redis.call('HSET', ledger, 'sid', sid, 'digest', digest)
   elseif not is_retry then
@@ -182,7 +206,8 @@ local routes = {}
 for i = 1, tonumber(ARGV[3]) do
   local k, a = 3 + 2 * i, 4 * i
   routes[i] = {intake = KEYS[k], lane = KEYS[k + 1], class = ARGV[a], worker = ARGV[a + 1],
-    most = tonumber(ARGV[a + 2]), alone = ARGV[a + 3] == '1', group = ARGV[a + 3] == '2'}
+    most = tonumber(ARGV[a + 2]), alone = ARGV[a + 3] == '1', group = ARGV[a + 3] == '2',
+    tenant = ARGV[a]:match(':(.+)')}
 end
 local first_key, first_arg = 5 + 2 * #routes, 4 + 4 * #routes
 local items = #KEYS - first_key + 1
@@ -190,17 +215,21 @@ for item = 0, items - 1 do
   local intake = routes[tonumber(ARGV[first_arg + 4 * item])].intake
   wanted[intake] = (wanted[intake] or 0) + 1
 end
+local charges = {}
+for a = first_arg + 4 * items, #ARGV, 2 do charges[tonumber(ARGV[a])] = ARGV[a + 1] end
 local replies = {}
 for item = 0, items - 1 do
   local a = first_arg + 4 * item
-  replies[item + 1] = dispatch(routes[tonumber(ARGV[a])], KEYS[first_key + item], ARGV[a + 1],
-    ARGV[a + 2], ARGV[a + 3])
+  local route = routes[tonumber(ARGV[a])]
+  local charge = charges[item + 1] or route.tenant and '0 1 2 ' .. route.tenant .. ' '
+  replies[item + 1] = dispatch(route, KEYS[first_key + item], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3],
+    charge)
 end
 for _, route in ipairs(routes) do
   if route.first then
     redis.call('HSET', KEYS[4], route.worker, route.first .. '+' .. route.size)
   end
 end
-for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries) end
+for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries, entries.size) end
 if queued > 0 then count_in(KEYS[3], 'queued_tokens', -queued) end
 return replies

@@ -13,12 +13,15 @@
 -- ARGV[3] tokens of all of them, in and out, for policies that weigh them
 -- ARGV[4...] for each destination: kind (flat or frame), number of results, then for each
 --   result: lane entry, attempt, status, time to live in s, the reply (msgpack map), 1 if it may
---   have published tokens, 2 if of several choices (else 0)
+--   have published tokens, 2 if of several choices (else 0), and 4 more if it is charged to a tenant:
+--   then tokens in, those of them that were cached, tokens out. The names of the tenant's keys follow
+--   from that of the ledger
 -- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
 --   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
 -- Atomic, because the first valid writer of a result must be the only one.
 
 -- @include add_replies
+-- @include end_charge
 -- @include has_lease
 -- @include keep_for
 -- @include server_ms
@@ -55,15 +58,21 @@ while k <= #KEYS do
   k, a = k + 1, a + 2
   for _ = 1, count do
     local strings = tonumber(ARGV[a + 5])
-    local code = finish(KEYS[k], strings > 0 and KEYS[k + 1], strings > 1 and KEYS[k + 2], ARGV[a], ARGV[a + 1], ARGV[a + 2],
-      ARGV[a + 3], ARGV[a + 4])
+    local charged = strings > 3
+    if charged then strings = strings - 4 end
+    local code = finish(KEYS[k], strings > 0 and KEYS[k + 1], strings > 1 and KEYS[k + 2],
+      ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
     if code == FINISHED then
       items[#items + 1] = ARGV[a + 4]
       longest = math.max(longest, tonumber(ARGV[a + 3]))
       freed = freed + 1
+      if charged then
+        end_charge(KEYS[k], ARGV[a + 2], {input = tonumber(ARGV[a + 6]),
+          cached = tonumber(ARGV[a + 7]), output = tonumber(ARGV[a + 8])})
+      end
     end
     replies[#replies + 1] = code
-    k, a = k + 1 + strings, a + 6
+    k, a = k + 1 + strings, a + (charged and 9 or 6)
   end
   if #items > 0 then
     add_replies(destination, kind, items, ARGV[2])

@@ -15,11 +15,13 @@
 -- ARGV[4] pause before the next attempt in ms
 -- ARGV[5] the error
 -- Returns -1 LEASE_LOST, 1 HANDED_BACK, 0 STALE (another attempt has the request, or none)
--- Atomic, because the request must be on the lane or in the intake at every moment.
+-- Atomic, because the request must be on the lane or in the intake at every moment, and its charge
+-- must be given back only once.
 
 -- @include back_fields
 -- @include count_up
 -- @include end_quarantine
+-- @include give_back
 -- @include has_lease
 -- @include server_ms
 
@@ -37,11 +39,12 @@ end_quarantine(KEYS[5], ARGV[1], entry)
 local now = server_ms()
 count_up(ledger, 'faults')
 redis.call('HSET', ledger, 'reason', ARGV[5], 'not_before', now + tonumber(ARGV[4]))
-local back = redis.call('XADD', KEYS[4], '*', 
+local back = redis.call('XADD', KEYS[4], '*',
   unpack(back_fields(found[2], ledger, KEYS[7], KEYS[8])))
 redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
   'r' .. ARGV[3], now .. ' ' .. ARGV[1] .. ' fault ' .. ARGV[5])
 redis.call('HDEL', ledger, 'worker')
+give_back(ledger)
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'event', 'capacity', 'worker', ARGV[1],
   'count', 1)
 return HANDED_BACK

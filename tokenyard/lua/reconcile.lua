@@ -8,15 +8,15 @@
 -- KEYS[4] quarantine (hash): the entry that runs alone, by worker
 -- KEYS[5] tally (hash): counters
 -- KEYS[6...] for each request: request:<client>/<id> (hash), tokens:<client>/<id> (string),
---   intake:<class> or lane:<worker> (stream) where the caller missed it (any where its ledger
---   names no place), reply:<client>/<id> (stream), replies:<client> (stream)
+--   intake:<intake> or lane:<worker> (stream) where the caller missed it (any where
+--   its ledger names no place), reply:<client>/<id> (stream), replies:<client> (stream)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the excess of the count of waiting tokens
 -- ARGV[3] time to live of a result in s
 -- ARGV[4] most entries a reply stream keeps, about
 -- ARGV[5] the intakes' consumer group
 -- ARGV[6] number of fields of info that follow: the report of the caller's scan
--- ARGV[7...] these fields and their values; then for each request: its id, state, class or worker
+-- ARGV[7...] these fields and their values; then for each request: its id, state, intake or worker
 --   and entry as the caller has read them, the error (JSON)
 -- Returns -1 NOT_LEADER, or one code for each request: 1 ENDED, 0 STAYS (its entry is there, or
 --   it has moved since)
@@ -24,6 +24,7 @@
 
 -- @include add_replies
 -- @include counted
+-- @include end_charge
 -- @include end_quarantine
 -- @include entry_at
 -- @include has_lease
@@ -31,7 +32,9 @@
 -- @include leave_intake
 -- @include pack_result
 -- @include place_of
+-- @include recount_intakes
 -- @include server_ms
+-- @include tenant_of
 
 local NOT_LEADER, ENDED, STAYS = -1, 1, 0
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
@@ -58,12 +61,17 @@ for k = 6, #KEYS, 5 do
   local ledger, tokens, place, a = KEYS[k], KEYS[k + 1], KEYS[k + 2], k + 1 + fields
   local id, state, where, entry = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3]
   if is_as_seen(ledger, place, state, where, entry) then
-    local result = pack_result(id, 'failed', redis.call('GET', tokens) or '', ARGV[a + 4])
+    local published = redis.call('GET', tokens) or ''
+    local result = pack_result(id, 'failed', published, ARGV[a + 4])
     redis.call('HSET', ledger, 'state', 'failed', 'result', result, 'ended', server_ms())
     redis.call('EXPIRE', ledger, ARGV[3])
     redis.call('DEL', tokens)
+    -- What came in is gone with the entry.
+    end_charge(ledger, 'failed', {input = 0, output = #published / 4}, state == 'waiting' and place)
     if state == 'waiting' and where ~= '' then
       leave_intake(place, ARGV[5], {entry}) -- it may be pending still
+      local prefix, _, tenant = tenant_of(place)
+      if tenant then recount_intakes(prefix, tenant) end
     elseif state == 'assigned' and has_lease(KEYS[3], where) then
       redis.call('XADD', place, '*', 'cancel', entry)
       end_quarantine(KEYS[4], where, entry)

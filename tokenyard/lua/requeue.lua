@@ -1,19 +1,21 @@
 -- Queue a dead letter again, as if it had just been submitted.
 --
 -- KEYS[1] dead (stream)
--- KEYS[2] intake:<class> (stream)
+-- KEYS[2] intake:<intake> (stream)
 -- KEYS[3] request:<client>/<id> (hash)
 -- KEYS[4] tokens:<client>/<id> (string)
 -- KEYS[5] reply:<client>/<id> (stream)
 -- KEYS[6] tally (hash)
 -- ARGV[1] the dead letter's entry
--- ARGV[2] priority class
+-- ARGV[2] the intake's name
 -- Returns the new server id, or '' if there is no such letter, if its id is in flight, or if it is
 --   a letter because its id is known with another request, whose result is still there
 -- Atomic, because the letter must be dead or waiting at every moment.
 
 -- @include count_in
+-- @include enter_intake
 -- @include queued_tokens_of
+-- @include tenant_of
 
 local letter = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not letter then return '' end
@@ -36,5 +38,7 @@ local sid = ARGV[2] .. '/' .. entry
 -- The attempts continue to count: the number is the fence against earlier workers.
 redis.call('HSET', KEYS[3], 'state', 'waiting', 'sid', sid, 'attempt', known[2] or 0,
   'digest', known[3] or '')
-count_in(KEYS[6], 'queued_tokens', queued_tokens_of(fields))
+local size = queued_tokens_of(fields)
+count_in(KEYS[6], 'queued_tokens', size)
+if tenant_of(KEYS[2]) then enter_intake(KEYS[2], 1, size) end
 return sid

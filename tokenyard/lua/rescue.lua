@@ -24,6 +24,7 @@
 
 -- @include back_fields
 -- @include count_up
+-- @include give_back
 -- @include server_ms
 -- @include whole
 
@@ -66,11 +67,12 @@ local function take_back(entry, trial, ledger, tokens, choices)
   local owner = redis.call('HMGET', ledger, 'worker', 'state', 'entry', 'attempt')
   if owner[1] ~= worker or owner[2] ~= 'assigned' or owner[3] ~= entry then return end
   note(ledger, entry, trial)
-  local back = redis.call('XADD', KEYS[5], '*', 
+  local back = redis.call('XADD', KEYS[5], '*',
     unpack(back_fields(found[2], ledger, tokens, choices)))
   redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
     'r' .. whole(owner[4]), server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
   redis.call('HDEL', ledger, 'worker')
+  give_back(ledger)
 end
 
 for i = 3, #ARGV, 2 do

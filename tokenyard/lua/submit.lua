@@ -8,8 +8,9 @@
 -- KEYS[6] clients (zset): lease expiry in ms by client, of those that want it watched
 -- KEYS[7] attached:<client> (set): ids to cancel when that lease ends
 -- KEYS[8] tally (hash): counters
--- KEYS[9...] request:<client>/<id> (hash), one for each request
--- ARGV[1] priority class: high, normal or low
+-- KEYS[9...] request:<client>/<id> (hash), one for each request; behind them, for those of a tenant,
+--   intake:<class>:<tenant> (stream). The tenant's other keys have names that follow from it
+-- ARGV[1] priority class: high, normal or low; for those of a tenant <class>:<tenant>
 -- ARGV[2] the client, if its requests (also those that it has submitted before) are to be
 --   cancelled when it disappears, else ''
 -- ARGV[3] length of that client's lease in ms
@@ -27,9 +28,12 @@
 
 -- @include count_in
 -- @include counted
+-- @include enter_intake
 -- @include is_reused
 -- @include queued_tokens_of
 -- @include server_ms
+-- @include tenant_of
+-- @include whole
 
 local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
 -- What a refused client is told: the time in which room for it is likely, within these bounds, and
@@ -38,13 +42,19 @@ local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
 -- Of the time for all that waits: who comes again then finds work left.
 local RETRY_SHARE, JITTER = 0.25, 0.25
 local RANK = {high = 2, normal = 3, low = 4}
-local class, client = ARGV[1], ARGV[2]
-local intake = KEYS[RANK[class]]
+local name, client = ARGV[1], ARGV[2]
+local class, tenant = name:match('^(%l+):?(.*)$')
+local is_tenant = tenant ~= ''
+local last_ledger = is_tenant and #KEYS - 1 or #KEYS
+local intake = is_tenant and KEYS[#KEYS] or KEYS[RANK[class]]
 
 -- Retries and higher classes are served before it; with it and lower ones it shares its bound.
 local waiting, ahead, below = 0, 0, 0
+local others = redis.call('HMGET', KEYS[8], 'tenants_waiting:high', 'tenants_waiting:normal',
+  'tenants_waiting:low')
 for i = 2, 5 do
   local length = redis.call('XLEN', KEYS[i])
+  length = length + whole(others[i - 1])
   waiting = waiting + length
   if i <= RANK[class] or i == 5 then ahead = ahead + length end
   if i >= RANK[class] and i < 5 then below = below + length end
@@ -59,7 +69,12 @@ local most_tokens = (tonumber(info[2] or '0') or 0) * share
 local queued_tokens = waiting > 0 and counted(KEYS[8], 'queued_tokens') or 0
 local rate = tonumber(info[3] or '0') or 0
 local clients = math.max(1, tonumber(info[4] or '1') or 1)
-local accepted, attached = false, false
+if is_tenant then -- it waits for its own, at an equal share
+  local prefix = tenant_of(intake)
+  ahead = whole(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'waiting'))
+  rate = rate / math.max(1, redis.call('ZCARD', prefix .. 'line'))
+end
+local accepted, added, attached = 0, 0, false
 local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0}
 
 local function time_for(requests)
@@ -98,8 +113,8 @@ end
 -- Nearly always all of them are new, which one command says.
 local MOST_UNPACKED = 1000
 local known = 0
-for first = 9, #KEYS, MOST_UNPACKED do
-  local last = math.min(first + MOST_UNPACKED - 1, #KEYS)
+for first = 9, last_ledger, MOST_UNPACKED do
+  local last = math.min(first + MOST_UNPACKED - 1, last_ledger)
   known = known + redis.call('EXISTS', unpack(KEYS, first, last))
 end
 local came = {}
@@ -111,7 +126,7 @@ local function state_and_digest_of(ledger)
 end
 
 local replies, at = {}, 5 + 3 * #templates
-for i = 9, #KEYS do
+for i = 9, last_ledger do
   local ledger, template, id = KEYS[i], templates[tonumber(ARGV[at])], ARGV[at + 1]
   local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], template.latest
   local tokens = queued_tokens_of({template.field, prompt})
@@ -135,17 +150,20 @@ for i = 9, #KEYS do
   else
     local entry = redis.call('XADD', intake, '*', 'id', id, template.field, prompt,
       'common', template.common)
-    local sid = class .. '/' .. entry
+    local sid = name .. '/' .. entry
     redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest)
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
     waiting, ahead, below = waiting + 1, ahead + 1, below + 1
     queued_tokens = queued_tokens + tokens
-    accepted = true
+    accepted, added = accepted + 1, added + tokens
     attach(id)
   end
   at = at + 4
 end
-if accepted then redis.call('HSET', KEYS[8], 'queued_tokens', queued_tokens) end
+if accepted > 0 then
+  redis.call('HSET', KEYS[8], 'queued_tokens', queued_tokens)
+  if is_tenant then enter_intake(intake, accepted, added) end
+end
 if attached then redis.call('ZADD', KEYS[6], server_ms() + tonumber(ARGV[3]), client) end
 -- Nobody else hears of these: the leader's metrics take the counts from here.
 for code, count in pairs(refused) do

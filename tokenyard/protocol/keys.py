@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 PriorityClass = Literal["high", "normal", "low"]
 #: Only the system writes ``retry``, which is served first.
@@ -38,9 +38,44 @@ NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 NAME_RULE: Final = "use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
 
 
+#: Longest name of a tenant, so that there is room for the client ``http.<tenant>``.
+MAX_TENANT: Final = 90
+
+
 def is_name(text: str) -> bool:
     """Whether ``text`` may name a yard, a client or a worker."""
     return NAME.fullmatch(text) is not None
+
+
+def is_tenant(text: str) -> bool:
+    """Whether ``text`` may name a tenant; others have no intakes of their own."""
+    return len(text) <= MAX_TENANT and is_name(text)
+
+
+def intake_name(priority_class: PriorityClass, tenant: str = "") -> str:
+    """The intake of requests of a class and a tenant: ``<class>`` or ``<class>:<tenant>``."""
+    return f"{priority_class}:{tenant}" if is_tenant(tenant) else priority_class
+
+
+def split_intake(name: str) -> tuple[str, str]:
+    """Class and tenant of an intake by its name; the tenant is "" for a common one."""
+    priority_class, _, tenant = name.partition(":")
+    return priority_class, tenant
+
+
+def class_of(name: str) -> IntakeClass:
+    """The class of an intake by its name; raises `ValueError` where there is no such intake."""
+    if not is_intake(name):
+        raise ValueError(f"intake {name!r}")
+    return cast(IntakeClass, split_intake(name)[0])
+
+
+def is_intake(name: str) -> bool:
+    """Whether this is the name of an intake, a common one or a tenant's."""
+    if name in INTAKE_CLASSES:
+        return True
+    priority_class, tenant = split_intake(name)
+    return priority_class in PRIORITY_CLASSES and is_tenant(tenant)
 
 
 @dataclass(frozen=True)
@@ -55,9 +90,35 @@ class Keys:
             raise ValueError(f"yard {self.yard!r}: {NAME_RULE}")
         object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
 
-    def intake(self, name: IntakeClass) -> str:
-        """Stream of waiting requests, read through the group `GROUP`."""
+    def intake(self, name: str) -> str:
+        """Stream of waiting requests; ``name`` comes from `intake_name`, or is ``retry``.
+
+        A common one is read through the group `GROUP`. A tenant's has no group.
+        """
         return f"{self._prefix}intake:{name}"
+
+    @cached_property
+    def line(self) -> str:
+        """Sorted set: tenants with waiting requests, to what they have had; "" is no tenant."""
+        return f"{self._prefix}line"
+
+    @cached_property
+    def service(self) -> str:
+        """Sorted set: tenant to its service, weighted tokens by its weight; of all tenants."""
+        return f"{self._prefix}service"
+
+    def tenant(self, name: str) -> str:
+        """Hash: counts of one tenant: ``waiting``, ``waiting_tokens``, ``running``."""
+        return f"{self._prefix}tenant:{name}"
+
+    @cached_property
+    def tenants(self) -> str:
+        """Hash: tenant to JSON, its settings."""
+        return f"{self._prefix}tenants"
+
+    def usage(self, tenant: str) -> str:
+        """Hash: ``<yyyymmdd> <model> <what>`` to a count; see `tokenyard.scripts.read_usage`."""
+        return f"{self._prefix}usage:{tenant}"
 
     def lane(self, worker: str) -> str:
         """Stream of the requests assigned to one worker incarnation; its length is the load."""

@@ -41,8 +41,8 @@ from tokenyard.protocol.wire import (
     Unanswerable,
 )
 
-#: A server id, "<priority class>/<intake entry>".
-_SID = re.compile(rb"[a-z]{1,10}/[0-9]{1,20}-[0-9]{1,20}")
+#: A server id, "<intake>/<intake entry>".
+_SID = re.compile(rb"[a-z]{1,10}(:[A-Za-z0-9_.:@-]{1,90})?/[0-9]{1,20}-[0-9]{1,20}")
 _LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: Fields that are ignored in ``common``.
@@ -281,6 +281,7 @@ def parse_assignment(
         fault=error,
         first_epoch=int(epoch) if epoch and _EPOCH.fullmatch(epoch) else None,
         choices=fields.get(b"choices", b""),
+        is_charged=b"charged" in fields,
     )
 
 

@@ -84,6 +84,10 @@ class ServiceSettings(ProgramSettings):
             yield "otlp_endpoint: must be an http:// or https:// URL"
 
 
+#: Beyond it a long request would count for more than scripts bill at once.
+MOST_TOKEN_WEIGHT: Final = 1000.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings(ServiceSettings):
     """What a coordinator needs to know."""
@@ -111,6 +115,9 @@ class CoordinatorSettings(ServiceSettings):
     #: the rest is room for higher classes alone.
     max_normal_share: float = 0.9
     max_low_share: float = 0.8
+    #: What a token of a prompt and one of an answer count for a tenant's share.
+    input_token_weight: float = 1.0
+    output_token_weight: float = 2.0
     #: Waiting requests that the leader keeps in memory, about. Among these it serves models,
     #: classes and clients in turn; the rest of a longer queue comes when they are served.
     max_held: int = 100_000
@@ -180,6 +187,9 @@ class CoordinatorSettings(ServiceSettings):
     def _share_errors(self) -> Iterator[str]:
         if self.lost_entry_wait_s < 0:
             yield "lost_entry_wait_s: must not be negative"
+        for name in ("input_token_weight", "output_token_weight"):
+            if not 0 < getattr(self, name) <= MOST_TOKEN_WEIGHT:
+                yield f"{name}: must be above 0 and at most {MOST_TOKEN_WEIGHT:g}"
         if not 0 < self.max_swap_share <= 1:
             yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
         if not 0 < self.max_low_share <= self.max_normal_share <= 1:

@@ -253,7 +253,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
     request: Request
     entry: str  # of the lane
-    sid: str  # server-side id: "<priority class>/<intake entry>"
+    sid: str  # server-side id: "<intake>/<intake entry>"
     attempt: int
     crashes: int = 0  # workers that died while they ran it
     published: bytes = b""  # packed tokens that were published before
@@ -261,6 +261,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     fault: str = ""  # why this version cannot read the request, if it cannot
     first_epoch: int | None = None  # the generation epoch of the first published token
     choices: bytes = b""  # the choice of each published token, a byte each; for n > 1 only
+    is_charged: bool = False  # to a tenant: `finish` wants to know what it has used
 
     def published_of(self, index: int) -> list[int]:
         """The published tokens of one choice."""
@@ -297,6 +298,7 @@ SYSTEM_FIELDS: Final = frozenset(
         b"trial",
         b"relapsed",
         b"choices",
+        b"charged",
     }
 )
 

@@ -10,6 +10,7 @@ from tokenyard.scripts.answers import (
     Answered,
     Cancelled,
     CancelRequested,
+    Charge,
     Dispatched,
     HandedBack,
     LedgerScan,
@@ -20,6 +21,8 @@ from tokenyard.scripts.answers import (
     Reconciled,
     Renewed,
     Submitted,
+    Transfer,
+    Transferred,
     Why,
 )
 from tokenyard.scripts.calls import (
@@ -81,6 +84,7 @@ __all__ = [
     "Call",
     "CancelRequested",
     "Cancelled",
+    "Charge",
     "Dispatched",
     "HandedBack",
     "Haul",
@@ -94,6 +98,8 @@ __all__ = [
     "Renewed",
     "Scripts",
     "Submitted",
+    "Transfer",
+    "Transferred",
     "Why",
     "attend",
     "cancel",

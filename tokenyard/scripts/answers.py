@@ -7,7 +7,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 
@@ -111,10 +110,37 @@ class Acceptance(Struct, frozen=True, gc=False):
     eta_ms: int = -1
 
 
+class Transferred(enum.IntEnum):
+    """The outcome of moving an entry to its tenant's intake."""
+
+    NOT_LEADER = -1
+    MOVED = 1
+    GONE = 5
+
+
+class Charge(Struct, frozen=True, gc=False):
+    """What a request counts for its tenant from its dispatch until its tokens are known.
+
+    ``amount`` is an estimate; the rates, of a token in and out, are those by which it is settled.
+    All are in weighted tokens by the tenant's weight, from 0 to 1e12.
+    """
+
+    tenant: str  # "" is no tenant
+    amount: float
+    input_rate: float = 1.0
+    output_rate: float = 2.0
+    model: str = ""  # under which its usage is counted
+
+    def __str__(self) -> str:
+        """As `dispatch` and the ledger have it."""
+        amounts = f"{self.amount!r} {self.input_rate!r} {self.output_rate!r}"
+        return f"{amounts} {self.tenant} {self.model}"
+
+
 class Move(Struct, frozen=True, gc=False):
     """One intake entry to move to one lane."""
 
-    intake: IntakeClass
+    intake: str
     entry: str
     client: str
     request_id: str
@@ -124,6 +150,16 @@ class Move(Struct, frozen=True, gc=False):
     why: str = ""  # that lane; for the record
     digest: str = ""  # of the request
     on_trial: bool = False  # in a group with the other moves on trial to that lane in this call
+    charge: Charge | None = None  # None where only requests without a tenant wait
+
+
+class Transfer(Struct, frozen=True, gc=False):
+    """One entry of a common intake to move to its tenant's."""
+
+    entry: str
+    tenant: str
+    client: str
+    request_id: str
 
 
 class Publication(Struct, frozen=True):
@@ -140,7 +176,7 @@ class LostRequest(Struct, frozen=True, gc=False):
     client: str
     request_id: str
     state: str  # waiting or assigned
-    where: str  # the class or the worker; "" where the ledger names none
+    where: str  # the intake or the worker; "" where the ledger names none
     entry: str
     may_run: bool  # its worker holds its lease, and may have read the entry before its deletion
 

@@ -44,12 +44,20 @@ _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 
 @functools.cache
 def source(name: str) -> str:
-    """The text of a script with its includes."""
+    """The text of a script with its includes, and theirs, each once."""
     folder = resources.files("tokenyard") / "lua"
-    text = (folder / f"{name}.lua").read_text(encoding="utf-8")
-    return _INCLUDE.sub(
-        lambda found: (folder / "include" / f"{found[1]}.lua").read_text(encoding="utf-8"), text
-    )
+    included: set[str] = set()
+
+    def read(path: str) -> str:
+        return _INCLUDE.sub(splice, (folder / path).read_text(encoding="utf-8"))
+
+    def splice(found: re.Match[str]) -> str:
+        if found[1] in included:
+            return ""
+        included.add(found[1])
+        return read(f"include/{found[1]}.lua")
+
+    return read(f"{name}.lua")
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.keys import GROUP, Keys, PriorityClass, intake_name, is_intake
 from tokenyard.protocol.replies import ErrorInfo, json_text
 from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
@@ -45,7 +45,7 @@ def submit(
     templates: Sequence[RequestTemplate] | None = None,
     digests: Sequence[str] | None = None,
 ) -> Call[list[Acceptance]]:
-    """Accept a burst of requests of one priority class, each at most once.
+    """Accept a burst of requests of one priority class and one tenant, each at most once.
 
     ``watched`` names the client if its requests are to be cancelled when it disappears. With
     ``refuse_late`` a request that would wait beyond its deadline is refused. ``templates`` and
@@ -62,7 +62,10 @@ def submit(
         number = numbers.setdefault(template, len(numbers) + 1)
         args += (number, request.id, prompt_value(request), digest or request_digest(request))
         ledgers.append(keys.ledger(request.client, request.id))
-    common: list[Arg] = [priority_class, watched, CLIENT_LEASE_MS, len(numbers)]
+    intake = intake_name(priority_class, requests[0].tenant if requests else "")
+    if intake != priority_class:
+        ledgers.append(keys.intake(intake))
+    common: list[Arg] = [intake, watched, CLIENT_LEASE_MS, len(numbers)]
     for template in numbers:
         common += (template.field, template.common, template.deadline_ms if refuse_late else 0)
     intakes = [keys.intake(name) for name in ("high", "normal", "low", "retry")]
@@ -110,7 +113,7 @@ def cancel(
     """
     place = keys.ledger(client, request_id)
     if entry or (state == "waiting" and where):
-        place = keys.intake(where)  # type: ignore[arg-type]  # as the ledger has it
+        place = keys.intake(where)
     elif state == "assigned" and where:
         place = keys.lane(where)
     call_keys = [keys.ledger(client, request_id), keys.tokens(client, request_id), place]
@@ -153,7 +156,7 @@ def place_of(seen: Sequence[bytes | None]) -> tuple[str, str]:
     where = worker if state == "assigned" else ""
     if state == "waiting":
         where, entry = waits_at(sid, intake, entry)
-        where = where if where in INTAKE_CLASSES else ""
+        where = where if is_intake(where) else ""
     is_place = _PLACE.fullmatch(where) and _is_entry(entry)
     return state, where if is_place else ""
 
@@ -164,23 +167,24 @@ def _is_entry(text: str) -> bool:
 
 
 def waits_at(sid: str, intake: str = "", entry: str = "") -> tuple[str, str]:
-    """Class and entry of a waiting request, from its ledger.
+    """Intake and entry of a waiting request, from its ledger.
 
     Until it is handed back they are in its server id, and the ledger has no ``intake``.
     """
     if intake:
         return intake, entry
-    priority_class, _, entry = sid.partition("/")
-    return priority_class, entry
+    intake, _, entry = sid.partition("/")
+    return intake, entry
 
 
-def requeue(
-    keys: Keys, letter: str, client: str, request_id: str, priority_class: PriorityClass
-) -> Call[str]:
-    """Queue a dead letter again; returns its new server id, or "" where that is impossible."""
-    call_keys = [keys.dead, keys.intake(priority_class), keys.ledger(client, request_id)]
+def requeue(keys: Keys, letter: str, client: str, request_id: str, intake: str) -> Call[str]:
+    """Queue a dead letter again in an intake (see `intake_name`).
+
+    Returns its new server id, or "" where that is impossible.
+    """
+    call_keys = [keys.dead, keys.intake(intake), keys.ledger(client, request_id)]
     call_keys += [keys.tokens(client, request_id), keys.reply(client, request_id), keys.tally]
-    return Call("requeue", call_keys, [letter, priority_class], bytes.decode)
+    return Call("requeue", call_keys, [letter, intake], bytes.decode)
 
 
 class ClientScripts(Caller):

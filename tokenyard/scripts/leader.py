@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from tokenyard.protocol.errors import Code, reused
-from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, IntakeClass, is_name
+from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, PriorityClass, intake_name, is_name
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 from tokenyard.scripts.answers import (
@@ -17,6 +17,8 @@ from tokenyard.scripts.answers import (
     LostRequest,
     Move,
     Reconciled,
+    Transfer,
+    Transferred,
 )
 from tokenyard.scripts.calls import Arg, Caller, codes
 from tokenyard.scripts.destinations import destination
@@ -66,25 +68,48 @@ class LeaderScripts(Caller):
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries to lanes; one code for each, all NOT_LEADER for a former leader."""
-        routes: dict[tuple[IntakeClass, str, int, int], int] = {}
+        routes: dict[tuple[str, str, int, int], int] = {}
         items: list[Arg] = []
-        for move in moves:
+        charges: list[Arg] = []
+        for at, move in enumerate(moves, 1):
             mode = 1 if move.alone else 2 if move.on_trial else 0
             route = (move.intake, move.worker, move.lane_limit, mode)
             number = routes.setdefault(route, len(routes) + 1)
             items += (number, move.entry, move.why, move.digest)
+            if move.charge is not None:
+                charges += (at, str(move.charge))
         keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
         args: list[Arg] = [token, GROUP, len(routes)]
         for intake, worker, limit, mode in routes:
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
             args += [intake, worker, limit, mode]
         keys += [self.keys.ledger(move.client, move.request_id) for move in moves]
-        return codes(Dispatched, self._run("dispatch", keys, args + items), len(moves))
+        return codes(Dispatched, self._run("dispatch", keys, args + items + charges), len(moves))
+
+    def transfer(
+        self, token: str, priority_class: PriorityClass, entries: Sequence[Transfer]
+    ) -> list[Transferred]:
+        """Move entries of a common intake to their tenants'; one code for each."""
+        keys = [self.keys.leader, self.keys.intake(priority_class)]
+        args: list[Arg] = [token, GROUP]
+        for one in entries:
+            target = intake_name(priority_class, one.tenant)
+            keys += [self.keys.intake(target), self.keys.ledger(one.client, one.request_id)]
+            args += (one.entry, target)
+        return codes(Transferred, self._run("transfer", keys, args), len(entries))
+
+    def recount(self, token: str, tenant: str) -> int:
+        """Count what waits for a tenant, and put it in line or take it out; returns the count.
+
+        "" stands for the common intakes, in line only while others are. -1 for a former leader.
+        """
+        waiting: int = self._run("recount", [self.keys.leader, self.keys.line], [token, tenant])
+        return waiting
 
     def answer(
         self,
         token: str,
-        intake: IntakeClass,
+        intake: str,
         entry: str,
         request: Request | Refused,
         reply: Reply,
@@ -112,7 +137,7 @@ class LeaderScripts(Caller):
         args += [dead, self._dead_maxlen, digest, reused(request_id)]
         return Answered(self._run("answer", keys, args))
 
-    def bury(self, token: str, intake: IntakeClass, entry: str, reason: str) -> Answered:
+    def bury(self, token: str, intake: str, entry: str, reason: str) -> Answered:
         """Move an entry that cannot be answered to the dead letters."""
         keys = [self.keys.leader, self.keys.intake(intake), self.keys.dead]
         args: list[Arg] = [token, GROUP, intake, entry, reason, self._dead_maxlen]
@@ -163,7 +188,7 @@ class LeaderScripts(Caller):
         answer: int = self._run("acquit", keys, [token, worker, mark, "-" if keep else ""])
         return answer
 
-    def overdue(self, intake: IntakeClass, after: str, count: int) -> tuple[str, list[str]]:
+    def overdue(self, intake: str, after: str, count: int) -> tuple[str, list[str]]:
         """Entries past their deadline among the ``count`` after ``after`` ("-": from the first).
 
         Returns where to continue ("" at the end) and the entries.
@@ -201,7 +226,7 @@ class LeaderScripts(Caller):
             name = (one.client, one.request_id)
             place = self.keys.ledger(*name)
             if one.where and one.state == "waiting":
-                place = self.keys.intake(one.where)  # type: ignore[arg-type]  # as the script read it
+                place = self.keys.intake(one.where)
             elif one.where:
                 place = self.keys.lane(one.where)
             keys += [self.keys.ledger(*name), self.keys.tokens(*name), place]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tokenyard.protocol.replies import encode_reply
+import msgspec
+
+from tokenyard.protocol.replies import Reply, Usage, encode_reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.worker_info import HostInfo, encode_host
 from tokenyard.scripts.answers import HandedBack, Publication, Published, Renewed, Why
@@ -14,6 +16,8 @@ from tokenyard.scripts.destinations import Groups, by_destination
 
 #: Answer of `WorkerScripts.retire` for a worker that the yard does not know.
 RETIRE_UNKNOWN: Final = -1
+
+_read_usage = msgspec.json.Decoder(Usage).decode
 
 
 class WorkerScripts(Caller):
@@ -120,7 +124,10 @@ class WorkerScripts(Caller):
                     keys.append(self.keys.choices(request.client, request.id))
                 args += (item.assignment.entry, item.assignment.attempt)
                 args += (reply.status or "failed", request.result_ttl_s, encode_reply(reply))
-                args.append(strings)
+                if item.assignment.is_charged:
+                    args += (strings + 4, *_used(reply))
+                else:
+                    args.append(strings)
         return self._published("finish", keys, args, order, len(results))
 
     def _published(
@@ -132,3 +139,11 @@ class WorkerScripts(Caller):
         places = (at for _, group in order for at, _ in group)
         found = dict(zip(places, answers, strict=True))
         return [found[at] for at in range(count)]
+
+
+def _used(reply: Reply) -> tuple[int, int, int]:
+    """The tokens of a result: in, those of them that were cached, out."""
+    if reply.usage is None:
+        return 0, 0, len(reply.tokens) // 4
+    usage = _read_usage(reply.usage)
+    return usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dispatch.admission import Admission, Verdict
-from coordinator.dispatch.intake import Entry
+from coordinator.dispatch.entries import Entry
 from coordinator.handshake import Models
 from coordinator.recovery.history import RetryLimits
 from coordinator.routing.queued_request import QueuedRequest

@@ -1,0 +1,173 @@
+"""Which tenant is served next, and what a request is charged: shares by tokens.
+
+A virtual token counter (Sheng et al., OSDI 2024, arXiv 2401.00588): the service of a tenant is what
+it has had in weighted tokens, divided by its weight, and of those who wait the one with the least
+is served next. docs/tenants.md derives how far two of them can be apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from coordinator.routing.queued_request import QueuedRequest
+from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
+from tokenyard.scripts import Charge
+
+#: Length of an answer of a tenant of which nothing is known yet, in tokens.
+USUAL_AT_FIRST: Final = 512
+#: A tenant's limits are read again where it is among the first; the rest needs no room.
+MOST_KNOWN: Final = 10_000
+
+
+class TenantState(Struct):
+    """What the leader knows of a tenant that is, or was, among the first in line."""
+
+    settings: TenantSettings = DEFAULTS
+    usual: float = USUAL_AT_FIRST  # tokens of its answers
+    running: int = 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only so many of its requests may run at once."""
+        return self.settings.max_running_requests > 0
+
+    @property
+    def left(self) -> float:
+        """How many more of its requests may run."""
+        return self.settings.max_running_requests - self.running if self.is_limited else math.inf
+
+
+class TenantShares:
+    """The service of tenants as far as it is known; scripts keep it exactly, in Redis."""
+
+    def __init__(self, *, input_weight: float = 1.0, output_weight: float = 2.0) -> None:
+        self._input_weight = input_weight
+        self._output_weight = output_weight
+        self._services: dict[str, float] = {}
+        self._states: dict[str, TenantState] = {}
+        #: The first of the line with their service, as just read; empty while nobody is in line.
+        self.first: dict[str, float] = {}
+        #: Whether others stand behind those.
+        self.has_more = False
+        #: Tenants of the first with requests in Redis that were not read yet.
+        self.unread: set[str] = set()
+        #: What the plan of this turn charges so far.
+        self.planned: defaultdict[str, float] = defaultdict(float)
+
+    def clear(self) -> None:
+        """Forget everything, as in a new term."""
+        self._services.clear()
+        self._states.clear()
+        self.unread.clear()
+        self.see({}, has_more=False)
+
+    def see(self, first: Mapping[str, float], *, has_more: bool) -> None:
+        """The first of the line, the least service first."""
+        self.first = dict(first)
+        self.has_more = has_more
+        self._services.update(first)
+        if not first:
+            self._services.clear()
+        elif len(self._states) > MOST_KNOWN:
+            self._states = {name: one for name, one in self._states.items() if name in first}
+
+    def note(self, tenant: str, service: float) -> None:
+        """The service of one that may stand behind the first."""
+        self._services[tenant] = service
+
+    def state(self, tenant: str) -> TenantState:
+        """What is known of a tenant."""
+        return self._states.setdefault(tenant, TenantState())
+
+    def configure(self, tenant: str, settings: TenantSettings | None) -> None:
+        """The settings of a tenant; None: it has none."""
+        self.state(tenant).settings = settings or DEFAULTS
+
+    def service(self, tenant: str) -> float:
+        """What a tenant has had; who is not among the first has had no less than those."""
+        known = self.first.get(tenant)
+        return max(self._services.get(tenant, 0.0), self.horizon) if known is None else known
+
+    @property
+    def horizon(self) -> float:
+        """The service up to which the line is known exactly."""
+        return next(reversed(self.first.values()), 0.0) if self.has_more else 0.0
+
+    def charge(self, queued: QueuedRequest) -> Charge | None:
+        """What a request is charged at its dispatch; None where nobody would compare it."""
+        tenant = queued.tenant
+        if not tenant and not self.first:
+            return None
+        state = self.state(tenant)
+        per_input = self._input_weight / state.settings.weight
+        per_output = self._output_weight / state.settings.weight
+        output = min(state.usual, queued.max_output)
+        amount = queued.tokens * per_input + output * per_output
+        return Charge(tenant, amount, per_input, per_output, queued.model)
+
+    def amount(self, queued: QueuedRequest) -> float:
+        """The amount of that charge."""
+        charge = self.charge(queued)
+        return charge.amount if charge else 0.0
+
+    def order(
+        self, queues: Mapping[str, Iterable[QueuedRequest]], spent: Mapping[str, float]
+    ) -> Iterator[QueuedRequest]:
+        """The requests of these tenants: of whoever has had least, and each adds its charge.
+
+        ``spent`` is what they had in this turn. It ends where only the next turn can know who is
+        next: behind the horizon, or at a tenant with requests that were not read yet.
+        """
+        names, limit = self._competing(queues)
+        line = [(self.service(name) + spent.get(name, 0.0), name) for name in names]
+        heapq.heapify(line)
+        requests = {name: iter(queues[name]) for name in names}
+        left = {name: self.state(name).left for name in names}
+        while line and line[0][0] <= limit:
+            service, name = line[0]
+            queued = next(requests[name], None)
+            if queued is None and name in self.unread:
+                return
+            if queued is None or left[name] <= 0:
+                heapq.heappop(line)
+                continue
+            yield queued
+            left[name] -= 1
+            heapq.heapreplace(line, (service + self.amount(queued), name))
+
+    def _competing(self, queues: Mapping[str, Iterable[QueuedRequest]]) -> tuple[list[str], float]:
+        """Who has something to run, and the service up to which nobody else is before them."""
+        able = [name for name in self.first if queues.get(name) and self.state(name).left > 0]
+        if able and self.has_more:
+            return able, self.horizon
+        return [name for name, queue in queues.items() if queue], math.inf
+
+    def plan(self, placed: Iterable[QueuedRequest]) -> None:
+        """These are part of this turn's plan: the other models must know."""
+        if self.first:
+            for queued in placed:
+                self.planned[queued.tenant] += self.amount(queued)
+
+    def note_dispatched(self, charge: Charge) -> None:
+        """A request was charged: until the line is read again, this is what is known."""
+        tenant = charge.tenant
+        self._services[tenant] = self._services.get(tenant, 0.0) + charge.amount
+        if tenant in self.first:
+            self.first[tenant] += charge.amount
+        self.state(tenant).running += 1
+
+
+def service_gap(charge: float, error: float, places: int, batch: int = 1) -> float:
+    """How far apart the service of two waiting tenants may be, at most; see docs/tenants.md.
+
+    ``charge`` is the largest one, ``error`` the most that a request can use beyond or below it,
+    both by the smaller of the weights; ``places`` are those on all lanes of their model. ``batch``
+    is the size of a plan where tenants join the line while it is carried out.
+    """
+    return batch * charge + places * error

@@ -1,0 +1,270 @@
+"""Requests of tenants: their own intakes, the line, charges and what becomes of them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.support.builders import make_request
+from tests.support.yard import QueuedRequest, Yard
+from tokenyard.protocol.keys import split_intake
+from tokenyard.protocol.replies import Reply, Usage
+from tokenyard.protocol.wire import Assignment, pack_tokens
+from tokenyard.scripts import (
+    Cancelled,
+    Charge,
+    Dispatched,
+    HandedBack,
+    Publication,
+    Published,
+    Transfer,
+    Transferred,
+)
+
+TOKENS = 10  # of each prompt here
+
+
+def submit(yard: Yard, tenant: str = "acme", priority_class: str = "normal") -> QueuedRequest:
+    """Submit a request of a tenant."""
+    request = make_request(tenant=tenant, tokens=range(TOKENS))
+    (accepted,) = yard.scripts.submit(priority_class, [request])
+    intake, _, entry = accepted.sid.partition("/")
+    return QueuedRequest(request, intake, entry)
+
+
+def dispatch(yard: Yard, worker: str, waiting: QueuedRequest, amount: float = 100) -> Assignment:
+    """Charge a waiting request and move it onto a lane."""
+    charge = Charge(split_intake(waiting.intake)[1], amount, 1.0, 2.0, "adder")
+    move = msgspec.structs.replace(waiting.to(worker), charge=charge)
+    assert yard.scripts.dispatch(yard.token, [move]) == [Dispatched.DISPATCHED]
+    return yard.lane(worker)[-1]
+
+
+def result(assignment: Assignment, output: int = 3, status: str = "completed") -> Publication:
+    """A result with so many tokens."""
+    usage = msgspec.json.encode(Usage(TOKENS, output, TOKENS + output, 4)).decode()
+    reply = Reply(
+        id=assignment.request.id,
+        event="result",
+        seq=0,
+        tokens=pack_tokens(range(output)),
+        status=status,
+        usage=usage,
+    )
+    return Publication(assignment, reply)
+
+
+def line(yard: Yard) -> dict[str, float]:
+    """Who is in line, with what they have had."""
+    return {
+        tenant.decode(): had
+        for tenant, had in yard.connection.zrange(yard.keys.line, 0, -1, withscores=True)
+    }
+
+
+def service(yard: Yard, tenant: str = "acme") -> float | None:
+    return yard.connection.zscore(yard.keys.service, tenant)
+
+
+def counts(yard: Yard, tenant: str = "acme") -> dict[str, int]:
+    """The counts of a tenant that are not 0."""
+    fields = yard.connection.hgetall(yard.keys.tenant(tenant))
+    return {name.decode(): int(count) for name, count in fields.items() if int(count)}
+
+
+def usage(yard: Yard, tenant: str = "acme") -> dict[str, int]:
+    """What a tenant has used, without the day and the waits."""
+    fields = yard.connection.hgetall(yard.keys.usage(tenant))
+    named = {name.decode().partition(" ")[2]: int(count) for name, count in fields.items()}
+    return {name: count for name, count in named.items() if " wait:" not in name}
+
+
+class TestSubmit:
+    def test_requests_wait_in_an_intake_of_their_own(self, yard: Yard) -> None:
+        waiting = submit(yard)
+
+        assert waiting.intake == "normal:acme"
+        assert [entry for entry, _ in yard.intake("normal:acme")] == [waiting.entry]
+        assert yard.intake("normal") == []
+        assert line(yard) == {"acme": 0}
+        assert counts(yard) == {"waiting": 1, "waiting:normal": 1, "waiting_tokens": TOKENS}
+        assert yard.events()[-1] == {b"event": b"tenants"}
+
+    def test_newcomer_stands_beside_the_least_of_those_in_line(self, yard: Yard) -> None:
+        yard.connection.zadd(yard.keys.service, {"acme": 500, "rested": 7})
+        submit(yard)
+
+        submit(yard, "rested")
+
+        assert line(yard) == {"acme": 500, "rested": 500}
+        assert service(yard, "rested") == 500
+
+    def test_newcomer_to_an_empty_line_stands_where_the_last_one_left(
+        self, yard: Yard, worker: str
+    ) -> None:
+        dispatch(yard, worker, submit(yard), amount=300)
+        assert line(yard) == {}
+
+        submit(yard, "rested")
+
+        assert line(yard) == {"rested": 300}
+
+    def test_waiting_requests_of_tenants_count_for_the_yards_bound(self, yard: Yard) -> None:
+        yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 2)
+        submit(yard)
+        submit(yard, "other", "low")
+
+        (answer,) = yard.scripts.submit("normal", [make_request()])
+
+        assert answer.code.name == "FULL"
+
+
+class TestDispatch:
+    def test_charge_is_added_to_the_service(self, yard: Yard, worker: str) -> None:
+        first, _ = submit(yard), submit(yard)
+
+        assignment = dispatch(yard, worker, first, amount=100)
+
+        assert assignment.is_charged
+        assert assignment.sid == f"normal:acme/{first.entry}"
+        assert line(yard) == {"acme": 100}
+        assert service(yard) == 100
+        assert counts(yard)["running"] == counts(yard)["waiting"] == 1
+        assert yard.ledger(first.request)["charge"] == "100 1.0 2.0 acme adder"
+
+    def test_last_request_takes_the_tenant_out_of_the_line(self, yard: Yard, worker: str) -> None:
+        waiting = submit(yard)
+
+        dispatch(yard, worker, waiting)
+
+        assert line(yard) == {}
+        assert service(yard) == 100
+        assert counts(yard) == {"running": 1}
+        assert yard.queued_tokens() == 0
+        assert 0 < yard.ttl_s(yard.keys.intake("normal:acme")) <= 60
+
+    def test_charged_request_without_a_tenant_moves_only_its_service(
+        self, yard: Yard, worker: str
+    ) -> None:
+        waiting = yard.submit(make_request(tokens=range(TOKENS)))
+
+        assignment = dispatch(yard, worker, waiting, amount=100)
+        yard.scripts.finish(worker, [result(assignment)])
+
+        assert service(yard, "") == TOKENS + 2 * 3
+        assert counts(yard, "") == usage(yard, "") == {}
+
+
+class TestFinish:
+    def test_charge_is_settled_by_what_was_used(self, yard: Yard, worker: str) -> None:
+        assignment = dispatch(yard, worker, submit(yard), amount=100)
+        submit(yard)
+
+        assert yard.scripts.finish(worker, [result(assignment, 3)]) == [Published.PUBLISHED]
+
+        assert service(yard) == TOKENS + 2 * 3
+        assert line(yard)["acme"] == 100 + TOKENS + 2 * 3 - 100
+        assert "running" not in counts(yard)
+        assert usage(yard) == {
+            "adder requests": 1,
+            "adder in": TOKENS,
+            "adder cached": 4,
+            "adder out": 3,
+        }
+
+    def test_repeated_result_is_paid_once(self, yard: Yard, worker: str) -> None:
+        assignment = dispatch(yard, worker, submit(yard))
+        yard.scripts.finish(worker, [result(assignment)])
+        before = service(yard), usage(yard)
+
+        assert yard.scripts.finish(worker, [result(assignment)]) == [Published.REPEATED]
+
+        assert (service(yard), usage(yard)) == before
+
+
+class TestGivenBack:
+    @pytest.mark.parametrize("how", ["hand_back", "rescue"])
+    def test_charge_is_given_back(self, yard: Yard, worker: str, how: str) -> None:
+        assignment = dispatch(yard, worker, submit(yard))
+
+        if how == "hand_back":
+            back = yard.scripts.hand_back(worker, assignment, 0, "no memory")
+            assert back is HandedBack.HANDED_BACK
+        else:
+            assert yard.lose(worker) == 0
+
+        assert service(yard) == 0
+        assert counts(yard) == {}
+        again = yard.worker("again")
+        yard.place(yard.waiting(assignment.request), again)
+
+
+class TestCancel:
+    def test_waiting_request_leaves_the_line(self, yard: Yard) -> None:
+        waiting = submit(yard)
+
+        code = yard.scripts.cancel(waiting.request.client, waiting.request.id, "enough")
+
+        assert code is Cancelled.CANCELLED
+        assert line(yard) == counts(yard) == {}
+        assert usage(yard) == {" requests": 1, " cancelled": 1}
+
+    def test_running_request_pays_its_input(self, yard: Yard, worker: str) -> None:
+        assignment = dispatch(yard, worker, submit(yard))
+
+        yard.scripts.cancel(assignment.request.client, assignment.request.id, "enough")
+
+        assert service(yard) == TOKENS
+        assert counts(yard) == {}
+        assert usage(yard) == {"adder requests": 1, "adder cancelled": 1, "adder in": TOKENS}
+
+
+class TestTransfer:
+    def test_plain_entry_moves_to_its_tenant(self, yard: Yard) -> None:
+        fields = {"id": "q1", "prompt": "x" * 40, "tenant": "acme"}
+        waiting = yard.push(fields)
+        yard.read()
+
+        codes = yard.scripts.transfer(
+            yard.token, "normal", [Transfer(waiting.entry, "acme", "anon", "q1")]
+        )
+
+        assert codes == [Transferred.MOVED]
+        assert yard.intake("normal") == []
+        assert [entry for entry, _ in yard.intake("normal:acme")] == [waiting.entry]
+        assert line(yard) == {"acme": 0}
+        assert counts(yard)["waiting"] == 1
+
+    def test_entry_that_is_gone_moves_nothing(self, yard: Yard) -> None:
+        codes = yard.scripts.transfer(yard.token, "normal", [Transfer("1-1", "acme", "anon", "q1")])
+
+        assert codes == [Transferred.GONE]
+        assert line(yard) == {}
+
+
+class TestRecount:
+    def test_entries_deleted_by_hand_are_counted_no_more(self, yard: Yard) -> None:
+        first, _ = submit(yard), submit(yard)
+        yard.connection.xdel(yard.keys.intake("normal:acme"), first.entry)
+
+        assert yard.scripts.recount(yard.token, "acme") == 1
+
+        assert counts(yard)["waiting"] == 1
+        assert line(yard) == {"acme": 0}
+
+        yard.connection.delete(yard.keys.intake("normal:acme"))
+        assert yard.scripts.recount(yard.token, "acme") == 0
+        assert line(yard) == counts(yard) == {}
+
+    def test_common_intakes_are_in_line_while_others_are(self, yard: Yard) -> None:
+        yard.submit()
+        assert yard.scripts.recount(yard.token, "") == 1
+        assert line(yard) == {}
+
+        waiting = submit(yard)
+        yard.scripts.recount(yard.token, "")
+        assert line(yard) == {"acme": 0, "": 0}
+
+        yard.scripts.cancel(waiting.request.client, waiting.request.id, "enough")
+        yard.scripts.recount(yard.token, "")
+        assert line(yard) == {}
