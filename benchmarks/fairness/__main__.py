@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import math
 import secrets
 import statistics
@@ -46,8 +47,7 @@ from benchmarks.fairness.loads import (
     greedy_tenants,
     light_tenants,
 )
-from benchmarks.fairness.run import Phases, Policy, open_load
-from benchmarks.fairness.settings import set_weights
+from benchmarks.fairness.run import Phases, Policy, open_load, set_weights
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.progress import publish, save, tell
@@ -55,8 +55,8 @@ from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
-#: Per worker: a prompt of 250 tokens takes 13 ms, a token of each of its answers 20 ms.
-SPEED: Final = Speed(workers=4, max_num_seqs=32, prefill_rate=20_000.0, step_s=0.02)
+#: Per worker: a prompt of 300 tokens takes 8 ms, a token of each of its answers 30 ms.
+SPEED: Final = Speed(workers=2, max_num_seqs=80, prefill_rate=40_000.0, step_s=0.03)
 _QUICK_SPEED: Final = Speed(workers=2, max_num_seqs=4, prefill_rate=20_000.0, step_s=0.01)
 #: What the flooding tenant asks for, by the capacity, and each of those that always wait.
 _FLOOD: Final = 10.0
@@ -155,8 +155,7 @@ def _run(
         broker, name, speed.workers, speed.max_num_seqs, coordinator, worker
     ) as yard:
         if policy == "tenants":
-            weights = {tenant.name: tenant.weight for load in loads for tenant in load}
-            set_weights(yard, weights)
+            set_weights(yard, itertools.chain(*loads))
         gc.collect()
         return asyncio.run(_run_all(yard, policy, speed, phases, loads))
 

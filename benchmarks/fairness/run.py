@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
+
+import redis
 
 from benchmarks.fairness.figures import Sample, Window
 from benchmarks.fairness.loads import MAX_TOKENS, Ask, Speed, Tenant
@@ -17,7 +19,9 @@ from benchmarks.yard import Yard
 from tokenyard import AsyncClient
 from tokenyard.client.aio import AsyncHandle
 from tokenyard.client.options import FullPrompt
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Timing
+from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from worker.host.roster_entry import lane_limit
 
 Policy = Literal["fifo", "round_robin", "vtc", "tenants"]
@@ -249,3 +253,10 @@ async def open_load(yard: Yard, policy: Policy, speed: Speed) -> AsyncIterator[L
     """A load on a yard, whose clients are closed at the end."""
     async with AsyncExitStack() as stack:
         yield Load(yard, policy, speed, stack)
+
+
+def set_weights(yard: Yard, tenants: Iterable[Tenant]) -> None:
+    """Give each tenant its weight, before its first request."""
+    settings = {one.name: encode_tenant(TenantSettings(weight=one.weight)) for one in tenants}
+    with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:
+        connection.hset(Keys(yard.name).tenants, mapping=settings)
