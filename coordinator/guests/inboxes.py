@@ -27,7 +27,7 @@ from coordinator.guests.commands import (
 from coordinator.guests.inbox_watcher import InboxWatcher
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING, Keys
 from tokenyard.protocol.parse import parse_id
 from tokenyard.protocol.receipts import Receipt, ReceiptCode
 from tokenyard.protocol.replies import ErrorInfo, Reply, json_text, status_of
@@ -142,7 +142,8 @@ class Inboxes:
         pipeline = self._connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))
-        waiting: int = sum(pipeline.execute())
+        pipeline.hget(self._keys.tally, TENANTS_WAITING)
+        waiting = sum(map(int, (length or 0 for length in pipeline.execute())))
         return self._most_waiting - waiting
 
     def _enforce_limits(self, guest: str, haul: Haul) -> None:
@@ -184,10 +185,11 @@ class Inboxes:
                     yield from _invalid(command.address, command.reason)
 
     def _submit(self, submissions: Iterable[Submission]) -> Iterable[tuple[Submission, Acceptance]]:
-        """Submit requests, those of one class and one watched client in one call."""
-        groups: dict[tuple[str, str], list[Submission]] = {}
+        """Submit requests, those of one class, tenant and watched client in one call."""
+        groups: dict[tuple[str, str, str], list[Submission]] = {}
         for one in submissions:
-            groups.setdefault((one.priority_class, one.watched), []).append(one)
+            key = (one.priority_class, one.request.tenant, one.watched)
+            groups.setdefault(key, []).append(one)
         for group in groups.values():
             answers = self._scripts.call(
                 submit(

@@ -17,7 +17,7 @@ import redis
 from msgspec import Struct, field
 
 from coordinator.leadership import LostLeadership
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.texts import counted
 from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
@@ -181,4 +181,5 @@ class LedgerReconciler:
 
 def _class_of(one: LostRequest) -> IntakeClass:
     """The intake that it was deleted from; for a lane, whose entries have none, `normal`."""
-    return next((name for name in INTAKE_CLASSES if name == one.where), "normal")
+    name = split_intake(one.where)[0]
+    return next((each for each in INTAKE_CLASSES if each == name), "normal")

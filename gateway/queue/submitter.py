@@ -76,12 +76,12 @@ class BurstSubmitter:
     async def _send_together(self, burst: Sequence[_Waiting]) -> None:
         groups = defaultdict(list)
         for one in burst:
-            groups[one.priority_class, one.refuse_late].append(one)
+            groups[one.priority_class, one.request.tenant, one.refuse_late].append(one)
         calls = [
             scripts.submit(
                 self._keys, name, [one.request for one in group], refuse_late=refuse_late
             )
-            for (name, refuse_late), group in groups.items()
+            for (name, _, refuse_late), group in groups.items()
         ]
         before = [command for one in burst for command in one.before]
         found = await call_behind(self._connection, self._url, before, calls)

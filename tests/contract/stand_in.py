@@ -11,7 +11,7 @@ import redis
 
 from tests.contract.turns import taking_turns
 from tests.support.builders import make_delta, make_result, worker_json
-from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name
 from tokenyard.protocol.parse import parse_assignment, parse_request
 from tokenyard.protocol.replies import json_text
 from tokenyard.protocol.wire import Assignment, Request, unpack_tokens
@@ -69,7 +69,10 @@ class StandIn:
     def dispatch(self) -> int:
         """Move all waiting requests onto the lane; their number."""
         taken = 0
-        for intake in PRIORITY_CLASSES:
+        tenants = [name.decode() for name in self._redis.zrange(self._keys.line, 0, -1)]
+        for intake in (
+            intake_name(name, tenant) for tenant in ("", *tenants) for name in PRIORITY_CLASSES
+        ):
             for entry, fields in self._redis.xrange(self._keys.intake(intake)):
                 request = parse_request(fields)
                 assert isinstance(request, Request), request

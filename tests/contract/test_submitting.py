@@ -108,7 +108,7 @@ class TestSubmit:
         assert (request.result_ttl_s, request.tenant, request.session) == (60, "t", "s")
         assert request.metadata == {"traceparent": "00-1"}
         assert request.cache_salt == "mine"
-        assert yard.lane["mine"].sid.startswith("low/")
+        assert yard.lane["mine"].sid.startswith("low:t/")
 
     def test_failure_is_raised_or_returned(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit([1])

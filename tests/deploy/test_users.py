@@ -23,7 +23,7 @@ SCRIPTS = {
             "overdue",
         ),
         *("watch_clients", "cancel", "command", "recognize", "signal"),
-        *("acquit", "astray", "reconcile"),
+        *("acquit", "astray", "reconcile", "transfer", "recount"),
         *("collect", "settle", "submit", "attend"),  # for guests
     },
     "worker": {

@@ -73,11 +73,12 @@ end
 -- A ledger that a client has written may name the entry of another request, or none.
 local found = entry ~= '' and entry_at(place, entry)
 local fields = entry_fields(found or {})
+local is_own = found and is_of(fields, ledger)
 if not found then
   if not state then return MOVED end
   -- It was deleted by hand; the worker and its lane may be gone, too.
   if state == 'assigned' then end_quarantine(KEYS[7], ARGV[2], entry) end
-elseif not is_of(fields, ledger) then
+elseif not is_own then
   if not state then return MOVED end
   fields = {}
 elseif state == 'assigned' then
@@ -93,9 +94,9 @@ else
   end
 end
 -- What an engine has read and written for it is its tenant's to pay.
-local output = redis.call('STRLEN', KEYS[2]) / 4
+local output = #(redis.call('GET', KEYS[2]) or '') / 4
 local has_run = state == 'assigned' or output > 0
-end_charge(ledger, 'cancelled', {input = has_run and queued_tokens_of(found or {}) or 0,
+end_charge(ledger, 'cancelled', {input = has_run and is_own and queued_tokens_of(found) or 0,
   output = output}, state ~= 'assigned' and place)
 -- For the leader's metrics: no other process sees all cancels.
 local class = string.match(known[2] or ARGV[2], '^%l+')

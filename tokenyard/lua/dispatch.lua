@@ -141,6 +141,7 @@ end
 -- powers of two of ms.
 local function charge_to(lane, ledger, text, sid, attempt)
   local charge, prefix = read_charge(text), lane:match('^tokenyard:{[^}]*}:')
+  if not charge then return end
   redis.call('HSET', ledger, 'charge', text)
   bill(prefix, charge.tenant, charge.amount)
   if charge.tenant == '' then return end

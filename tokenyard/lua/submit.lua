@@ -33,7 +33,6 @@
 -- @include queued_tokens_of
 -- @include server_ms
 -- @include tenant_of
--- @include whole
 
 local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
 -- What a refused client is told: the time in which room for it is likely, within these bounds, and
@@ -41,7 +40,7 @@ local ACCEPTED, KNOWN, FULL, LATE, REUSED = 1, 2, 0, 3, 4
 local LEAST_RETRY_MS, USUAL_RETRY_MS, MOST_RETRY_MS = 100, 1000, 30000
 -- Of the time for all that waits: who comes again then finds work left.
 local RETRY_SHARE, JITTER = 0.25, 0.25
-local RANK = {high = 2, normal = 3, low = 4}
+local RANK, CLASSES = {high = 2, normal = 3, low = 4}, {[2] = 'high', [3] = 'normal', [4] = 'low'}
 local name, client = ARGV[1], ARGV[2]
 local class, tenant = name:match('^(%l+):?(.*)$')
 local is_tenant = tenant ~= ''
@@ -50,11 +49,12 @@ local intake = is_tenant and KEYS[#KEYS] or KEYS[RANK[class]]
 
 -- Retries and higher classes are served before it; with it and lower ones it shares its bound.
 local waiting, ahead, below = 0, 0, 0
-local others = redis.call('HMGET', KEYS[8], 'tenants_waiting:high', 'tenants_waiting:normal',
-  'tenants_waiting:low')
+local have_tenants = counted(KEYS[8], 'tenants_waiting') > 0
 for i = 2, 5 do
   local length = redis.call('XLEN', KEYS[i])
-  length = length + whole(others[i - 1])
+  if have_tenants and CLASSES[i] then
+    length = length + counted(KEYS[8], 'tenants_waiting:' .. CLASSES[i])
+  end
   waiting = waiting + length
   if i <= RANK[class] or i == 5 then ahead = ahead + length end
   if i >= RANK[class] and i < 5 then below = below + length end
@@ -71,7 +71,7 @@ local rate = tonumber(info[3] or '0') or 0
 local clients = math.max(1, tonumber(info[4] or '1') or 1)
 if is_tenant then -- it waits for its own, at an equal share
   local prefix = tenant_of(intake)
-  ahead = whole(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'waiting'))
+  ahead = counted(prefix .. 'tenant:' .. tenant, 'waiting')
   rate = rate / math.max(1, redis.call('ZCARD', prefix .. 'line'))
 end
 local accepted, added, attached = 0, 0, false

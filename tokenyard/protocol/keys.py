@@ -33,6 +33,9 @@ COUNTED: Final = (
     *(f"count:lines:{name}" for name in LINE_STATES),
 )
 
+#: Field of `tally`: requests that wait in the intakes of tenants; with ``:<class>`` those of a class.
+TENANTS_WAITING: Final = "tenants_waiting"
+
 #: Names of yards, clients and workers, so that keys cannot be forged.
 NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 NAME_RULE: Final = "use 1 to 100 of A-Z a-z 0-9 _ . : @ -"

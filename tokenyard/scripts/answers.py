@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -12,6 +12,10 @@ from tokenyard.protocol.wire import Assignment
 
 #: Why a worker's lease ends: it left in order, was killed from outside, or crashed.
 Why = Literal["left", "lost", "crashed"]
+
+
+#: A charge has no longer names of models.
+_LONGEST_MODEL: Final = 100
 
 
 class Submitted(enum.IntEnum):
@@ -134,7 +138,7 @@ class Charge(Struct, frozen=True, gc=False):
     def __str__(self) -> str:
         """As `dispatch` and the ledger have it."""
         amounts = f"{self.amount!r} {self.input_rate!r} {self.output_rate!r}"
-        return f"{amounts} {self.tenant} {self.model}"
+        return f"{amounts} {self.tenant} {self.model[:_LONGEST_MODEL]}"
 
 
 class Move(Struct, frozen=True, gc=False):

@@ -10,6 +10,7 @@ local function enter_intake(intake, count, size)
   keep_count(counts, 'waiting', count)
   keep_count(counts, 'waiting:' .. class, count)
   keep_count(counts, 'waiting_tokens', size)
+  keep_count(prefix .. 'tally', 'tenants_waiting', count)
   keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, count)
   join_line(prefix, tenant)
   redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 1000, '*', 'event', 'tenants',

@@ -16,6 +16,7 @@ local function leave_intake(intake, group, entries, size)
   end
   if tenant and gone > 0 then
     local counts = prefix .. 'tenant:' .. tenant
+    keep_count(prefix .. 'tally', 'tenants_waiting', -gone)
     keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, -gone)
     keep_count(counts, 'waiting:' .. class, -gone)
     keep_count(counts, 'waiting_tokens', -(size or 0))

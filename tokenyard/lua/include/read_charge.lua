@@ -1,7 +1,7 @@
 -- A charge by its text, `<amount> <per input token> <per output token> <tenant> <model>`; nil where that
 -- is invalid, since a client may have written it into its ledger. No tenant is ''.
 local function read_charge(text)
-  local MOST, MOST_BYTES, MOST_TENANT = 1e12, 500, 90
+  local MOST, MOST_BYTES, MOST_TENANT = 1e12, 700, 90
   local function amount(digits)
     local number = digits:find('^[%de.+-]+$') and tonumber(digits)
     return number and number >= 0 and number <= MOST and number

@@ -12,6 +12,7 @@ local function recount_intakes(prefix, tenant)
     if tenant ~= '' then
       local off = length - keep_count(counts, 'waiting:' .. class, 0)
       keep_count(counts, 'waiting:' .. class, off)
+      keep_count(prefix .. 'tally', 'tenants_waiting', off)
       keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, off)
     end
   end

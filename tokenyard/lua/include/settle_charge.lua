@@ -4,7 +4,7 @@
 -- @include keep_count
 -- @include read_charge
 local function settle_charge(ledger, input, output, waits)
-  local text = redis.call('HGET', ledger, 'charge')
+  local text = redis.call('HMGET', ledger, 'charge')[1]
   if not text then return nil end
   redis.call('HDEL', ledger, 'charge')
   local charge, prefix = read_charge(text), ledger:match('^tokenyard:{[^}]*}:')
