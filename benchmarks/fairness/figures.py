@@ -34,12 +34,17 @@ class Sample:
     is_right: bool = True
 
     @property
+    def is_answered(self) -> bool:
+        """Whether its result came."""
+        return math.isfinite(self.done_s)
+
+    @property
     def began_s(self) -> float:
         """When the engine got it."""
         return self.done_s - self.engine_s
 
     def wait_ms(self, end_s: float) -> float:
-        """From when it was due to its first token; without an answer, to the end of the run."""
+        """From its submission to its first token; without an answer, to the end of the run."""
         return 1000 * (min(self.began_s + self.first_token_s, end_s) - self.due_s)
 
 
@@ -61,7 +66,7 @@ class Window:
 
     def share(self, sample: Sample) -> float:
         """The part of a request's time in the engine that lies in it."""
-        if math.isinf(sample.done_s):
+        if not sample.is_answered:
             return 0.0
         start, end = max(self.start_s, sample.began_s), min(self.end_s, sample.done_s)
         return max(0.0, end - start) / sample.engine_s if sample.engine_s else 0.0
@@ -114,7 +119,7 @@ def largest_difference(
     other.
     """
     found = 0.0
-    answered = [one for one in samples if math.isfinite(one.done_s)]
+    answered = [one for one in samples if one.is_answered]
     curves = {name: [0.0] for name in weights}
     for part in _parts(window, steps):
         had = service(answered, part)

@@ -60,6 +60,8 @@ class Tenant:
     is_light: bool = False  # it streams, so that the time of its first token is known
 
 
+#: What those ask who ask once a second.
+LIGHT: Final = Mix(50, 1.0, 8, 0.8)
 #: A conversation; a long document and a short answer; a short question and a long answer.
 CHAT: Final = Mix(200, 1.0, 24, 0.8)
 DOCUMENTS: Final = Mix(600, 0.8, 8, 0.8)
@@ -117,7 +119,7 @@ class Speed:
 def light_tenants(count: int, seed: int) -> list[Tenant]:
     """Tenants that ask once a second, each at its own moment."""
     draw = random.Random(seed)
-    pool = asks(CHAT, seed)
+    pool = asks(LIGHT, seed)
     return [
         Tenant(
             f"light-{number}",

@@ -243,8 +243,9 @@ async def _ask(port: _Port, tenant: Tenant, notes: _Notes, until_s: float) -> No
             return
         count = round(tick * tick_s * tenant.rate) - made
         made += count
+        now_s = notes.now_s()
         await port.ask(
-            tenant, [Due(tenant.name, at_s, next(asks), tenant.is_light) for _ in range(count)]
+            tenant, [Due(tenant.name, now_s, next(asks), tenant.is_light) for _ in range(count)]
         )
 
 
