@@ -6,7 +6,7 @@ Every answer is checked. The exit status is not 0 where an answer was wrong, an 
 not seen that a policy must have, or a target is missed (with --quick, targets do not count).
 
     python -m benchmarks.fairness [--counts 2,10,50] [--policies vtc,tenants] [--seconds 60]
-        [--quick] [--json]
+        [--flood-s 30] [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def measure(plan: Plan) -> Measured:
             [samples] = _run(broker, plan.speed, policy, plan.greed, [tenants])
             greed[policy] = greed_of(samples, tenants, plan.greed.window)
             tell(f"{policy}, all wait: {greed[policy]}")
+            save(figures(Measured(floods, greed)))
         for count in plan.counts:
             light = light_tenants(count - 1, seed=2)
             all_of_them = [flooding_tenant(plan.speed, _FLOOD, seed=3), *light]
@@ -286,17 +287,22 @@ def _numbers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
 @click.command(context_settings={"show_default": True})
 @click.option("--counts", default="2,10,50", callback=_numbers, help="Tenants of a flood.")
 @click.option("--policies", default=",".join(POLICIES), callback=_chosen, help="Which of them.")
-@click.option(
-    "--seconds", default=60.0, type=click.FloatRange(5), help="For shares; a flood lasts half."
-)
+@click.option("--seconds", default=60.0, type=click.FloatRange(5), help="Over which shares count.")
+@click.option("--flood-s", default=30.0, type=click.FloatRange(5), help="The same of a flood.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
-    counts: list[int], policies: list[Policy], seconds: float, *, quick: bool, as_json: bool
+    counts: list[int],
+    policies: list[Policy],
+    seconds: float,
+    flood_s: float,
+    *,
+    quick: bool,
+    as_json: bool,
 ) -> None:
     """Compare ways to share a yard among tenants; exit with 1 where a target is missed."""
     end_in_order()
-    plan = Plan(SPEED, counts, policies, Phases(10, seconds / 2, 5), Phases(10, seconds, 5))
+    plan = Plan(SPEED, counts, policies, Phases(10, flood_s, 5), Phases(10, seconds, 5))
     if quick:
         phases = Phases(1, 5, 1)
         plan = Plan(_QUICK_SPEED, [3], ["tenants"], phases, phases)
