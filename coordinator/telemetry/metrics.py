@@ -17,7 +17,14 @@ import redis
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard.broker.connection import open_connection
-from tokenyard.protocol.keys import COUNTED, INTAKE_CLASSES, LINE_STATES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.keys import (
+    COUNTED,
+    INTAKE_CLASSES,
+    LINE_STATES,
+    PRIORITY_CLASSES,
+    Keys,
+    is_tenant,
+)
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
@@ -29,6 +36,11 @@ log = logging.getLogger("tokenyard.coordinator.metrics")
 
 #: Longest wait of a scrape for Redis; Prometheus itself waits 10 s by default.
 PATIENCE_S: Final = 5.0
+#: Tenants with series of their own; the rest has one, under a name that tenants seldom have.
+MOST_TENANTS: Final = 20
+OTHER: Final = "other"
+#: Fields of `tally`.
+_TENANTS_WAITING: Final = tuple(f"tenants_waiting:{name}" for name in PRIORITY_CLASSES)
 
 LEADER = Metric(
     "tokenyard_leader", "gauge", (), "1 on the coordinator that leads, 0 on one that stands by."
@@ -92,6 +104,16 @@ OLDEST = Metric(
     ("queue",),
     "How long the first of an intake has been there; 0 where there is none.",
 )
+TENANT_WAITING = Metric(
+    "tokenyard_tenant_waiting",
+    "gauge",
+    ("tenant",),
+    "Requests waiting, of the 20 tenants that have had most by their weight; `other` are the rest,"
+    " also those without a tenant.",
+)
+TENANT_RUNNING = Metric(
+    "tokenyard_tenant_running", "gauge", ("tenant",), "Requests on lanes, of the same tenants."
+)
 PENDING = Metric("tokenyard_pending", "gauge", ("worker",), "Entries on a worker's lane.")
 WORKER_UP = Metric("tokenyard_worker_up", "gauge", ("worker",), "1 while a worker has its lease.")
 LEASE_AGE = Metric(
@@ -120,8 +142,18 @@ MEMORY = Metric(
 )
 METRICS: Final = (
     *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, BAD, SWAPS, BATCH_LINES),
-    *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, TOKENS, OLDEST, PENDING),
-    *(WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
+    *(
+        QUEUE_WAIT,
+        ASSIGN,
+        PREFIX_MATCH,
+        DEPTH,
+        TOKENS,
+        OLDEST,
+        TENANT_WAITING,
+        TENANT_RUNNING,
+        PENDING,
+    ),
+    *(PENDING, WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
 )
 
 
@@ -201,20 +233,40 @@ def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
         pipeline.xrange(keys.intake(name), count=1)
-    pipeline.hget(keys.tally, "queued_tokens")
+    pipeline.hmget(keys.tally, "queued_tokens", *_TENANTS_WAITING)
+    pipeline.zrevrange(keys.service, 0, MOST_TENANTS)
     pipeline.info("memory")
-    *streams, queued, memory = pipeline.execute()
+    *streams, (queued, *of_tenants), served, memory = pipeline.execute()
     roster = Roster(connection, keys)
     roster.refresh()
     now_ms = roster.server_ms()
     lengths = dict(zip(INTAKE_CLASSES, streams[::2], strict=True))
     firsts = dict(zip(INTAKE_CLASSES, streams[1::2], strict=True))
+    for name, count in zip(PRIORITY_CLASSES, of_tenants, strict=True):
+        lengths[name] += max(0, whole(count))
     yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
     tokens = max(0, whole(queued)) if any(lengths.values()) else 0
     yield numbers(TOKENS, {("all",): tokens})
     yield numbers(OLDEST, {(name,): _age_s(first, now_ms) for name, first in firsts.items()})
+    loads = sum(member.load for member in roster.members.values())
+    yield from _tenants(connection, keys, served, sum(lengths.values()), loads)
     yield from _workers(roster.members, now_ms)
     yield numbers(MEMORY, {(): _memory_ratio(memory)})
+
+
+def _tenants(
+    connection: redis.Redis, keys: Keys, served: Iterable[bytes], waiting: int, running: int
+) -> Iterator[Family]:
+    """Some tenants by name, and what is left of all requests waiting and running."""
+    names = [one.decode() for one in served if one and is_tenant(one.decode(errors="replace"))]
+    names = names[:MOST_TENANTS]
+    pipeline = connection.pipeline(transaction=False)
+    for name in names:
+        pipeline.hmget(keys.tenant(name), "waiting", "running")
+    counts = [[max(0, whole(one)) for one in each] for each in pipeline.execute()]
+    for metric, total, at in ((TENANT_WAITING, waiting, 0), (TENANT_RUNNING, running, 1)):
+        found = {(name,): each[at] for name, each in zip(names, counts, strict=True)}
+        yield numbers(metric, {**found, (OTHER,): max(0, total - sum(found.values()))})
 
 
 def _age_s(first: list[Any], now_ms: float) -> float:

@@ -9,7 +9,13 @@ from typing import Self
 
 from tests.support.builders import make_request
 from tests.support.yard import Yard
-from tokenyard.protocol.keys import INTAKE_CLASSES
+from tokenyard.protocol.keys import (
+    INTAKE_CLASSES,
+    PRIORITY_CLASSES,
+    TENANTS_WAITING,
+    intake_name,
+    split_intake,
+)
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.replies import TERMINAL, Reply, decode_replies, decode_reply
 from tokenyard.protocol.wire import (
@@ -23,6 +29,12 @@ from tokenyard.scripts import Why, destination, waits_at
 
 Name = tuple[str, str]  # of a request: client and id
 CLIENTS = {"flat": "", "framed": "replies:framed"}
+#: Whose the requests with these ids are; others have no tenant.
+TENANTS = {"a": "acme", "b/c": "acme", "d": "zeta"}
+INTAKES = (
+    *INTAKE_CLASSES,
+    *(intake_name(name, tenant) for tenant in ("acme", "zeta") for name in PRIORITY_CLASSES),
+)
 #: Counts that only the system writes, and those that a retry carries.
 HISTORY = ("crashes", "suspected", "crashed_alone", "lost_alone", "faults")
 
@@ -39,6 +51,7 @@ class Known:
     running: tuple[str, int] | None = None  # worker and attempt
     history: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HISTORY, 0))
     replies_before: int = 0  # of the lives before it was a dead letter
+    paid_before: int = 0  # tokens of the results of those lives
     is_astray: bool = False  # its entry was deleted by hand
     is_cancelled_early: bool = False  # cancelled before its arrival
 
@@ -52,8 +65,14 @@ class Known:
         if alone:
             self.history[f"{why}_alone"] += 1
 
+    @property
+    def paid(self) -> int:
+        """Tokens of all its results."""
+        return self.paid_before + len(self.result[1] if self.result else ())
+
     def live_again(self, replies_before: int) -> None:
         """Note that the dead letter waits again."""
+        self.paid_before = self.paid
         self.published, self.result, self.running = [], None, None
         self.is_astray = False
         self.history = dict.fromkeys(HISTORY, 0)
@@ -84,6 +103,15 @@ class OnLane:
 
 
 @dataclass
+class TenantSnapshot:
+    """What the yard has counted for a tenant."""
+
+    counts: dict[str, int]
+    output: int  # tokens
+    service: float
+
+
+@dataclass
 class Snapshot:
     """The whole state of the yard, read in one round trip."""
 
@@ -96,6 +124,9 @@ class Snapshot:
     ledgers: dict[Name, dict[bytes, bytes]] = field(default_factory=dict)
     tokens: dict[Name, bytes] = field(default_factory=dict)
     replies: dict[Name, list[Reply]] = field(default_factory=dict)
+    tenants: dict[str, TenantSnapshot] = field(default_factory=dict)
+    line: set[str] = field(default_factory=set)
+    tenants_waiting: list[int] = field(default_factory=list)  # by class, then together
 
     @classmethod
     def take(cls, yard: Yard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
@@ -106,7 +137,14 @@ class Snapshot:
             pipe.hkeys(keys.workers)
             pipe.hgetall(keys.quarantine)
             pipe.hget(keys.tally, "queued_tokens")
-            for intake in INTAKE_CLASSES:
+            pipe.zrange(keys.line, 0, -1)
+            by_class = [f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES]
+            pipe.hmget(keys.tally, *by_class, TENANTS_WAITING)
+            for tenant in set(TENANTS.values()):
+                pipe.hgetall(keys.tenant(tenant))
+                pipe.hgetall(keys.usage(tenant))
+                pipe.zscore(keys.service, tenant)
+            for intake in INTAKES:
                 pipe.xrange(keys.intake(intake))
             for worker in workers:
                 pipe.xrange(keys.lane(worker))
@@ -118,7 +156,16 @@ class Snapshot:
             answers = iter(pipe.execute())
         leases, roster = set(next(answers)), set(next(answers))
         seen = cls(leases, roster, next(answers), int(next(answers) or 0))
-        for intake in INTAKE_CLASSES:
+        seen.line = {tenant.decode() for tenant in next(answers)}
+        seen.tenants_waiting = [int(count or 0) for count in next(answers)]
+        for tenant in set(TENANTS.values()):
+            counts, usage, service = next(answers), next(answers), next(answers)
+            seen.tenants[tenant] = TenantSnapshot(
+                {name.decode(): int(count) for name, count in counts.items()},
+                sum(int(count) for name, count in usage.items() if name.endswith(b" out")),
+                service or 0.0,
+            )
+        for intake in INTAKES:
             for entry, fields in next(answers):
                 seen.waiting[intake.encode(), entry] = OnLane(entry, fields)
         for worker in workers:
@@ -136,7 +183,12 @@ def ask_for(name: Name) -> Request:
     """The request of a name, always the same."""
     client, request_id = name
     return make_request(
-        request_id, client=client, reply_to=CLIENTS[client], stream=True, tokens=range(9)
+        request_id,
+        client=client,
+        reply_to=CLIENTS[client],
+        stream=True,
+        tokens=range(9),
+        tenant=TENANTS.get(request_id, ""),
     )
 
 
@@ -227,6 +279,28 @@ def check_lanes(
             published = unpack_tokens(fields.get(b"published", b""))
             assert published == known.published[: len(published)]
             assert len(published) == known.published_at_start
+
+
+def check_tenants(seen: Snapshot, everything: Mapping[Name, Known], *, is_inexact: bool) -> None:
+    """Counts of tenants are exact, and those in line are those with something waiting."""
+    intakes = [split_intake(intake.decode()) for intake, _ in seen.waiting]
+    waiting = Counter(tenant for _, tenant in intakes)
+    if not is_inexact:
+        classes = Counter(name for name, tenant in intakes if tenant)
+        by_class = [classes[name] for name in PRIORITY_CLASSES]
+        assert seen.tenants_waiting == [*by_class, sum(by_class)]
+    for tenant, found in seen.tenants.items():
+        own = {name: known for name, known in everything.items() if known.request.tenant == tenant}
+        assert found.output == sum(known.paid for known in own.values())
+        running = sum(seen.ledgers[name].get(b"state") == b"assigned" for name in own)
+        assert found.counts.get("running", 0) == running
+        assert found.service >= 0
+        if not is_inexact:
+            assert found.counts.get("waiting", 0) == waiting[tenant]
+            for name in PRIORITY_CLASSES:
+                own_class = found.counts.get(f"waiting:{name}", 0)
+                assert own_class == intakes.count((name, tenant))
+            assert (tenant in seen.line) is (waiting[tenant] > 0)
 
 
 def check_replies(seen: Snapshot, name: Name, known: Known) -> None:

@@ -10,10 +10,17 @@ import pytest
 from coordinator.recovery.trial_monitor import TrialMonitor
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import TrialLimits
-from tests.support.builders import make_request
+from tests.support.builders import make_request, make_result
 from tests.support.yard import QueuedRequest, Yard
-from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Answered, Dispatched, HandedBack
+from tokenyard.protocol.wire import Assignment, Request
+from tokenyard.scripts import (
+    Answered,
+    Cancelled,
+    Dispatched,
+    HandedBack,
+    Publication,
+    Published,
+)
 
 #: Values that are no count.
 ODD = ["many", "-5", "1e308", "nan", "9" * 40, "9" * 9, "1.5", b"\xff", ""]
@@ -141,3 +148,72 @@ def test_missing_attempt_stops_no_rescue(yard: Yard, worker: str) -> None:
 
     assert yard.rescue(worker) == 0
     assert yard.waiting(mine.request)
+
+
+#: Charges that the scripts have not written.
+CHARGES = [
+    *("", "x", "1", "1 2", "1 2 3", "nan 1 1 acme m", "inf 1 1 acme m", "-5 1 1 acme m"),
+    *("0x10 1 1 acme m", "1e300 1 1 acme m", "1 nan 1 acme m", "1 1 1e13 acme m"),
+    *("1 1 1 a/b m", "1 1 1 " + "a" * 91 + " m", "1 1 1 acme " + "m" * 1000, b"\xff 1 1 acme m"),
+]
+
+
+@pytest.mark.parametrize("charge", CHARGES)
+@pytest.mark.parametrize("how", ["finish", "hand_back", "rescue", "cancel"])
+def test_invalid_charge_costs_nobody_anything(yard: Yard, worker: str, charge, how: str) -> None:
+    # Given a running request of a tenant, whose client has forged the charge
+    yard.connection.zadd(yard.keys.service, {"acme": 500})
+    yard.connection.hset(yard.keys.tenant("acme"), "running", 1)
+    yard.place(yard.submit(make_request(client="ann", tenant="zeta")), worker)
+    (mine,) = yard.lane(worker)
+    write(yard, mine.request, charge=charge)
+
+    # If it ends or waits again, I expect that,
+    _end(yard, worker, mine, how)
+
+    # and nobody to have been charged.
+    assert yard.connection.zscore(yard.keys.service, "acme") == 500
+    assert yard.connection.hgetall(yard.keys.usage("acme")) == {}
+    assert yard.connection.hget(yard.keys.tenant("acme"), "running") == b"1"
+
+
+@pytest.mark.parametrize("how", ["finish", "hand_back", "rescue", "cancel"])
+def test_forged_charge_moves_a_service_by_no_more_than_a_bound(
+    yard: Yard, worker: str, how: str
+) -> None:
+    yard.connection.zadd(yard.keys.service, {"acme": 500})
+    yard.place(yard.submit(make_request(client="ann", tenant="zeta")), worker)
+    (mine,) = yard.lane(worker)
+    write(yard, mine.request, charge="1e12 1e12 1e12 acme m")
+
+    _end(yard, worker, mine, how)
+
+    assert abs(yard.connection.zscore(yard.keys.service, "acme") - 500) <= 1e12
+    assert yard.connection.hget(yard.keys.tenant("acme"), "running") == b"0"
+
+
+def test_service_that_is_no_number_stops_nobody(yard: Yard, worker: str) -> None:
+    # Given infinite service, from which a charge of the other sign makes no number
+    yard.submit(make_request(tenant="acme"))
+    yard.connection.zadd(yard.keys.service, {"acme": "-inf"})
+    yard.connection.zadd(yard.keys.line, {"acme": "inf"})
+    yard.connection.hset(yard.keys.tally, "service_level", "nan")
+
+    yard.place(yard.submit(make_request(tenant="acme")), worker)
+    yard.submit(make_request(tenant="zeta"))
+
+    assert len(yard.lane(worker)) == 1
+
+
+def _end(yard: Yard, worker: str, mine: Assignment, how: str) -> None:
+    match how:
+        case "finish":
+            done = Publication(mine, make_result(mine.request.id, [1, 2]))
+            assert yard.scripts.finish(worker, [done]) == [Published.PUBLISHED]
+        case "hand_back":
+            assert yard.scripts.hand_back(worker, mine, 0, "x") is HandedBack.HANDED_BACK
+        case "rescue":
+            assert yard.lose(worker) == 0
+        case "cancel":
+            code = yard.scripts.cancel(mine.request.client, mine.request.id, "x")
+            assert code is Cancelled.CANCELLED

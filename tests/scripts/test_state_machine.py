@@ -19,17 +19,19 @@ from hypothesis.stateful import (
 )
 
 from tests.scripts.model import (
+    INTAKES,
+    TENANTS,
     OnLane,
     Snapshot,
     check_lanes,
     check_places,
     check_replies,
+    check_tenants,
     is_in_place,
 )
 from tests.scripts.walk import LANE_LIMIT, SEEDS, Walk
 from tests.support.effort import examples
 from tests.support.servers import Server
-from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.scripts import (
     RESCUE_HELD,
     RESCUE_NOT_LEADER,
@@ -129,7 +131,7 @@ class WalkWithMishaps(Walk):
         streams = [retries, *(self.yard.keys.lane(worker) for worker in self.workers)]
         filled = [stream for stream in streams if self.connection.xlen(stream)]
         if not filled or seed.random() < 0.3:
-            streams = [self.yard.keys.intake(name) for name in INTAKE_CLASSES]
+            streams = [self.yard.keys.intake(name) for name in INTAKES]
             filled = [stream for stream in streams if self.connection.xlen(stream)]
         if not filled:
             return
@@ -184,6 +186,8 @@ class WalkWithMishaps(Walk):
             if code is Reconciled.ENDED:
                 known = self.known[name]
                 known.result, known.running = ("failed", list(known.published)), None
+        for tenant in set(TENANTS.values()):
+            self.scripts.recount(self.token, tenant)
         for known in self.known.values():
             known.is_astray = False
         self.is_inexact = False
@@ -206,6 +210,7 @@ class WalkWithMishaps(Walk):
         seen = Snapshot.take(self.yard, self.workers, self.known)
         check_places(seen, self.known, is_inexact=self.is_inexact)
         check_lanes(seen, self.known, self.workers, LANE_LIMIT, is_inexact=self.is_inexact)
+        check_tenants(seen, self.known, is_inexact=self.is_inexact)
         for name, known in self.known.items():
             check_replies(seen, name, known)
 

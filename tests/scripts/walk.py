@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from tests.scripts.model import (
     CLIENTS,
+    INTAKES,
     Known,
     Life,
     Name,
@@ -32,7 +33,7 @@ from tests.support.builders import make_delta, make_result, random_name
 from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, refusal
 from tokenyard.protocol.wire import (
@@ -45,6 +46,7 @@ from tokenyard.protocol.wire import (
 from tokenyard.scripts import (
     Answered,
     Cancelled,
+    Charge,
     Dispatched,
     HandedBack,
     Move,
@@ -52,6 +54,8 @@ from tokenyard.scripts import (
     Published,
     Scripts,
     Submitted,
+    Transfer,
+    Transferred,
     cancel,
     requeue,
 )
@@ -115,10 +119,13 @@ class Walk(RuleBasedStateMachine):
             for request in burst:
                 self.yard.push(request_fields(request) | spoofed, request, intake=priority_class)
             return
-        answers = self.scripts.submit(priority_class, burst)
-        for is_new, answer in zip(are_new, answers, strict=True):
-            assert answer.code in (Submitted.ACCEPTED, Submitted.KNOWN)
-            assert answer.code is Submitted.ACCEPTED or not is_new
+        for tenant in {request.tenant for request in burst}:
+            own = [request for request in burst if request.tenant == tenant]
+            new = [is_new for is_new, one in zip(are_new, burst, strict=True) if one in own]
+            answers = self.scripts.submit(priority_class, own)
+            for is_new, answer in zip(new, answers, strict=True):
+                assert answer.code in (Submitted.ACCEPTED, Submitted.KNOWN)
+                assert answer.code is Submitted.ACCEPTED or not is_new
 
     @precondition(lambda self: self.known)
     @rule(seed=SEEDS, plain=st.booleans())
@@ -141,7 +148,7 @@ class Walk(RuleBasedStateMachine):
 
     def _waiting(self) -> list[QueuedRequest]:
         found = []
-        for name in INTAKE_CLASSES:
+        for name in INTAKES:
             for entry, fields in self.yard.intake(name):
                 request = parse_request(fields)
                 assert isinstance(request, Request)
@@ -173,6 +180,7 @@ class Walk(RuleBasedStateMachine):
             assert Dispatched.DISPATCHED not in again
 
     def _dispatch(self, moves: list[Move]) -> list[Dispatched]:
+        moves = [self._charged(move) for move in moves]
         codes = self.scripts.dispatch(self.token, moves)
         self._read_lanes()
         for move, code in zip(moves, codes, strict=True):
@@ -195,6 +203,28 @@ class Walk(RuleBasedStateMachine):
             stays = code in (Dispatched.CLOSED, Dispatched.FULL, Dispatched.REUSED)
             assert ((move.intake, move.entry) in left) is stays
         return codes
+
+    def _charged(self, move: Move) -> Move:
+        """With what it counts for its tenant, if it has one."""
+        tenant = self.known[move.client, move.request_id].request.tenant
+        charge = Charge(tenant, 30.0) if tenant else None
+        return msgspec.structs.replace(move, charge=charge)
+
+    @rule(seed=SEEDS, lost_leadership=RARELY)
+    def transfer(self, seed: random.Random, lost_leadership: bool) -> None:
+        """Move plain entries with a tenant to its intakes, some twice."""
+        for name in PRIORITY_CLASSES:
+            found = [
+                Transfer(one.entry, one.request.tenant, one.request.client, one.request.id)
+                for one in self._waiting()
+                if one.intake == name and one.request.tenant and seed.random() < 0.8
+            ]
+            if lost_leadership:
+                old = seed.choice(self.old_tokens)
+                assert set(self.scripts.transfer(old, name, found)) <= {Transferred.NOT_LEADER}
+                continue
+            codes = self.scripts.transfer(self.token, name, [*found, *found[:1]])
+            assert codes == [Transferred.MOVED] * len(found) + [Transferred.GONE] * bool(found)
 
     def _read_lanes(self) -> None:
         for worker, life in self.workers.items():
@@ -267,7 +297,8 @@ class Walk(RuleBasedStateMachine):
         letter, fields = seed.choice(letters)
         name = OnLane(letter, fields).name
         known = self.known[name]
-        again = requeue(self.yard.keys, letter.decode(), *name, priority_class)
+        intake = intake_name(priority_class, known.request.tenant)
+        again = requeue(self.yard.keys, letter.decode(), *name, intake)
         replies = len(Snapshot.take(self.yard, (), {name: known}).replies[name])
         sid = self.scripts.call(again)
         assert bool(sid) is (known.result is not None)

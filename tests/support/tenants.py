@@ -54,8 +54,8 @@ class TenantYard(Lanes):
     def _state(self) -> tuple[int, ...]:
         """What a turn can change: requests in the intakes and on the lanes."""
         loads = [self.load(worker.decode()) for worker in self.connection.hkeys(self.keys.workers)]
-        waiting = sum(map(int, self.connection.hvals(self.keys.tally) or [0]))
-        return (*loads, self.waiting(), len(self.line()), waiting)
+        line = self.line()
+        return (*loads, self.waiting(), len(line), sum(map(self.waits, line)))
 
     # Tenants
 

@@ -92,7 +92,8 @@ class Yard:
         request = request or make_request()
         (accepted,) = self.scripts.submit(priority_class, [request])
         assert accepted.code is Submitted.ACCEPTED
-        return QueuedRequest(request, priority_class, accepted.sid.partition("/")[2])
+        intake, _, entry = accepted.sid.partition("/")
+        return QueuedRequest(request, intake, entry)
 
     def push(
         self,
