@@ -26,6 +26,7 @@ import click
 from benchmarks.fairness.figures import (
     Sample,
     Window,
+    in_engines,
     largest_difference,
     light_ratio,
     missed,
@@ -54,12 +55,14 @@ from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
-#: Per worker: a prompt of 300 tokens takes 15 ms, a token of each of its answers 40 ms.
+#: Per worker of a flood: a prompt of 300 tokens takes 15 ms, a token of each answer 40 ms.
 SPEED: Final = Speed(workers=2, max_num_seqs=32, prefill_rate=20_000.0, step_s=0.04)
+#: Where all wait: the tenant of the least weight has had many requests in a minute.
+GREED_SPEED: Final = Speed(workers=2, max_num_seqs=80, prefill_rate=40_000.0, step_s=0.03)
 _QUICK_SPEED: Final = Speed(workers=2, max_num_seqs=4, prefill_rate=20_000.0, step_s=0.01)
 #: What the flooding tenant asks for, by the capacity, and each of those that always wait.
 _FLOOD: Final = 10.0
-_GREED: Final = 2.0
+_GREED: Final = 1.5
 #: Policies that know weights, and the deviation from a due share that even a short run has not.
 WEIGHTED: Final[frozenset[Policy]] = frozenset({"vtc", "tenants"})
 _COARSE: Final = 1.0
@@ -70,6 +73,7 @@ class Plan:
     """The size of a measurement."""
 
     speed: Speed
+    greed_speed: Speed
     counts: Sequence[int]  # of tenants of a flood, with the one that floods
     policies: Sequence[Policy]
     flood: Phases
@@ -87,6 +91,7 @@ class Flood:
     unanswered: int  # of the requests of light tenants
     service_ms: float  # mean time in the engine of those beside the flood, and of the flood's
     tokens_per_s: float
+    in_engines: float  # requests, on average
     out_of_turn: int  # light requests answered before an older one of the flood
     wrong: int
 
@@ -104,6 +109,7 @@ class Greed:
     share_error: float
     largest_difference: float
     tokens_per_s: float
+    in_engines: float
     wrong: int
 
 
@@ -121,8 +127,8 @@ def measure(plan: Plan) -> Measured:
     greed: dict[Policy, Greed] = {}
     with embedded_broker() as broker:
         for policy in plan.policies:
-            tenants = greedy_tenants(plan.speed, _GREED, seed=1)
-            [samples] = _run(broker, plan.speed, policy, plan.greed, [tenants])
+            tenants = greedy_tenants(plan.greed_speed, _GREED, seed=1)
+            [samples] = _run(broker, plan.greed_speed, policy, plan.greed, [tenants])
             greed[policy] = greed_of(samples, tenants, plan.greed.window)
             tell(f"{policy}, all wait: {greed[policy]}")
             save(figures(Measured(floods, greed)))
@@ -180,6 +186,7 @@ def flood_of(alone: Sequence[Sample], flood: Sequence[Sample], phases: Phases) -
         unanswered=sum(not one.is_answered for one in others if window.has(one)),
         service_ms=1000 * statistics.fmean(one.engine_s for one in flood if one.is_answered),
         tokens_per_s=tokens_per_s(flood, window),
+        in_engines=in_engines(flood, window),
         out_of_turn=overtakers(flood),
         wrong=wrong_answers([*alone, *flood]),
     )
@@ -194,6 +201,7 @@ def greed_of(samples: Sequence[Sample], tenants: Sequence[Tenant], window: Windo
         share_error(of_due),
         largest_difference(samples, window, weights),
         tokens_per_s(samples, window),
+        in_engines(samples, window),
         wrong_answers(samples),
     )
 
@@ -246,12 +254,21 @@ def show(measured: Measured, plan: Plan) -> None:
             f"{count}: {policy}",
             *(runs[count].alone_p50_ms, runs[count].alone_p99_ms),
             *(runs[count].p50_ms, runs[count].p99_ms, runs[count].ratio),
-            f"{runs[count].tokens_per_s:,.0f}",
+            *(f"{runs[count].tokens_per_s:,.0f}", f"{runs[count].in_engines:.1f}"),
         )
         for count in plan.counts
         for policy, runs in measured.floods.items()
     ]
-    columns = ["tenants: policy", "alone p50", "p99", "flood p50", "p99", "ratio", "tokens/s"]
+    columns = [
+        "tenants: policy",
+        "alone p50",
+        "p99",
+        "flood p50",
+        "p99",
+        "ratio",
+        "tokens/s",
+        "in engines",
+    ]
     print_table("wait in ms of tenants that ask once a second", columns, rows)
     greedy = [
         (
@@ -259,12 +276,12 @@ def show(measured: Measured, plan: Plan) -> None:
             *(f"{share:.3f}" for share in one.of_due.values()),
             f"{one.share_error:.1%}",
             f"{one.largest_difference:,.0f}",
-            f"{one.tokens_per_s:,.0f}",
+            *(f"{one.tokens_per_s:,.0f}", f"{one.in_engines:.1f}"),
         )
         for policy, one in measured.greed.items()
     ]
     names = [name for one in measured.greed.values() for name in one.of_due][:3]
-    columns = ["policy", *names, "largest error", "largest difference", "tokens/s"]
+    columns = ["policy", *names, "largest error", "largest difference", "tokens/s", "in engines"]
     print_table("service by what the weights 1, 2 and 4 give, while all wait", columns, greedy)
     print_table("targets", ["", ""], targets(measured).items())
     print(machine())
@@ -302,10 +319,12 @@ def main(
 ) -> None:
     """Compare ways to share a yard among tenants; exit with 1 where a target is missed."""
     end_in_order()
-    plan = Plan(SPEED, counts, policies, Phases(10, flood_s, 5), Phases(10, seconds, 5))
+    plan = Plan(
+        SPEED, GREED_SPEED, counts, policies, Phases(10, flood_s, 5), Phases(10, seconds, 5)
+    )
     if quick:
         phases = Phases(1, 5, 1)
-        plan = Plan(_QUICK_SPEED, [3], ["tenants"], phases, phases)
+        plan = Plan(_QUICK_SPEED, _QUICK_SPEED, [3], ["tenants"], phases, phases)
     measured = measure(plan)
     publish(figures(measured), lambda: show(measured, plan), as_json=as_json)
     wrong = [*faults(measured), *([] if quick else missed(targets(measured)))]

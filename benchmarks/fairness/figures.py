@@ -64,12 +64,15 @@ class Window:
         """Whether a request was due in it."""
         return self.start_s <= sample.due_s < self.end_s
 
-    def share(self, sample: Sample) -> float:
-        """The part of a request's time in the engine that lies in it."""
+    def overlap_s(self, sample: Sample) -> float:
+        """How long the engine had a request in it."""
         if not sample.is_answered:
             return 0.0
-        start, end = max(self.start_s, sample.began_s), min(self.end_s, sample.done_s)
-        return max(0.0, end - start) / sample.engine_s if sample.engine_s else 0.0
+        return max(0.0, min(self.end_s, sample.done_s) - max(self.start_s, sample.began_s))
+
+    def share(self, sample: Sample) -> float:
+        """The part of a request's time in the engine that lies in it."""
+        return self.overlap_s(sample) / sample.engine_s if sample.engine_s else 0.0
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -97,6 +100,11 @@ def tokens_per_s(samples: Iterable[Sample], window: Window) -> float:
     """Tokens of prompts and answers per second."""
     tokens = ((len(one.ask.prompt) + len(one.ask.answer)) * window.share(one) for one in samples)
     return sum(tokens) / window.seconds
+
+
+def in_engines(samples: Iterable[Sample], window: Window) -> float:
+    """How many requests the engines had, on average: fewer where places were empty."""
+    return sum(map(window.overlap_s, samples)) / window.seconds
 
 
 def shares(had: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:

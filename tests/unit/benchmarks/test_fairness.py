@@ -12,6 +12,7 @@ from benchmarks.fairness.__main__ import Flood, Greed, Measured, faults, targets
 from benchmarks.fairness.figures import (
     Sample,
     Window,
+    in_engines,
     largest_difference,
     light_ratio,
     missed,
@@ -35,10 +36,11 @@ FLOOD = Flood(
     unanswered=0,
     service_ms=100.0,
     tokens_per_s=99.0,
+    in_engines=8.0,
     out_of_turn=9,
     wrong=0,
 )
-GREED = Greed({"a": 1.0, "b": 0.99}, 0.01, 500.0, 100.0, 0)
+GREED = Greed({"a": 1.0, "b": 0.99}, 0.01, 500.0, 100.0, 8.0, 0)
 
 
 def sample(tenant: str, start: float, end: float, due: float = 0.0) -> Sample:
@@ -51,6 +53,7 @@ def test_a_request_that_is_half_in_the_window_counts_half() -> None:
 
     assert service(samples, WINDOW) == pytest.approx({"a": 75.0, "b": 5.0})
     assert tokens_per_s(samples, WINDOW) == pytest.approx((15 + 30 + 3) / 10)
+    assert in_engines(samples, WINDOW) == pytest.approx((5 + 2 + 1) / 10)
 
 
 def test_shares_are_by_weight() -> None:
@@ -109,7 +112,7 @@ def test_a_wait_may_have_a_fifth_more_and_one_service_time() -> None:
 
 
 def test_targets_are_those_of_the_yards_own_tenants() -> None:
-    fifo = Flood(9, 9, 9, 9, 9, 9, tokens_per_s=100.0, out_of_turn=0, wrong=0)
+    fifo = Flood(9, 9, 9, 9, 9, 9, tokens_per_s=100.0, in_engines=8.0, out_of_turn=0, wrong=0)
     measured = Measured({"fifo": {2: fifo}, "tenants": {2: FLOOD}}, {"tenants": GREED})
 
     found = targets(measured)
@@ -139,10 +142,15 @@ def test_a_missed_target_is_named(found: dict[str, float], says: str) -> None:
 @pytest.mark.parametrize(
     ("measured", "says"),
     [
-        (Measured({}, {"tenants": Greed({}, 1.5, 0.0, 1.0, 0)}), "differs from its due by 150%"),
-        (Measured({}, {"fifo": Greed({}, 1.5, 0.0, 1.0, 2)}), "2 answers were wrong"),
         (
-            Measured({"tenants": {2: Flood(1, 1, 1, 1, 0, 1, 1.0, out_of_turn=0, wrong=0)}}, {}),
+            Measured({}, {"tenants": Greed({}, 1.5, 0.0, 1.0, 8.0, 0)}),
+            "differs from its due by 150%",
+        ),
+        (Measured({}, {"fifo": Greed({}, 1.5, 0.0, 1.0, 8.0, 2)}), "2 answers were wrong"),
+        (
+            Measured(
+                {"tenants": {2: Flood(1, 1, 1, 1, 0, 1, 1.0, 8.0, out_of_turn=0, wrong=0)}}, {}
+            ),
             "nobody was served before the flood",
         ),
     ],
