@@ -61,7 +61,7 @@ class Admission:
             if failure := history.failure(self._limits, request.params.n):
                 return refuse(request, *failure, is_dead=True)
             trial, not_before_ms = history.trial_size(self._limits), history.not_before_ms
-        tenant = request.tenant if is_tenant(request.tenant) else ""
+        tenant = request.tenant if request.tenant and is_tenant(request.tenant) else ""
         return QueuedRequest(
             intake=entry.intake,
             entry=entry.id,
