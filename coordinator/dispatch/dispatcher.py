@@ -128,11 +128,19 @@ class Dispatcher:
         has_dispatched = self._dispatch(token, self._make_plan())
         is_busy = any(model in self._backlog.models for model in self._roster.lanes)
         self.rate.note(busy=is_busy)
+        tenants = self._intake.tenants
         if self._backlog.late(1) or (has_dispatched and is_busy):
             self._patience_ms = 0
+        elif tenants.is_in_use and self._has_idle_room() and tenants.look_behind():
+            self._patience_ms = 0  # perhaps somebody far back in line wants it
         elif self._backlog.next_ms is not None:
             left_ms = self._backlog.next_ms - self._roster.server_ms()
             self._patience_ms = max(1, min(self._patience_ms, math.ceil(left_ms)))
+
+    def _has_idle_room(self) -> bool:
+        """Whether there is room for a model that nobody known wants."""
+        lanes = self._roster.lanes.items()
+        return any(each.room and model not in self._backlog.models for model, each in lanes)
 
     def demands(self) -> list[Demand]:
         """What could run if its model had a worker; requests in back-off are excluded."""

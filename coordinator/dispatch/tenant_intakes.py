@@ -1,8 +1,9 @@
 """Reading the intakes of tenants: of those who are next in line, however many there are.
 
 The line is a sorted set of the tenants with waiting requests. A turn looks at its first page, and
-at another page behind it, so that models that only those farther back want are not idle. A yard
-without tenants costs one more command each time that the roster is read.
+where those want nothing that has room, at another page behind it, so that models that only those
+farther back want are not idle. A yard without tenants costs one more command each time that the
+roster is read.
 
 These intakes have no consumer group: an entry is there until it was dispatched or answered, and
 what was read is known by its id. So nothing is lost if what was read is forgotten.
@@ -27,8 +28,8 @@ from tokenyard.protocol.tenants import decode_tenants
 
 #: Tenants of one page of the line.
 PAGE: Final = 64
-#: Requests of each intake that are read at least, whatever else is known.
-LOOK_AHEAD: Final = 16
+#: Requests of each intake that are read at least: with a page of them about a batch.
+LOOK_AHEAD: Final = 4
 #: Fields of a tenant's counts that the leader needs.
 _COUNTS: Final = ("usual", "running")
 
@@ -76,6 +77,8 @@ class TenantIntakes:
         self._cursor = PAGE
         #: Whether somebody is in line; True until the line was read.
         self.is_in_use = True
+        self._looks_behind = True
+        self._has_lapped = False
         #: Whether the common intakes stand in line, as the tenant "".
         self.has_common = False
         #: Tenants in line of whom nothing is there.
@@ -84,6 +87,7 @@ class TenantIntakes:
     def wake(self, intake: str) -> None:
         """A request came into an intake; "": settings of tenants have changed."""
         self.is_in_use = True
+        self._has_lapped = False
         self._exhausted.discard(intake)
         if not intake:
             self._described.clear()
@@ -91,6 +95,7 @@ class TenantIntakes:
     def refresh(self, in_line: int) -> None:
         """Now and then: what was known is read again, in case that an event was lost."""
         self.is_in_use = in_line > 0
+        self._looks_behind, self._has_lapped = True, False
         self._described.clear()
         self._unchecked = [name for name in self._backlog.intakes if split_intake(name)[1]]
         names = {split_intake(intake)[1] for intake in self._unchecked}
@@ -123,6 +128,12 @@ class TenantIntakes:
         has_requests = any(self._backlog.count(name) for name in PRIORITY_CLASSES)
         return self.has_common != (has_requests and bool(self._shares.first.keys() - {""}))
 
+    def look_behind(self) -> bool:
+        """Look at the next page behind the first, unless the last one was seen; whether it will."""
+        has_room = len(self._backlog) < self._max_held
+        self._looks_behind = self._shares.has_more and has_room and not self._has_lapped
+        return self._looks_behind
+
     def read_line(self) -> tuple[list[str], int]:
         """Read who is first; who is in the page behind them, and how many there are."""
         line, cursor = self._keys.line, self._cursor
@@ -130,13 +141,16 @@ class TenantIntakes:
         pipeline.zrange(line, 0, PAGE - 1, withscores=True)
         pipeline.zcard(line)
         pipeline.zscore(line, "")
-        if self._shares.has_more:
+        looks_behind, self._looks_behind = self._looks_behind and self._shares.has_more, False
+        if looks_behind:
             pipeline.zrange(line, cursor, cursor + PAGE - 1, withscores=True)
         first, in_line, common, *behind = pipeline.execute()
         self.has_common = common is not None
         self._shares.see(_services(first), has_more=in_line > len(first))
         others = _services(behind[0]) if behind else {}
-        self._cursor = cursor + PAGE if len(others) == PAGE else PAGE
+        if looks_behind:
+            self._has_lapped = cursor + PAGE >= in_line
+            self._cursor = PAGE if self._has_lapped else cursor + PAGE
         for tenant, service in others.items():
             self._shares.note(tenant, service)
         return [name for name in others if name not in self._shares.first], in_line

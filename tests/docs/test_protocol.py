@@ -18,7 +18,7 @@ from tests.support.up import running_up
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from tokenyard.protocol.control import ALL, PAUSE_MODES, RUN_STATES, SIGNALS, DesiredState, Order
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND
 from tokenyard.protocol.replies import (
     Choice,
@@ -131,6 +131,8 @@ def test_every_key_is_in_the_table() -> None:
     built |= {
         make(client, request) for make in (keys.ledger, keys.tokens, keys.choices, keys.reply)
     }
+    built |= {keys.tenant("<tenant>"), keys.usage("<tenant>")}
+    built |= {keys.intake(f"{name}:<tenant>") for name in PRIORITY_CLASSES}
     built |= {keys.http_record(client, request), keys.response(client, request)}
     built |= {
         getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is cached_property

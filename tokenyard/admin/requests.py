@@ -20,9 +20,10 @@ import redis
 from msgspec import Struct
 from redis.exceptions import NoPermissionError
 
+from tokenyard.admin.intakes import intakes
 from tokenyard.admin.pauses import Pause, pauses_of_model, pauses_of_worker
 from tokenyard.admin.snapshot import YardView, read_yard
-from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, Result, Status, decode_reply, to_result
 from tokenyard.protocol.streams import position, whole
@@ -133,7 +134,7 @@ def find_waiting(
 ) -> Iterator[Listed]:
     """Waiting requests, including those that have no ledger yet."""
     budget = Budget(most)
-    for name in INTAKE_CLASSES:
+    for _, name in intakes(connection, keys):
         yield from filter(
             is_wanted, _waiting(name, _entries(connection, keys.intake(name), budget))
         )
@@ -179,7 +180,7 @@ def _in_flight(
 ) -> Iterator[Listed]:
     """Waiting and assigned requests, in the direction in which requests move, so none is missed."""
     if "waiting" in query.states:
-        for name in PRIORITY_CLASSES:
+        for _, name in intakes(connection, keys)[:-1]:
             entries = _entries(
                 connection,
                 keys.intake(name),
@@ -200,7 +201,7 @@ def _in_flight(
         yield from filter(fits, _waiting("retry", again))
 
 
-def _waiting(name: IntakeClass, entries: Iterable[tuple[str, Fields]]) -> Iterator[Listed]:
+def _waiting(name: str, entries: Iterable[tuple[str, Fields]]) -> Iterator[Listed]:
     for entry, fields in entries:
         sid = fields.get(b"sid", b"").decode(errors="replace") if name == "retry" else ""
         if one := _listed(fields, "waiting", sid or f"{name}/{entry}"):

@@ -13,7 +13,14 @@ import redis
 
 from tokenyard.broker.check import write_error
 from tokenyard.protocol.control import DesiredStates, RunState, decode_desired
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import (
+    INTAKE_CLASSES,
+    PRIORITY_CLASSES,
+    TENANTS_WAITING,
+    IntakeClass,
+    Keys,
+)
+from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import (
     HostInfo,
     WorkerInfo,
@@ -129,8 +136,13 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
     pipeline.hgetall(keys.desired)
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
+    for name in PRIORITY_CLASSES:
+        pipeline.hget(keys.tally, f"{TENANTS_WAITING}:{name}")
     listed, leases, hosts, now, *rest = pipeline.execute()
-    leader, leader_ms, handshake, dead, desired_states, *waiting = rest
+    leader, leader_ms, handshake, dead, desired_states, *lengths = rest
+    waiting = dict(zip(INTAKE_CLASSES, lengths, strict=False))
+    for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
+        waiting[name] += max(0, whole(of_tenants))
     roster = _roster(listed, leases, hosts, now)
     lanes = _lane_lengths(connection, keys, [one.worker for one in roster.workers])
     workers = [
@@ -139,7 +151,7 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
     return YardView(
         yard=keys.yard,
         leader=_leader_view(leader, leader_ms),
-        waiting=dict(zip(INTAKE_CLASSES, waiting, strict=True)),
+        waiting=waiting,
         dead=dead,
         workers=workers,
         models=_models(workers),

@@ -16,7 +16,7 @@ from tokenyard.admin.pauses import Pause, base_model, pauses_of_model, pauses_of
 from tokenyard.admin.requests import find_waiting
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.client.ledger import unknown
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys, is_intake, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.protocol.streams import whole
@@ -253,6 +253,8 @@ def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: i
 
 
 def _line(view: YardView, intake: str) -> str:
+    if split_intake(intake)[1]:
+        return f"intake {intake} takes turns with those of other tenants"
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
     before = sum(view.waiting[name] for name in served)
     here = view.waiting.get(cast(IntakeClass, intake), 0)
@@ -262,7 +264,7 @@ def _line(view: YardView, intake: str) -> str:
 def _model(connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes]) -> str:
     """Its model; empty for the yard's only one."""
     intake, entry = _place(ledger)
-    if intake not in INTAKE_CLASSES:
+    if not is_intake(intake):
         return ""
     found: Any = connection.xrange(keys.intake(intake), entry, entry)
     request = parse_request(found[0][1]) if found else None

@@ -11,6 +11,7 @@ import click
 import msgspec
 import redis
 
+from tokenyard.admin.intakes import intakes
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
@@ -68,16 +69,21 @@ _REST: Final = {
 @click.pass_context
 def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: bool) -> None:
     """Count, ask, cancel page by page, and print the counts."""
-    # `retry` is last, because rescued requests move there.
-    every: tuple[IntakeClass, ...] = (*PRIORITY_CLASSES, "retry")
-    names = [name for name in every if priority in {"all", name}]
     with opened(ctx.obj) as (connection, keys):
-        total = sum(_length(connection, keys, name) for name in names)
+        # `retry` is last, because rescued requests move there.
+        names = [
+            (of_class, name)
+            for of_class, name in intakes(connection, keys)
+            if priority in {"all", of_class}
+        ]
+        total = sum(_length(connection, keys, name) for _, name in names)
         if total:
             verb = "waits" if total == 1 else "wait"
             ask_first(f"Cancel {_requests(total)} that {verb}?", is_sure=is_sure)
-        done = {name: _empty(connection, keys, name, why) for name in names}
-    cancelled = {name: done[name][Emptied.CANCELLED] for name in names}
+        done: dict[IntakeClass, Counter[Emptied]] = {name: Counter() for name, _ in names}
+        for of_class, name in names:
+            done[of_class] += _empty(connection, keys, name, why)
+    cancelled = {name: each[Emptied.CANCELLED] for name, each in done.items()}
     rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     if as_json:
         fields = {what.value: count for what, count in rest.items()}
@@ -102,12 +108,12 @@ def _requests(count: int) -> str:
     return counted(count, "request")
 
 
-def _length(connection: redis.Redis, keys: Keys, name: IntakeClass) -> int:
+def _length(connection: redis.Redis, keys: Keys, name: str) -> int:
     length: Any = connection.xlen(keys.intake(name))
     return int(length)
 
 
-def _empty(connection: redis.Redis, keys: Keys, name: IntakeClass, why: str) -> Counter[Emptied]:
+def _empty(connection: redis.Redis, keys: Keys, name: str, why: str) -> Counter[Emptied]:
     """Cancel the requests that wait in one intake now."""
     scripts = Scripts(connection, keys)
     reason = f"cancelled by an operator: {why}" if why else "cancelled by an operator"
@@ -133,7 +139,7 @@ def _pages(connection: redis.Redis, stream: str) -> Iterator[Entries]:
 def _cancel(
     connection: redis.Redis,
     scripts: Scripts,
-    name: IntakeClass,
+    name: str,
     entry: str,
     fields: Mapping[bytes, bytes],
     reason: str,
@@ -163,7 +169,7 @@ def _cancel(
     return Emptied.LEFT
 
 
-def _waits_here(seen: Sequence[bytes | None], name: IntakeClass, entry: str) -> bool:
+def _waits_here(seen: Sequence[bytes | None], name: str, entry: str) -> bool:
     """Whether a ledger names this entry; a request by plain XADD has no ledger."""
     state, *place = ((value or b"").decode(errors="replace") for value in seen)
     return not state or (state, *waits_at(*place)) == ("waiting", name, entry)

@@ -33,7 +33,7 @@ COUNTED: Final = (
     *(f"count:lines:{name}" for name in LINE_STATES),
 )
 
-#: Field of `tally`: requests that wait in the intakes of tenants; with ``:<class>`` those of a class.
+#: Field of `tally`: requests waiting in the intakes of tenants; with ``:<class>`` those of a class.
 TENANTS_WAITING: Final = "tenants_waiting"
 
 #: Names of yards, clients and workers, so that keys cannot be forged.
