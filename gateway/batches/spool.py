@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +26,9 @@ from msgspec import Struct
 
 from gateway.batches.storage import open_bucket
 from tokenyard.batch.outputs import OutputInUse
+from tokenyard.batch.rq.jobs import FOLDER_PREFIX
 from tokenyard.batch.state import BatchSpec, load_state
+from tokenyard.process.owned_folder import owned_folder
 
 #: So long after the last part, or after so many new bytes, the next one is written.
 _EVERY_S: Final = 5.0
@@ -165,8 +166,8 @@ class Spool:
 @contextlib.contextmanager
 def spooled(spec: BatchSpec) -> Iterator[Spool]:
     """The files of a job in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="tokenyard-batch-") as folder:
-        spool = Spool(spec, Path(folder))
+    with owned_folder(FOLDER_PREFIX) as folder:
+        spool = Spool(spec, folder)
         spool.restore()
         try:
             yield spool

@@ -25,6 +25,7 @@ from tests.gateway.stand import NAMES, Door, Stand
 from tests.support.processes import is_gone
 from tests.support.s3 import needs_s3, running_s3
 from tests.support.waiting import eventually
+from tokenyard.batch.rq.jobs import FOLDER_PREFIX
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -261,9 +262,14 @@ def test_a_line_that_its_endpoint_refuses_is_an_error(sdk: OpenAI, start_worker:
 
 @on_both
 def test_the_batch_of_a_killed_worker_has_each_line_once(
-    request: pytest.FixtureRequest, sdk: OpenAI, start_worker: Start
+    request: pytest.FixtureRequest,
+    sdk: OpenAI,
+    start_worker: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_in_bucket = request.node.callspec.params["sdk"] == "s3"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     asked = sums(4_000 if is_in_bucket else 2_000)
     lines = [line(name, prompt) for name, (prompt, _) in asked.items()]
     batch = order(sdk, upload(sdk, lines))
@@ -283,8 +289,10 @@ def test_the_batch_of_a_killed_worker_has_each_line_once(
     eventually(lambda: all(is_gone(one.pid) for one in family))
     assert 0 < before < len(asked)
     assert sdk.batches.retrieve(batch.id).status == "in_progress"
+    assert len(list(tmp_path.glob(f"{FOLDER_PREFIX}*"))) == is_in_bucket
     start_worker()
     done = ended(sdk, batch.id)
+    assert not list(tmp_path.glob(f"{FOLDER_PREFIX}*"))
     # I expect each line to be answered once.
     assert done.status == "completed"
     results = lines_of(sdk, done.output_file_id)

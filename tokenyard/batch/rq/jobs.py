@@ -36,6 +36,8 @@ _PERFORM: Final = "tokenyard.batch.rq.work.perform"
 #: For batches of a gateway, whose lines are asked by its front end.
 PERFORM_FOR_GATEWAYS: Final = "gateway.batches.work.perform"
 _FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
+#: Temporary folders of jobs whose storage cannot append.
+FOLDER_PREFIX: Final = "tokenyard-batch-"
 _SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
 _FAILED: Final = "tokenyard.batch.rq.callbacks.failed"
 #: A field of RQ's hash of a job: cancellation is requested.
