@@ -47,7 +47,7 @@ from benchmarks.chaos.verdict import shortcomings
 from benchmarks.measure import print_table
 from benchmarks.progress import publish, tell
 from benchmarks.yard import ServerName
-from gateway.vllm_version import why_not
+from gateway.frontend.vllm_version import why_not
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
 
