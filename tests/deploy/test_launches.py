@@ -11,10 +11,11 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from openai import OpenAI
@@ -102,6 +103,11 @@ class Site:
 
     def close(self) -> None:
         for one in self.started:
+            # vLLM inspects models in processes of their own, which outlive a kill for seconds.
+            with suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(one.process.pid).children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
             one.process.kill()
             one.process.wait()
             sys.stderr.write(f"--- {one.launch.name}\n{one.log[-3000:]}\n")
