@@ -21,13 +21,11 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
+from gateway.frontend.compat import build_app, init_app_state, make_arg_parser
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
@@ -91,11 +89,10 @@ def model_state(profile: ModelProfile, queue: YardQueue) -> tuple[Namespace, Que
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_model_config()
     config.quantization = None  # only weights need it
-    vllm_config = VllmConfig(
-        model_config=config,
-        logging_config=engine_args.create_logging_config(),
-        structured_outputs_config=engine_args.create_structured_outputs_config(),
-    )
+    structured = engine_args.structured_outputs_config
+    if engine_args.reasoning_parser:
+        structured.reasoning_parser = engine_args.reasoning_parser
+    vllm_config = VllmConfig(model_config=config, structured_outputs_config=structured)
     return args, QueueEngineClient(profile.name, vllm_config, queue, profile.stated)
 
 
@@ -240,4 +237,5 @@ def _build() -> FastAPI:
 def _build_app() -> FastAPI:
     args = default_args()
     args.disable_fastapi_docs = True
-    return build_app(args, TASKS)
+    app: FastAPI = build_app(args, TASKS)
+    return app

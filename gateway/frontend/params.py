@@ -28,7 +28,7 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
     """The parameters of one request; raises `GatewayError` for what the wire cannot carry."""
     values: dict[str, Any] = {"detokenize": detokenize}
     for name in _COPIED:
-        value = getattr(params, name)
+        value = getattr(params, name, getattr(_DEFAULTS, name))  # older vLLM has fewer
         if value != getattr(_DEFAULTS, name) and value not in ([], {}):
             values[name] = _plain(value)
     if values.get("skip_reading_prefix_cache") is False and _may_read_cache(params):
@@ -56,7 +56,8 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
 
 
 def _may_read_cache(params: vllm.SamplingParams) -> bool:
-    return params.prompt_logprobs is None and params.prompt_logprob_token_ids is None
+    token_ids = getattr(params, "prompt_logprob_token_ids", None)
+    return params.prompt_logprobs is None and token_ids is None
 
 
 def _plain(value: Any) -> Any:
