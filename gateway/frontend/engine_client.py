@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.serve import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
-from gateway.frontend.compat import create_error_response
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import wire_params
 from gateway.http.context import RequestContext, current

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import importlib
 import logging
 import tempfile
 import time
@@ -21,11 +22,12 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
-from gateway.frontend.compat import build_app, init_app_state, make_arg_parser
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
@@ -59,8 +61,16 @@ class _CurrentState:
 @functools.cache
 def _defaults() -> Namespace:
     make_parser: Any = FlexibleArgumentParser  # it has no types
-    args: Namespace = make_arg_parser(make_parser()).parse_args([])
+    args: Namespace = _cli_args().make_arg_parser(make_parser()).parse_args([])
     return args
+
+
+def _cli_args() -> Any:
+    """The module with the arguments of ``vllm serve``, which 0.33 has moved."""
+    try:
+        return importlib.import_module("vllm.entrypoints.common.cli_args")
+    except ModuleNotFoundError:
+        return importlib.import_module("vllm.entrypoints.launchers.cli_args")
 
 
 def default_args() -> Namespace:
@@ -237,5 +247,4 @@ def _build() -> FastAPI:
 def _build_app() -> FastAPI:
     args = default_args()
     args.disable_fastapi_docs = True
-    app: FastAPI = build_app(args, TASKS)
-    return app
+    return build_app(args, TASKS)

