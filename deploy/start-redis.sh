@@ -8,7 +8,7 @@
 #
 # GUESTS="carl,dora" makes more users like `guest`, who are not trusted, each with PASSWORD_CARL and so
 # on. They may use the yard YARD (main) alone. Tell the coordinators of them, too, with
-# TOKENYARD_COORDINATOR_GUESTS.
+# TOKENYARD_COORDINATOR_GUESTS. A guest that `tokenyard tenants` knows is that tenant, and no other.
 #
 # SERVER is the program, redis-server where not given. FOLDER is where users.acl and a copy of
 # redis.conf are written. A copy that is there is left as it is: Sentinels write into it who is whose

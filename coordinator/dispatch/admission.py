@@ -132,6 +132,9 @@ def refuse_quota(request: Request, answer: TransferAnswer) -> Refused:
     if answer.retry_after_s is None:
         ttl_s = request.result_ttl_s
     brief = msgspec.structs.replace(request, result_ttl_s=ttl_s)
+    if answer.limit == "max_num_queued_reqs":  # the yard's, not the tenant's
+        message = "its tenant has as much of the queue as it leaves to others; try again later"
+        return refuse(brief, Code.QUEUE_FULL, message)
     message = quota_exceeded(answer.limit, answer.retry_after_s)
     return refuse(brief, Code.QUOTA_EXCEEDED, message)
 

@@ -57,6 +57,15 @@ def test_plain_entries_beyond_a_limit_are_refused(lanes: Lanes) -> None:
     assert lanes.connection.xlen(lanes.keys.intake("normal")) == 3
 
 
+def test_plain_entries_beyond_the_yards_bound_are_refused(lanes: Lanes) -> None:
+    lanes.coordinator(max_num_queued_reqs=10, max_normal_share=1.0)
+    lanes.push([ask(f"q{number}") for number in range(8)])
+    refused = lanes.result("q7")
+    assert msgspec.json.decode(refused.error)["code"] == Code.QUEUE_FULL
+    eventually(lambda: lanes.waiting() == 0)
+    assert lanes.connection.xlen(lanes.keys.intake("normal:acme")) == 5
+
+
 @pytest.mark.parametrize("models", [["sim"], ["sim", "other"]])
 def test_no_more_run_than_a_tenant_may(lanes: Lanes, models: list[str]) -> None:
     """Also where it asks for several models, whose lanes are filled one after the other."""

@@ -65,6 +65,17 @@ class TestShares:
 
         assert tenants(served) == {"long": 10, "short": 40}
 
+    def test_what_a_request_did_not_use_is_given_back(self, yard: TenantYard) -> None:
+        # Given answers that are much shorter than they may be
+        worker = yard.worker(lane_limit=4)
+        yard.ask("a", 10, tokens=10, output=400)
+        yard.lead()
+        assert yard.service("a") == 4 * (10 + 2 * 400)
+
+        yard.run(worker, 10, output=3)
+
+        assert yard.service("a") == pytest.approx(10 * (10 + 2 * 3))
+
     def test_weights_are_effective_at_once(self, yard: TenantYard) -> None:
         worker = yard.worker(lane_limit=1)
         yard.ask("a", 80)

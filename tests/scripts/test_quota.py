@@ -409,6 +409,12 @@ class TestPlainEntries:
         assert len(yard.intake("normal:acme")) == 2
         assert yard.answer(entries[2], Code.QUOTA_EXCEEDED).name == "DONE"
 
+    def test_the_yards_bound_holds(self, yard: Yard) -> None:
+        yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 4)
+        answers = transfer(yard, *(push(yard, f"q{number}") for number in range(3)))
+        assert [one.code for one in answers] == [*[Transferred.MOVED] * 2, Transferred.QUOTA]
+        assert answers[2].limit == "max_num_queued_reqs"
+
     def test_what_they_ask_for_may_be_among_their_common_fields(self, yard: Yard) -> None:
         limit(yard, max_tokens=10)
         fields = {"id": "q", "prompt": "x", "tenant": "acme"}

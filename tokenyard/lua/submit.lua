@@ -141,7 +141,6 @@ end
 
 -- The limit of the tenant that refuses a request, and the time after which it does not.
 local function limit_for(template, tokens)
-  if not quota then return nil end
   local limit, time = quota.over(asked_by(template), tokens)
   return limit, limit and (time or retry_after(refused.QUOTA_EXCEEDED))
 end
@@ -155,7 +154,7 @@ for i = 9, last_ledger do
   local state = first[1]
   local time = time_for(ahead)
   local limit, retry_ms
-  if not state then limit, retry_ms = limit_for(template, tokens) end
+  if quota and not state then limit, retry_ms = limit_for(template, tokens) end
   if state and is_reused(first[2], digest) then
     replies[#replies + 1] = {REUSED, state}
     refused.ID_REUSED = refused.ID_REUSED + 1

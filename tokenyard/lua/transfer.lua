@@ -8,12 +8,13 @@
 -- ARGV[2] the intake's consumer group
 -- ARGV[3...] for each entry: its id, the name of the tenant's intake, <class>:<tenant>, its digest
 -- Returns -1 NOT_LEADER, or for each entry: {1, server id} MOVED, {2, limit, retry after in ms or -1} QUOTA
---   (a limit of the tenant refuses it, as in `submit`; it stays), {5, ''} GONE (it does not wait there any
+--   (a limit of the tenant refuses it, as in `submit`, or `max_num_queued_reqs`; it stays), {5, ''} GONE (it does not wait there any
 --   more)
 -- Atomic, because an entry must be in one intake at every moment.
 
 -- @include asked_of
 -- @include count_in
+-- @include counted
 -- @include enter_intake
 -- @include entry_fields
 -- @include leave_intake
@@ -40,13 +41,22 @@ local function add(intake, entry, fields)
   return redis.call('XADD', intake, '*', unpack(values))
 end
 
+-- As in `submit`, a tenant takes no more of the yard's queue than it leaves, here by what all tenants have.
+local prefix = KEYS[2]:match('^tokenyard:{[^}]*}:')
+local most = tonumber(redis.call('HGET', prefix .. 'info', 'max_num_queued_reqs') or '0') or 0
+local function is_full(name)
+  if most <= 0 then return false end
+  local own = counted(prefix .. 'tenant:' .. name:match(':(.*)$'), 'waiting')
+  return counted(prefix .. 'tally', 'tenants_waiting') + own >= most
+end
+
 -- What is reserved for a request is kept in its ledger, which an entry by XADD has only from here on.
 local function reserve(quota, ledger, asked, fields, digest, sid)
   local size = queued_tokens_of(fields)
   local reserved = quota.take(asked, size)
   if not reserved then return end
   redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest, 'reserved', reserved)
-  count_in(KEYS[2]:match('^tokenyard:{[^}]*}:') .. 'tally', 'queued_tokens', size)
+  count_in(prefix .. 'tally', 'queued_tokens', size)
 end
 
 local quotas = {}
@@ -54,6 +64,7 @@ local function move(intake, ledger, entry, name, digest, fields)
   if quotas[intake] == nil then quotas[intake] = quota_of(intake) or false end
   local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry')
   local quota, asked = not known[1] and quotas[intake], nil
+  if not known[1] and is_full(name) then return {QUOTA, 'max_num_queued_reqs', SOON_MS} end
   if quota then
     asked = asked_of(entry_fields(fields))
     local limit, time = quota.over(asked, queued_tokens_of(fields))
