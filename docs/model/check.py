@@ -27,6 +27,7 @@ LIMIT_S: Final = 900
 
 #: One request whose workers and coordinators fail once each: small, and everything happens.
 SMALL: Final = ("INCARNATIONS=2", "FAULTS=1")
+TENANTS: Final = ("MOVES=2", "ATTEMPTS=2")
 SUSPECTS: Final = "suspects.pml"
 TWO: Final = ("REQUESTS=2", "ATTEMPTS=2", "TOKENS=1", "TERMS=1", *SMALL)
 
@@ -58,6 +59,7 @@ RUNS: Final = (
     Run("faults", ("ADDS=1",)),
     Run("two-requests", ("ADDS=1", *TWO)),
     Run("trimmed", ("TRIMS=1", *SMALL)),
+    Run("tenants", (*TENANTS, *SMALL)),
     Run("rest", SMALL, is_for_cycles=True),
     Run("deep", (), is_deep=True),
     Run("deep-two-requests", TWO, is_deep=True),
@@ -72,6 +74,7 @@ RUNS: Final = (
     Run("no-tokens", ("NO_TOKENS", *SMALL), is_sound=False),
     Run("no-search", ("TRIMS=1", "NO_SEARCH", *SMALL), is_sound=False),
     Run("two-looks", ("TRIMS=1", "TWO_LOOKS", *SMALL), is_sound=False),
+    Run("old-place", ("OLD_PLACE", *TENANTS, *SMALL), is_sound=False),
     Run("suspects", (), model=SUSPECTS),
     Run("suspects-two", ("POISONS=2",), model=SUSPECTS),
     Run("suspects-rest", (), is_for_cycles=True, model=SUSPECTS),

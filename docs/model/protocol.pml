@@ -16,6 +16,7 @@
  *   -DNO_TOKENS   a request goes back to the intake without the tokens that were published
  *   -DNO_SEARCH   nobody looks for requests whose entry a stranger has deleted
  *   -DTWO_LOOKS   reconcile trusts a look at the ledger and a later one at the streams
+ *   -DOLD_PLACE   transfer leaves the ledger of what it moves as it is
  * -DNO_EPOCH: the leader's scripts do not compare the token. Not broken by that: see README.md.
  * -DSOUND_ENGINES: nothing is handed back, so that a worker loses a request only with its lease.
  * -DBY_READERS: judges by what readers see alone: results and tokens, whoever sent them
@@ -42,6 +43,9 @@
 #ifndef TRIMS
 #define TRIMS 0         /* entries that a stranger deletes from intakes or lanes */
 #endif
+#ifndef MOVES
+#define MOVES 0         /* ADDS, where the leader moves a client's entries to its tenant's intake */
+#endif
 #ifndef TERMS
 #define TERMS 2         /* of leadership; nobody interrupts the last */
 #endif
@@ -49,8 +53,11 @@
 #define ROOM 2          /* entries on a lane, at most */
 #endif
 
-#define ENTRIES (ADDS + ATTEMPTS)           /* of one id in the intakes: the client's, then retries */
+/* Of one id in the intakes: the client's, then retries, then the client's in its tenant's intake */
+#define ENTRIES (ADDS + ATTEMPTS + MOVES)
 #define RETRY(attempt) (ADDS + attempt - 1) /* one retry entry at most comes of one attempt */
+#define MOVED(e) (ADDS + ATTEMPTS + e)
+#define is_clients(e) (e < ADDS || e >= ADDS + ATTEMPTS)
 #define NOBODY INCARNATIONS
 #define SAY printf
 #define PROMISE(said, holds) if :: (holds) :: else -> SAY(said); assert(false) fi
@@ -159,20 +166,26 @@ hidden byte r, e, w;     /* of one step: what it is about */
 #define fits(r, e) (request[r].intake[e] && is_the_one(r, e))
 #define repeats(r, e) (request[r].intake[e] && !is_the_one(r, e))
 
-#if ADDS + ATTEMPTS == 5
+#if ADDS + ATTEMPTS + MOVES == 6
+#define SOME_ENTRY(is, r) (is(r, 0) || is(r, 1) || is(r, 2) || is(r, 3) || is(r, 4) || is(r, 5))
+#define PICK_ENTRY(e, is, r) if :: is(r, 0) -> e = 0 :: is(r, 1) -> e = 1 \
+  :: is(r, 2) -> e = 2 :: is(r, 3) -> e = 3 :: is(r, 4) -> e = 4 :: is(r, 5) -> e = 5 fi
+#elif ADDS + ATTEMPTS + MOVES == 5
 #define SOME_ENTRY(is, r) (is(r, 0) || is(r, 1) || is(r, 2) || is(r, 3) || is(r, 4))
 #define PICK_ENTRY(e, is, r) if :: is(r, 0) -> e = 0 :: is(r, 1) -> e = 1 \
   :: is(r, 2) -> e = 2 :: is(r, 3) -> e = 3 :: is(r, 4) -> e = 4 fi
-#elif ADDS + ATTEMPTS == 4
+#elif ADDS + ATTEMPTS + MOVES == 4
 #define SOME_ENTRY(is, r) (is(r, 0) || is(r, 1) || is(r, 2) || is(r, 3))
 #define PICK_ENTRY(e, is, r) if :: is(r, 0) -> e = 0 :: is(r, 1) -> e = 1 \
   :: is(r, 2) -> e = 2 :: is(r, 3) -> e = 3 fi
-#elif ADDS + ATTEMPTS == 3
+#elif ADDS + ATTEMPTS + MOVES == 3
 #define SOME_ENTRY(is, r) (is(r, 0) || is(r, 1) || is(r, 2))
 #define PICK_ENTRY(e, is, r) if :: is(r, 0) -> e = 0 :: is(r, 1) -> e = 1 \
   :: is(r, 2) -> e = 2 fi
 #endif
 
+#define is_movable(r, e) (e < MOVES && request[r].intake[e])
+#define may_transfer(r) (SOME_ENTRY(is_movable, r))
 #define waits(r, e) (request[r].intake[e])
 #define has_repeats(r) (SOME_ENTRY(repeats, r))
 #define has_room(w) (has_lease(w) && length(w) < ROOM)
@@ -217,7 +230,7 @@ inline show_result(r, how) {
 
 inline begin(r, e) {
   if
-  :: e < ADDS ->
+  :: is_clients(e) ->
     PROMISE("G4: one id was taken for two requests\n", !request[r].begun);
     request[r].begun = 1
   :: else
@@ -347,7 +360,7 @@ end:
       PICK_ENTRY(e, fits, r);
       PICK_WORKER(w, has_room);
       if
-      :: e < ADDS -> request[r].carried = 0 /* a client's own field `published` is dropped */
+      :: is_clients(e) -> request[r].carried = 0 /* a client's own field `published` is dropped */
       :: else
       fi;
       worker[w].lane[r] = request[r].attempt + 1;
@@ -373,6 +386,22 @@ end:
       request[r].entry = 0;
       request[r].intake[e] = 0
     }
+#if MOVES
+  :: atomic { /* -- transfer.lua: MOVED */
+      leads(me) && SOME_REQUEST(may_transfer) ->
+      PICK_REQUEST(r, may_transfer);
+      PICK_ENTRY(e, is_movable, r);
+      SAY("coordinator %d: moves an entry of %d to its tenant\n", me, r);
+#ifndef OLD_PLACE
+      if
+      :: request[r].state == waiting && request[r].entry == e -> request[r].entry = MOVED(e)
+      :: else
+      fi;
+#endif
+      request[r].intake[e] = 0;
+      request[r].intake[MOVED(e)] = 1
+    }
+#endif
   :: atomic { /* -- dispatch.lua, answer.lua: DUPLICATE */
       leads(me) && SOME_REQUEST(has_repeats) ->
       PICK_REQUEST(r, has_repeats);

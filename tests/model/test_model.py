@@ -27,6 +27,7 @@ SOUND = {
     "faults": 3_000_000,
     "two-requests": 700_000,
     "trimmed": 1_000_000,
+    "tenants": 300_000,
     "rest": 500_000,
 }
 SOUND |= {"suspects": 400_000, "suspects-two": 1_200_000, "suspects-rest": 800_000}
@@ -39,6 +40,7 @@ BROKEN = {
     "no-dedupe": "G4: one id was taken for two requests",
     "no-tokens": "G3: a token was repeated",
     "no-search": "G1: all is quiet, and an accepted request has no result",
+    "old-place": "G1: a request is lost, or in two places",
     "two-looks": "G1: a request is lost, or in two places",
     "in-company": "an innocent was convicted",
     "one-crash": "an innocent was convicted",
@@ -96,6 +98,9 @@ class TestSearches:
     def test_entries_deleted_by_hand_are_found(self, spin: None) -> None:
         unreached = set(check("trimmed")["unreached"])
         assert not {said for said in unreached if "stranger" in said or "nowhere" in said}
+
+    def test_entries_move_to_their_tenants(self, spin: None) -> None:
+        assert not [said for said in check("tenants")["unreached"] if "tenant" in said]
 
     def test_a_search_that_never_ends_is_caught(self, spin: None) -> None:
         assert check(ENDLESS)["errors"] > 0

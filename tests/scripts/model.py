@@ -161,7 +161,7 @@ class Snapshot:
         for tenant in set(TENANTS.values()):
             counts, usage, service = next(answers), next(answers), next(answers)
             seen.tenants[tenant] = TenantSnapshot(
-                {name.decode(): int(count) for name, count in counts.items()},
+                {name.decode(): int(count) for name, count in counts.items() if count.isdigit()},
                 sum(int(count) for name, count in usage.items() if name.endswith(b" out")),
                 service or 0.0,
             )

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import msgspec
 import pytest
+import redis
 
-from tests.support.builders import make_request
+from tests.scripts.test_headers import LUA
+from tests.support.builders import make_delta, make_request
 from tests.support.yard import QueuedRequest, Yard
-from tokenyard.protocol.keys import split_intake
+from tokenyard.admin.dead_letters import dead_letters, requeue_letter
 from tokenyard.protocol.replies import Reply, Usage
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
+    Answered,
     Cancelled,
     Charge,
     Dispatched,
     HandedBack,
     Publication,
     Published,
+    Reconciled,
     Transfer,
     Transferred,
 )
@@ -34,7 +40,8 @@ def submit(yard: Yard, tenant: str = "acme", priority_class: str = "normal") -> 
 
 def dispatch(yard: Yard, worker: str, waiting: QueuedRequest, amount: float = 100) -> Assignment:
     """Charge a waiting request and move it onto a lane."""
-    charge = Charge(split_intake(waiting.intake)[1], amount, 1.0, 2.0, "adder")
+    tenant = waiting.request.tenant
+    charge = Charge(tenant, amount, 1.0, 2.0, "adder")
     move = msgspec.structs.replace(waiting.to(worker), charge=charge)
     assert yard.scripts.dispatch(yard.token, [move]) == [Dispatched.DISPATCHED]
     return yard.lane(worker)[-1]
@@ -273,3 +280,134 @@ class TestRecount:
         yard.scripts.cancel(waiting.request.client, waiting.request.id, "enough")
         yard.scripts.recount(yard.token, "")
         assert line(yard) == {}
+
+
+class TestEnds:
+    """What becomes of a charge where a request ends without a worker's result."""
+
+    def test_answer_counts_a_request_that_never_ran(self, yard: Yard) -> None:
+        waiting = submit(yard)
+
+        assert yard.answer(waiting) is Answered.DONE
+
+        assert line(yard) == counts(yard) == {}
+        assert service(yard) == 0
+        assert usage(yard) == {" requests": 1, " failed": 1}
+
+    @pytest.mark.parametrize("how", ["answer", "cancel"])
+    def test_retry_that_ends_pays_for_what_was_published(
+        self, yard: Yard, worker: str, how: str
+    ) -> None:
+        # Given a request that has published two tokens and was taken back
+        assignment = dispatch(yard, worker, submit(yard))
+        request = assignment.request
+        delta = Publication(assignment, make_delta(request.id, 0, [7, 8]))
+        assert yard.scripts.emit(worker, [delta]) == [Published.PUBLISHED]
+        yard.lose(worker)
+        assert service(yard) == 0
+
+        # If it ends before it runs again,
+        if how == "answer":
+            published = pack_tokens([7, 8])
+            assert yard.answer(yard.waiting(request), published=published) is Answered.DONE
+        else:
+            assert yard.scripts.cancel(request.client, request.id, "x") is Cancelled.CANCELLED
+
+        # I expect its tenant to have had its input and these.
+        assert service(yard) == TOKENS + 2 * 2
+        assert usage(yard) == {
+            "adder requests": 1,
+            "adder failed" if how == "answer" else "adder cancelled": 1,
+            "adder in": TOKENS,
+            "adder out": 2,
+        }
+        assert counts(yard) == {}
+
+    def test_running_request_whose_entry_is_deleted_pays_for_what_was_published(
+        self, yard: Yard, worker: str
+    ) -> None:
+        assignment = dispatch(yard, worker, submit(yard))
+        delta = Publication(assignment, make_delta(assignment.request.id, 0, [7]))
+        yard.scripts.emit(worker, [delta])
+        yard.connection.xdel(yard.keys.lane(worker), assignment.entry)
+
+        lost = yard.scripts.astray(0, 10_000_000).found
+        assert yard.scripts.reconcile(yard.token, lost) == [Reconciled.ENDED]
+
+        assert service(yard) == 2
+        assert counts(yard) == {}
+        assert usage(yard)["adder failed"] == usage(yard)["adder out"] == 1
+
+    def test_waiting_request_whose_entry_is_deleted_leaves_the_line(self, yard: Yard) -> None:
+        waiting = submit(yard)
+        yard.connection.xdel(yard.keys.intake(waiting.intake), waiting.entry)
+
+        lost = yard.scripts.astray(0, 10_000_000).found
+        assert [one.where for one in lost] == ["normal:acme"]
+        assert yard.scripts.reconcile(yard.token, lost) == [Reconciled.ENDED]
+
+        assert line(yard) == counts(yard) == {}
+
+    def test_buried_entry_leaves_the_line(self, yard: Yard) -> None:
+        waiting = submit(yard)
+
+        code = yard.scripts.bury(yard.token, waiting.intake, waiting.entry, "rubbish")
+
+        assert code is Answered.DONE
+        assert line(yard) == counts(yard) == {}
+
+    def test_dead_letter_goes_back_to_its_tenant(self, yard: Yard) -> None:
+        waiting = submit(yard)
+        yard.answer(waiting, dead="poisoned")
+        (letter,) = dead_letters(yard.connection, yard.keys)
+
+        sid = requeue_letter(yard.connection, yard.keys, letter)
+
+        assert sid.startswith("normal:acme/")
+        assert counts(yard) == {"waiting": 1, "waiting:normal": 1, "waiting_tokens": TOKENS}
+        assert line(yard) == {"acme": 0}
+
+
+def test_emptied_intake_lives_again_with_the_next_request(yard: Yard, worker: str) -> None:
+    dispatch(yard, worker, submit(yard))
+    assert yard.ttl_s(yard.keys.intake("normal:acme")) > 0
+
+    submit(yard)
+
+    assert yard.ttl_s(yard.keys.intake("normal:acme")) == -1
+
+
+def test_wait_before_the_first_attempt_is_counted_once(yard: Yard, worker: str) -> None:
+    first = dispatch(yard, worker, submit(yard))
+    yard.lose(worker)
+    dispatch(yard, yard.worker("again"), yard.waiting(first.request))
+
+    fields = yard.connection.hgetall(yard.keys.usage("acme"))
+
+    assert sum(int(count) for name, count in fields.items() if b" wait:" in name) == 1
+
+
+def test_usage_is_counted_under_the_servers_day(yard: Yard, worker: str) -> None:
+    seconds, _ = yard.connection.time()
+    assignment = dispatch(yard, worker, submit(yard))
+    yard.scripts.finish(worker, [result(assignment)])
+    after, _ = yard.connection.time()
+
+    days = {name.split()[0].decode() for name in yard.connection.hkeys(yard.keys.usage("acme"))}
+
+    assert days <= {f"{datetime.fromtimestamp(at, UTC):%Y%m%d}" for at in (seconds, after)}
+
+
+def test_days_are_those_of_the_calendar(connection: redis.Redis) -> None:
+    """Every day from 2024 to 2105, whose 2100 is no leap year."""
+    text = (LUA / "include" / "today.lua").read_text()
+    call = text.replace("redis.call('TIME')[1]", "ARGV[1]") + "\nreturn today()"
+    run = connection.register_script(call)
+    first = datetime(2024, 1, 1, tzinfo=UTC)
+    with connection.pipeline(transaction=False) as pipeline:
+        days = [first + timedelta(days=at) for at in range(81 * 366)]
+        for day in days:
+            run(args=[int(day.timestamp()) + 86_399], client=pipeline)
+        found = pipeline.execute()
+
+    assert [day.decode() for day in found] == [f"{day:%Y%m%d}" for day in days]

@@ -221,9 +221,11 @@ class Walk(RuleBasedStateMachine):
             ]
             if lost_leadership:
                 old = seed.choice(self.old_tokens)
-                assert set(self.scripts.transfer(old, name, found)) <= {Transferred.NOT_LEADER}
+                answers = self.scripts.transfer(old, name, found)
+                assert {answer.code for answer in answers} <= {Transferred.NOT_LEADER}
                 continue
-            codes = self.scripts.transfer(self.token, name, [*found, *found[:1]])
+            answers = self.scripts.transfer(self.token, name, [*found, *found[:1]])
+            codes = [answer.code for answer in answers]
             assert codes == [Transferred.MOVED] * len(found) + [Transferred.GONE] * bool(found)
 
     def _read_lanes(self) -> None:
