@@ -65,7 +65,9 @@ class TenantIntakes:
         self._exhausted: set[str] = set()  # intakes of which everything was read
         self._described: set[str] = set()  # tenants whose settings and counts are fresh
         self._cursor = PAGE  # where the page behind the first begins
-        self._unchecked: list[str] = []  # intakes to compare with the backlog
+        # Intakes to compare with the backlog, now and later.
+        self._to_check: list[str] = []
+        self._unchecked: list[str] = []
         self.begin()
 
     def begin(self) -> None:
@@ -97,8 +99,10 @@ class TenantIntakes:
         self.is_in_use = in_line > 0
         self._looks_behind, self._has_lapped = True, False
         self._described.clear()
-        self._unchecked = [name for name in self._backlog.intakes if split_intake(name)[1]]
-        names = {split_intake(intake)[1] for intake in self._unchecked}
+        held = [name for name in self._backlog.intakes if split_intake(name)[1]]
+        names = {split_intake(intake)[1] for intake in held}
+        unchecked = self._unchecked or held
+        self._to_check, self._unchecked = unchecked[:PAGE], unchecked[PAGE:]
         self._exhausted = {
             intake
             for intake in self._exhausted
@@ -236,12 +240,12 @@ class TenantIntakes:
         }
 
     def gone(self) -> list[QueuedRequest]:
-        """Requests of the backlog that may not wait any more, a page of intakes at a time.
+        """Requests of the backlog that may not wait any more, of a page of intakes a second.
 
         Where fewer wait than are known, for example since their client has cancelled some, all of
         them are read again.
         """
-        page, self._unchecked = self._unchecked[:PAGE], self._unchecked[PAGE:]
+        page, self._to_check = self._to_check, []
         if not page:
             return []
         pipeline = self._connection.pipeline(transaction=False)
