@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.admin.dead_letters import DeadLetter
 from tokenyard.admin.history import Snapshot, SnapshotHistory
+from tokenyard.admin.line import InLine, TenantLine
 from tokenyard.cli.shared.watching import watch
 from tokenyard.cli.top.frame import Paper, bars, frame
 from tokenyard.process.program import Exit
@@ -110,6 +112,25 @@ def test_frame_fits_the_terminal(workers: int, width: int, height: int, fault: s
     assert any("Last errors" in line for line in lines)
     assert any("north" in line for line in lines)
     assert any("more" in line for line in lines) == (workers == 200)
+
+
+@pytest.mark.parametrize("tenants", [0, 3, 40])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30)])
+def test_frame_with_tenants_fits_the_terminal(tenants: int, width: int, height: int) -> None:
+    history = SnapshotHistory()
+    line = [InLine(f"t{n}" + "x" * 80 * (n == 1), 7, 2, 0.0, 0.0) for n in range(tenants)]
+    for second in (1, 2):
+        had = [dataclasses.replace(one, had=10.0 * second) for one in line]
+        snapshot = make_snapshot(1000 * second, [make_view_worker("w.1")])
+        seen = TenantLine(had, 7 * tenants)
+        history.add(dataclasses.replace(snapshot, line=seen))
+    lines = drawn(history, width, height).splitlines()
+
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines)
+    assert sum(line.startswith("t") for line in lines) - 1 == {0: 0, 3: 3, 40: 4}[tenants]
+    assert any(line.startswith("and 36 more") for line in lines) == (tenants == 40)
+    assert not tenants or [part for part in lines if part.startswith("t0") and "%" in part]
 
 
 def test_frame_of_an_empty_yard_reports_the_missing_leader() -> None:

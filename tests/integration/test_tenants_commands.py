@@ -280,7 +280,9 @@ def test_settings_that_cannot_be_read_are_said_and_repaired(
 
 def test_usage_by_day_and_model(connection: redis.Redis, yard: Keys, command: Command) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    today, before = (f"{now - datetime.timedelta(back):%Y%m%d}" for back in (0, 3))
+    today, before, kept, old = (
+        f"{now - datetime.timedelta(back):%Y%m%d}" for back in (0, 3, 61, 62)
+    )
     connection.zadd(yard.service, {"ann": 1, "bob": 2})
     counts = {"requests": 100, "in": 5000, "cached": 50, "out": 700, "failed": 2, "cancelled": 1}
     fields = {f"{today} llama {what}": count for what, count in counts.items()}
@@ -288,7 +290,8 @@ def test_usage_by_day_and_model(connection: redis.Redis, yard: Keys, command: Co
     fields |= {f"{today} llama wait:{bucket}": count for bucket, count in waits.items()}
     hostile = {"x": "1", f"{today} \x1b[31m in": "3", "99 m in": "1", f"{today} m wait:x": "1"}
     connection.hset(yard.usage("ann"), mapping=fields | hostile)  # type: ignore[arg-type]
-    connection.hset(yard.usage("bob"), mapping={f"{before} llama out": 9})
+    others = {f"{day} llama out": 9 for day in (before, kept, old)}
+    connection.hset(yard.usage("bob"), mapping=others)  # type: ignore[arg-type]
     text = command("usage").stdout
     assert re.search(r"ann +\S+ +llama +100 +5,000 +700 +8 ms +1 m", text)
     assert "\x1b" not in text
@@ -298,6 +301,8 @@ def test_usage_by_day_and_model(connection: redis.Redis, yard: Keys, command: Co
     assert (rows[0]["wait_p50_ms"], rows[0]["wait_p99_ms"]) == (8, 65536)
     assert rows[1]["wait_p50_ms"] is None
     assert json.loads(command("usage", "bob", "--json").stdout) == []
+    left: Any = connection.hkeys(yard.usage("bob"))
+    assert {name.decode()[:8] for name in left} == {before, kept}
 
 
 def test_an_empty_yard_has_no_tenants(command: Command) -> None:

@@ -5,6 +5,7 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 import redis
 from msgspec import Struct
+from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import whole
@@ -19,6 +21,8 @@ from tokenyard.protocol.streams import whole
 #: Tenants that are read in one round trip.
 _PAGE: Final = 100
 _WAIT: Final = "wait:"
+#: Days that usage is kept; older ones are deleted by whoever reads it.
+KEPT_DAYS: Final = 62
 
 
 class TenantUsage(Struct, frozen=True, kw_only=True):
@@ -45,7 +49,9 @@ def read_usage(
     """The usage of tenants in the last days, today included, by tenant, day and model."""
     seconds, _ = connection.time()
     today = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).date()
-    first = f"{today - datetime.timedelta(days - 1):%Y%m%d}"
+    first, oldest = (
+        f"{today - datetime.timedelta(count - 1):%Y%m%d}" for count in (days, KEPT_DAYS)
+    )
     found: list[TenantUsage] = []
     for at in range(0, len(tenants), _PAGE):
         page = tenants[at : at + _PAGE]
@@ -53,12 +59,26 @@ def read_usage(
         for tenant in page:
             pipeline.hgetall(keys.usage(tenant))
         for tenant, fields in zip(page, pipeline.execute(), strict=True):
+            _prune(connection, keys.usage(tenant), fields, oldest)
             found += [
                 one
                 for one in _usage(tenant, fields)
                 if one.day.replace("-", "") >= first and model in {"", one.model}
             ]
     return found
+
+
+def _prune(connection: redis.Redis, key: str, fields: Mapping[bytes, bytes], oldest: str) -> None:
+    """Delete what is older than the oldest day to keep, where our user may."""
+    days = {name: name.partition(b" ")[0] for name in fields}
+    old = [name for name, day in days.items() if _is_day(day) and day < oldest.encode()]
+    if old:
+        with contextlib.suppress(NoPermissionError):
+            connection.hdel(key, *old)
+
+
+def _is_day(text: bytes) -> bool:
+    return len(text) == len("yyyymmdd") and text.isdigit()
 
 
 def quantile(waits: Mapping[int, int], share: float) -> int | None:
@@ -75,10 +95,10 @@ def _usage(tenant: str, fields: Mapping[bytes, bytes]) -> Iterator[TenantUsage]:
     """One for each day and model; fields that are none of ours are left out."""
     counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for raw, value in fields.items():
-        day, _, rest = raw.decode(errors="replace").partition(" ")
-        model, _, what = rest.rpartition(" ")
-        if len(day) == len("yyyymmdd") and day.isdecimal() and day.isascii():
-            counts[day, model][what] = max(0, whole(value))
+        digits, _, rest = raw.partition(b" ")
+        model, _, what = rest.decode(errors="replace").rpartition(" ")
+        if _is_day(digits):
+            counts[digits.decode(), model][what] = max(0, whole(value))
     for (day, model), found in sorted(counts.items()):
         waits = dict(_waits(found.items()))
         yield TenantUsage(

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from tokenyard.admin.tenants import read_tenants
-from tokenyard.admin.usage import TenantUsage, read_usage
+from tokenyard.admin.usage import KEPT_DAYS, TenantUsage, read_usage
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -27,7 +27,7 @@ P50, P99  half and 99 % of the requests waited for a worker at most so
           long; rounded up, to twice the time at most
 
 In and Out are exact: over all tenants they are the tokens in the results. Usage is kept for 62
-days.
+days; this command deletes older one.
 
 \b
 Examples:
@@ -54,7 +54,7 @@ _COLUMNS: Final = (
 @click.argument("tenants", metavar="[TENANT]...", nargs=-1, shell_complete=complete_tenant)
 @click.option(
     "--days",
-    type=click.IntRange(1, 62),
+    type=click.IntRange(1, KEPT_DAYS),
     default=1,
     show_default=True,
     help="The last days, today included.",
