@@ -10,6 +10,9 @@
 # on. They may use the yard YARD (main) alone. Tell the coordinators of them, too, with
 # TOKENYARD_COORDINATOR_GUESTS. A guest that `tokenyard tenants` knows is that tenant, and no other.
 #
+# GATEWAY_BATCHES=on adds to the rights of `gateway` those of the line `gateway-batches`, which is no user:
+# files and batches by HTTP need RQ's keys.
+#
 # SERVER is the program, redis-server where not given. FOLDER is where users.acl and a copy of
 # redis.conf are written. A copy that is there is left as it is: Sentinels write into it who is whose
 # replica, so give a FOLDER that stays where they watch.
@@ -43,7 +46,15 @@ guests() {
     done
 }
 
-{ grep -v '^user guest ' "$here/users.acl"; clients; guests; } | while read -r _ name state rights; do
+# What a user may beside its own line.
+more_for() {
+    if [ "$1" = gateway ] && [ "${GATEWAY_BATCHES:-}" = on ]; then
+        sed -n 's/^user gateway-batches off//p' "$here/users.acl"
+    fi
+}
+
+{ grep -v -e '^user guest ' -e '^user gateway-batches ' "$here/users.acl"; clients; guests; } | while read -r _ name state rights; do
+    rights="$rights$(more_for "$name")"
     if [ -z "$(password_of "$name")" ]; then
         echo "user $name off $rights"
     elif [ "$name" = default ]; then

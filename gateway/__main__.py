@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tokenyard.process.extras import refuse
+from tokenyard.process.extras import refuse, why_no_gateway
+from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 try:
@@ -49,6 +50,8 @@ Examples:
 
 def run(settings: GatewaySettings) -> int:
     """Run until SIGTERM or SIGINT, which end the process."""
+    if why := why_no_gateway():
+        raise SettingsError([why])
     # Late, so that `tokenyard --help`, which lists this command, stays quick.
     from gateway.server import serve
 

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.batches.api import BatchesApi, is_of_batches, no_storage
 from gateway.batches.storage import Storage
 from gateway.frontend.models import STATE, FrontEnds
+from gateway.http.anthropic import MessagesAnswer, is_of_messages
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
@@ -57,6 +58,7 @@ ENDPOINTS: Final = (
 ONE_MODEL: Final = "/v1/models/"
 #: Longest time that a client may give.
 _MOST_MS: Final = 10**10
+_FAILED: Final = "the gateway has failed at this request; its log says why"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
@@ -100,15 +102,20 @@ class Gateway:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        answer = OpenAnswer(self._counted(send, path), path)
+        outermost = MessagesAnswer(send).send if is_of_messages(path) else send
+        answer = OpenAnswer(self._counted(outermost, path))
         self._open.add(answer)
         self._is_idle.clear()
         try:
             await self._serve(scope, receive, answer.send, path)
         except GatewayError as error:
-            await send_error(answer.send, error, path)
+            await send_error(answer.send, error)
         except TokenyardError as error:
-            await send_error(answer.send, unavailable(str(error)), path)
+            await send_error(answer.send, unavailable(str(error)))
+        except Exception:
+            if not answer.has_begun:
+                await send_error(answer.send, GatewayError(500, "server_error", _FAILED))
+            raise
         finally:
             self._open.discard(answer)
             if not self._open:

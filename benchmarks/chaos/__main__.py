@@ -47,7 +47,7 @@ from benchmarks.chaos.verdict import shortcomings
 from benchmarks.measure import print_table
 from benchmarks.progress import publish, tell
 from benchmarks.yard import ServerName
-from gateway.vllm_version import why_not
+from tokenyard.process.extras import why_no_gateway
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
 
@@ -310,7 +310,7 @@ def main(
 ) -> None:
     """Run and print the outcome; the exit status is the verdict."""
     if has_gateways is None:
-        has_gateways = bool(importlib.util.find_spec("uvicorn")) and not why_not()
+        has_gateways = bool(importlib.util.find_spec("uvicorn")) and not why_no_gateway()
     if "gateway" in parts and not has_gateways:
         raise click.UsageError("--only gateway needs --http")
     run = Run(

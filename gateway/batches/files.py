@@ -21,6 +21,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from gateway.batches.parts import beside
 from gateway.batches.storage import Storage, Upload
 from gateway.http.errors import GatewayError
 
@@ -108,8 +109,9 @@ class FileStore:
     def remove(self, tenant: str, file_id: str) -> None:
         """Remove what is left of a file."""
         name = name_of(tenant, file_id)
-        for ending in (_ABOUT, *_BESIDE):
-            self._storage.delete(name + ending)
+        own = [name + ending for ending in (_ABOUT, *_BESIDE)]
+        for one in [*own, *beside(self._storage, name)]:
+            self._storage.delete(one)
 
     def list(self, tenant: str) -> Iterator[StoredFile]:
         """All files of a tenant in any order, also those that have expired."""

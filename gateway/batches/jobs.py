@@ -11,11 +11,19 @@ from typing import Any, Final
 import msgspec
 
 from gateway.batches.files import FileStore, StoredFile, name_of
+from gateway.batches.parts import WholeOutputs
 from gateway.batches.records import BatchRecord
 from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal
-from tokenyard.batch.rq.jobs import PERFORM_FOR_GATEWAYS, BatchQueue, JobOrder, UnknownJob
+from tokenyard.batch.rq.jobs import (
+    PERFORM_FOR_GATEWAYS,
+    BatchQueue,
+    JobOrder,
+    UnknownJob,
+    describe,
+    is_attended,
+)
 from tokenyard.batch.state import ENDED, BatchSpec, BatchState
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.keys import PriorityClass
@@ -34,6 +42,10 @@ _TIMES: Final = (
     "cancelling_at",
     "cancelled_at",
 )
+#: Ends after which the outputs may be in parts.
+_BROKEN_OFF: Final = ENDED - {"completed"}
+#: So long after its window a batch that nobody runs has expired; a worker would have said so.
+_LATE_S: Final = 120.0
 _NONE_DONE: Final = {"total": 0, "completed": 0, "failed": 0}
 
 
@@ -43,6 +55,7 @@ class BatchJobs:
     def __init__(self, storage: Storage, files: FileStore, url: str, yard: str) -> None:
         self._storage = storage
         self._files = files
+        self._outputs = WholeOutputs(storage)
         self._url = url
         self._yard = yard
 
@@ -92,7 +105,7 @@ class BatchJobs:
             "output_file_id": self._publish(tenant, record, "output") if is_over else None,
             "error_file_id": self._publish(tenant, record, "error") if is_over else None,
             "created_at": record.created_at,
-            "expires_at": record.created_at + int(read_window(record.completion_window)),
+            "expires_at": expiry_of(record),
             **{name: progress.get(name) for name in _TIMES},
             "request_counts": progress.get("request_counts") or _NONE_DONE,
             "metadata": record.metadata,
@@ -105,6 +118,10 @@ class BatchJobs:
     def _progress(self, tenant: str, record: BatchRecord) -> Mapping[str, Any]:
         found = self._find(tenant, record)
         if found is not None:
+            if found["status"] in _BROKEN_OFF and not self._outputs.are_whole(
+                name_of(tenant, record.output_file_id), name_of(tenant, record.error_file_id)
+            ):
+                return {**found, "status": "finalizing"}
             return found
         if time.time() - record.created_at < _UNKNOWN_S:
             return {"status": "validating"}
@@ -113,16 +130,24 @@ class BatchJobs:
     def _find(self, tenant: str, record: BatchRecord) -> Mapping[str, Any] | None:
         """As RQ tells it, or once RQ has forgotten the job, the state beside its output."""
         with self._queue() as queue, contextlib.suppress(UnknownJob):
-            found = queue.describe(record.id)
+            job = queue.find(record.id)
+            found = describe(job)
             if found["rq_status"] == "started" and found["status"] in ENDED:
                 found["status"] = "finalizing"  # its files are still being stored
+            elif found["status"] not in ENDED and not is_attended(job):
+                ends_at = expiry_of(record)
+                if time.time() > ends_at + _LATE_S:
+                    found |= {"status": "expired", "expired_at": ends_at}
             return found
         name = name_of(tenant, record.output_file_id)
         try:
             packed = self._storage.read(f"{name}.state")
         except FileNotFoundError:
             return None
-        return msgspec.json.decode(packed, type=BatchState).as_batch()
+        found = msgspec.json.decode(packed, type=BatchState).as_batch()
+        if found["status"] not in ENDED:
+            found["status"] = "failed"  # it was given up, and forgotten since
+        return found
 
     def _publish(self, tenant: str, record: BatchRecord, role: str) -> str | None:
         """Make an output of a job a file of its tenant; None if it is empty, deleted or expired."""
@@ -160,6 +185,11 @@ class BatchJobs:
     def _queue(self) -> Iterator[BatchQueue]:
         with translated(self._url), open_connection(self._url) as connection:
             yield BatchQueue(connection, self._yard)
+
+
+def expiry_of(record: BatchRecord) -> int:
+    """When the window of a batch ends, in unix seconds."""
+    return record.created_at + int(read_window(record.completion_window))
 
 
 def read_window(text: str) -> float:

@@ -1,10 +1,8 @@
 """The files of a batch job whose storage is S3, which cannot append.
 
 A job works on files in a temporary folder. About every five seconds what it has added goes into a
-numbered part beside its output, so that another worker, on this host or another, can go on:
-
-    <output id>.parts/000001   what both outputs got, and the job's state
-    <output id>, <error id>    the outputs, whole, once the job is over; then the parts are deleted
+numbered part beside its output (see `parts`), so that another worker, on this host or another, can
+go on. Once the job is over, the outputs are stored whole and the parts are deleted.
 
 A part is written only if its number is free. So where RQ has given up a worker that still lives,
 the slower one finds out, and stops.
@@ -15,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,32 +20,27 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
+from gateway.batches.parts import (
+    Part,
+    Piece,
+    beside,
+    part_folder,
+    part_name,
+    part_number,
+    read_part,
+)
 from gateway.batches.storage import open_bucket
 from tokenyard.batch.outputs import OutputInUse
+from tokenyard.batch.rq.jobs import FOLDER_PREFIX
 from tokenyard.batch.state import BatchSpec, load_state
+from tokenyard.process.owned_folder import owned_folder
 
 #: So long after the last part, or after so many new bytes, the next one is written.
 _EVERY_S: Final = 5.0
 _MOST_BYTES: Final = 8 * 1024 * 1024
 
 _log = logging.getLogger("tokenyard.batch")
-
-
-class Piece(Struct, frozen=True):
-    """What a file got, and where it begins there."""
-
-    at: int
-    content: bytes
-
-
-class Part(Struct, frozen=True):
-    """What both outputs of a job got since the part before, and the job's state then."""
-
-    results: Piece
-    errors: Piece
-    state: bytes
 
 
 class Spool:
@@ -75,19 +67,15 @@ class Spool:
     def restore(self) -> None:
         """Copy the input here, and what earlier workers did."""
         self._storage.fetch(self._input, self.spec.input_path)
-        for name in sorted(self._storage.names(self._part_prefix)):
-            part = msgspec.msgpack.decode(self._storage.read(name), type=Part)
-            self._number = int(name.removeprefix(self._part_prefix))
+        for name in sorted(self._storage.names(part_folder(self._output))):
+            part = read_part(self._storage, name)
+            self._number = part_number(name)
             self._results.put(part.results)
             self._failed.put(part.errors)
             self.spec.state_path.write_bytes(part.state)
         if not self._number:
             self._restore_ended()
         self._move_state()
-
-    @property
-    def _part_prefix(self) -> str:
-        return f"{self._output}.parts/"
 
     def _restore_ended(self) -> None:
         """Copy the files of a job that was over, and runs again."""
@@ -135,7 +123,7 @@ class Spool:
         self._kept_at = time.monotonic()
 
     def _write(self, part: Part) -> None:
-        name = f"{self._part_prefix}{self._number + 1:06}"
+        name = part_name(self._output, self._number + 1)
         packed = msgspec.msgpack.encode(part)
         try:
             self._storage.write(name, packed, is_exclusive=True)
@@ -158,15 +146,15 @@ class Spool:
                 self._storage.store(path, name)
             else:
                 self._storage.delete(name)
-        for name in list(self._storage.names(self._part_prefix)):
+        for name in beside(self._storage, self._output):
             self._storage.delete(name)
 
 
 @contextlib.contextmanager
 def spooled(spec: BatchSpec) -> Iterator[Spool]:
     """The files of a job in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="tokenyard-batch-") as folder:
-        spool = Spool(spec, Path(folder))
+    with owned_folder(FOLDER_PREFIX) as folder:
+        spool = Spool(spec, folder)
         spool.restore()
         try:
             yield spool

@@ -13,6 +13,7 @@ from tokenyard.batch.asking import Asking, Ending
 from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.rq.work import WorkerContext, carry_out
+from tokenyard.process.extras import why_no_gateway
 from tokenyard.protocol.errors import SettingsError
 
 
@@ -27,6 +28,8 @@ def perform(order: dict[str, Any]) -> Any:
 
 
 def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
+    if why := why_no_gateway():
+        raise SettingsError([f"batches of a gateway: {why}"])
     # Late: a worker that runs other jobs needs nothing of this.
     try:
         from gateway.frontend import derived

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import importlib
 import logging
 import tempfile
 import time
@@ -23,7 +24,6 @@ from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -61,8 +61,16 @@ class _CurrentState:
 @functools.cache
 def _defaults() -> Namespace:
     make_parser: Any = FlexibleArgumentParser  # it has no types
-    args: Namespace = make_arg_parser(make_parser()).parse_args([])
+    args: Namespace = _cli_args().make_arg_parser(make_parser()).parse_args([])
     return args
+
+
+def _cli_args() -> Any:
+    """The module with the arguments of ``vllm serve``, which 0.33 has moved."""
+    try:
+        return importlib.import_module("vllm.entrypoints.common.cli_args")
+    except ModuleNotFoundError:
+        return importlib.import_module("vllm.entrypoints.launchers.cli_args")
 
 
 def default_args() -> Namespace:
@@ -91,11 +99,10 @@ def model_state(profile: ModelProfile, queue: YardQueue) -> tuple[Namespace, Que
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_model_config()
     config.quantization = None  # only weights need it
-    vllm_config = VllmConfig(
-        model_config=config,
-        logging_config=engine_args.create_logging_config(),
-        structured_outputs_config=engine_args.create_structured_outputs_config(),
-    )
+    structured = engine_args.structured_outputs_config
+    if engine_args.reasoning_parser:
+        structured.reasoning_parser = engine_args.reasoning_parser
+    vllm_config = VllmConfig(model_config=config, structured_outputs_config=structured)
     return args, QueueEngineClient(profile.name, vllm_config, queue, profile.stated)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,9 +29,9 @@ _STRUCTURED: Final = (
 def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingParams:
     """The parameters of one request; raises `GatewayError` for what the wire cannot carry."""
     values: dict[str, Any] = {"detokenize": detokenize}
-    for name in _COPIED:
+    for name, own_default in _carried(type(params)).items():
         value = getattr(params, name)
-        if value != getattr(_DEFAULTS, name) and value not in ([], {}):
+        if value not in (getattr(_DEFAULTS, name), own_default, [], {}):
             values[name] = _plain(value)
     if values.get("skip_reading_prefix_cache") is False and _may_read_cache(params):
         del values["skip_reading_prefix_cache"]  # a worker's vLLM derives the same
@@ -55,8 +57,19 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
         ) from error
 
 
+@functools.cache
+def _carried(kind: type[vllm.SamplingParams]) -> Mapping[str, Any]:
+    """The parameters that the wire and this vLLM have, and vLLM's own defaults.
+
+    Watermarks are on by default in 0.30 and 0.31: no request has asked for these.
+    """
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    return {name: defaults[name] for name in _COPIED if name in defaults}
+
+
 def _may_read_cache(params: vllm.SamplingParams) -> bool:
-    return params.prompt_logprobs is None and params.prompt_logprob_token_ids is None
+    token_ids = getattr(params, "prompt_logprob_token_ids", None)  # from vLLM 0.31 on
+    return params.prompt_logprobs is None and token_ids is None
 
 
 def _plain(value: Any) -> Any:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.http.anthropic import error_body, is_of_messages
 from gateway.http.errors import GatewayError
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     receive_s: float
     send_s: float
+    #: As far as it has come; uvicorn sets it when a request begins.
+    url: bytes = b""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -123,7 +127,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_refused = True
         self._received()
         if self._has_answered or not self.cycle.response_started:
-            body = GatewayError(status, "invalid_request_error", message).body()
+            body = self._refusal(status, message)
             head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (
                 status,
                 _REASONS[status],
@@ -131,6 +135,12 @@ class BoundedConnection(HttpToolsProtocol):
             head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(head + body)
         self.transport.close()
+
+    def _refusal(self, status: int, message: str) -> bytes:
+        """In the form of the endpoint, if its name has come."""
+        if is_of_messages(self.url.partition(b"?")[0].decode("latin-1")):
+            return error_body(status, message, secrets.token_hex(16))
+        return GatewayError(status, "invalid_request_error", message).body()
 
     def _cut_off(self) -> None:
         log.warning("cut off a client that has read nothing for %g s", self.send_s)

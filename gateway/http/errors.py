@@ -55,16 +55,14 @@ class GatewayError(Exception):
             "x-should-retry": "true",
         }
 
-    def body(self, path: str = "") -> bytes:
-        """The JSON of the answer; endpoints of Anthropic's API have their own form."""
-        if path.startswith("/v1/messages"):
-            inner: dict[str, Any] = {"type": _anthropic_type(self.status), "message": self.message}
-            return _dump({"type": "error", "error": inner})
-        inner = {"message": self.message, "type": self.kind, "param": self.param}
-        return _dump({"error": inner | {"code": self.code or str(self.status)}})
+    def body(self) -> bytes:
+        """The JSON of the answer; `anthropic` gives it the other form."""
+        inner: dict[str, Any] = {"message": self.message, "type": self.kind, "param": self.param}
+        return as_json({"error": inner | {"code": self.code or str(self.status)}})
 
 
-def _dump(body: dict[str, Any]) -> bytes:
+def as_json(body: dict[str, Any]) -> bytes:
+    """Compact JSON; what is no Unicode becomes question marks."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
@@ -92,10 +90,3 @@ def of_result(error: ErrorInfo | None) -> GatewayError:
     is_field = status == 400 and rest and " " not in param
     name = param.removeprefix("params.") if is_field else None
     return GatewayError(status, kind, error.message, param=name, code=error.code)
-
-
-def _anthropic_type(status: int) -> str:
-    names = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
-    names |= {404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
-    names |= {503: "overloaded_error", 504: "timeout_error"}
-    return names.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -20,10 +20,9 @@ _RETRY_MS: Final = (500, 1500)
 class OpenAnswer:
     """The `send` of one request, between the application and the server."""
 
-    def __init__(self, send: Send, path: str) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._path = path
-        self._has_begun = False
+        self.has_begun = False
         self._is_stream = False
         self._is_over = False
 
@@ -32,7 +31,7 @@ class OpenAnswer:
         if self._is_over:
             return
         if message["type"] == "http.response.start":
-            self._has_begun = True
+            self.has_begun = True
             kind = dict(message.get("headers", ())).get(b"content-type", b"")
             self._is_stream = kind.startswith(b"text/event-stream")
         else:
@@ -47,8 +46,8 @@ class OpenAnswer:
         if self._is_over:
             return
         self._is_over = True
-        if not self._has_begun:
-            await send_error(self._send, stopping(), self._path)
+        if not self.has_begun:
+            await send_error(self._send, stopping())
         elif self._is_stream:
             hint = HINT % random.randint(*_RETRY_MS)
             await self._send({"type": "http.response.body", "body": hint, "more_body": True})

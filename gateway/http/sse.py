@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from starlette.types import Message, Send
 
+from gateway.http.anthropic import error_event, is_of_messages
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
 
@@ -35,7 +36,7 @@ class Answer:
     ) -> None:
         self._send = send
         self._context = context
-        self._path = path
+        self._is_of_messages = is_of_messages(path)
         self._after = after
         self._keep_alive_s = keep_alive_s
         self._held: list[Message] = []  # head and body of a stream, until the ticket is decided
@@ -130,12 +131,17 @@ class Answer:
             if self._number > self._after:
                 own = b"id: %s:%d\n" % (name, self._number)
                 head = own if self._context.has_event_ids else b""
-                out.append(b"%s%s\n\n" % (head, event))
+                out.append(b"%s%s\n\n" % (head, self._in_form(event)))
         return b"".join(out)
+
+    def _in_form(self, event: bytes) -> bytes:
+        if not self._is_of_messages:
+            return event
+        return error_event(event, self._context.ticket.error, self._context.durable_id)
 
     async def _refuse(self, error: GatewayError) -> None:
         self._is_replaced = True
-        await send_error(self._send, error, self._path, self._context.headers())
+        await send_error(self._send, error, self._context.headers())
 
     def close(self) -> None:
         """End the task that keeps the connection alive."""
@@ -143,10 +149,10 @@ class Answer:
             self._watch.cancel()
 
 
-async def send_error(send: Send, error: GatewayError, path: str, headers: Headers = ()) -> None:
+async def send_error(send: Send, error: GatewayError, headers: Headers = ()) -> None:
     """A whole answer that is an error."""
     extra = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_body(send, error.status, error.body(path), [*headers, *extra])
+    await send_body(send, error.status, error.body(), [*headers, *extra])
 
 
 async def send_body(

@@ -17,7 +17,8 @@ Body = dict[str, Any]
 #: Events that carry the whole response; the first opens a stream, the others end it.
 _OPENING: Final = b"event: response.created\n"
 _IN_PROGRESS: Final = b"event: response.in_progress\n"
-_FINAL: Final = b"event: response.completed\n"
+#: From vLLM 0.33 on, a stream that was cut ends with the second.
+_FINAL: Final = (b"event: response.completed\n", b"event: response.incomplete\n")
 #: Codes of OpenAI's for a response that failed.
 _CODES: Final = {
     Code.INVALID_REQUEST.value: "invalid_prompt",
@@ -90,7 +91,7 @@ class ResponseTap:
         )
 
     def _event(self, event: bytes) -> bytes:
-        if not event.startswith((_OPENING, _IN_PROGRESS, _FINAL)):
+        if not event.startswith((_OPENING, _IN_PROGRESS, *_FINAL)):
             return event
         kind, _, data = event.partition(b"\ndata: ")
         content = json.loads(data)

@@ -7,6 +7,7 @@ import signal
 import urllib.request
 from typing import Any
 
+import pytest
 import redis
 from click.testing import CliRunner
 
@@ -17,7 +18,7 @@ from tests.support.processes import Plant
 from tests.support.servers import free_port
 from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
-from tokenyard import Client
+from tokenyard import Client, QuotaExceeded
 from tokenyard.admin.signals import Signals
 from tokenyard.cli import main
 from tokenyard.protocol.control import Order, Signal, Trial, model_scope
@@ -97,6 +98,29 @@ def client_asks(day: Day) -> None:
     for name in ("client-1", None):
         with day.client(name) as client:
             client.submit([1, 2], model="sim", max_tokens=5).result()
+
+
+def tenants_ask(day: Day) -> None:
+    """A tenant with limits submits by script and by hand, and reaches one of them."""
+    limits = {"waiting-requests": 5, "running-requests": 2, "tokens": 50}
+    options = [text for name, most in limits.items() for text in (f"--max-{name}", str(most))]
+    day.command("tenants", "set", "acme", *options, "--tokens-per-minute", "100000")
+    with day.client() as client:
+        handles = client.submit_many([[1], [2], [3]], tenant="acme", max_tokens=3)
+        assert all(handle.result(30).ok for handle in handles)
+        with pytest.raises(QuotaExceeded):
+            client.submit([1], tenant="acme", max_tokens=51)
+    with day.connect("client") as connection:
+        for most in (3, 51):
+            fields: Any = {"id": f"hand-{most}", "client": "client", "prompt": "x"}
+            fields |= {"tenant": "acme", "params": json.dumps({"max_tokens": most})}
+            connection.xadd(day.keys.intake("normal"), fields)
+    ledgers = [day.keys.ledger("client", f"hand-{most}") for most in (3, 51)]
+
+    def states() -> list[Any]:
+        return [day.plant.connection.hget(ledger, "state") for ledger in ledgers]
+
+    eventually(lambda: states() == [b"completed", b"failed"])
 
 
 def client_asks_by_hand(day: Day) -> None:

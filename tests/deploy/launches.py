@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.support.brokers import DEPLOY
@@ -56,8 +60,24 @@ def compose(values: Mapping[str, str] = FILLED) -> dict[str, Any]:
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]  # anchors become copies
 
 
-def from_compose() -> list[Launch]:
+def compose_with_batches() -> dict[str, Any]:
+    """Both compose files, as a container engine merges them."""
+    found: dict[str, Any] = merged(
+        compose(), yaml.safe_load((DEPLOY / "compose.batches.yaml").read_text())
+    )
+    return found
+
+
+def merged(below: Any, above: Any) -> Any:
+    """What stands above replaces a text, and is added to a list or a mapping."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return below | {name: merged(below.get(name), one) for name, one in above.items()}
+    return below + above if isinstance(below, list) and isinstance(above, list) else above
+
+
+def from_compose(*, batches: bool = False) -> list[Launch]:
     """The services of Tokenyard's programs and of Redis."""
+    read = compose_with_batches() if batches else compose()
     ours = ("redis", "tokenyard")
     return [
         Launch(
@@ -69,7 +89,7 @@ def from_compose() -> list[Launch]:
             one.get("deploy", {}).get("replicas", 1),
             one,
         )
-        for name, one in compose()["services"].items()
+        for name, one in read["services"].items()
         if one["image"].startswith(ours)
     ]
 
@@ -85,10 +105,28 @@ def manifests() -> list[dict[str, Any]]:
     return [one for path in paths for one in yaml.safe_load_all(path.read_text()) if one]
 
 
-def from_kubernetes() -> list[Launch]:
+def kustomized(folder: Path) -> list[dict[str, Any]]:
+    """All manifests with the component for batches, as kubectl builds them from a copy."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed, so kustomization.yaml was not tried")
+    copy = folder / "deploy"
+    shutil.copytree(DEPLOY, copy)
+    file = copy / "kustomization.yaml"
+    text = file.read_text()
+    assert "# components:" in text
+    file.write_text(text.replace("# components:", "components:"))
+    done = subprocess.run(
+        [kubectl, "kustomize", copy], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def from_kubernetes(built: Sequence[dict[str, Any]] = ()) -> list[Launch]:
     """The containers of all pods."""
     found = []
-    for one in manifests():
+    for one in built or manifests():
         if "template" not in one.get("spec", {}):
             continue
         pod = one["spec"]["template"]["spec"]
@@ -124,9 +162,13 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
 SPECIFIERS = {"%H": "host", "%S": "/var/lib", "%C": "/var/cache"}
 
 
-def from_systemd() -> list[Launch]:
+def from_systemd(*, batches: bool = False) -> list[Launch]:
     """The services of all units, with the environment files that the units name."""
-    return [_unit(path.stem, path.read_text()) for path in sorted(DEPLOY.glob("systemd/*.service"))]
+    texts = {path.stem: path.read_text() for path in sorted(DEPLOY.glob("systemd/*.service"))}
+    if batches:
+        for more in DEPLOY.glob("systemd/batches/*.service.d/*.conf"):
+            texts[more.parent.name.removesuffix(".service.d")] += more.read_text()
+    return [_unit(name, text) for name, text in texts.items()]
 
 
 def _unit(name: str, text: str) -> Launch:
@@ -154,3 +196,10 @@ def _settings(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 ORIGINS = {"compose": from_compose, "kubernetes": from_kubernetes, "systemd": from_systemd}
+
+
+def with_batches(origin: str, folder: Path) -> list[Launch]:
+    """The same with files and batches by HTTP."""
+    if origin == "kubernetes":
+        return from_kubernetes(kustomized(folder))
+    return from_compose(batches=True) if origin == "compose" else from_systemd(batches=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.launches import FILLED, compose, from_compose
+from tests.deploy.launches import FILLED, compose, compose_with_batches, from_compose
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -38,7 +38,8 @@ def test_the_compose_file_follows_the_specification() -> None:
     compose_spec = imported("compose_spec", f"no schema: {SCHEMAS}")
     # If the file is read by the Compose Specification, with its references resolved,
     # I expect no fault.
-    compose_spec.PyCompose.from_json(json.dumps(compose())).validate()
+    for read in (compose(), compose_with_batches()):
+        compose_spec.PyCompose.from_json(json.dumps(read)).validate()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,20 @@ def test_a_gateway_serves_at_the_published_port_and_reads_the_models_of_the_work
         redis_url="redis://redis", host=gateway["environment"]["TOKENYARD_GATEWAY_HOST"]
     )
     assert settings.needs_keys
+
+
+def test_with_batches_gateway_and_worker_have_one_folder_and_one_front_end() -> None:
+    services = compose_with_batches()["services"]
+    gateway, batch = services["gateway"], services["batch"]
+    assert services["redis"]["environment"]["GATEWAY_BATCHES"] == "on"
+    folder = gateway["environment"]["TOKENYARD_GATEWAY_FILES_DIR"]
+    (shared,) = (one for one in gateway["volumes"] if one.endswith(f":{folder}"))
+    # Both read the models of the worker, and write the same volume at the same path.
+    assert set(gateway["volumes"]) < set(batch["volumes"])
+    assert shared.partition(":")[0] in compose_with_batches()["volumes"]
+    assert (gateway["image"], gateway["build"]) == (batch["image"], batch["build"])
+    # Its root is read-only, and owned by the image's user where the volume is mounted.
+    assert f".cache {folder}\n" in stages()["gateway"]
 
 
 def test_the_light_image_has_no_torch() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gateway.metrics import OPEN
-from tests.deploy.launches import FILLED, manifests
+from tests.deploy.launches import FILLED, kustomized, manifests
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -69,6 +69,50 @@ def containers() -> dict[str, dict[str, Any]]:
 def kustomization() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
     return found
+
+
+@pytest.fixture(scope="module")
+def with_batches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All manifests with the component for batches, by their names."""
+    return {name_of(one): one for one in kustomized(tmp_path_factory.mktemp("built"))}
+
+
+def test_manifests_with_batches_follow_their_schemas(
+    with_batches: dict[str, dict[str, Any]],
+) -> None:
+    assert [name for name, one in with_batches.items() if not is_sound(one)] == []
+
+
+def test_with_batches_gateway_and_worker_have_one_folder_and_one_front_end(
+    with_batches: dict[str, dict[str, Any]],
+) -> None:
+    redis, gateway, batch = (
+        with_batches[name]["spec"]["template"]["spec"]
+        for name in ("StatefulSet redis", "Deployment gateway", "Deployment batch")
+    )
+    env = {one["name"]: one.get("value") for one in gateway["containers"][0]["env"]}
+    assert {"name": "GATEWAY_BATCHES", "value": "on"} in redis["containers"][0]["env"]
+    claims = set()
+    for pod in (gateway, batch):
+        (container,) = pod["containers"]
+        paths = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        name = paths[env["TOKENYARD_GATEWAY_FILES_DIR"]]
+        (volume,) = (one for one in pod["volumes"] if one["name"] == name)
+        claims.add(volume["persistentVolumeClaim"]["claimName"])
+        assert pod["securityContext"] == gateway["securityContext"]
+        assert container["securityContext"] == gateway["containers"][0]["securityContext"]
+        assert pod["automountServiceAccountToken"] is False
+    (claim,) = claims
+    modes = with_batches[f"PersistentVolumeClaim {claim}"]["spec"]["accessModes"]
+    assert modes == ["ReadWriteMany"]
+    assert batch["containers"][0]["image"] == gateway["containers"][0]["image"]
+    # Its network policy lets it reach Redis, and that of Redis lets it in.
+    (ours,) = with_batches["NetworkPolicy redis"]["spec"]["ingress"][0]["from"][0]["podSelector"][
+        "matchExpressions"
+    ]
+    labels = with_batches["Deployment batch"]["spec"]["template"]["metadata"]["labels"]
+    assert labels["app"] in ours["values"]
+    assert with_batches["NetworkPolicy batch"]["spec"]["podSelector"]["matchLabels"] == labels
 
 
 def test_selectors_find_their_pods() -> None:

@@ -13,11 +13,13 @@ from tests.deploy.launches import from_systemd
 from tests.support.absence import lacks
 from tests.support.brokers import DEPLOY
 
+BATCHES = DEPLOY / "systemd" / "batches"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 
 
+@pytest.mark.parametrize("batches", [False, True], ids=["", "with-batches"])
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_systemd_finds_no_fault_in_the_units(unit: Path, tmp_path: Path) -> None:
+def test_systemd_finds_no_fault_in_the_units(unit: Path, tmp_path: Path, batches: bool) -> None:
     verify = shutil.which("systemd-analyze")
     if verify is None:
         reason = "systemd-analyze is not installed, so the units were not verified"
@@ -28,6 +30,10 @@ def test_systemd_finds_no_fault_in_the_units(unit: Path, tmp_path: Path) -> None
     text = text.replace("User=tokenyard", "User=root")
     copied = tmp_path / unit.name
     copied.write_text(text)
+    if batches:
+        shutil.copytree(BATCHES, tmp_path, dirs_exist_ok=True)
+        for more in tmp_path.glob("*/*.conf"):
+            more.write_text(more.read_text().replace("User=tokenyard", "User=root"))
 
     # I expect systemd to print nothing.
     done = subprocess.run(
@@ -48,3 +54,16 @@ def test_units_restart_killed_programs_and_signal_the_main_process() -> None:
         if launch.name in {"worker", "batch"}:
             assert settings["KillMode"] == ["mixed"]
         assert len(settings["EnvironmentFile"]) == 1
+
+
+def test_with_batches_gateway_and_worker_share_their_files() -> None:
+    gateway, batch = (
+        one.more
+        for name in ("gateway", "batch")
+        for one in from_systemd(batches=True)
+        if one.name == name
+    )
+    assert gateway["StateDirectory"] == batch["StateDirectory"] == ["tokenyard-files"]
+    assert gateway["User"] == batch["User"]
+    assert gateway["DynamicUser"][-1] == "no"
+    assert {one.name for one in BATCHES.iterdir()} <= {f"{unit.name}.d" for unit in UNITS}

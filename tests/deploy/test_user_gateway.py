@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 import redis
+from rq.job import JobStatus
 
 from tests.deploy.day import Day
 from tests.deploy.rights import denied, granted, in_scripts, is_refused, monitored
-from tests.docs.pages import page, section
-from tests.support.brokers import DEPLOY, GuardedServer
+from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request, random_name
 from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
+from tokenyard.batch.rq.jobs import BatchQueue
+from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, SamplingParams
@@ -42,7 +44,6 @@ from gateway.responses.store import ResponseStore, StoredResponse
 if TYPE_CHECKING:
     from gateway.frontend.models import FrontEnds
 
-USERS_FILE = DEPLOY / "users.acl"
 SCRIPTS = {"submit", "cancel"}
 CLIENT = "http.research"
 
@@ -198,27 +199,85 @@ def test_only_gateways_and_operators_see_what_gateways_keep(
         assert [one for one in commands if not is_refused(connection, *one)] == []
 
 
-def test_with_the_further_rights_of_the_page_a_gateway_hands_batches_over(
-    guarded: GuardedServer, tmp_path: Path
+@pytest.fixture(scope="module", params=["valkey", "redis"])
+def with_batches(
+    request: pytest.FixtureRequest,
+    no_leftover_processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[GuardedServer]:
+    """A server whose gateways have batches."""
+    folder = tmp_path_factory.mktemp(f"{request.param}-batches")
+    server = GuardedServer(request.param, folder, ("gateway", "worker", "default"), batches=True)
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_with_batches_a_gateway_hands_jobs_to_rq(
+    with_batches: GuardedServer, tmp_path: Path
 ) -> None:
-    # Given a user with the rights of a gateway, and those that docs/deploy.md adds
-    (line,) = (one for one in USERS_FILE.read_text().splitlines() if " gateway " in one[:20])
-    more = re.search(
-        r"\+multi .*rq:\* .*\)", section(page("docs/deploy.md"), "### Batches by HTTP")
-    )
-    assert more
-    words = re.findall(r"\([^)]+\)|\S+", f"{line.partition('gateway ')[2]} {more[0]}")
-    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
-        keeper.execute_command("ACL", "SETUSER", "more", ">more", *words)
-    denied(guarded)
+    denied(with_batches)
     storage = FolderStorage(tmp_path)
-    jobs = BatchJobs(storage, FileStore(storage), guarded.url_of("more"), random_name("yard"))
-    # If it does what gateways do with batches,
+    url = with_batches.url_of("gateway")
+    yard = random_name("yard")
+    jobs = BatchJobs(storage, FileStore(storage), url, yard)
     body = {"input_file_id": new_id(), "endpoint": "/v1/completions", "completion_window": "1h"}
-    record = read_batch(body, CLIENT, None, 0)
-    jobs.submit(Principal("research"), record)
-    assert jobs.describe("research", record)["status"] == "validating"
-    jobs.cancel(record)
-    assert jobs.describe("research", record)["status"] == "cancelled"
+    # If it does what gateways do with batches: one is cancelled, one given up,
+    cancelled, failed = (read_batch(body, CLIENT, None, int(time.time())) for _ in range(2))
+    for record in (cancelled, failed):
+        jobs.submit(Principal("research"), record)
+        assert jobs.describe("research", record)["status"] == "validating"
+    jobs.cancel(cancelled)
+    assert jobs.describe("research", cancelled)["status"] == "cancelled"
+    with open_connection(with_batches.url_of("default")) as keeper:
+        BatchQueue(keeper, yard).find(failed.id).set_status(JobStatus.FAILED)
+    assert jobs.describe("research", failed)["status"] == "failed"
     # I expect no refused command.
-    assert denied(guarded) == []
+    assert denied(with_batches) == []
+
+
+#: What RQ's keys would allow, and a gateway does not need.
+OF_RQ: Final[list[tuple[object, ...]]] = [
+    ("PUBLISH", "rq:pubsub:w", "stop"),
+    ("SUBSCRIBE", "rq:pubsub:w"),
+    ("EVAL", "return 1", 0),
+    ("SCRIPT", "LOAD", "return 1"),
+    ("SORT", "rq:workers"),
+    ("RENAME", "rq:queue:a", "rq:queue:b"),
+    ("XADD", "rq:results:a", "*", "a", "b"),
+    ("SCAN", 0),
+    ("KEYS", "rq:*"),
+    ("FLUSHALL",),
+    ("CONFIG", "GET", "*"),
+    ("MIGRATE", "a", 1, "rq:job:a", 0, 10),
+    ("HSET", "rqs:job:a", "b", "c"),
+    ("SET", "tokenyard:{main}:rq", "a"),
+    ("XRANGE", "tokenyard:{main}:dead", "-", "+"),
+    ("HGETALL", "tokenyard:{main}:api_keys"),
+]
+
+
+def test_with_batches_a_gateway_gets_no_other_rights(with_batches: GuardedServer) -> None:
+    with redis.Redis.from_url(with_batches.url_of("gateway")) as connection:
+        assert not is_refused(connection, "HSET", "rq:job:a", "b", "c")
+        assert [one for one in OF_RQ if not is_refused(connection, *one)] == []
+
+
+@pytest.mark.parametrize(
+    "command", [("HSET", "rq:job:a", "b", "c"), ("LPUSH", "rq:queue:a", "b"), ("MULTI",)], ids=str
+)
+def test_without_batches_a_gateway_has_nothing_to_do_with_rq(
+    guarded: GuardedServer, command: tuple[object, ...]
+) -> None:
+    with redis.Redis.from_url(guarded.url_of("gateway")) as connection:
+        assert is_refused(connection, *command)
+
+
+def test_the_line_of_further_rights_is_no_user(
+    guarded: GuardedServer, with_batches: GuardedServer
+) -> None:
+    for server in (guarded, with_batches):
+        with redis.Redis.from_url(server.url_of("default")) as keeper:
+            users = keeper.acl_users()
+        assert "gateway" in users
+        assert "gateway-batches" not in users

@@ -54,6 +54,7 @@ def test_a_day_of_work_needs_exactly_the_rights_of_the_users(guarded: GuardedSer
         # If each does all its work,
         work.client_asks(day)
         work.client_asks_by_hand(day)
+        work.tenants_ask(day)
         work.client_cancels(day)
         work.client_vanishes(day)
         work.requests_are_bad(day)

@@ -120,7 +120,7 @@ class Masks:
     def replace(self, text: str) -> str:
         """The JSON text with its ids and times replaced, and nothing else changed."""
         found = json.loads(text)
-        if "error" in found and len(found) <= 2:  # in Anthropic's form with a type
+        if "error" in found and len(found) <= 3:  # in Anthropic's form with a type and an id
             return text
         for at, name, value in _places(self._own, found, "$"):
             form = self._own[at]

@@ -9,6 +9,7 @@ from typing import Any, Final
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
+from anthropic.types import ErrorResponse
 
 from tests.gateway.asked import PLACE
 from tests.gateway.speaker import text_behind
@@ -98,3 +99,46 @@ def test_errors_have_their_classes(sdk: Anthropic) -> None:
         sdk.messages.create(**ASKED | {"max_tokens": 5000})
     with pytest.raises(anthropic.BadRequestError):
         sdk.messages.create(**ASKED | {"extra_body": {"temperature": -1.0}})
+
+
+BAD: Final[dict[str, dict[str, Any]]] = {
+    "body": {"messages": "abc"},  # found by the endpoint
+    "length": {"max_tokens": 5000},  # by the front end
+    "schema": {"tools": [TOOL | {"input_schema": {"type": "nothing"}}]},  # by the grammar
+    "model": {"model": "divider"},  # by the gateway
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("fault", BAD)
+def test_every_refusal_has_the_form_that_the_sdk_reads(
+    sdk: Anthropic, fault: str, stream: bool
+) -> None:
+    options = ASKED | {"tool_choice": {"type": "any"}, "tools": [TOOL], "stream": stream}
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        sdk.messages.create(**options | BAD[fault])
+
+    check_form(refused.value, 404 if fault == "model" else 400)
+
+
+def check_form(error: anthropic.APIStatusError, status: int) -> None:
+    body = ErrorResponse.model_validate(error.body)
+    assert error.status_code == status
+    assert error.type == {400: "invalid_request_error", 404: "not_found_error"}[status]
+    assert body.error.message
+    assert body.request_id == error.request_id == error.response.headers["request-id"]
+
+
+@pytest.mark.parametrize("fault", ["body", "model"])
+def test_a_refusal_to_count_has_the_same_form(sdk: Anthropic, fault: str) -> None:
+    options: Any = {"model": "speaker", "messages": ASKED["messages"]} | BAD[fault]
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        sdk.messages.count_tokens(**options)
+
+    check_form(refused.value, 404 if fault == "model" else 400)
+
+
+def test_an_answer_tells_the_id_of_its_request(sdk: Anthropic) -> None:
+    done = sdk.messages.with_raw_response.create(**ASKED | {"max_tokens": 1})
+
+    assert done.parse()._request_id == done.headers["x-request-id"]

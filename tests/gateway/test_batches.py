@@ -19,12 +19,14 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.batch.running import start
+from tests.batch.running import command, start
+from tests.cli.running import environment
 from tests.gateway.asked import NAMED, TOOL, say
 from tests.gateway.stand import NAMES, Door, Stand
 from tests.support.processes import is_gone
 from tests.support.s3 import needs_s3, running_s3
 from tests.support.waiting import eventually
+from tokenyard.batch.rq.jobs import FOLDER_PREFIX
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -261,9 +263,14 @@ def test_a_line_that_its_endpoint_refuses_is_an_error(sdk: OpenAI, start_worker:
 
 @on_both
 def test_the_batch_of_a_killed_worker_has_each_line_once(
-    request: pytest.FixtureRequest, sdk: OpenAI, start_worker: Start
+    request: pytest.FixtureRequest,
+    sdk: OpenAI,
+    start_worker: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_in_bucket = request.node.callspec.params["sdk"] == "s3"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     asked = sums(4_000 if is_in_bucket else 2_000)
     lines = [line(name, prompt) for name, (prompt, _) in asked.items()]
     batch = order(sdk, upload(sdk, lines))
@@ -283,8 +290,10 @@ def test_the_batch_of_a_killed_worker_has_each_line_once(
     eventually(lambda: all(is_gone(one.pid) for one in family))
     assert 0 < before < len(asked)
     assert sdk.batches.retrieve(batch.id).status == "in_progress"
+    assert len(list(tmp_path.glob(f"{FOLDER_PREFIX}*"))) == is_in_bucket
     start_worker()
     done = ended(sdk, batch.id)
+    assert not list(tmp_path.glob(f"{FOLDER_PREFIX}*"))
     # I expect each line to be answered once.
     assert done.status == "completed"
     results = lines_of(sdk, done.output_file_id)
@@ -292,6 +301,45 @@ def test_the_batch_of_a_killed_worker_has_each_line_once(
     assert {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in results} == {
         name: answer for name, (_, answer) in asked.items()
     }
+
+
+@on_both
+def test_a_batch_that_is_given_up_has_the_lines_that_were_answered(
+    request: pytest.FixtureRequest, stand: Stand, sdk: OpenAI, start_worker: Start
+) -> None:
+    is_in_bucket = request.node.callspec.params["sdk"] == "s3"
+    asked = sums(4_000 if is_in_bucket else 2_000)
+    batch = order(sdk, upload(sdk, [line(name, prompt) for name, (prompt, _) in asked.items()]))
+    # Given a batch whose worker is killed in the middle
+    worker = start_worker()
+
+    def has_answers() -> bool:
+        counts = sdk.batches.retrieve(batch.id).request_counts
+        is_kept = not is_in_bucket or has_parts(request.getfixturevalue("bucket"))
+        return counts is not None and counts.completed > 0 and is_kept
+
+    eventually(has_answers, timeout_s=ENDS_S)
+    worker.kill()
+    worker.wait()
+    # If there is no further try
+    stand.plant.connection.hset(f"rq:job:{batch.id}", "retries_left", 0)
+    start_worker()
+    done = ended(sdk, batch.id)
+    # I expect what was answered, each line once.
+    assert done.status == "failed"
+    results = {
+        one["custom_id"]: one["response"]["body"]["choices"][0]["text"]
+        for one in lines_of(sdk, done.output_file_id)
+    }
+    assert 0 < len(results) < len(asked)
+    assert results == {name: asked[name][1] for name in results}
+    # and the rest, once an operator wants it.
+    run = command(stand.plant, "resume", batch.id)
+    assert subprocess.run(run, env=environment(), timeout=ENDS_S, check=False).returncode == 0
+    again = ended(sdk, batch.id)
+    assert again.status == "completed"
+    names = Counter(one["custom_id"] for one in lines_of(sdk, again.output_file_id))
+    assert names == Counter(asked.keys())
 
 
 def test_a_batch_is_cancelled_in_the_middle(sdk: OpenAI, start_worker: Start) -> None:

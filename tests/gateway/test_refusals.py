@@ -8,10 +8,13 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import anthropic
 import httpx
 import httpx2
 import openai
 import pytest
+from anthropic import Anthropic
+from anthropic.types import ErrorResponse
 from openai import OpenAI
 
 from gateway.http.records import durable_id
@@ -30,11 +33,12 @@ from tokenyard.protocol.wire import Request, SamplingParams
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 CHAT: Final = "/v1/chat/completions"
+MESSAGES: Final = "/v1/messages"
 ENDPOINTS: Final[dict[str, dict[str, Any]]] = {
     CHAT: {"messages": say("a")},
     "/v1/completions": {"prompt": "a"},
     "/v1/responses": {"input": "a"},
-    "/v1/messages": {"messages": say("a"), "max_tokens": 5},
+    MESSAGES: {"messages": say("a"), "max_tokens": 5},
 }
 SLOW: Final[dict[str, Any]] = {"model": "speaker", "messages": say("a"), "max_tokens": 900}
 ROOM: Final = 4
@@ -68,6 +72,11 @@ class Slow:
         for request in asked:
             self.plant.scripts.cancel(request.client, request.id, "the test is over")
         eventually(lambda: not self.waiting(), timeout_s=60.0)
+
+    def ids_of(self, name: str) -> list[str]:
+        """The requests of an HTTP request on the queue."""
+        found = self.plant.connection.scan_iter(match=f"*request:http/*{name}*", count=1000)
+        return [key.decode().rpartition("http/")[2] for key in found]
 
     def results_of(self, name: str) -> set[str]:
         """How the requests of an HTTP request have ended."""
@@ -117,6 +126,7 @@ def test_a_full_queue_refuses_before_the_head(full: Slow, path: str, stream: boo
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-should-retry"] == "true"
     assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert (refused.json().get("type") == "error") is (path == MESSAGES)
 
 
 def test_the_sdk_knows_a_full_queue_and_tries_again_by_itself(full: Slow) -> None:
@@ -188,6 +198,29 @@ def test_nobody_waits_for_an_answer_whose_client_has_left(slow: Slow) -> None:
         name = stream.headers["x-request-id"]
 
     eventually(lambda: slow.results_of(name) == {"cancelled"})
+
+
+def test_an_error_inside_a_stream_of_messages_is_one_that_the_sdk_reads(slow: Slow) -> None:
+    # Given a stream that has begun
+    with Anthropic(base_url=slow.door.url, api_key="none", max_retries=0) as sdk:
+        stream = sdk.messages.create(
+            model="speaker",
+            max_tokens=900,
+            messages=say("a"),
+            stream=True,  # type: ignore[arg-type]
+        )
+        next(stream)
+        name = stream.response.headers["request-id"]
+        # If its request is cancelled by somebody else
+        (request_id,) = slow.ids_of(name)
+        slow.plant.scripts.cancel("http", request_id, "an operator was here")
+        with pytest.raises(anthropic.APIStatusError) as ended:
+            list(stream)
+    # I expect the error in the SDK's form, with its reason.
+    body = ErrorResponse.model_validate(ended.value.body)
+    assert body.error.type == "invalid_request_error"
+    assert "an operator was here" in body.error.message
+    assert body.request_id == name
 
 
 def test_a_client_that_waits_for_the_whole_answer_may_leave_too(slow: Slow) -> None:

@@ -50,12 +50,14 @@ class GuardedServer(Server):
         clients: Sequence[str] = (),
         guests: Sequence[str] = (),
         yard: str = "main",
+        batches: bool = False,
         options: Sequence[object] = (),
     ) -> None:
         super().__init__(name, required(name), folder, aof=True)
         variables = {f"PASSWORD_{user.upper()}": user for user in (*users, *clients, *guests)}
         variables |= {"SERVER": str(required(name)), "FOLDER": str(folder)}
         variables |= {"CLIENTS": " ".join(clients), "GUESTS": ",".join(guests), "YARD": yard}
+        variables |= {"GATEWAY_BATCHES": "on"} if batches else {}
         self._command = ["env", *(f"{key}={value}" for key, value in variables.items())]
         self._command += [str(DEPLOY / "start-redis.sh"), "--port", str(self.port)]
         self._command += ["--bind", "127.0.0.1", "--dir", str(folder), *map(str, options)]

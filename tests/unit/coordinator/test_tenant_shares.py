@@ -68,6 +68,7 @@ class TestOrder:
 
     def test_long_requests_count_for_more(self) -> None:
         shares = in_line({"a": 0.0, "b": 0.0})
+        shares.state("b").usual = 60
         long = [queued("b", number, tokens=30, max_output=60) for number in range(99)]
 
         assert Counter(order(holding(shares, [*flood("a"), *long]), 40)) == {"a": 30, "b": 10}

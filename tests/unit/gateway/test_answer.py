@@ -48,11 +48,15 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 10))
 
 
-def answer(connection: Connection, *, after: int = 0, keep_alive_s: float = 60.0) -> Answer:
+def answer(
+    connection: Connection,
+    *,
+    path: str = "/v1/completions",
+    after: int = 0,
+    keep_alive_s: float = 60.0,
+) -> Answer:
     context = RequestContext(NAME, "http", 0.0)
-    return Answer(
-        connection.send, context, "/v1/completions", after=after, keep_alive_s=keep_alive_s
-    )
+    return Answer(connection.send, context, path, after=after, keep_alive_s=keep_alive_s)
 
 
 def body(text: bytes, *, more: bool = True) -> Any:
@@ -196,7 +200,34 @@ def test_the_sdks_see_no_event_in_a_comment() -> None:
         assert [one.data for one in seen] == ["{}", "{}"]
 
 
-def test_the_errors_of_messages_have_their_own_form() -> None:
-    error = json.loads(FULL.body("/v1/messages"))
-    assert error["type"] == "error"
-    assert error["error"]["type"] == "rate_limit_error"
+@pytest.mark.parametrize(
+    ("of_queue", "status", "message"),
+    [
+        (GatewayError(504, "timeout_error", "too late"), "timeout_error", "too late"),
+        (None, "api_error", "no valid JSON"),
+    ],
+    ids=["of-the-queue", "of-the-front-end"],
+)
+def test_an_error_inside_a_stream_of_messages_has_anthropics_form(
+    of_queue: GatewayError | None, status: str, message: str
+) -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        one = answer(connection, path="/v1/messages")
+        await one.send(head())
+        one._context.ticket.accept()
+        await one.send(body(b"event: message_start\ndata: {}\n\n"))
+        one._context.ticket.error = of_queue
+        theirs = {"type": "error", "error": {"type": "internal_error", "message": "no valid JSON"}}
+        event = b"event: error\ndata: %s\n\n" % json.dumps(theirs).encode()
+        await one.send(body(event, more=False))
+        *_, last = connection.body.decode().rstrip().split("\n\n")
+        name, kind, data = last.split("\n")
+        assert (name, kind) == (f"id: {NAME}:2", "event: error")
+        assert json.loads(data.removeprefix("data: ")) == {
+            "type": "error",
+            "error": {"type": status, "message": message},
+            "request_id": NAME,
+        }
+
+    run(scenario())

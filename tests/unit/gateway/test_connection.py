@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -144,6 +145,16 @@ def test_a_request_that_comes_byte_by_byte_is_refused(parts: list[bytes]) -> Non
     async def test(app: App, port: int) -> None:
         answer = await said(port, *parts, pause_s=0.02)
         assert answer.startswith(b"HTTP/1.1 408"), answer
+
+    run(test, receive_s=0.3)
+
+
+def test_a_slow_request_for_a_message_is_refused_in_anthropics_form() -> None:
+    async def test(app: App, port: int) -> None:
+        ask = post(100).replace(b"POST / ", b"POST /v1/messages?beta=true ")
+        head, _, body = (await said(port, ask, *[b"x"] * 100, pause_s=0.02)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408"), head
+        assert json.loads(body)["type"] == "error"
 
     run(test, receive_s=0.3)
 

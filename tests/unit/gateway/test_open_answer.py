@@ -44,7 +44,7 @@ def body(part: bytes, *, more: bool = True) -> Any:
 def test_a_stream_ends_with_a_hint_and_is_not_completed() -> None:
     async def scenario() -> None:
         server = Server()
-        one = OpenAnswer(server.send, "/v1/completions")
+        one = OpenAnswer(server.send)
         await one.send(head(b"text/event-stream; charset=utf-8"))
         await one.send(body(EVENT))
         await one.interrupt()
@@ -62,14 +62,14 @@ def test_a_stream_ends_with_a_hint_and_is_not_completed() -> None:
 def test_an_answer_that_has_not_begun_is_503() -> None:
     async def scenario() -> None:
         server = Server()
-        one = OpenAnswer(server.send, "/v1/messages")
+        one = OpenAnswer(server.send)
         await one.interrupt()
         await one.send(head(b"application/json"))
         await one.send(body(b"{}", more=False))
         start, _ = server.messages
         assert start["status"] == 503
         assert dict(start["headers"])[b"retry-after"] == b"1"
-        assert json.loads(server.body)["error"]["type"] == "overloaded_error"
+        assert json.loads(server.body)["error"]["type"] == "service_unavailable_error"
 
     run(scenario())
 
@@ -78,7 +78,7 @@ def test_an_answer_that_has_not_begun_is_503() -> None:
 def test_an_answer_that_is_over_stays_as_it_is(kind: bytes) -> None:
     async def scenario() -> None:
         server = Server()
-        one = OpenAnswer(server.send, "/v1/completions")
+        one = OpenAnswer(server.send)
         await one.send(head(kind))
         await one.send(body(b"{}", more=False))
         await one.interrupt()
@@ -91,7 +91,7 @@ def test_an_answer_that_is_over_stays_as_it_is(kind: bytes) -> None:
 def test_no_hint_is_written_into_what_is_no_stream() -> None:
     async def scenario() -> None:
         server = Server()
-        one = OpenAnswer(server.send, "/v1/files/file-1/content")
+        one = OpenAnswer(server.send)
         await one.send(head(b"application/octet-stream"))
         await one.send(body(b"half"))
         await one.interrupt()

@@ -31,7 +31,7 @@ def get(path: str, keys: Literal["off", "required"] = "off") -> httpx.Response:
         front_ends = FrontEnds(queue)
         watch = ModelWatch(queue, front_ends, settings.refresh_s)
         app: Any = Gateway(settings, queue, front_ends, watch, cast(Any, None))
-        transport = httpx.ASGITransport(app)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
             await client.get("/livez")
             return await client.get(path)
@@ -54,3 +54,23 @@ def test_metrics_are_served_where_anybody_may_ask() -> None:
 
 def test_with_keys_metrics_are_not_for_clients() -> None:
     assert get("/metrics", keys="required").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("keys", "status", "kind"),
+    [("required", 401, "authentication_error"), ("off", 404, "not_found_error")],
+)
+def test_the_clients_of_messages_get_errors_that_they_can_read(
+    keys: Literal["off", "required"], status: int, kind: str
+) -> None:
+    answer = get("/v1/messages", keys)
+    assert answer.status_code == status
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == kind
+    assert answer.json()["request_id"] == answer.headers["request-id"]
+
+
+def test_a_fault_of_the_gateway_is_an_error_in_json() -> None:
+    answer = get("/health")  # this one has nobody to ask
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"

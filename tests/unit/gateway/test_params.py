@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.http.errors import GatewayError
@@ -138,6 +140,38 @@ def test_defaults_stay_off_the_wire() -> None:
     assert request_fields(Request(id="q", prompt="x", params=params))["params"] == (
         b'{"detokenize":true}'
     )
+
+
+def of_older_vllm(*missing: str, **defaults: Any) -> Any:
+    """The parameters of a request that gives none, of a vLLM with other ones."""
+    params = vllm_params()
+    named = [name for name in params.__struct_fields__ if name not in missing]
+    values = {name: getattr(params, name) for name in named} | defaults
+    fields = [
+        (name, Any, msgspec.field(default_factory=partial(values.get, name)))
+        for name in named
+        if name not in defaults
+    ]
+    return msgspec.defstruct(
+        "SamplingParams", [*fields, *((k, Any, v) for k, v in defaults.items())]
+    )()
+
+
+def test_an_older_vllm_has_fewer_parameters() -> None:
+    from gateway.frontend.params import wire_params
+
+    new = {"watermarking", "prompt_logprob_token_ids", "prompt_logprob_start"}
+    params = of_older_vllm(*new)
+    assert wire_params(params, detokenize=True) == wire_params(vllm_params(), detokenize=True)
+
+
+def test_what_a_vllm_does_by_itself_is_not_asked_for() -> None:
+    from gateway.frontend.params import wire_params
+
+    params = of_older_vllm(watermarking=True)  # as in 0.30 and 0.31
+    assert wire_params(params, detokenize=True).watermarking is None
+    params.watermarking = False
+    assert wire_params(params, detokenize=True).watermarking is False
 
 
 def test_every_refused_parameter_is_internal_or_refused_here() -> None:

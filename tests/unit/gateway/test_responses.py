@@ -73,6 +73,17 @@ def test_a_tap_completes_each_response_wherever_a_stream_is_cut() -> None:
     assert DELTA in expected
 
 
+@pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
+def test_the_last_event_of_a_stream_has_the_final_response(kind: str) -> None:
+    # vLLM sends the second from 0.33 on, where the text was cut.
+    sink = Sink()
+    sink.feed(event("response.created"), DELTA)
+    assert sink.tap.final is None
+    sink.feed(event(kind))
+    assert sink.tap.final is not None
+    assert sink.tap.final["previous_response_id"] == "resp_before"
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "status"),
     [

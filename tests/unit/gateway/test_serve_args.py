@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -32,3 +34,14 @@ def test_each_argument_of_a_front_end_is_taken_or_refused() -> None:
     assert told - front_end - engine == set(), "vLLM has these no longer"
     assert set(OF_ENGINE) <= engine
     assert not set(TAKEN) & set(REFUSED)
+
+
+def test_the_arguments_are_found_where_a_newer_vllm_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adder_tokenizer()  # sets vLLM's environment first
+    from gateway.frontend import models
+
+    newer = ModuleType("cli_args")
+    monkeypatch.setitem(sys.modules, "vllm.entrypoints.common.cli_args", newer)
+    assert models._cli_args() is newer

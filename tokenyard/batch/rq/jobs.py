@@ -36,6 +36,8 @@ _PERFORM: Final = "tokenyard.batch.rq.work.perform"
 #: For batches of a gateway, whose lines are asked by its front end.
 PERFORM_FOR_GATEWAYS: Final = "gateway.batches.work.perform"
 _FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
+#: Temporary folders of jobs whose storage cannot append.
+FOLDER_PREFIX: Final = "tokenyard-batch-"
 _SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
 _FAILED: Final = "tokenyard.batch.rq.callbacks.failed"
 #: A field of RQ's hash of a job: cancellation is requested.
@@ -45,6 +47,8 @@ KEEP_S: Final = 30 * 24 * 3600
 CALLBACK_TIMEOUT_S: Final = 120
 #: Pauses before the retries of a failed job, in seconds.
 _PAUSES: Final = (0, 10, 30, 60, 120)
+#: Workers give signs of life every five seconds; RQ waits for a minute.
+_SILENT: Final = datetime.timedelta(minutes=2)
 _LOOK_EVERY_S: Final = 0.5
 _REGISTRIES: Final = (
     "started_job_registry",
@@ -281,6 +285,14 @@ def submit_batch(
 def order_of(job: Job) -> JobOrder:
     """The arguments of a job."""
     return msgspec.convert(job.kwargs["order"], JobOrder)
+
+
+def is_attended(job: Job) -> bool:
+    """Whether a worker runs a job, and has shown so lately."""
+    heartbeat = job.last_heartbeat
+    if job.get_status(refresh=False) is not JobStatus.STARTED or heartbeat is None:
+        return False
+    return datetime.datetime.now(datetime.UTC) - heartbeat < _SILENT
 
 
 def describe(job: Job) -> dict[str, Any]:

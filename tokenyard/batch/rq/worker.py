@@ -23,9 +23,10 @@ from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
 # Imported before RQ forks, so that a job starts immediately.
-from tokenyard.batch.rq.jobs import queue_name
+from tokenyard.batch.rq.jobs import FOLDER_PREFIX, queue_name
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
+from tokenyard.process.owned_folder import remove_abandoned
 
 #: Heartbeat of a running job; RQ abandons it a minute after the last one.
 _MONITOR_S: Final = 5
@@ -130,5 +131,6 @@ def run_worker(
 ) -> bool:
     """Run jobs until stopped, or with ``burst`` until none is left; whether any ran."""
     bind_forked_children()
+    remove_abandoned(FOLDER_PREFIX)
     options: dict[str, Any] = {"burst": burst, "with_scheduler": True}
     return bool(BatchWorker(url, yard, connection, name).work(**options))

@@ -25,6 +25,7 @@ from tokenyard.cli.up.engine_options import (
 from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up.progress import spinner
+from tokenyard.process.extras import why_no_gateway
 from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
@@ -117,7 +118,8 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
 @click.option(
     "--gateway/--no-gateway",
     default=None,
-    help="Whether to run a gateway, and a worker for its batches.  [default: with engine vllm]",
+    help="Whether to run a gateway, and a worker for its batches."
+    "  [default: with engine vllm, if it is new enough]",
 )
 @worker_option("grace_s", "Time for running requests to finish on a stop.", click.FloatRange(0))
 @worker_option("start_timeout_s", "Longest wait for the workers' engines.", click.FloatRange(1))
@@ -155,7 +157,10 @@ def up(
     slots, used = count_workers(engine, device, devices, workers)
     if gateway and engine != "vllm":
         raise click.UsageError("--gateway needs --engine vllm: it uses the model's tokenizer")
-    has_gateway = gateway is not False and engine == "vllm"
+    wants_gateway = gateway is not False and engine == "vllm"
+    why_none = why_no_gateway() if wants_gateway else ""
+    if gateway and why_none:
+        raise click.UsageError(f"--gateway: {why_none}")
     plan = LocalPlan(
         yard=choice.yard,
         redis_url=choice.redis_url,
@@ -174,11 +179,13 @@ def up(
         start_timeout_s=start_timeout_s,
         name=name or default_name("worker"),
         enforce_eager=example,
-        http_port=choose_http_port(http_port) if has_gateway else None,
+        http_port=choose_http_port(http_port) if wants_gateway and not why_none else None,
         debug=choice.debug,
     )
     # With --json, standard output is only JSON.
     console = HarmlessConsole(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
+    if why_none:
+        console.print(f"No gateway: {why_none}.")
     Foreground(plan, console, used, as_json=as_json).run()
 
 

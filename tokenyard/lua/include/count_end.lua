@@ -9,7 +9,7 @@ local function count_end(prefix, tenant, model, status, used)
   elseif status ~= 'completed' then
     counts.failed = 1
   else
-    local FIRST, MOST, key = 512, 1e9, prefix .. 'tenant:' .. tenant
+    local FIRST, MOST, key = 32, 1e9, prefix .. 'tenant:' .. tenant
     local usual = tonumber(redis.call('HGET', key, 'usual') or FIRST)
     if not usual or not (usual >= 0 and usual <= MOST) then usual = FIRST end
     redis.call('HSET', key, 'usual', string.format('%.1f', usual + (used.output - usual) / 8))

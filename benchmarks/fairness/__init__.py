@@ -1,0 +1,1 @@
+"""Compares ways to share a yard among tenants."""

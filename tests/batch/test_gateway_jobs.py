@@ -1,0 +1,105 @@
+"""Batches of gateways whose workers are gone for good."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import rq
+
+from gateway.batches.asked import read_batch
+from gateway.batches.files import FileStore, name_of, new_id
+from gateway.batches.folder import FolderStorage
+from gateway.batches.jobs import BatchJobs
+from gateway.batches.records import BatchRecord
+from gateway.http.principal import Principal
+from tests.support.builders import random_name
+from tests.support.servers import Server
+from tokenyard.batch.rq.jobs import BatchQueue
+from tokenyard.batch.state import BatchSpec, BatchState
+from tokenyard.broker.connection import open_connection
+
+TENANT = "research"
+#: Long ago enough for the window, and the time that a worker gets to say that it is over.
+LONG_AGO_S = 3600 + 200
+
+
+class Jobs:
+    """A gateway's view of one batch, and RQ's."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.storage = FolderStorage(folder)
+        self.url, self.yard = url, random_name("yard")
+        self.jobs = BatchJobs(self.storage, FileStore(self.storage), url, self.yard)
+
+    def submit(self, created_at: float) -> BatchRecord:
+        body = {"input_file_id": new_id(), "endpoint": "/v1/completions"}
+        asked = read_batch(body | {"completion_window": "1h"}, "http", None, int(created_at))
+        self.jobs.submit(Principal(TENANT), asked)
+        self.storage.write(name_of(TENANT, asked.output_file_id), b"{}\n")
+        return asked
+
+    def begin(self, record: BatchRecord, heartbeat_age_s: float) -> None:
+        """Let a worker take the job, and be silent since."""
+        with open_connection(self.url) as connection:
+            job = BatchQueue(connection, self.yard).find(record.id)
+            job.meta["status"] = "in_progress"
+            job.save_meta()  # type: ignore[no-untyped-call]
+            job.set_status(rq.job.JobStatus.STARTED)
+            now = datetime.datetime.now(datetime.UTC)
+            job.heartbeat(now - datetime.timedelta(seconds=heartbeat_age_s), 60)
+
+    def forget(self, record: BatchRecord) -> None:
+        with open_connection(self.url) as connection:
+            BatchQueue(connection, self.yard).find(record.id).delete()
+
+
+@pytest.fixture
+def jobs(valkey_broker: Server, tmp_path: Path) -> Jobs:
+    return Jobs(valkey_broker.url, tmp_path)
+
+
+@pytest.mark.parametrize("heartbeat_age_s", [None, 600.0], ids=["waits", "worker-is-gone"])
+def test_a_batch_that_nobody_runs_expires_with_what_it_has(
+    jobs: Jobs, heartbeat_age_s: float | None
+) -> None:
+    record = jobs.submit(time.time() - LONG_AGO_S)
+    if heartbeat_age_s is not None:
+        jobs.begin(record, heartbeat_age_s)
+    found = jobs.jobs.describe(TENANT, record)
+
+    assert found["status"] == "expired"
+    assert found["expired_at"] == found["expires_at"] == record.created_at + 3600
+    assert found["output_file_id"] == record.output_file_id
+    assert found["error_file_id"] is None
+    assert jobs.jobs.is_over(TENANT, record)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "heartbeat_age_s"), [(LONG_AGO_S, 1.0), (60.0, 600.0)], ids=["runs", "has-time"]
+)
+def test_a_batch_that_may_go_on_does_not_expire(
+    jobs: Jobs, age_s: float, heartbeat_age_s: float
+) -> None:
+    record = jobs.submit(time.time() - age_s)
+    jobs.begin(record, heartbeat_age_s)
+
+    assert jobs.jobs.describe(TENANT, record)["status"] == "in_progress"
+    assert not jobs.jobs.is_over(TENANT, record)
+
+
+def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> None:
+    record = jobs.submit(time.time())
+    output = name_of(TENANT, record.output_file_id)
+    state = BatchState(
+        id=record.id, spec=BatchSpec(input="in", output=output), status="in_progress"
+    )
+    state.times["opened"] = time.time()
+    jobs.storage.write(f"{output}.state", msgspec.json.encode(state))
+    jobs.forget(record)
+    found = jobs.jobs.describe(TENANT, record)
+
+    assert (found["status"], found["output_file_id"]) == ("failed", record.output_file_id)
