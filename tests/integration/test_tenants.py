@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import coordinator.dispatch.tenant_intakes
+from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
 from tests.support.builders import make_request
 from tests.support.servers import Server
 from tests.support.tenants import TenantYard, commands, tenant_yard, tenants
@@ -71,7 +72,7 @@ class TestShares:
         worker = yard.worker(lane_limit=4)
         yard.ask("a", 10, tokens=10, output=400)
         yard.lead()
-        assert yard.service("a") == 4 * (10 + 2 * 400)
+        assert yard.service("a") == 4 * (10 + 2 * USUAL_AT_FIRST)
 
         yard.run(worker, 10, output=3)
 
