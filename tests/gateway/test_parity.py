@@ -26,6 +26,8 @@ WAYS: Final[Mapping[str, dict[str, Any]]] = {
     "usage": {"stream": True, "stream_options": USAGE},
     "usages": {"stream": True, "stream_options": USAGE | {"continuous_usage_stats": True}},
 }
+#: Times that both are asked again where vLLM has merged outputs, as it does on a busy machine.
+MOST_MERGED: Final = 4
 ASKED: Final = [
     (name, way)
     for name, (path, _) in GENERATED.items()
@@ -61,6 +63,11 @@ def refuse_alike(path: str, ours: Asked, theirs: Asked) -> None:
 @pytest.mark.parametrize(("name", "way"), ASKED)
 def test_answers_are_equal(door: Door, vllm: str, name: str, way: str) -> None:
     ours, theirs = both(door, vllm, GENERATED[name], **WAYS[way])
+    for _ in range(MOST_MERGED):
+        if len(ours.events) == len(theirs.events):
+            break
+        # vLLM has merged outputs of several steps, of which some of its parsers make other events.
+        ours, theirs = both(door, vllm, GENERATED[name], **WAYS[way])
 
     assert ours.status == theirs.status == 200, (ours, theirs)
     assert ours.kind == theirs.kind

@@ -27,6 +27,7 @@ from tests.support.builders import make_request, random_name
 from tests.support.processes import Plant, Program
 from tests.support.servers import Server, ServerName
 from tests.support.waiting import eventually
+from tokenyard.admin.snapshot import read_yard
 from tokenyard.protocol.replies import decode_reply
 from tokenyard.protocol.wire import Request, SamplingParams
 
@@ -67,6 +68,11 @@ class Slow:
         """Requests in the intake."""
         return int(self.plant.connection.xlen(self.plant.keys.intake("normal")))
 
+    def has_full_lane(self) -> bool:
+        """Whether the worker takes no more."""
+        [worker] = read_yard(self.plant.connection, self.plant.keys).workers
+        return worker.info is not None and worker.lane >= worker.info.lane_limit
+
     def cancel(self, asked: list[Request]) -> None:
         """Cancel requests, and wait until there is room again."""
         for request in asked:
@@ -105,8 +111,11 @@ def slow(
 def full(slow: Slow) -> Iterator[Slow]:
     """The yard with no room left."""
     params = SamplingParams(max_tokens=900)
-    asked = [make_request(model="speaker", params=params) for _ in range(4 * ROOM)]
-    slow.plant.push_all(asked)
+    asked = [make_request(model="speaker", params=params) for _ in range(8 * ROOM)]
+    # What comes before the lane is full may be cut to the bound, and then leave room for the lane.
+    slow.plant.push_all(asked[: 4 * ROOM])
+    eventually(slow.has_full_lane)
+    slow.plant.push_all(asked[4 * ROOM :])
     eventually(lambda: slow.waiting() >= ROOM)
     yield slow
     slow.cancel(asked)
