@@ -43,8 +43,8 @@ def shortcomings(
             yield "no recovery was measured: no killed worker had a stream under way"
         elif kind == "gateway kill" and not any(one.resumed for one in history.stories.values()):
             yield "no stream over HTTP was continued: no killed gateway had one under way"
-        elif kind == "worker kill" and tenants and not tenants_hit(history):
-            yield "no killed worker had a request of a tenant"
+    if tenants and "worker kill" in hit and not tenants_hit(history):
+        yield "no killed worker had a request of a tenant"
 
 
 def _missed(planned: Sequence[Planned], history: History) -> Iterator[str]:
