@@ -36,8 +36,9 @@ _PRESENT: Final = (
     *map("waiting:{}".format, PRIORITY_CLASSES),
 )
 _SUMS: Final = ("tenants_waiting", *map("tenants_waiting:{}".format, PRIORITY_CLASSES))
-_WAIT: Final = "wait:"
-RETRY: Final = "intake:retry"
+_WAIT: Final = "wait:"  # the counts of first dispatches
+_LANE: Final = "lane:"
+_RETRY: Final = "intake:retry"
 
 
 class Account(Struct):
@@ -126,7 +127,7 @@ def check_accounts(
 
 
 def _at_rest(accounts: Accounts) -> Iterator[Violation]:
-    whose = ("", "")
+    whose = ("tenants", "")
     if accounts.line:
         yield Violation("count", whose, f"the line has {accounts.line}")
     for what, count in accounts.sums.items():
@@ -161,7 +162,7 @@ def used_by_tenant(history: History) -> defaultdict[str, Counter[str]]:
         if story.asked is None or not story.asked.tenant:
             continue
         used = owed[story.asked.tenant]
-        used["dispatched"] += any(one.place.startswith("lane:") for one in story.moved)
+        used["dispatched"] += any(one.place.startswith(_LANE) for one in story.moved)
         for result in itertools.islice(story.results, 1):
             used["requests"] += 1
             used["out"] += len(result.tokens)
@@ -183,8 +184,8 @@ def _tokens_in(story: Story, asked: Asked) -> int:
     if result.status != "cancelled":
         return 0
     # Copies of a request come into other intakes at any time.
-    places = [one.place for one in story.moved if one.place.startswith(("lane:", RETRY))]
-    is_assigned = bool(places) and places[-1] != RETRY
+    places = [one.place for one in story.moved if one.place.startswith((_LANE, _RETRY))]
+    is_assigned = bool(places) and places[-1] != _RETRY
     return _estimate(asked) if is_assigned or result.tokens else 0
 
 
