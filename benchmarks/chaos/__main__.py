@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,7 @@ from typing import Any, Final, get_args
 import click
 import msgspec
 
+from benchmarks.chaos.accounts import Accounts, check_accounts, tenants_of_a_run
 from benchmarks.chaos.answers import Answers
 from benchmarks.chaos.check import History, Report, check, gather, report, timeline
 from benchmarks.chaos.faults import FAST, SLOW, Part, Planned, schedule
@@ -50,12 +51,14 @@ from benchmarks.yard import ServerName
 from tokenyard.process.extras import why_no_gateway
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
+from tokenyard.protocol.tenants import TenantSettings
 
 CLIENTS: Final = 3
 THREADS: Final = 24
 LONG_THREADS: Final = 6
 HTTP_THREADS: Final = 16
 HTTP_LONG_THREADS: Final = 8
+TENANTS: Final = 3
 QUICK_S: Final = 6.0
 #: Seconds from the last repair to the last answer.
 PATIENCE_S: Final = 90.0
@@ -79,6 +82,7 @@ class Run:
     timing: Timing
     parts: Sequence[Part]
     has_gateways: bool
+    tenants: Mapping[str, TenantSettings]
     folder: Path
 
     @property
@@ -100,6 +104,7 @@ class Outcome:
     history: History
     stale_refused: int
     left_over: int
+    accounts: Accounts
     recovery_s: dict[str, list[float]]  # by kind of fault
     shortcomings: list[str]  # what the run did not try, in words
 
@@ -121,6 +126,10 @@ class Outcome:
             "wrong": found.count("wrong"),
             "wrong_status": found.count("status"),
             "gaps": found.count("gap", "repeat"),
+            "wrong_tenant": found.count("tenant"),
+            "wrong_counts": found.count("count"),
+            "of_tenants": found.of_tenants,
+            "charged_again": found.charged_again,
             "stale_refused": self.stale_refused,
             "kills": found.kills.total(),
             "missed": len(self.history.missed),
@@ -147,27 +156,31 @@ def perform(run: Run) -> Outcome:
         tell(f"the yard serves after {time.monotonic() - began:.0f} s")
         play(run, plant)
         tell(f"all is over after {time.monotonic() - began:.0f} s")
+        accounts = plant.accounts()
         left_over = plant.left_over()
     finally:
         plant.stop()
     history = gather(events(run.folder, plant))
     violations = check(history, Answers(run.engine))
+    violations += check_accounts(history, accounts, run.tenants)
     return Outcome(
         report(history, violations),
         history,
         stale_refused(plant.logs),
         left_over,
+        accounts,
         {
             kind: [one for found in recoveries(history, kind) for one in found.seconds]
             for kind in RECOVERIES
         },
-        list(shortcomings(run.schedule(), history, run.seconds, run.parts)),
+        list(shortcomings(run.schedule(), history, run.seconds, run.parts, run.tenants)),
     )
 
 
 def play(run: Run, plant: Plant) -> None:
     """Apply load and faults together, then wait until all requests are answered."""
     stop = run.folder / "stop"
+    plant.set_tenants(run.tenants)
     plant.start_clients(client_commands(run, plant, stop))
     plant.wait_for_tokens()
     history = HistoryWriter(run.folder / "faults.jsonl")
@@ -195,6 +208,7 @@ def client_commands(run: Run, plant: Plant, stop: Path) -> Iterator[list[str]]:
             long_threads=LONG_THREADS,
             pause_s=run.pause_s,
             history=str(run.folder / f"client-{number}.jsonl"),
+            tenants=["", *run.tenants],
         )
         yield command("benchmarks.chaos.load", settings)
     if run.has_gateways:
@@ -236,6 +250,8 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
     rows: list[tuple[str, object]] = [
         ("accepted", found.accepted),
         ("  over HTTP", found.over_http),
+        ("  of tenants", found.of_tenants),
+        ("    charged more than once", found.charged_again),
         ("results", found.results),
         ("  cancelled among them", found.cancelled),
         ("  of deleted entries", found.entries_lost),
@@ -245,6 +261,8 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
         ("token gaps", found.count("gap")),
         ("token repeats", found.count("repeat")),
         ("wrong HTTP statuses", found.count("status")),
+        ("with a wrong tenant", found.count("tenant")),
+        ("tenants with wrong counts", found.count("count")),
         ("streams over HTTP continued", found.resumed),
         ("  after the hint of a stopped gateway", found.hinted),
         ("stale writes refused", outcome.stale_refused),
@@ -291,6 +309,14 @@ def print_violations(outcome: Outcome) -> None:
     default=None,
     help="A load over HTTP, too, and two gateways.  [default: where the gateway's extra is]",
 )
+@click.option(
+    "--tenants",
+    "tenants",
+    type=click.IntRange(0, 1000),
+    default=TENANTS,
+    show_default=True,
+    help="Of the clients of Redis, beside requests without a tenant.",
+)
 @click.option("--default-timing", is_flag=True, help="Leases as by default, not short ones.")
 @click.option("--keep", is_flag=True, help="Keep history and logs of a clean run, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
@@ -303,6 +329,7 @@ def main(
     parts: tuple[Part, ...],
     *,
     has_gateways: bool | None,
+    tenants: int,
     default_timing: bool,
     keep: bool,
     as_json: bool,
@@ -321,6 +348,7 @@ def main(
         timing=DEFAULTS if default_timing else Timing(),
         parts=parts or [one for one in get_args(Part) if has_gateways or one != "gateway"],
         has_gateways=has_gateways,
+        tenants=tenants_of_a_run(tenants),
         folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),
     )
     # Otherwise each worker that crashes on purpose leaves a core file.

@@ -92,6 +92,7 @@ def to_request(asked: Asked, reply_to: str = "") -> Request:
         ),
         stream=asked.stream,
         reply_to=reply_to,
+        tenant=asked.tenant,
     )
 
 

@@ -11,6 +11,8 @@ gap     a reader, or the published stream itself, skips tokens; or a stream over
         event, or ends as if it were whole
 repeat  … gets tokens twice
 status  a gateway answers with a status that it may not give
+tenant  a request is in the intake of another tenant, or charged to it
+count   a counter of tenants differs from the history (`benchmarks.chaos.accounts`)
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from benchmarks.chaos.history import (
     Born,
     Broken,
     CancelAsked,
+    Charged,
     Ended,
     Event,
     Fault,
     Joined,
     Key,
+    Lifted,
     Missed,
     Moved,
     Published,
@@ -64,6 +68,7 @@ class Story:
     ended: dict[str, list[Ended]] = field(default_factory=lambda: defaultdict(list))
     published: list[Published] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    charged: list[Charged] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)
     resumed: list[Resumed] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
@@ -85,6 +90,16 @@ class Story:
         """Whether a gateway was asked."""
         return self.asked is not None and bool(self.asked.key)
 
+    @property
+    def is_of_tenant(self) -> bool:
+        """Whether it has a tenant."""
+        return self.asked is not None and bool(self.asked.tenant)
+
+    @property
+    def lanes(self) -> int:
+        """How many times it came to a lane."""
+        return sum(one.place.startswith("lane:") for one in self.moved)
+
     def take(self, event: Event) -> None:
         """Add one of this request's events."""
         match event:
@@ -96,6 +111,11 @@ class Story:
                 self.is_cancelled = True
             case Trimmed():
                 self.is_trimmed = True
+            case _:
+                self._keep(event)
+
+    def _keep(self, event: Event) -> None:
+        match event:
             case Seen():
                 self.seen[event.reader].append(event)
             case Ended():
@@ -104,6 +124,8 @@ class Story:
                 self.published.append(event)
             case Moved():
                 self.moved.append(event)
+            case Charged():
+                self.charged.append(event)
             case Trouble():
                 self.trouble.append(event)
             case Resumed():
@@ -120,6 +142,7 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
     workers: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # by pid
+    lifts: Counter[str] = field(default_factory=Counter)  # by tenant
 
 
 def gather(events: Iterable[Event]) -> History:
@@ -133,6 +156,8 @@ def gather(events: Iterable[Event]) -> History:
                 history.missed.append(event)
             case Born():
                 continue
+            case Lifted():
+                history.lifts[event.tenant] += 1
             case Joined():
                 history.workers[event.pid].add(event.worker)
             case _:
@@ -155,6 +180,7 @@ def _check(
     yield from _check_results(story)
     if story.asked is not None:
         yield from _check_answers(story, answer_to(story.asked))
+        yield from _check_tenant(story, story.asked.tenant)
     yield from _check_published(story)
     yield from ((one.kind, one.what) for one in story.broken)
     for reader in story.seen.keys() | story.ended.keys():
@@ -195,6 +221,16 @@ def _fault_of(result: Ended, answer: Answer, story: Story) -> str:
     if not is_cut:
         return f"{result.status} {result.code}"
     return "" if answer.begins_with(result.tokens) else f"{result.status} with other tokens"
+
+
+def _check_tenant(story: Story, tenant: str) -> Iterator[tuple[ViolationKind, str]]:
+    for one in story.moved:
+        owner = one.place.partition(":")[2].partition(":")[2]
+        if one.tenant != tenant or owner not in ("", tenant):
+            yield "tenant", f"of {tenant!r}, in {one.place} as of {one.tenant!r}"
+    for charge in story.charged:
+        if charge.tenant != tenant:
+            yield "tenant", f"of {tenant!r}, charged to {charge.tenant!r}"
 
 
 def _check_published(story: Story) -> Iterator[tuple[ViolationKind, str]]:
@@ -264,6 +300,8 @@ class Report:
     cancelled: int
     entries_lost: int
     over_http: int  # of the accepted
+    of_tenants: int  # of the accepted
+    charged_again: int  # of these, after an attempt that was lost
     resumed: int  # streams over HTTP that went on behind an event
     hinted: int  # of these, behind the hint of a gateway that stopped
     violations: Sequence[Violation]
@@ -286,6 +324,8 @@ def report(history: History, violations: Sequence[Violation]) -> Report:
             for story in stories
         ),
         over_http=sum(story.is_accepted and story.is_over_http for story in stories),
+        of_tenants=sum(story.is_accepted and story.is_of_tenant for story in stories),
+        charged_again=sum(story.is_of_tenant and story.lanes > 1 for story in stories),
         resumed=sum(bool(story.resumed) for story in stories),
         hinted=sum(any(one.hints for one in story.resumed) for story in stories),
         violations=violations,
@@ -301,7 +341,7 @@ def timeline(story: Story) -> Iterator[str]:
     began = story.asked.at if story.asked else 0.0
     if story.asked:
         yield f"+0.000 {story.asked}"
-    timed = [(one.at, one) for one in own if not isinstance(one, Joined)]
+    timed = [(one.at, one) for one in own if not isinstance(one, Joined | Charged | Lifted)]
     for at, event in sorted(timed, key=lambda pair: pair[0]):
         yield f"{at - began:+.3f} {_line(event)}"
 

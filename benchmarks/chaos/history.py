@@ -19,7 +19,7 @@ from msgspec import Struct
 #: The error code of a request whose entry was deleted.
 ENTRY_LOST: Final = "ENTRY_LOST"
 #: See `benchmarks.chaos.check`.
-ViolationKind = Literal["lost", "twice", "wrong", "gap", "repeat", "status"]
+ViolationKind = Literal["lost", "twice", "wrong", "gap", "repeat", "status", "tenant", "count"]
 #: A request: its client and its id.
 Key = tuple[str, str]
 
@@ -49,6 +49,7 @@ class Asked(OfRequest, frozen=True, tag=True, omit_defaults=True):
     seed: int | None = None
     ignore_eos: bool = False
     key: str = ""  # its `Idempotency-Key`, if it goes over HTTP
+    tenant: str = ""
 
 
 class Accepted(OfRequest, frozen=True, tag=True):
@@ -138,7 +139,22 @@ class Joined(Struct, frozen=True, tag=True):
 class Moved(OfRequest, frozen=True, tag=True):
     """A request entered an intake or a lane (broker's record)."""
 
-    place: str  # intake:<class> or lane:<worker>
+    place: str  # intake:<class>, intake:<class>:<tenant> or lane:<worker>
+    tenant: str = ""  # by its entry
+
+
+class Charged(Struct, frozen=True, tag=True):
+    """A request was charged to a tenant (broker's record)."""
+
+    client: str
+    id: str
+    tenant: str
+
+
+class Lifted(Struct, frozen=True, tag=True):
+    """The service of a tenant that came back to the line was raised (broker's record)."""
+
+    tenant: str
 
 
 class Published(OfRequest, frozen=True, tag=True, omit_defaults=True):
@@ -150,6 +166,7 @@ class Published(OfRequest, frozen=True, tag=True, omit_defaults=True):
     status: str = ""
     worker: str = ""  # that made the result
     place: str = ""  # reply (the request's own stream) or replies (its client's)
+    prompt_tokens: int | None = None  # by the usage in a result; those of scripts have none
 
 
 Event = (
@@ -167,6 +184,8 @@ Event = (
     | Trimmed
     | Joined
     | Moved
+    | Charged
+    | Lifted
     | Published
 )
 _decoder: Final = msgspec.json.Decoder(Event)

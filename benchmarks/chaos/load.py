@@ -76,6 +76,7 @@ class LoadSettings(Struct, frozen=True, kw_only=True):
     long_threads: int  # threads that always have a long stream under way
     pause_s: float  # mean time between two requests of a thread
     history: str  # file
+    tenants: list[str]  # whose requests it sends, by chance; "" is none
 
 
 class Load:
@@ -138,6 +139,7 @@ class Load:
                 stream=is_long or (_is_streaming() and draw.random() < _STREAM_SHARE),
                 is_long=is_long,
             )
+            asked = msgspec.structs.replace(asked, tenant=draw.choice(settings.tenants))
             count += 1
             self._history.write(asked)
             way = self._plainly if is_plain else self._by_client
@@ -164,7 +166,7 @@ class Load:
         options: dict[str, Any] = {"seed": asked.seed, "max_tokens": asked.max_tokens}
         options |= {"id": asked.id, "stream": asked.stream, "temperature": 0.0}
         options["ignore_eos"] = asked.ignore_eos
-        options["priority_class"] = _class_of(asked)
+        options |= {"priority_class": _class_of(asked), "tenant": asked.tenant}
         prompt = asked.text if asked.text is not None else asked.tokens or []
         return self._insist(asked, draw, lambda: self._client.submit(prompt, **options))
 

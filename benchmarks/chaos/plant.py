@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Final
 import psutil
 import redis
 
+from benchmarks.chaos.accounts import Accounts, read_accounts
 from benchmarks.chaos.faults import Part
 from benchmarks.chaos.history import Key
 from benchmarks.chaos.record import request_of
@@ -27,11 +28,13 @@ from benchmarks.cold_start.serve import HOST, free_port
 from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
+from tokenyard.admin.intakes import intakes
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.errors import TransientError
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
+from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import WorkerInfo
 
 COORDINATORS: Final = 2
@@ -53,6 +56,8 @@ _ACQUITTAL: Final = [
 _TERM_TIMEOUT_S: Final = 60.0
 _COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
+#: Seconds until a yard whose clients are gone has ended what they left.
+_REST_S: Final = 30.0
 #: Owner of the requests of all gateways, where they need no keys.
 HTTP_CLIENT: Final = "http"
 _BUSY_STREAMS: Final = 4
@@ -385,12 +390,28 @@ class Plant:
         """
         keys, found = Keys(self.yard), []
         with self._connection(socket_timeout=10.0) as broker:
-            for name in INTAKE_CLASSES:
+            for _, name in intakes(broker, keys):
                 for entry, fields in broker.xrange(keys.intake(name)):
                     key = request_of(fields)
                     if broker.exists(keys.ledger(*key)) and broker.xdel(keys.intake(name), entry):
                         found.append(key)
         return found
+
+    def set_tenants(self, tenants: Mapping[str, TenantSettings]) -> None:
+        """Set tenants as an operator does."""
+        with self._connection(socket_timeout=10.0) as broker:
+            for name, settings in tenants.items():
+                broker.hset(Keys(self.yard).tenants, name, encode_tenant(settings))
+
+    def accounts(self) -> Accounts:
+        """What the yard counts for its tenants, as soon as it is at rest, or after a while."""
+        until = time.monotonic() + _REST_S
+        with self._connection(socket_timeout=10.0) as broker:
+            while True:
+                accounts = read_accounts(broker, Keys(self.yard))
+                if accounts.is_at_rest or time.monotonic() > until:
+                    return accounts
+                time.sleep(_POLL_S)
 
     def left_over(self) -> int:
         """Number of entries in the intakes and lanes; 0 once all requests are answered."""

@@ -14,10 +14,10 @@ from typing import Final
 import hiredis
 import msgspec
 
-from benchmarks.chaos.history import Event, Joined, Key, Moved, Published
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from benchmarks.chaos.history import Charged, Event, Joined, Key, Lifted, Moved, Published
+from tokenyard.protocol.keys import Keys, is_intake
 from tokenyard.protocol.parse import unfold
-from tokenyard.protocol.replies import Provenance, Reply, decode_replies
+from tokenyard.protocol.replies import Provenance, Reply, Usage, decode_replies
 from tokenyard.protocol.wire import DEFAULT_CLIENT, unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
 
@@ -25,6 +25,7 @@ Command = Sequence[bytes]
 _CHUNK: Final = 1 << 20
 _ENTRY_ID: Final = re.compile(rb"\d+-\d+")
 _provenance: Final = msgspec.json.Decoder(Provenance)
+_usage: Final = msgspec.json.Decoder(Usage)
 
 
 def read_commands(data_dir: Path) -> Iterator[Command]:
@@ -49,6 +50,10 @@ def record(commands: Iterator[Command], keys: Keys) -> Iterator[Event]:
         elif name == b"HSET" and command[1] == prefixes.workers:
             for worker, packed in zip(command[2::2], command[3::2], strict=True):
                 yield Joined(worker.decode(), decode_worker(packed).pid)
+        elif name == b"HSET" and b"charge" in command[2::2]:
+            yield from prefixes.charged(command)
+        elif name == b"HINCRBY" and command[2] == b"lifted":
+            yield from prefixes.lifted(command)
 
 
 class _Prefixes:
@@ -56,7 +61,9 @@ class _Prefixes:
 
     def __init__(self, keys: Keys) -> None:
         self.workers = keys.workers.encode()
-        self._intakes = {keys.intake(name).encode(): name for name in INTAKE_CLASSES}
+        self._intake = keys.intake("").encode()
+        self._tenant = keys.tenant("").encode()
+        self._ledger = keys.ledger("", "").encode().removesuffix(b"/")
         self._lane = keys.lane("").encode()
         self._replies = keys.replies("").encode()
         self._reply = keys.reply("", "").encode().removesuffix(b"/")
@@ -65,15 +72,29 @@ class _Prefixes:
         """The events in an added stream entry."""
         key = command[1]
         at, fields = _entry(command)
-        if key in self._intakes:
-            yield Moved(at, *request_of(fields), f"intake:{self._intakes[key]}")
+        intake = key.removeprefix(self._intake).decode()
+        if key.startswith(self._intake) and is_intake(intake):
+            yield Moved(at, *request_of(fields), f"intake:{intake}", _tenant(fields))
         elif key.startswith(self._lane) and b"id" in fields:
-            yield Moved(at, *request_of(fields), f"lane:{key.removeprefix(self._lane).decode()}")
+            lane = key.removeprefix(self._lane).decode()
+            yield Moved(at, *request_of(fields), f"lane:{lane}", _tenant(fields))
         elif key.startswith(self._replies):
             yield from _published(at, key.removeprefix(self._replies).decode(), fields, "replies")
         elif key.startswith(self._reply) and b"w" not in fields:  # which wakes a gateway's reader
             client, _, _ = key.removeprefix(self._reply).decode().partition("/")
             yield from _published(at, client, fields, "reply")
+
+    def charged(self, command: Command) -> Iterator[Event]:
+        """The event in a charge that was written to a ledger."""
+        if command[1].startswith(self._ledger):
+            client, _, request = command[1].removeprefix(self._ledger).decode().partition("/")
+            fields = dict(zip(command[2::2], command[3::2], strict=True))
+            yield Charged(client, request, fields[b"charge"].decode().split(" ")[3])
+
+    def lifted(self, command: Command) -> Iterator[Event]:
+        """The event in a counter of a tenant that was increased."""
+        if command[1].startswith(self._tenant):
+            yield Lifted(command[1].removeprefix(self._tenant).decode())
 
 
 def _entry(command: Command) -> tuple[float, dict[bytes, bytes]]:
@@ -91,6 +112,10 @@ def request_of(fields: Mapping[bytes, bytes]) -> Key:
     return client, fields.get(b"id", b"").decode()
 
 
+def _tenant(fields: Mapping[bytes, bytes]) -> str:
+    return unfold(fields).get(b"tenant", b"").decode()
+
+
 def _published(
     at: float, client: str, fields: dict[bytes, bytes], place: str
 ) -> Iterator[Published]:
@@ -105,6 +130,7 @@ def _published(
             reply.status or "",
             _worker(reply),
             place,
+            _usage.decode(reply.usage).prompt_tokens if reply.usage else None,
         )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from benchmarks.chaos.check import History, Story
 from benchmarks.chaos.history import Fault
+
+_LANE: Final = "lane:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +35,34 @@ def recoveries(history: History, kind: str) -> list[Recovery]:
     return found
 
 
+def tenants_hit(history: History) -> set[str]:
+    """The tenants with a request on the lane of a worker that was killed."""
+    found: set[str] = set()
+    for fault in history.faults:
+        if fault.kind.endswith((" kill", " crash")):
+            workers = {one for pid in fault.pids for one in history.workers.get(pid, ())}
+            stories = history.stories.values()
+            hit = [story.asked for story in stories if _runs_on(story, fault.at, workers)]
+            found.update(asked.tenant for asked in hit if asked and asked.tenant)
+    return found
+
+
+def _runs_on(story: Story, at: float, workers: Collection[str]) -> bool:
+    """Whether a request is on the lane of one of these workers, unfinished."""
+    lanes = [one.place for one in story.moved if one.place.startswith(_LANE) and one.at <= at]
+    if not lanes or lanes[-1].removeprefix(_LANE) not in workers:
+        return False
+    return all(one.at > at for one in story.results)
+
+
 def _streams(story: Story) -> bool:
     return story.asked is not None and story.asked.stream
 
 
 def _recovery(story: Story, killed: float, workers: set[str]) -> Iterator[float]:
     """Seconds from the kill to the first token of the next attempt, if there is one."""
-    moves = [(one.at, one.place) for one in story.moved if one.place.startswith("lane:")]
-    before = [place for at, place in moves if at <= killed]
-    after = [at for at, place in moves if at > killed]
-    if not before or not after or before[-1].removeprefix("lane:") not in workers:
-        return
-    if any(one.at <= killed for one in story.results):
+    after = [one.at for one in story.moved if one.place.startswith(_LANE) and one.at > killed]
+    if not after or not _runs_on(story, killed, workers):
         return
     if not any(one.at <= killed for one in story.published):
         return  # had not started: its waiting time is unknown

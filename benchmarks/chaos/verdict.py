@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.chaos.check import History
 from benchmarks.chaos.faults import FIRST, Kind, Part, Planned
-from benchmarks.chaos.recovery import recoveries
+from benchmarks.chaos.recovery import recoveries, tenants_hit
 
 #: Share of the schedule that may find no target, because its targets were restarting.
 MOST_MISSED: Final = 0.1
@@ -20,11 +20,15 @@ FULL_S: Final = 60.0
 
 
 def shortcomings(
-    planned: Sequence[Planned], history: History, seconds: float, parts: Collection[Part] = ()
+    planned: Sequence[Planned],
+    history: History,
+    seconds: float,
+    parts: Collection[Part] = (),
+    tenants: Collection[str] = (),
 ) -> Iterator[str]:
     """What a run did not try, in words; empty if its figures are meaningful.
 
-    ``seconds`` and ``parts`` are those of `schedule`.
+    ``seconds`` and ``parts`` are those of `schedule`, ``tenants`` those of the load.
     """
     if not any(story.is_accepted for story in history.stories.values()):
         yield "no request was accepted"
@@ -39,6 +43,8 @@ def shortcomings(
             yield "no recovery was measured: no killed worker had a stream under way"
         elif kind == "gateway kill" and not any(one.resumed for one in history.stories.values()):
             yield "no stream over HTTP was continued: no killed gateway had one under way"
+    if tenants and "worker kill" in hit and not tenants_hit(history):
+        yield "no killed worker had a request of a tenant"
 
 
 def _missed(planned: Sequence[Planned], history: History) -> Iterator[str]:

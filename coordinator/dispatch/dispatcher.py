@@ -315,6 +315,7 @@ class Dispatcher:
         """Carry out a plan; whether there was anything to do."""
         if not plan:
             return False
+        self._intake.tenants.describe({item.queued.tenant for item in plan})
         moves = [
             Move(
                 item.queued.intake,

@@ -127,6 +127,19 @@ class TenantIntakes:
         self._note_unread(empty)
         return entries
 
+    def describe(self, names: Iterable[str]) -> None:
+        """Read the settings of tenants that may not be in line: a retry is charged to one, too."""
+        strange = [name for name in names if name and name not in self._described]
+        if not strange:
+            return
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in strange:
+            pipeline.hmget(self._keys.tenant(name), _COUNTS)
+        pipeline.hmget(self._keys.tenants, strange)
+        *counts, packed = pipeline.execute()
+        self._set(strange, packed)
+        self._count(strange, counts)
+
     def is_common_wrong(self) -> bool:
         """Whether the common intakes must join the line or leave it."""
         has_requests = any(self._backlog.count(name) for name in PRIORITY_CLASSES)

@@ -32,6 +32,8 @@ def test_a_quick_run_kills_busy_workers() -> None:
     figures = json.loads(result.stdout)
     assert figures["kills_by_kind"]["worker kill"] > 0
     assert figures["recovery_p50_s"] > 0
+    assert figures["of_tenants"] > 0
+    assert (figures["wrong_tenant"], figures["wrong_counts"]) == (0, 0)
     assert result.exit_code == 0
 
 

@@ -78,6 +78,44 @@ class TestShares:
 
         assert yard.service("a") == pytest.approx(10 * (10 + 2 * 3))
 
+    def test_a_retry_is_charged_by_its_weight_by_any_leader(self, yard: TenantYard) -> None:
+        # Given a request of a tenant with a weight, whose worker is lost
+        first = yard.worker("first")
+        yard.set("a", weight=4)
+        yard.ask("a")
+        yard.lead()
+        assert yard.load(first) == 1
+        yard.connection.zadd(yard.keys.leases, {first: 0})
+        second = yard.worker("second")
+
+        # If a new leader, which has not seen its tenant in line, gives it to another worker
+        yard.lead()
+        yard.end(second, *yard.lane(second), output=20)
+
+        assert yard.service("a") == pytest.approx((10 + 2 * 20) / 4)
+
+    def test_no_charge_outlives_its_attempt(self, yard: TenantYard) -> None:
+        # Given a request without a tenant that was charged, since a tenant waited
+        first = yard.worker("first", lane_limit=1)
+        _, mine = yard.ask("", 2)
+        yard.ask("a", 9)
+        yard.lead()
+        while yard.ids(first) != [mine.id]:
+            yard.end(first, *yard.lane(first))
+            yard.rest()
+        ledger = yard.keys.ledger(mine.client, mine.id)
+        assert yard.connection.hexists(ledger, "charge")
+
+        # If its worker is lost, and it is served again when nobody else waits
+        yard.connection.delete(yard.keys.intake("normal:a"), yard.keys.line)
+        yard.connection.zadd(yard.keys.leases, {first: 0})
+        second = yard.worker("second")
+        yard.rest()
+        yard.end(second, *yard.lane(second))
+
+        assert yard.connection.hget(ledger, "state") == b"completed"
+        assert not yard.connection.hexists(ledger, "charge")
+
     def test_weights_are_effective_at_once(self, yard: TenantYard) -> None:
         worker = yard.worker(lane_limit=1)
         yard.ask("a", 80)

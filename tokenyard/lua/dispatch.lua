@@ -204,7 +204,11 @@ local function dispatch(route, ledger, entry, why, digest, charge)
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
     'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
   leave(intake, entry, route.tenant and queued_tokens_of(fields))
-  if charge then charge_to(route.lane, ledger, charge, sid, attempt) end
+  if charge then
+    charge_to(route.lane, ledger, charge, sid, attempt)
+  elseif is_retry then
+    redis.call('HDEL', ledger, 'charge') -- of an earlier attempt: its end would not settle it
+  end
   if not known[1] then
     redis.call('HSET', ledger, 'sid', sid, 'digest', digest)
   elseif not is_retry then

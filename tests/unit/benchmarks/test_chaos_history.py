@@ -16,11 +16,13 @@ from benchmarks.chaos.history import (
     Born,
     Broken,
     CancelAsked,
+    Charged,
     Ended,
     Event,
     Fault,
     HistoryWriter,
     Joined,
+    Lifted,
     Moved,
     Published,
     Seen,
@@ -324,6 +326,27 @@ def test_commands_of_the_broker_become_events() -> None:
         Published(5.0, C, ID, "result", 2, TOKENS, "completed", place="replies"),
         Published(5.0, "anon", ID, "delta", 0, TOKENS[:2], place="reply"),
         Joined("w.1", 7),
+    ]
+
+
+def test_commands_about_tenants_become_events() -> None:
+    keys = Keys("chaos")
+    fields = [b"id", ID.encode(), b"client", C.encode(), b"tenant", b"acme"]
+    ledger = keys.ledger(C, ID).encode()
+    commands = [
+        [b"XADD", keys.intake("low:acme").encode(), b"5000-0", *fields],
+        [b"XADD", keys.lane("w.1").encode(), b"5000-1", *fields],
+        [b"HSET", ledger, b"state", b"assigned"],
+        [b"HSET", ledger, b"charge", b"9.5 0.5 1 acme a model"],
+        [b"HINCRBY", keys.tenant("acme").encode(), b"lifted", b"70"],
+        [b"HINCRBY", keys.tenant("acme").encode(), b"running", b"1"],
+    ]
+
+    assert list(record(iter(commands), keys)) == [
+        Moved(5.0, C, ID, "intake:low:acme", "acme"),
+        Moved(5.0, C, ID, "lane:w.1", "acme"),
+        Charged(C, ID, "acme"),
+        Lifted("acme"),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from benchmarks.chaos.check import History, gather
@@ -47,8 +48,10 @@ def faults(kinds: Sequence[Kind] = FIRST) -> list[Event]:
     return [Fault(100.5, " ".join(kind), "host-0", [4242]) for kind in kinds]
 
 
-def told(*events: Event, seconds: float = 60, parts: Sequence[Part] = ()) -> str:
-    return "; ".join(shortcomings(PLANNED, gather(events), seconds, parts))
+def told(
+    *events: Event, seconds: float = 60, parts: Sequence[Part] = (), tenants: Sequence[str] = ()
+) -> str:
+    return "; ".join(shortcomings(PLANNED, gather(events), seconds, parts, tenants))
 
 
 def test_a_full_run_passes() -> None:
@@ -82,6 +85,22 @@ def test_a_run_in_which_no_stream_was_continued_fails() -> None:
     whole = [event for event in stream() if not isinstance(event, Resumed)]
 
     assert told(*whole, *faults()).startswith("no stream over HTTP was continued")
+
+
+def test_a_run_in_which_no_kill_hit_a_tenant_fails() -> None:
+    def of(tenant: str) -> list[Event]:
+        return [
+            msgspec.structs.replace(event, tenant=tenant) if isinstance(event, Asked) else event
+            for event in stream()
+        ]
+
+    assert told(*of("acme"), *faults(), tenants=["acme"]) == ""
+    none = "no killed worker had a request of a tenant"
+    assert told(*of(""), *faults(), tenants=["acme"]) == none
+    # over before the kill
+    result = Published(100.4, C, ID, "result", 2, [1, 2], "cancelled")
+    assert none in told(*of("acme"), *faults(), result, tenants=["acme"])
+    assert told(*of(""), *faults()) == ""
 
 
 def test_faults_without_a_target_fail_the_run() -> None:
