@@ -69,7 +69,7 @@ class Side:
         for stream in self._streams:
             pipeline.xlen(stream)
         of_tenants, *lengths = pipeline.execute()
-        return int(of_tenants or 0) + sum(lengths)
+        return sum(map(int, [of_tenants or 0, *lengths]))
 
     def fill(self, waiting: int) -> None:
         """Submit until ``waiting`` requests wait."""
