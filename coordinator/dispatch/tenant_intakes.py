@@ -11,6 +11,7 @@ what was read is known by its id. So nothing is lost if what was read is forgott
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -282,5 +283,6 @@ def _number(value: bytes | None, default: float) -> float:
     return number if 0 <= number < math.inf else default
 
 
-def _intakes(tenant: str) -> list[str]:
+@functools.lru_cache(2 * PAGE)  # asked for several times in a turn
+def _intakes(tenant: str) -> Sequence[str]:
     return [intake_name(name, tenant) for name in PRIORITY_CLASSES]
