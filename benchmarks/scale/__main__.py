@@ -1,4 +1,4 @@
-"""What does growth cost: more workers, waiting requests, clients, prompts, yards?
+"""What does growth cost: more workers, waiting requests, clients, prompts, tenants, yards?
 
 `--part` runs a single part; benchmarks/README.md has the method. The coordinator and the broker,
 with an append-only file, are real; workers are played (`benchmarks.scale.fleet`), so that a
@@ -166,14 +166,27 @@ def show(part: Part, figures: Figures) -> None:
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Default: all.")
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option(
+    "--waiting",
+    default=Plan().tenants_waiting,
+    type=click.IntRange(1),
+    help="Requests that wait in each yard of the part tenants.",
+)
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
-    parts: tuple[Part, ...], server: ServerName, rounds: int, *, quick: bool, as_json: bool
+    parts: tuple[Part, ...],
+    server: ServerName,
+    rounds: int,
+    waiting: int,
+    *,
+    quick: bool,
+    as_json: bool,
 ) -> None:
     """Measure what grows with a yard; the status is not 0 where a target is missed."""
     end_in_order()
-    plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
+    full = Plan(rounds=rounds, tenants_waiting=waiting)
+    plan = replace(QUICK if quick else full, server=server)
     found = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
 
