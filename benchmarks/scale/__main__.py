@@ -1,4 +1,4 @@
-"""What does growth cost: more workers, waiting requests, clients, prompts, yards?
+"""What does growth cost: more workers, waiting requests, clients, prompts, tenants, yards?
 
 `--part` runs a single part; benchmarks/README.md has the method. The coordinator and the broker,
 with an append-only file, are real; workers are played (`benchmarks.scale.fleet`), so that a
@@ -23,6 +23,7 @@ from benchmarks.scale import backlog as scale_backlog
 from benchmarks.scale import clients as scale_clients
 from benchmarks.scale import many as scale_many
 from benchmarks.scale import map as scale_map
+from benchmarks.scale import tenants as scale_tenants
 from benchmarks.scale import workers as scale_workers
 from benchmarks.scale.targets import Figures, Part, has_targets, missed
 from benchmarks.yard import ServerName, embedded_broker, end_in_order
@@ -44,6 +45,8 @@ class Plan:
     depths: Sequence[int] = (10_000, 100_000, 1_000_000)
     drained: int = 20_000
     submits: int = 200
+    tenants: Sequence[int] = (0, 1, 10_000)
+    tenants_waiting: int = 1_000_000
     clients: Sequence[int] = (1, 10, 100, 2000)
     client_requests: int = 8_000
     prompts: int = 1_000_000
@@ -58,6 +61,8 @@ QUICK: Final = Plan(
     depths=(2_000,),
     drained=5_000,
     submits=20,
+    tenants=(0, 1, 100),
+    tenants_waiting=2_000,
     clients=(1, 20),
     client_requests=200,
     prompts=2_000,
@@ -117,6 +122,14 @@ def measure_map(plan: Plan) -> Figures:
     return {**found, "grown": scale_map.grown(looks)}
 
 
+def measure_tenants(plan: Plan) -> Figures:
+    """Measure by the number of tenants that have the same requests waiting; 0: nobody has one."""
+    sides = scale_tenants.measure(
+        plan.server, plan.tenants, plan.tenants_waiting, plan.drained, plan.rounds
+    )
+    return {str(side.tenants): scale_tenants.figures(side) for side in sides}
+
+
 def measure_yards(plan: Plan) -> Figures:
     """Measure one yard and several, in turn."""
     with embedded_broker(plan.server) as broker:
@@ -129,6 +142,7 @@ _MEASURES: Final[Mapping[Part, Callable[[Plan], Figures]]] = {
     "backlog": measure_backlog,
     "clients": measure_clients,
     "map": measure_map,
+    "tenants": measure_tenants,
     "yards": measure_yards,
 }
 _TITLES: Final[Mapping[Part, str]] = {
@@ -136,6 +150,7 @@ _TITLES: Final[Mapping[Part, str]] = {
     "backlog": "by waiting requests, beside an empty yard in turn",
     "clients": "by clients; us: CPU µs per request",
     "map": "resident MiB at so many percent of a map",
+    "tenants": "by tenants of the waiting requests; us: CPU µs per request",
     "yards": "several yards and one, the same load",
 }
 
@@ -151,14 +166,27 @@ def show(part: Part, figures: Figures) -> None:
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Default: all.")
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
 @click.option("--rounds", default=3, type=click.IntRange(1), help="Medians are shown.")
+@click.option(
+    "--waiting",
+    default=Plan().tenants_waiting,
+    type=click.IntRange(1),
+    help="Requests that wait in each yard of the part tenants.",
+)
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
-    parts: tuple[Part, ...], server: ServerName, rounds: int, *, quick: bool, as_json: bool
+    parts: tuple[Part, ...],
+    server: ServerName,
+    rounds: int,
+    waiting: int,
+    *,
+    quick: bool,
+    as_json: bool,
 ) -> None:
     """Measure what grows with a yard; the status is not 0 where a target is missed."""
     end_in_order()
-    plan = replace(QUICK if quick else Plan(rounds=rounds), server=server)
+    full = Plan(rounds=rounds, tenants_waiting=waiting)
+    plan = replace(QUICK if quick else full, server=server)
     found = {part: _MEASURES[part](plan) for part in parts or PARTS}
     told = [] if quick else [line for part in found for line in missed(part, found[part])]
 

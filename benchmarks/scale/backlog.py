@@ -40,8 +40,11 @@ _SUBMIT_RATE: Final = 100.0
 class Side:
     """A yard whose workers rest, and its backlog."""
 
-    def __init__(self, yards: Yards) -> None:
+    def __init__(self, yards: Yards, tenants: int = 0) -> None:
+        """``tenants`` have as many requests each; 0: requests have none."""
         self._yards = yards
+        self._tenants = [f"tenant-{number:05d}" for number in range(tenants)] or [""]
+        self._turns = itertools.cycle(self._tenants)
         self._connection: Any = open_connection(yards.url)
         # Only `memory` rewrites the file. By itself, the server would rewrite the empty yard's
         # small file during a measurement, but not the deep yard's large one.
@@ -62,19 +65,23 @@ class Side:
         """Requests in the intake and on the lanes."""
         # One transaction: a request that moves from the intake to a lane must not count twice.
         pipeline = self._connection.pipeline(transaction=True)
+        pipeline.hget(self._keys.tally, "tenants_waiting")
         for stream in self._streams:
             pipeline.xlen(stream)
-        return sum(pipeline.execute())
+        of_tenants, *lengths = pipeline.execute()
+        return sum(map(int, [of_tenants or 0, *lengths]))
 
     def fill(self, waiting: int) -> None:
         """Submit until ``waiting`` requests wait."""
+        each = max(1, (waiting - self.waiting) // len(self._tenants))
         while (left := waiting - self.waiting) > 0:
-            requests = list(itertools.islice(self._requests(), min(left, _BURST)))
+            burst = self._requests(next(self._turns))
+            requests = list(itertools.islice(burst, min(left, each, _BURST)))
             accepted = self._scripts.submit("normal", requests)
             if any(one.code is not Submitted.ACCEPTED for one in accepted):
                 sys.exit(f"a request was not accepted: {accepted}")
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self, tenant: str) -> Iterator[Request]:
         params = SamplingParams(max_tokens=32)
         while True:
             number, self._count = self._count, self._count + 1
@@ -84,6 +91,7 @@ class Side:
                 reply_to=f"replies:{self._client}",
                 tokens=self._payloads[number % PROMPTS],
                 params=params,
+                tenant=tenant,
             )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
-Part = Literal["workers", "backlog", "clients", "map", "yards"]
+Part = Literal["workers", "backlog", "clients", "map", "tenants", "yards"]
 #: By size, by name.
 Figures = Mapping[str, Mapping[str, float]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, KeysView
+from collections.abc import Hashable, Iterator, KeysView
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
@@ -18,7 +18,7 @@ from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import INTAKE_CLASSES
 
-K = TypeVar("K", bound=tuple[str, str])
+K = TypeVar("K", bound=Hashable)
 _Key = tuple[str, str]  # an intake and an entry
 
 #: Discarded keys stay in the heap until their time, or until they outnumber the rest by so many.
@@ -52,11 +52,17 @@ class DelayQueue(Generic[K]):
             yield key
 
     @property
-    def next_ms(self) -> float | None:
-        """The earliest time; None where it is empty."""
+    def first(self) -> tuple[float, K] | None:
+        """The earliest time and its key; None where it is empty."""
         while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        return self._heap[0] if self._heap else None
+
+    @property
+    def next_ms(self) -> float | None:
+        """The earliest time; None where it is empty."""
+        first = self.first
+        return first[0] if first else None
 
 
 class ModelQueue:
@@ -70,6 +76,8 @@ class ModelQueue:
         self._retries: OrderedDict[str, QueuedRequest] = OrderedDict()
         #: By tenant; "" is none, and only that queue may be empty.
         self._queues = {"": PriorityQueue(turn_of)}
+        # When the oldest request of each tenant came in, or of one that has left since.
+        self._oldest: DelayQueue[str] = DelayQueue()
         self._count = 0
         self.tokens = 0
 
@@ -90,6 +98,7 @@ class ModelQueue:
             queue = self._queues.get(queued.tenant)
             if queue is None:
                 queue = self._queues[queued.tenant] = PriorityQueue(self._turn_of)
+                self._oldest.set(queued.tenant, queued.since_ms)
             queue.add(queued)
         self._count += 1
         self.tokens += queued.tokens
@@ -103,6 +112,7 @@ class ModelQueue:
             was_here = queue is not None and queue.discard(queued, is_served=is_served)
             if queue is not None and not queue and queued.tenant:
                 del self._queues[queued.tenant]
+                self._oldest.discard(queued.tenant)
         if was_here:
             self._count -= 1
             self.tokens -= queued.tokens
@@ -130,15 +140,28 @@ class ModelQueue:
 
     @property
     def clients(self) -> int:
-        """How many clients compete, at most: those of the tenant and class that has most."""
-        return max((queue.clients for queue in self._queues.values()), default=0)
+        """How many clients compete, at most: those of the tenant and class that has most.
+
+        Of many tenants only the first in line count.
+        """
+        names = {"", *self._tenants.first} if self._tenants.first else self._queues.keys()
+        queues = (self._queues.get(name) for name in names)
+        return max((queue.clients for queue in queues if queue), default=0)
 
     @property
     def since_ms(self) -> float:
         """When the oldest came in, about."""
-        retries = (next(iter(box.values())) for box in (self._suspects, self._retries) if box)
-        oldest = (queue.since_ms for queue in self._queues.values() if queue)
-        return min(chain((one.since_ms for one in retries), oldest))
+        boxes = (self._suspects, self._retries)
+        times = [next(iter(box.values())).since_ms for box in boxes if box]
+        if self._queues[""]:
+            times.append(self._queues[""].since_ms)
+        while (first := self._oldest.first) is not None:
+            since_ms = self._queues[first[1]].since_ms
+            if since_ms <= first[0]:
+                times.append(since_ms)
+                break
+            self._oldest.set(first[1], since_ms)
+        return min(times)
 
 
 class Backlog:

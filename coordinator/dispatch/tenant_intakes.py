@@ -11,6 +11,7 @@ what was read is known by its id. So nothing is lost if what was read is forgott
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -99,18 +100,21 @@ class TenantIntakes:
         self.is_in_use = in_line > 0
         self._looks_behind, self._has_lapped = True, False
         self._described.clear()
-        held = [name for name in self._backlog.intakes if split_intake(name)[1]]
-        names = {split_intake(intake)[1] for intake in held}
-        unchecked = self._unchecked or held
-        self._to_check, self._unchecked = unchecked[:PAGE], unchecked[PAGE:]
-        self._exhausted = {
-            intake
-            for intake in self._exhausted
-            if (name := split_intake(intake)[1]) in names and name not in self._shares.first
-        }
-        self._after = {
-            intake: at for intake, at in self._after.items() if intake in self._backlog.intakes
-        }
+        if not self._unchecked:
+            self._begin_lap()
+        self._to_check, self._unchecked = self._unchecked[:PAGE], self._unchecked[PAGE:]
+        self._exhausted.difference_update(*map(_intakes, self._shares.first))
+
+    def _begin_lap(self) -> None:
+        """The intakes of the backlog are to be checked, page by page; of others nothing is known.
+
+        Once a lap, since this walks over all tenants.
+        """
+        held = self._backlog.intakes
+        self._unchecked = [intake for intake in held if split_intake(intake)[1]]
+        names = {split_intake(intake)[1] for intake in self._unchecked}
+        self._exhausted = {one for one in self._exhausted if split_intake(one)[1] in names}
+        self._after = {intake: at for intake, at in self._after.items() if intake in held}
 
     def read(self) -> list[Entry]:
         """Requests that were not read before, of those who are next in line."""
@@ -292,5 +296,6 @@ def _number(value: bytes | None, default: float) -> float:
     return number if 0 <= number < math.inf else default
 
 
-def _intakes(tenant: str) -> list[str]:
+@functools.lru_cache(2 * PAGE)  # asked for several times in a turn
+def _intakes(tenant: str) -> Sequence[str]:
     return [intake_name(name, tenant) for name in PRIORITY_CLASSES]

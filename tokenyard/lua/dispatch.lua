@@ -252,6 +252,13 @@ for _, route in ipairs(routes) do
     redis.call('HSET', KEYS[4], route.worker, route.first .. '+' .. route.size)
   end
 end
-for intake, entries in pairs(leaving) do leave_intake(intake, ARGV[2], entries, entries.size) end
+local gone_of = {}
+for intake, entries in pairs(leaving) do
+  leave_intake(intake, ARGV[2], entries, entries.size, gone_of)
+end
+for class, gone in pairs(gone_of) do
+  keep_count(KEYS[3], 'tenants_waiting', -gone)
+  keep_count(KEYS[3], 'tenants_waiting:' .. class, -gone)
+end
 if queued > 0 then count_in(KEYS[3], 'queued_tokens', -queued) end
 return replies

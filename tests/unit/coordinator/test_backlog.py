@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dispatch.backlog import Backlog
+from coordinator.dispatch.shares import PriorityQueue
 from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
@@ -26,8 +27,10 @@ def queued(
     suspect: bool = False,
     deadline_ms: int | None = None,
     not_before_ms: int = 0,
+    tenant: str = "",
 ) -> QueuedRequest:
     return QueuedRequest(
+        tenant=tenant,
         intake=intake,
         entry=name,
         id=name,
@@ -226,3 +229,45 @@ def test_tokens_of_a_prompt(fields: dict, tokens: int) -> None:
 
     common = {b"common": b"{}"}  # the prompt may be there, too
     assert prompt_tokens(request, common) == tokens
+
+
+class TestManyTenants:
+    """What is asked in every turn costs no more with many tenants than with one."""
+
+    @given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.booleans()), max_size=60))
+    def test_the_oldest_of_all_tenants_is_known(self, steps: list[tuple[str, bool]]) -> None:
+        backlog = Backlog()
+        waiting: dict[str, list[QueuedRequest]] = {"": [], "a": [], "b": [], "c": []}
+        for at, (tenant, comes) in enumerate(steps):
+            if comes:
+                one = queued(f"{at}", since_ms=float(at), tenant=tenant)
+                waiting[tenant].append(one)
+                backlog.add(one)
+            elif waiting[tenant]:
+                backlog.remove(waiting[tenant].pop(0), is_served=True)
+            queue, left = backlog.queue("m"), [one for each in waiting.values() for one in each]
+            assert (queue is None) == (not left)
+            if queue is not None:
+                assert queue.since_ms == min(one.since_ms for one in left)
+
+    def test_nobody_looks_at_all_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tenants = {f"t{number}": float(number) for number in range(500)}
+        of_each = [queued(name, since_ms=at, tenant=name) for name, at in tenants.items()]
+        backlog = holding(*of_each)
+        looks = 0
+
+        def look(queue: PriorityQueue) -> float:
+            nonlocal looks
+            looks += 1
+            return next(iter(queue)).since_ms
+
+        monkeypatch.setattr(PriorityQueue, "clients", property(look))
+        monkeypatch.setattr(PriorityQueue, "since_ms", property(look))
+
+        for at, one in enumerate(of_each[:100]):
+            backlog.tenants.see(dict.fromkeys(list(tenants)[at : at + 8], 0.0), has_more=True)
+            backlog.demands(NOW_MS)
+            assert backlog.clients == at + 7  # the largest of what `look` tells of the first
+            backlog.remove(one, is_served=True)
+
+        assert looks < 100 * 12

@@ -1,11 +1,12 @@
 -- Delete entries of an intake. Clients may choose entry ids, and after the highest possible one no
 -- other entry can follow: an empty intake whose last id is in the far future (after the year 2286)
 -- is created again. From a tenant's intake, `size` is their tokens; an empty one is forgotten after a
--- while, in which no entry id can repeat.
+-- while, in which no entry id can repeat. Whoever calls it for many intakes counts what has left all
+-- tenants once: `gone_of` adds it up by class.
 -- @include keep_count
 -- @include leave_line
 -- @include tenant_of
-local function leave_intake(intake, group, entries, size)
+local function leave_intake(intake, group, entries, size, gone_of)
   local MOST_UNPACKED, FORGET_S = 1000, 60
   local prefix, class, tenant = tenant_of(intake)
   local gone = 0
@@ -16,8 +17,12 @@ local function leave_intake(intake, group, entries, size)
   end
   if tenant and gone > 0 then
     local counts = prefix .. 'tenant:' .. tenant
-    keep_count(prefix .. 'tally', 'tenants_waiting', -gone)
-    keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, -gone)
+    if gone_of then
+      gone_of[class] = (gone_of[class] or 0) + gone
+    else
+      keep_count(prefix .. 'tally', 'tenants_waiting', -gone)
+      keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, -gone)
+    end
     keep_count(counts, 'waiting:' .. class, -gone)
     keep_count(counts, 'waiting_tokens', -(size or 0))
     if keep_count(counts, 'waiting', -gone) == 0 then
