@@ -20,7 +20,7 @@ from tests.support.servers import Server
 from tests.support.tenants import TenantYard, tenant_yard
 from tokenyard.protocol.keys import PRIORITY_CLASSES
 
-pytestmark = pytest.mark.both_servers
+pytestmark = [pytest.mark.both_servers, pytest.mark.timeout(400)]
 
 NAMES = ("", "a", "b", "c", "d")
 MOST_TOKENS, MOST_OUTPUT = 30, 24
