@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta
 
+from tokenyard.process.toml_file import read_toml
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.serve_args import MAX_TEMPLATE_BYTES, OF_ENGINE, REFUSED
 from tokenyard.protocol.serve_args import TAKEN as SERVE_ARGS
@@ -124,12 +124,7 @@ def read_models(path: Path) -> dict[str, ModelSpec]:
 
     Raises `tokenyard.protocol.errors.SettingsError` with every fault of the file.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError([f"{path}: is not TOML: {error}"]) from error
+    tables = read_toml(path)
     reading = _Reading(path.parent)
     found = reading.models(tables)
     if reading.faults:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from tokenyard.process.toml_file import read_toml
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import PRIORITY_CLASSES, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
@@ -20,12 +20,7 @@ FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(Tena
 
 def read_tenants_file(path: Path) -> dict[str, TenantSettings]:
     """The tenants of a file, by name; raises `SettingsError` with all of its faults."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError([f"{path}: is not TOML: {error}"]) from error
+    tables = read_toml(path)
     reading = _TenantsFile()
     found = reading.tenants(tables)
     if reading.faults:

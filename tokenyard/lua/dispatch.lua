@@ -25,12 +25,14 @@
 
 -- @include bill
 -- @include count_in
--- @include counted
+-- @include count_of_tenants
 -- @include count_usage
+-- @include counted
 -- @include has_lease
 -- @include is_reused
 -- @include keep_count
 -- @include leave_intake
+-- @include prefix_of
 -- @include queued_tokens_of
 -- @include read_charge
 -- @include server_ms
@@ -143,7 +145,7 @@ end
 -- A charge is counted from here on, see `settle_charge`. The wait is that before the first attempt, by
 -- powers of two of ms.
 local function charge_to(lane, ledger, text, sid, attempt)
-  local charge, prefix = read_charge(text), lane:match('^tokenyard:{[^}]*}:')
+  local charge, prefix = read_charge(text), prefix_of(lane)
   if not charge then return end
   redis.call('HSET', ledger, 'charge', text)
   bill(prefix, charge.tenant, charge.amount)
@@ -158,7 +160,7 @@ end
 -- Whether a tenant has as many requests running as it may. A retry was one of them, and is not held.
 local most_running = {}
 local function is_held(lane, tenant)
-  local prefix = lane:match('^tokenyard:{[^}]*}:')
+  local prefix = prefix_of(lane)
   if most_running[tenant] == nil then
     local most = (tenant_settings(prefix, tenant) or {})['max_running_requests']
     most_running[tenant] = type(most) == 'number' and most > 0 and most
@@ -257,8 +259,7 @@ for intake, entries in pairs(leaving) do
   leave_intake(intake, ARGV[2], entries, entries.size, gone_of)
 end
 for class, gone in pairs(gone_of) do
-  keep_count(KEYS[3], 'tenants_waiting', -gone)
-  keep_count(KEYS[3], 'tenants_waiting:' .. class, -gone)
+  count_of_tenants(KEYS[3], class, -gone)
 end
 if queued > 0 then count_in(KEYS[3], 'queued_tokens', -queued) end
 return replies

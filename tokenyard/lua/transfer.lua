@@ -18,6 +18,7 @@
 -- @include enter_intake
 -- @include entry_fields
 -- @include leave_intake
+-- @include prefix_of
 -- @include queued_tokens_of
 -- @include quota_of
 -- @include server_ms
@@ -42,7 +43,7 @@ local function add(intake, entry, fields)
 end
 
 -- As in `submit`, a tenant takes no more of the yard's queue than it leaves, here by what all tenants have.
-local prefix = KEYS[2]:match('^tokenyard:{[^}]*}:')
+local prefix = prefix_of(KEYS[2])
 local most = tonumber(redis.call('HGET', prefix .. 'info', 'max_num_queued_reqs') or '0') or 0
 local function is_full(name)
   if most <= 0 then return false end

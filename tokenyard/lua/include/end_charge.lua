@@ -1,6 +1,7 @@
 -- Settle a request that is over, see `settle_charge` and `count_end`. One that waited has been given back
 -- its charge, or never had one: then `intake` says whose it is.
 -- @include count_end
+-- @include prefix_of
 -- @include settle_charge
 -- @include settle_tokens
 -- @include tenant_of
@@ -8,7 +9,7 @@ local function end_charge(ledger, status, used, intake)
   local charge = settle_charge(ledger, used.input, used.output, intake)
   if charge then
     settle_tokens(ledger, used.input + used.output)
-    count_end(ledger:match('^tokenyard:{[^}]*}:'), charge.tenant, charge.model, status, used)
+    count_end(prefix_of(ledger), charge.tenant, charge.model, status, used)
   elseif intake then
     local prefix, _, tenant = tenant_of(intake)
     if not tenant then return end

@@ -1,5 +1,6 @@
 -- Count requests that were added to a tenant's intake, and put the tenant in line. `size` is their
 -- tokens, by `queued_tokens_of`.
+-- @include count_of_tenants
 -- @include join_line
 -- @include keep_count
 -- @include tenant_of
@@ -10,8 +11,7 @@ local function enter_intake(intake, count, size)
   keep_count(counts, 'waiting', count)
   keep_count(counts, 'waiting:' .. class, count)
   keep_count(counts, 'waiting_tokens', size)
-  keep_count(prefix .. 'tally', 'tenants_waiting', count)
-  keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, count)
+  count_of_tenants(prefix .. 'tally', class, count)
   join_line(prefix, tenant)
   -- It only wakes; a client may have given this stream its highest id, after which no other can follow.
   redis.pcall('XADD', prefix .. 'arrivals', 'MAXLEN', '~', 1000, '*', 'event', 'tenants',

@@ -3,6 +3,7 @@
 -- is created again. From a tenant's intake, `size` is their tokens; an empty one is forgotten after a
 -- while, in which no entry id can repeat. Whoever calls it for many intakes counts what has left all
 -- tenants once: `gone_of` adds it up by class.
+-- @include count_of_tenants
 -- @include keep_count
 -- @include leave_line
 -- @include tenant_of
@@ -20,8 +21,7 @@ local function leave_intake(intake, group, entries, size, gone_of)
     if gone_of then
       gone_of[class] = (gone_of[class] or 0) + gone
     else
-      keep_count(prefix .. 'tally', 'tenants_waiting', -gone)
-      keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, -gone)
+      count_of_tenants(prefix .. 'tally', class, -gone)
     end
     keep_count(counts, 'waiting:' .. class, -gone)
     keep_count(counts, 'waiting_tokens', -(size or 0))

@@ -1,5 +1,6 @@
 -- Count what waits for a tenant, whose entries somebody may have deleted by hand, and correct its counts
 -- and its place in line. No tenant, '', is in line while others are, too. Returns how many wait.
+-- @include count_of_tenants
 -- @include join_line
 -- @include keep_count
 -- @include leave_line
@@ -12,8 +13,7 @@ local function recount_intakes(prefix, tenant)
     if tenant ~= '' then
       local off = length - keep_count(counts, 'waiting:' .. class, 0)
       keep_count(counts, 'waiting:' .. class, off)
-      keep_count(prefix .. 'tally', 'tenants_waiting', off)
-      keep_count(prefix .. 'tally', 'tenants_waiting:' .. class, off)
+      count_of_tenants(prefix .. 'tally', class, off)
     end
   end
   if tenant ~= '' then

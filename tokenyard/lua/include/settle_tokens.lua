@@ -1,6 +1,7 @@
 -- Correct the tokens that were reserved for a request of a tenant, now that it is over and has used
 -- these. A bucket that has left the window stays as it is. A client may have written the field of the
 -- ledger.
+-- @include prefix_of
 -- @include token_windows
 local function settle_tokens(ledger, used)
   local MOST, MOST_BYTES = 1e12, 200
@@ -11,7 +12,7 @@ local function settle_tokens(ledger, used)
   local reserved, ms, tenant = held:match('^(%d+) (%d+) ([%w_.:@-]+)$')
   if not reserved then return end
   local change = math.max(-MOST, math.min(MOST, used - tonumber(reserved)))
-  local counts = ledger:match('^tokenyard:{[^}]*}:') .. 'tenant:' .. tenant
+  local counts = prefix_of(ledger) .. 'tenant:' .. tenant
   for _, window in ipairs(token_windows()) do
     local bucket = math.floor(tonumber(ms) / window.width)
     local field = window.mark .. bucket % window.count
