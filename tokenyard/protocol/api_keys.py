@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,14 +15,23 @@ from tokenyard.protocol.keys import PriorityClass
 PREFIX: Final = "ty-"
 
 
+#: What a key may do at the board; each may also do what those before it may.
+Role = Literal["viewer", "operator", "admin"]
+
+
 class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key of a tenant. ``models`` and ``classes`` are what it may use; None: everything."""
+    """A key of a tenant, of an operator, or both.
+
+    ``models`` and ``classes`` are what it may use; None: everything. A key without a tenant opens
+    the board only.
+    """
 
     tenant: str
     name: str = ""  # for people
     models: list[str] | None = None
     classes: list[PriorityClass] | None = None
     created_ms: int = 0  # unix time
+    role: Role | None = None  # at the board; None: it opens no board
 
 
 _decoder = msgspec.json.Decoder(ApiKey)

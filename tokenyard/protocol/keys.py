@@ -219,6 +219,20 @@ class Keys:
         return f"{self._prefix}dead"
 
     @cached_property
+    def audit(self) -> str:
+        """Stream of what operators have done, bounded; see `tokenyard.admin.audit`."""
+        return f"{self._prefix}audit"
+
+    @cached_property
+    def history(self) -> str:
+        """Stream of figures of the yard, one entry each 10 s, bounded; the leader writes it."""
+        return f"{self._prefix}history"
+
+    def board_session(self, digest: str) -> str:
+        """String: the login of a browser at the board, JSON; expires."""
+        return f"{self._prefix}board_session:{digest}"
+
+    @cached_property
     def quarantine(self) -> str:
         """Hash: worker to what is on trial on its lane; see `routing.suspicion.QuarantineMark`."""
         return f"{self._prefix}quarantine"

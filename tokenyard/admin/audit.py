@@ -1,0 +1,84 @@
+"""The audit: what operators have done, with who and why, in a bounded stream.
+
+Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from tokenyard.protocol.keys import Keys
+
+#: Entries that are kept.
+MAX_ENTRIES: Final = 10_000
+_ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One action. Nothing in it is secret."""
+
+    who: str
+    role: str
+    action: str  # "request.cancel"
+    target: str  # what it was done to
+    why: str = ""  # what the operator gave as the reason
+    text: str = ""  # what has happened
+    error: str = ""  # why it was refused
+    details: Mapping[str, str] = field(default_factory=dict)
+    entry: str = ""  # its id in the stream
+    at_ms: int = 0  # unix time by the server's clock
+
+
+def record(connection: redis.Redis, keys: Keys, entry: AuditEntry) -> str:
+    """Add an entry; its id."""
+    packed: dict[Any, Any] = {
+        "who": entry.who,
+        "role": entry.role,
+        "action": entry.action,
+        "target": entry.target,
+        "why": entry.why,
+        "text": entry.text,
+        "error": entry.error,
+        "details": msgspec.json.encode(entry.details),
+    }
+    added: Any = connection.xadd(keys.audit, packed, maxlen=MAX_ENTRIES, approximate=True)
+    return bytes(added).decode()
+
+
+def read_audit(
+    connection: redis.Redis, keys: Keys, most: int = 100, before: str = "+"
+) -> Sequence[AuditEntry]:
+    """The newest entries, the newest first, older than the entry ``before``."""
+    end = f"({before}" if _ENTRY.fullmatch(before) else "+"
+    found: Any = connection.xrevrange(keys.audit, end, count=most)
+    return [_read(entry, fields) for entry, fields in found]
+
+
+def find_entry(connection: redis.Redis, keys: Keys, entry: str) -> AuditEntry | None:
+    """One entry by its id."""
+    if not _ENTRY.fullmatch(entry):
+        return None
+    found: Any = connection.xrange(keys.audit, entry, entry)
+    return _read(*found[0]) if found else None
+
+
+def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> AuditEntry:
+    texts = {name.decode(errors="replace"): value for name, value in fields.items()}
+    try:
+        details = msgspec.json.decode(texts.get("details", b"{}"), type=dict[str, str])
+    except msgspec.DecodeError:
+        details = {}
+    names = ("who", "role", "action", "target", "why", "text", "error")
+    return AuditEntry(
+        **{name: texts.get(name, b"").decode(errors="replace") for name in names},
+        details=details,
+        entry=entry.decode(),
+        at_ms=int(entry.partition(b"-")[0]),
+    )

@@ -1,0 +1,58 @@
+"""An action: what an operator can do, with a preview before and an entry in the audit after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tokenyard.board.yard import Given, Yard
+from tokenyard.protocol.api_keys import Role
+
+
+class Refused(Exception):
+    """The action is not possible now; its text says why and what to do. Nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A field that the operator fills in on the page that asks whether to do it."""
+
+    name: str
+    label: str
+    value: str = ""
+    choices: Sequence[str] = ()  # a list to choose from, in place of a text
+    hint: str = ""
+    kind: str = "text"  # of HTML: text, number, checkbox
+    is_required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would happen, before it does."""
+
+    text: str  # "Drop 17 dead letters. They cannot be brought back."
+    inputs: Sequence[Input] = ()
+    items: Sequence[str] = ()  # what it would change, as far as it fits
+    count: int = 1  # how many it would change; 0: nothing to do
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has happened."""
+
+    text: str  # "17 dead letters dropped."
+    target: str  # what it was done to, for the audit: "dead letters of llama-8b"
+    secret: str = ""  # shown once, and never kept
+    details: Mapping[str, str] = field(default_factory=dict)  # for the audit
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action. Its functions run in a thread; errors of redis-py pass, others are `Refused`."""
+
+    name: str  # "request.cancel", in its address and in the audit
+    title: str  # "Cancel a request"
+    role: Role
+    preview: Callable[[Yard, Given], Preview]
+    run: Callable[[Yard, Given], Outcome]
+    is_dangerous: bool = False  # its button is red

@@ -1,0 +1,64 @@
+"""Templates to HTML: the environment of Jinja2, and the filters for what the yard's values mean."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jinja2
+
+from tokenyard.protocol.texts import counted, harmless, printable, span
+
+#: Blocks of a template that an open page gets again when they change.
+LIVE: Final = "live_"
+
+
+class Templates:
+    """The templates of the board; everything that they show is escaped."""
+
+    def __init__(self) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("tokenyard.board"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "span": span,
+            "at": utc,
+            "line": lambda text: printable(str(text)),
+            "lines": lambda text: harmless(str(text)),
+            "count": lambda number: f"{number:,}",
+            "size": size,
+        }
+        self._environment.globals |= {"counted": counted}
+
+    def page(self, name: str, context: Mapping[str, Any]) -> str:
+        """A whole page."""
+        return self._environment.get_template(name).render(context)
+
+    def live_blocks(self, name: str, context: Mapping[str, Any]) -> dict[str, str]:
+        """Its live blocks by name."""
+        template = self._environment.get_template(name)
+        blocks = [block for block in template.blocks if block.startswith(LIVE)]
+        return {
+            block: "".join(template.blocks[block](template.new_context(dict(context))))
+            for block in blocks
+        }
+
+
+def utc(unix_ms: float) -> str:
+    """A time in UTC: ``2026-11-23 06:15:06Z``."""
+    at = datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def size(count: float) -> str:
+    """Bytes in at most eight characters: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

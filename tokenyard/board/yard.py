@@ -1,0 +1,79 @@
+"""What a page or an action works on: the yard, who asks, and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import redis
+
+from tokenyard.protocol.api_keys import Role
+from tokenyard.protocol.keys import Keys
+
+#: Most characters of one parameter.
+MAX_PARAMETER: Final = 10_000
+
+
+class BadInput(Exception):
+    """A parameter or a field of a form that cannot be used; its text says what to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yard:
+    """One yard and its broker. Functions of pages run in threads, which may share it."""
+
+    connection: redis.Redis
+    keys: Keys
+    url: str  # of the broker
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who looks or acts."""
+
+    name: str  # "local" without keys, else the key's id and name
+    role: Role
+    shows_content: bool = False  # whether prompts and answers are shown
+
+    def may(self, role: Role) -> bool:
+        """Whether its role suffices."""
+        return RANK[self.role] >= RANK[role]
+
+
+RANK: Final[Mapping[Role, int]] = {"viewer": 0, "operator": 1, "admin": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The parameters of a path and a query, or the fields of a form: hostile until parsed."""
+
+    values: Mapping[str, Sequence[str]]
+    actor: Actor
+
+    def text(self, name: str, usual: str = "") -> str:
+        """The first value, without blanks around it."""
+        found = self.values.get(name)
+        return found[0].strip() if found else usual
+
+    def texts(self, name: str) -> list[str]:
+        """All values."""
+        return list(self.values.get(name, ()))
+
+    def whole(self, name: str, usual: int, least: int, most: int) -> int:
+        """A whole number within bounds; raises `BadInput`."""
+        text = self.text(name)
+        if not text:
+            return usual
+        if not (text.isascii() and text.isdecimal() and len(text) < 16):
+            raise BadInput(f"{name}: give a whole number from {least} to {most}")
+        if not least <= int(text) <= most:
+            raise BadInput(f"{name}: give a whole number from {least} to {most}")
+        return int(text)
+
+    def one_of(self, name: str, choices: Sequence[str], usual: str) -> str:
+        """One of some choices; raises `BadInput`."""
+        text = self.text(name, usual) or usual
+        if text not in choices:
+            raise BadInput(f"{name}: give one of {', '.join(choices)}")
+        return text
