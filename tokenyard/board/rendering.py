@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import jinja2
 
+from tokenyard.board.addresses import request_address, request_name
 from tokenyard.protocol.texts import counted, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.
@@ -33,7 +34,11 @@ class Templates:
             "count": lambda number: f"{number:,}",
             "size": size,
         }
-        self._environment.globals |= {"counted": counted}
+        self._environment.globals |= {
+            "counted": counted,
+            "request_address": request_address,
+            "request_name": request_name,
+        }
 
     def page(self, name: str, context: Mapping[str, Any]) -> str:
         """A whole page."""
