@@ -45,7 +45,9 @@ class Templates:
         return self._environment.get_template(name).render(context)
 
     def live_blocks(self, name: str, context: Mapping[str, Any]) -> dict[str, str]:
-        """Its live blocks by name."""
+        """Its live blocks by name, with the macros of ``base.html``, which is not rendered."""
+        macros = self._environment.get_template("macros.html")
+        context = {**context, "ui": macros.make_module(dict(context))}
         template = self._environment.get_template(name)
         blocks = [block for block in template.blocks if block.startswith(LIVE)]
         return {
