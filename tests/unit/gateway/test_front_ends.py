@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.frontend.inline import SHORT
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
@@ -122,3 +123,33 @@ def test_many_at_once_are_made_a_few_at_a_time(play: Any, monkeypatch: pytest.Mo
 
     play(test)
     assert most <= 3
+
+
+def test_events_pass_neither_metrics_nor_cors_of_vllm(play: Any) -> None:
+    async def test(ends: Any) -> None:
+        names = {one.cls.__name__ for one in ends.app.user_middleware}
+        assert not names & {"PrometheusInstrumentatorMiddleware", "CORSMiddleware"}
+
+    play(test)
+
+
+def test_only_long_prompts_are_tokenized_in_a_thread(play: Any) -> None:
+    async def test(ends: Any) -> None:
+        renderer = (await ends.state_of(adder())).engine_client.renderer
+        short, long = "1+2=", "1" * (SHORT + 1)
+        inline: list[str] = []
+        tokenize = renderer._tokenize_prompt
+
+        def noting(prompt: Any, params: Any) -> Any:
+            inline.append(prompt["prompt"])
+            return tokenize(prompt, params)
+
+        renderer._tokenize_prompt = noting
+        params = renderer.default_cmpl_tok_params
+        for text in (short, long):
+            found = await renderer._tokenize_prompt_async({"prompt": text}, params)
+            assert found == tokenize({"prompt": text}, params)
+
+        assert inline == [short]
+
+    play(test)
