@@ -137,19 +137,30 @@ def test_only_long_prompts_are_tokenized_in_a_thread(play: Any) -> None:
     async def test(ends: Any) -> None:
         renderer = (await ends.state_of(adder())).engine_client.renderer
         short, long = "1+2=", "1" * (SHORT + 1)
-        inline: list[str] = []
-        tokenize = renderer._tokenize_prompt
-
-        def noting(prompt: Any, params: Any) -> Any:
-            inline.append(prompt["prompt"])
-            return tokenize(prompt, params)
-
-        renderer._tokenize_prompt = noting
         params = renderer.default_cmpl_tok_params
-        for text in (short, long):
-            found = await renderer._tokenize_prompt_async({"prompt": text}, params)
-            assert found == tokenize({"prompt": text}, params)
 
-        assert inline == [short]
+        def tokenize(text: str) -> Any:
+            return renderer._tokenize_prompt_async({"prompt": text}, params)
+
+        # Given a prompt that takes no turn of the event loop, and one that does
+        assert _takes_turns(tokenize(short)) is False
+        in_thread = asyncio.ensure_future(tokenize(long))
+        await asyncio.sleep(0)
+
+        # If the thread has the tokenizer, I expect a short one to wait for it there
+        behind = tokenize(short)
+        assert _takes_turns(behind) is True
+        for found, text in ((await in_thread, long), (await tokenize(short), short)):
+            assert found == renderer._tokenize_prompt({"prompt": text}, params)
 
     play(test)
+
+
+def _takes_turns(call: Coroutine[Any, Any, Any]) -> bool:
+    """Whether a call waits for something; it is ended there."""
+    try:
+        call.send(None)
+    except StopIteration:
+        return False
+    call.close()
+    return True
