@@ -13,6 +13,7 @@ from tokenyard.protocol.texts import counted, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.
 LIVE: Final = "live_"
+_LAST_MS: Final = 253_402_300_800_000  # the year 10000
 
 
 class Templates:
@@ -55,7 +56,9 @@ class Templates:
 
 
 def utc(unix_ms: float) -> str:
-    """A time in UTC: ``2026-11-23 06:15:06Z``."""
+    """A time in UTC: ``2026-11-23 06:15:06Z``; of one that cannot be written, its number."""
+    if not 0 <= unix_ms < _LAST_MS:
+        return f"{unix_ms:.0f} ms"
     at = datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
     return f"{at:%Y-%m-%d %H:%M:%S}Z"
 
