@@ -49,7 +49,7 @@ class WorkerView:
 
     worker: str
     state: SeenState
-    lane: int  # entries on its lane
+    lane: int  # entries on its lane; 0 where lanes were not counted
     lease_ms: int  # time left; 0: no lease
     info: WorkerInfo | None = None
     run_state: RunState = "RUNNING"  # the one that it has reached
@@ -125,9 +125,8 @@ def read_roster(connection: redis.Redis, keys: Keys) -> RosterView:
 def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True) -> YardView:
     """Read a yard in three round trips: its state, the lengths of its lanes, and a write check.
 
-    Without ``counts_lanes`` it reads no key of a worker of its own, and all lanes are 0.
-
-    Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
+    Without lanes it reads as many keys of a large yard as of a small one. Errors of redis-py pass,
+    for `tokenyard.broker.connection.translated`.
     """
     pipeline: Any = connection.pipeline(transaction=False)
     _queue_roster(pipeline, keys)
@@ -146,11 +145,10 @@ def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True)
     for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
         waiting[name] += max(0, whole(of_tenants))
     roster = _roster(listed, leases, hosts, now)
-    counted = [one.worker for one in roster.workers] if counts_lanes else []
-    lanes = _lane_lengths(connection, keys, counted) or [0] * len(roster.workers)
-    workers = [
-        replace(worker, lane=lane) for worker, lane in zip(roster.workers, lanes, strict=True)
-    ]
+    workers = roster.workers
+    if counts_lanes:
+        lanes = _lane_lengths(connection, keys, [one.worker for one in workers])
+        workers = [replace(worker, lane=lane) for worker, lane in zip(workers, lanes, strict=True)]
     return YardView(
         yard=keys.yard,
         leader=_leader_view(leader, leader_ms),
