@@ -140,6 +140,13 @@ def find_waiting(
         )
 
 
+def lane_requests(connection: redis.Redis, keys: Keys, worker: str, most: int) -> list[Listed]:
+    """The first requests on the lane of a worker incarnation."""
+    entries: Any = connection.xrange(keys.lane(worker), count=most)
+    found = (_assigned(worker, fields) for _, fields in entries)
+    return [one for one in found if one]
+
+
 def _fits(query: Query, now_ms: int, one: Listed) -> bool:
     age_ms = now_ms - one.age_from_ms
     return (
