@@ -31,6 +31,8 @@ class WorkerTotals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: int = 0  # results
     tokens: int = 0  # of deltas and results, each once
     ttft_ms: float | None = None  # median from acceptance to first token, of the last minute
+    temperature_c: int | None = None  # of its device; None: the driver does not say
+    power_w: int | None = None  # that its device draws
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
