@@ -196,6 +196,17 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
     )
 
 
+def read_attempts(
+    connection: redis.Redis, keys: Keys, client: str, request_id: str, server_id: str
+) -> list[Attempt]:
+    """The attempts of a request; none if its ledger is gone or of another life of its id."""
+    fields: Any = connection.hgetall(keys.ledger(client, request_id))
+    ledger = {name.decode(errors="replace"): value for name, value in fields.items()}
+    if _text(ledger, "sid") != server_id:
+        return []
+    return _attempts(ledger, _entry_ms(server_id.rpartition("/")[2]))
+
+
 def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Attempt]:
     """The attempts, from the fields t<attempt> (assigned) and r<attempt> (given back)."""
     found: list[Attempt] = []

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.board.browser.serving import serving
+from tests.board.browser.stage import Stage, staged
 from tests.board.browser.window import Window
 from tests.support.absence import imported, lacks
+from tests.support.servers import Server, ServerName
+from tokenyard.board.settings import BoardOptions
 
 NewWindow = Callable[..., Window]
 _NO_DRIVER = "Playwright is missing (tests/board/requirements.txt): no page was seen"
@@ -50,3 +54,30 @@ def new_window(chromium: Any) -> Iterator[NewWindow]:
     for context in contexts:
         context.close()
     assert [fault for window in windows for fault in window.faults] == []
+
+
+@pytest.fixture(scope="session")
+def stage(
+    no_leftover_processes: None,
+    shared_server: Callable[[ServerName], Server],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stage]:
+    """The live yard of all tests that do not kill its parts."""
+    folder = tmp_path_factory.mktemp("stage")
+    with staged(shared_server("valkey"), folder, with_vllm=True) as running:
+        running.fill()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def board(stage: Stage) -> Iterator[str]:
+    """The URL of a board without keys, which shows prompts and answers."""
+    options = BoardOptions(needs_keys=False, shows_content_to="viewer")
+    with serving(stage.url, stage.yard, options) as url:
+        yield url
+
+
+@pytest.fixture
+def window(new_window: NewWindow, board: str) -> Window:
+    """A window of usual size on `board`."""
+    return new_window(board)

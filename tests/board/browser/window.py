@@ -20,7 +20,7 @@ _WIDEST = """() => [...document.querySelectorAll("body *")]
     .slice(0, 5).map((one) => one.outerHTML.slice(0, 200))"""
 
 
-@dataclass(slots=True)
+@dataclass
 class Window:
     """One tab. ``faults`` are errors of scripts, breaches of the CSP and failed requests."""
 
@@ -40,8 +40,8 @@ class Window:
             self.faults.append(f"console: {message.text}")
 
     def _answered(self, answer: Any) -> None:
-        is_page = answer.request.resource_type == "document"
-        if answer.status >= 400 and not is_page:
+        may_fail = answer.request.resource_type in {"document", "eventsource"}
+        if answer.status >= 400 and not may_fail:
             self.faults.append(f"{answer.status}: {answer.url}")
 
     def open(self, path: str) -> Any:

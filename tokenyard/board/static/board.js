@@ -13,7 +13,7 @@
   const places = [...document.querySelectorAll("[data-live]")];
   const waiting = new Map(); // live blocks that have changed, with their new HTML
   let source, again, lost, hiding;
-  let touched = 0;
+  let touched = -QUIET_MS;
   let isPressed = false;
 
   // Taking on new content
@@ -80,10 +80,9 @@
       fresh.innerHTML = html;
       const hadFocus = place.contains(document.activeElement);
       changeChildren(place, fresh.content);
-      if (hadFocus && !place.contains(document.activeElement)) { // the row of the focus is gone
-        place.tabIndex = -1;
-        place.focus({ preventScroll: true });
-      }
+      if (!hadFocus || place.contains(document.activeElement)) continue;
+      place.tabIndex = -1; // what had the focus is gone
+      place.focus({ preventScroll: true });
     }
   }
   setInterval(() => { if (waiting.size) renew(); }, 250);
@@ -108,11 +107,7 @@
     if (source || document.hidden || !places.length) return;
     clearTimeout(again);
     source = new EventSource(location.href);
-    source.addEventListener("live_error", (event) => {
-      clearTimeout(lost);
-      lost = undefined;
-      tell(event.data);
-    });
+    source.addEventListener("live_error", (event) => { found(); tell(event.data); });
     for (const place of places) {
       source.addEventListener(place.id, (event) => { waiting.set(place, event.data); renew(); });
     }
@@ -129,10 +124,14 @@
     source = undefined;
   }
 
-  function rest() {
-    clearTimeout(again);
+  function found() { // what was lost
     clearTimeout(lost);
     lost = undefined;
+  }
+
+  function rest() {
+    clearTimeout(again);
+    found();
     disconnect();
   }
 
