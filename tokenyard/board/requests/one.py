@@ -12,6 +12,7 @@ from tokenyard.admin.owners import find_owners
 from tokenyard.admin.submitted import read_submitted
 from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.board.addresses import checked_request, given_request
+from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound
 from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
 from tokenyard.board.requests.content import answers_of, length_of, prompt_of
@@ -21,7 +22,7 @@ from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
 from tokenyard.board.yard import BadInput, Given, Yard
 from tokenyard.protocol.errors import UnknownRequest
 from tokenyard.protocol.keys import split_intake
-from tokenyard.protocol.texts import printable
+from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams
 
 _RATES: Final = TokenRates()
@@ -121,7 +122,7 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
     """What was asked for, beside the prompt: names as in a submission, and values."""
     for name in ("model", "tenant", "session"):
         if value := getattr(request, name):
-            yield name, _cut(value)
+            yield name, cut(value, _MOST_CHARACTERS)
     if request.priority:
         yield "priority", str(request.priority)
     yield "result_ttl", f"{request.result_ttl_s:,} s"
@@ -131,14 +132,8 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
     for field in SamplingParams.__struct_fields__:
         value = getattr(request.params, field)
         if value != getattr(usual, field) or field in {"max_tokens", "temperature"}:
-            yield field, _cut(msgspec.json.encode(value).decode())
+            yield field, cut(msgspec.json.encode(value).decode(), _MOST_CHARACTERS)
     if request.metadata:
-        yield "metadata", f"{len(request.metadata):,} entries"
+        yield "metadata", counted(len(request.metadata), "field")
     if request.cache_salt:
         yield "cache_salt", "set"
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _MOST_CHARACTERS:
-        return text
-    return f"{text[:_MOST_CHARACTERS]}… ({len(text):,} characters)"
