@@ -9,6 +9,7 @@ from typing import Any, Final
 import jinja2
 
 from tokenyard.board.addresses import request_address, request_name
+from tokenyard.board.cutting import cut
 from tokenyard.protocol.texts import counted, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.
@@ -34,6 +35,7 @@ class Templates:
             "lines": lambda text: harmless(str(text)),
             "count": lambda number: f"{number:,}",
             "size": size,
+            "cut": lambda text, most: cut(str(text), most),
         }
         self._environment.globals |= {
             "counted": counted,
@@ -46,7 +48,9 @@ class Templates:
         return self._environment.get_template(name).render(context)
 
     def live_blocks(self, name: str, context: Mapping[str, Any]) -> dict[str, str]:
-        """Its live blocks by name."""
+        """Its live blocks by name, with the macros of ``base.html``, which is not rendered."""
+        macros = self._environment.get_template("macros.html")
+        context = {**context, "ui": macros.make_module(dict(context))}
         template = self._environment.get_template(name)
         blocks = [block for block in template.blocks if block.startswith(LIVE)]
         return {
