@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenyard.admin.dead_letters import letter_of
 from tokenyard.admin.owners import find_owners
-from tokenyard.admin.submitted import read_submitted
+from tokenyard.admin.requeueing import letter_of
+from tokenyard.admin.submitted import read_letter, read_submitted
 from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.board.addresses import checked_request, given_request
 from tokenyard.board.cutting import cut
@@ -40,10 +40,14 @@ def view_request(yard: Yard, given: Given) -> dict[str, Any]:
         raise NotFound(
             f"{error}. The results of requests are kept for their result_ttl, an hour by default."
         ) from error
-    submitted = read_submitted(yard.connection, yard.keys, client, request_id)
+    ended_ms = timeline.ended_ms or 0
+    letter = letter_of(yard.connection, yard.keys, client, request_id, ended_ms)
+    if letter:
+        submitted = read_letter(yard.connection, yard.keys, letter.letter, client, request_id)
+    else:
+        submitted = read_submitted(yard.connection, yard.keys, client, request_id)
     request = submitted if isinstance(submitted, Request) else None
     shows = given.actor.shows_content
-    ended_ms = timeline.ended_ms or 0
     parts = bar_of(timeline)
     return {
         "client": client,
@@ -56,7 +60,7 @@ def view_request(yard: Yard, given: Given) -> dict[str, Any]:
         "width": WIDTH,
         "priority_class": split_intake(timeline.server_id.rpartition("/")[0])[0],
         "worker": timeline.attempts[-1].worker if timeline.attempts else "",
-        "letter": letter_of(yard.connection, yard.keys, client, request_id, ended_ms),
+        "letter": letter,
         "request": request,
         "parameters": list(_parameters(request)) if request else [],
         "prompt_length": length_of(request) if request else "",
