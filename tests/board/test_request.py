@@ -221,9 +221,20 @@ def test_the_client_may_be_left_out_where_one_has_the_id(looker: Looker, yard: Y
     yard.submit(make_request("q", client="ann"))
     assert "Client ann" in text_of(looker.get("/request?id=q"))
     yard.submit(make_request("q", client="bob"))
-    assert "Several clients have a request with this id: ann, bob." in text_of(
-        looker.get("/request?id=q", 400)
-    )
+    told = text_of(looker.get("/request?id=q", 400))
+    assert "Several clients may have a request with this id; these have one: ann, bob." in told
+
+
+def test_a_search_for_the_client_that_stopped_early_says_so(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = yard.connection.pipeline(transaction=False)
+    for number in range(4000):
+        pipeline.hset(yard.keys.ledger("bob", str(number)), mapping={"state": "waiting"})
+    pipeline.execute()
+    monkeypatch.setattr(one, "MOST_KEYS_FOR_ID", 1000)
+    told = text_of(looker.get("/request?id=nobodys", 404))
+    assert "'nobodys' among the first 1,000 keys of the server. Give its client." in told
 
 
 @pytest.mark.parametrize("request_id", HOSTILE)

@@ -84,18 +84,18 @@ def _named(yard: Yard, given: Given) -> tuple[str, str]:
         most_keys=MOST_KEYS_FOR_ID,
         most_entries=MOST_ENTRIES,
     )
-    if len(owners.clients) == 1 and owners.is_whole:
-        return owners.clients[0], request_id
+    until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys of the server"
     if not owners.clients:
-        until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys"
         raise NotFound(
             f"No client has a request {printable(request_id)!r}{until}. Give its client."
         )
+    if len(owners.clients) == 1 and owners.is_whole:
+        return owners.clients[0], request_id
     names = ", ".join(owners.clients[:_MOST_NAMED])
     more = len(owners.clients) - _MOST_NAMED
     raise BadInput(
-        f"Several clients have a request with this id: {names}{f' and {more} more' * (more > 0)}."
-        " Give one of them."
+        f"Several clients may have a request with this id;{until} these have one: {names}"
+        f"{f' and {more} more' if more > 0 else ''}. Give its client."
     )
 
 
