@@ -49,7 +49,7 @@ class WorkerView:
 
     worker: str
     state: SeenState
-    lane: int  # entries on its lane
+    lane: int  # entries on its lane; 0 where lanes were not counted
     lease_ms: int  # time left; 0: no lease
     info: WorkerInfo | None = None
     run_state: RunState = "RUNNING"  # the one that it has reached
@@ -122,10 +122,11 @@ def read_roster(connection: redis.Redis, keys: Keys) -> RosterView:
     return _roster(*pipeline.execute())
 
 
-def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
+def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True) -> YardView:
     """Read a yard in three round trips: its state, the lengths of its lanes, and a write check.
 
-    Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
+    Without lanes it reads as many keys of a large yard as of a small one. Errors of redis-py pass,
+    for `tokenyard.broker.connection.translated`.
     """
     pipeline: Any = connection.pipeline(transaction=False)
     _queue_roster(pipeline, keys)
@@ -144,10 +145,10 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
     for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
         waiting[name] += max(0, whole(of_tenants))
     roster = _roster(listed, leases, hosts, now)
-    lanes = _lane_lengths(connection, keys, [one.worker for one in roster.workers])
-    workers = [
-        replace(worker, lane=lane) for worker, lane in zip(roster.workers, lanes, strict=True)
-    ]
+    workers = roster.workers
+    if counts_lanes:
+        lanes = _lane_lengths(connection, keys, [one.worker for one in workers])
+        workers = [replace(worker, lane=lane) for worker, lane in zip(workers, lanes, strict=True)]
     return YardView(
         yard=keys.yard,
         leader=_leader_view(leader, leader_ms),

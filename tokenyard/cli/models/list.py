@@ -10,10 +10,10 @@ import click
 import msgspec
 
 from tokenyard.admin.pauses import Pause, all_pauses
+from tokenyard.admin.scopes import known_models
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.names import known_models
 from tokenyard.cli.shared.signal_options import json_option
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import PlainCommand
