@@ -122,8 +122,10 @@ def read_roster(connection: redis.Redis, keys: Keys) -> RosterView:
     return _roster(*pipeline.execute())
 
 
-def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
+def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True) -> YardView:
     """Read a yard in three round trips: its state, the lengths of its lanes, and a write check.
+
+    Without ``counts_lanes`` it reads no key of a worker of its own, and all lanes are 0.
 
     Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
     """
@@ -144,7 +146,8 @@ def read_yard(connection: redis.Redis, keys: Keys) -> YardView:
     for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
         waiting[name] += max(0, whole(of_tenants))
     roster = _roster(listed, leases, hosts, now)
-    lanes = _lane_lengths(connection, keys, [one.worker for one in roster.workers])
+    counted = [one.worker for one in roster.workers] if counts_lanes else []
+    lanes = _lane_lengths(connection, keys, counted) or [0] * len(roster.workers)
     workers = [
         replace(worker, lane=lane) for worker, lane in zip(roster.workers, lanes, strict=True)
     ]

@@ -55,7 +55,7 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (BadInput, 400),
     (Refused, 400),
     (NotFound, 404),
-    (Busy, 503),
+    (Busy, 429),
     (BrokerUnavailable, 503),
     (TokenyardError, 502),
 )
