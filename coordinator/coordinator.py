@@ -37,6 +37,7 @@ from coordinator.routing.selection import Selection
 from coordinator.routing.suspicion import TrialLimits
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.telemetry.recorder import HistoryRecorder
 from coordinator.telemetry.spans import QueueSpans
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
@@ -156,6 +157,7 @@ class Coordinator:
         )
         self._cancels = CancelRequests(connection, scripts, keys, counts.found_bad)
         self._inboxes = Inboxes(connection, scripts, keys, settings, counts)
+        self._recorder = HistoryRecorder(scripts, roster, counts)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""  # the token of the term that is prepared
@@ -263,6 +265,7 @@ class Coordinator:
         self._reconciler.run_once(token)
         self._cancels.run_once(is_woken=self._intake.take_cancelling())
         self._inboxes.run_once()
+        self._recorder.run_once(token)
         if self._is_complete:
             self._placer.run_once(token)
         self._dispatcher.run_once(token, may_place=self._is_complete, block_ms=self._patience_ms())

@@ -240,6 +240,19 @@ class LeaderScripts(Caller):
         answer = self._run("reconcile", keys, args)
         return codes(Reconciled, answer, max(1, len(lost)))
 
+    def record(self, token: str, fields: Mapping[str, Arg], max_entries: int) -> bool:
+        """Add an entry to the history, with what waits; False for a former leader."""
+        keys = [self.keys.leader, self.keys.history, self.keys.tally]
+        keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
+        args: list[Arg] = [token, max_entries, *INTAKE_CLASSES]
+        for item in fields.items():
+            args.extend(item)
+        return bool(self._run("record", keys, args))
+
+    def stand_by(self, name: str, for_ms: int) -> None:
+        """Show for some time that a coordinator stands by; 0: no more."""
+        self._run("stand_by", [self.keys.standbys], [name, for_ms])
+
     def watch_clients(self, count: int) -> list[bytes]:
         """Clients whose leases have expired; the names are untrusted."""
         names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
