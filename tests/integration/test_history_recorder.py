@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.telemetry import recorder
-from tests.support.builders import worker_json
+from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes, requests
 from tests.support.processes import Plant
 from tests.support.servers import Server
@@ -138,7 +138,7 @@ def test_after_a_kill_the_standby_continues_the_history(plant: Plant) -> None:
 
     # If the leader is killed
     killed.kill()
-    more = requests(5)
+    more = [make_request() for _ in range(5)]
     eventually(lambda: read_yard(plant.connection, plant.keys).leader, timeout_s=20)
     eventually(lambda: [one for one in history_of(plant) if one.epoch == 2], timeout_s=40)
     plant.push_all(more)
