@@ -145,7 +145,7 @@ libnuma:
 # Tests that need one of these skip without it; on a CI machine nothing may be skipped.
 .PHONY: programs
 programs:
-	@for each in redis-server node spin; do \
+	@for each in redis-server node spin chromium; do \
 		command -v "$$each" >/dev/null && continue; \
 		printf '\n*** %s is not installed: its tests are SKIPPED ***\n\n' "$$each" >&2; \
 		[ "$${CI:-}" != true ] || { echo "That is a failure in CI; see .ci/run." >&2; exit 1; }; \

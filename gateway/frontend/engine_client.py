@@ -17,6 +17,7 @@ from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
+from gateway.frontend.inline import tokenize_short_inline
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import wire_params
 from gateway.http.context import RequestContext, current
@@ -46,6 +47,7 @@ class QueueEngineClient(EngineClient):
         self.vllm_config = config
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)
+        tokenize_short_inline(self.renderer)
         self.input_processor = InputProcessor(config, self.renderer)
         self._model = model
         self._queue = queue

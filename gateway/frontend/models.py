@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import vllm
 from fastapi import FastAPI
+from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentatorMiddleware
 from starlette.datastructures import State
+from starlette.middleware.cors import CORSMiddleware
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -40,6 +42,9 @@ log = logging.getLogger("tokenyard.gateway")
 
 #: Models that are made ready at the same time.
 _AT_ONCE: Final = 3
+#: Each event of a stream would pass them: vLLM's metrics, which nobody can read here, and CORS,
+#: which is off.
+_UNWANTED: Final[tuple[Any, ...]] = (PrometheusInstrumentatorMiddleware, CORSMiddleware)
 #: The front end of the request that is being served.
 STATE: ContextVar[State] = ContextVar("gateway_state")
 
@@ -247,4 +252,6 @@ def _build() -> FastAPI:
 def _build_app() -> FastAPI:
     args = default_args()
     args.disable_fastapi_docs = True
-    return build_app(args, TASKS)
+    app = build_app(args, TASKS)
+    app.user_middleware = [one for one in app.user_middleware if one.cls not in _UNWANTED]
+    return app

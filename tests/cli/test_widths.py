@@ -10,8 +10,9 @@ from rich.console import Console, RenderableType
 
 from tests.support.snapshots import make_view, make_view_worker
 from tokenyard.admin.dead_letters import DeadLetter
+from tokenyard.admin.listed import STATES, Listed
 from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.requests import STATES, Listed, RequestList
+from tokenyard.admin.requests import RequestList
 from tokenyard.admin.snapshot import WorkerView, YardView
 from tokenyard.admin.tenants import TenantView
 from tokenyard.admin.timeline import Attempt, Timeline

@@ -11,8 +11,9 @@ from redis.exceptions import NoPermissionError
 
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.yard import LONG_MS, Yard
+from tokenyard.admin.listed import STATES
 from tokenyard.admin.owners import Owners, find_owners
-from tokenyard.admin.requests import STATES, Query, RequestList, list_requests
+from tokenyard.admin.requests import Query, RequestList, list_requests
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
@@ -222,7 +223,7 @@ def test_scan_of_ledgers_is_limited(yard: Yard) -> None:
         pipeline.hset(yard.keys.ledger("ann", str(number)), mapping={"state": "waiting"})
     pipeline.execute()
     over = frozenset({"completed"})
-    assert not listed(yard, states=over, most=1000).is_whole
+    assert not listed(yard, states=over, most_keys=1000).is_whole
     assert find_owners(yard.connection, yard.keys, "nobodys", most_keys=1000) == Owners(
         [], is_whole=False
     )

@@ -22,12 +22,26 @@ from tokenyard.protocol.keys import (
     split_intake,
 )
 from tokenyard.protocol.parse import parse_request, unfold
+from tokenyard.protocol.streams import position
 from tokenyard.protocol.wire import Refused, Request, Unanswerable, unpack_tokens
 from tokenyard.scripts import Scripts, requeue
 
 _ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_MOST: Final = 2**64  # in either part of an entry's id
 _PACKED: Final = frozenset({b"tokens", b"published"})
 _PAGE: Final = 200
+_IN_THE_WAY: Final = {
+    "waiting": "waits already",
+    "assigned": "runs already",
+    "completed": "has completed",
+    "cancelled": "was cancelled; submit it again under another id",
+    "expired": "has expired; submit it again under another id",
+    "failed": "failed without a dead letter, so it was not kept: submit it again under another id",
+    "": "is not known here, and not a dead letter",
+}
+#: A letter is written in the call that ends its request, so both have nearly the same time.
+_BEFORE_MS: Final = 2
+_AFTER_MS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +66,23 @@ class DeadLetter:
     @property
     def priority_class(self) -> PriorityClass:
         """The class of the intake that it came through."""
-        name = split_intake(self.server_id.partition("/")[0])[0]
-        return name if name in PRIORITY_CLASSES else "normal"
+        return class_of_sid(self.server_id)
 
     @property
     def intake(self) -> str:
         """The intake that it goes back to."""
         return intake_name(self.priority_class, self.fields.get("tenant", ""))
+
+
+def class_of_sid(server_id: str) -> PriorityClass:
+    """The class of the intake in a server id, which may be anything."""
+    name = split_intake(server_id.partition("/")[0])[0]
+    return name if name in PRIORITY_CLASSES else "normal"
+
+
+def is_letter(name: str) -> bool:
+    """Whether a letter may have this name."""
+    return bool(_ENTRY.fullmatch(name)) and max(position(name)) < _MOST
 
 
 def dead_letters(connection: redis.Redis, keys: Keys, most: int = 100) -> list[DeadLetter]:
@@ -80,14 +104,51 @@ def all_letters(connection: redis.Redis, keys: Keys) -> Iterator[DeadLetter]:
         after = f"({page[-1][0].decode()}"
 
 
+def named_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | None:
+    """The letter of this name, which `is_letter`."""
+    found: Any = connection.xrange(keys.dead, name, name)
+    return _read(*found[0]) if found else None
+
+
 def find_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | None:
     """The letter of this name, or the newest one of a request with this id."""
-    if _ENTRY.fullmatch(name):
-        found: Any = connection.xrange(keys.dead, name, name)
-        if found:
-            return _read(*found[0])
+    if is_letter(name) and (found := named_letter(connection, keys, name)):
+        return found
     letters = [letter for letter in all_letters(connection, keys) if letter.id == name]
     return letters[-1] if letters else None
+
+
+def letter_of(
+    connection: redis.Redis, keys: Keys, client: str, request_id: str, ended_ms: int
+) -> DeadLetter | None:
+    """The letter of a request that ended at this time; None if it has none, or not any more."""
+    name = (client, request_id)
+    return letters_of(connection, keys, {name: ended_ms}).get(name)
+
+
+def letters_of(
+    connection: redis.Redis, keys: Keys, ended_ms: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], DeadLetter]:
+    """The letters of requests that ended at these times, by client and id."""
+    times = [at_ms for at_ms in ended_ms.values() if at_ms > 0]
+    if not times:
+        return {}
+    first, last = str(max(0, min(times) - _BEFORE_MS)), str(max(times) + _AFTER_MS)
+    found: dict[tuple[str, str], DeadLetter] = {}
+    while True:
+        page: Any = connection.xrange(keys.dead, first, last, count=_PAGE)
+        for entry, fields in page:
+            letter = _read(entry, fields)
+            if (letter.client, letter.id) in ended_ms:
+                found[letter.client, letter.id] = letter
+        if len(page) < _PAGE or len(found) == len(ended_ms):
+            return found
+        first = f"({page[-1][0].decode()}"
+
+
+def why_not_requeued(state: str) -> str:
+    """Why a request without a letter cannot be requeued, by its state, after its name."""
+    return _IN_THE_WAY.get(state, "cannot be requeued now")
 
 
 def requeue_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> str:
@@ -122,13 +183,13 @@ def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
     return DeadLetter(
         letter=letter,
         died_ms=int(letter.partition("-")[0]),
-        reason=_text(fields.get(b"dead_reason", b"")),
-        server_id=_text(fields.get(b"dead_sid", b"")),
+        reason=text_of(fields.get(b"dead_reason", b"")),
+        server_id=text_of(fields.get(b"dead_sid", b"")),
         client=client,
         id=name,
         model=model,
         fields={
-            _text(field): _shown(field, value)
+            text_of(field): _shown(field, value)
             for field, value in fields.items()
             if not field.startswith(b"dead_")
         },
@@ -138,10 +199,11 @@ def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
 def _shown(field: bytes, value: bytes) -> str:
     if field in _PACKED and len(value) % 4 == 0 and value[:1] != b"[":
         return ",".join(map(str, unpack_tokens(value)))
-    return _text(value)
+    return text_of(value)
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
+    """A value as text, or in hex where it is none."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -5,7 +5,7 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -17,9 +17,14 @@ from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys, intake_
 _PAGE: Final = 1_000
 
 
-def intakes(connection: redis.Redis, keys: Keys) -> list[tuple[IntakeClass, str]]:
-    """Class and name of each intake, of tenants only where something waits; ``retry`` is last."""
-    of_tenants = list(_of_tenants(connection, keys))
+def intakes(
+    connection: redis.Redis, keys: Keys, most_tenants: int = sys.maxsize
+) -> list[tuple[IntakeClass, str]]:
+    """Class and name of each intake, of tenants only where something waits; ``retry`` is last.
+
+    Of tenants at most ``most_tenants`` are looked at, the next in line first.
+    """
+    of_tenants = list(_of_tenants(connection, keys, most_tenants))
     named: list[tuple[IntakeClass, str]] = []
     for priority_class in PRIORITY_CLASSES:
         named.append((priority_class, priority_class))
@@ -27,10 +32,13 @@ def intakes(connection: redis.Redis, keys: Keys) -> list[tuple[IntakeClass, str]
     return [*named, ("retry", "retry")]
 
 
-def _of_tenants(connection: redis.Redis, keys: Keys) -> Iterator[tuple[IntakeClass, str]]:
+def _of_tenants(
+    connection: redis.Redis, keys: Keys, most: int
+) -> Iterator[tuple[IntakeClass, str]]:
     run: Any = connection
-    for at in itertools.count(0, _PAGE):
-        page = [raw.decode(errors="replace") for raw in run.zrange(keys.line, at, at + _PAGE - 1)]
+    for at in range(0, most, _PAGE):
+        last = min(at + _PAGE, most) - 1
+        page = [raw.decode(errors="replace") for raw in run.zrange(keys.line, at, last)]
         names: list[tuple[IntakeClass, str]] = [
             (priority_class, intake_name(priority_class, tenant))
             for tenant in filter(is_tenant, page)

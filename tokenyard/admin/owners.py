@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import redis
 
-from tokenyard.admin.requests import Budget, find_waiting, scan_ledgers
+from tokenyard.admin.requests import find_waiting
+from tokenyard.admin.searching import Budget, LedgerScan
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import DEFAULT_CLIENT
 
@@ -44,7 +45,7 @@ def find_owners(
     if run.exists(keys.ledger(DEFAULT_CLIENT, request_id)):
         return Owners([DEFAULT_CLIENT])
     budget, found = Budget(most_keys), set[str]()
-    for page in scan_ledgers(connection, keys, budget, request_id=request_id):
+    for page in LedgerScan(connection, keys, budget, request_id=request_id).pages():
         found |= {client for client, _ in page}
     if budget.is_spent:
         return Owners(sorted(found), is_whole=False)

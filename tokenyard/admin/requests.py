@@ -7,65 +7,39 @@ ledgers, which SCAN finds. The query limits both. Errors of redis-py pass, for
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 import redis
-from msgspec import Struct
 from redis.exceptions import NoPermissionError
 
 from tokenyard.admin.intakes import intakes
-from tokenyard.admin.pauses import Pause, pauses_of_model, pauses_of_worker
+from tokenyard.admin.listed import (
+    STATES,
+    Listed,
+    Owned,
+    Place,
+    by_ledger,
+    in_intake,
+    on_lane,
+    published,
+    with_results,
+)
+from tokenyard.admin.pauses import pauses_of_model, pauses_of_worker
+from tokenyard.admin.searching import Budget, LedgerScan, entries, pages
 from tokenyard.admin.snapshot import YardView, read_yard
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.replies import TERMINAL, Result, Status, decode_reply, to_result
-from tokenyard.protocol.streams import position, whole
-from tokenyard.protocol.wire import Request, Unanswerable
+from tokenyard.admin.submitted import read_submitted
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
+from tokenyard.protocol.replies import TERMINAL
+from tokenyard.protocol.wire import DEFAULT_CLIENT, Request
 
-State = Literal["waiting", "assigned", Status]
-STATES: Final[tuple[State, ...]] = get_args(State)
-
-#: Entries or ledgers in one read; small, because a request may have some MiB.
-_PAGE: Final = 100
-#: Keys of one SCAN.
-_SCANNED: Final = 1000
-_LEDGER_FIELDS: Final = ("state", "sid", "worker", "attempt", "ended")
-_TOKEN_BYTES: Final = 4
-Fields = Mapping[bytes, bytes]
-
-
-class Listed(Struct, frozen=True, kw_only=True):
-    """One request. Times are unix ms by the server's clock."""
-
-    client: str
-    id: str
-    state: State
-    model: str = ""  # empty: the yard's only one, or unknown
-    worker: str = ""  # its present or last worker
-    server_id: str = ""  # empty: it was cancelled before its arrival
-    accepted_ms: int = 0  # 0: never
-    ended_ms: int = 0  # 0: it has no result
-    attempt: int = 0  # times that it was assigned, as far as known
-    tokens: int = 0  # published so far
-    error: str = ""  # error code, if it did not complete
-    pauses: Sequence[Pause] = ()  # that it waits for
-
-    @property
-    def age_from_ms(self) -> int:
-        """When it was accepted; for one that never arrived, when it was cancelled."""
-        return self.accepted_ms or self.ended_ms
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether it has its result."""
-        return self.state in TERMINAL
+#: What a search has left out, because a limit was reached.
+Missed = Literal["entries", "keys", "tenants", "workers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +49,64 @@ class Query:
     states: frozenset[str] = frozenset(STATES)
     model: str = ""
     client: str = ""
+    tenant: str = ""
+    id: str = ""
+    worker: str = ""  # its present or last worker, with or without its incarnation
+    error: str = ""  # part of an error's code or message, in letters of any case
     older_ms: int = 0  # least age
     newer_ms: int = 0  # greatest age; 0: no limit
+    until_ms: int = 0  # accepted until this unix time; 0: no limit
     oldest_first: bool = False
     limit: int = 50
-    most: int = 100_000  # entries of intakes to read, and as many keys
+    most: int = 100_000  # entries of intakes to read, and as many of lanes
+    most_keys: int = 100_000  # to search for ledgers
+    most_streams: int = 100_000  # tenants whose intakes are read, and workers whose lanes are
+    after: Place | None = None  # only those behind this place
+    cursor: int = 0  # only ended ones, from where an earlier search for them has stopped
 
     @property
     def ended_only(self) -> bool:
         """Whether only ended requests are wanted."""
         return self.states <= TERMINAL
+
+    def fits_ledger(self, now_ms: int, one: Listed) -> bool:
+        """Whether a request fits by what is known of it without its result."""
+        age_ms = now_ms - one.age_from_ms
+        return (
+            one.state in self.states
+            and self.client in {"", one.client}
+            and self.tenant in {"", one.tenant}
+            and self.id in {"", one.id}
+            and self.worker in {"", one.worker, one.worker.rpartition(".")[0]}
+            and age_ms >= self.older_ms
+            and (not self.newer_ms or age_ms <= self.newer_ms)
+            and (not self.until_ms or one.age_from_ms <= self.until_ms)
+            and (self.after is None or self._is_behind(one.place, self.after))
+        )
+
+    def fits(self, now_ms: int, one: Listed) -> bool:
+        """Whether a request is wanted."""
+        return (
+            self.fits_ledger(now_ms, one)
+            and self.model in {"", one.model}
+            and self.error.casefold() in f"{one.error}: {one.message}".casefold()
+        )
+
+    def _is_behind(self, place: Place, other: Place) -> bool:
+        return place > other if self.oldest_first else place < other
+
+    def stream_bounds(self, now_ms: int) -> tuple[str, str]:
+        """The lowest and highest entry id of an intake that can fit."""
+        low, high = [], []
+        if self.newer_ms:
+            low.append(now_ms - self.newer_ms)
+        if self.older_ms:
+            high.append(now_ms - self.older_ms)
+        if self.until_ms:
+            high.append(self.until_ms)
+        if self.after:
+            (low if self.oldest_first else high).append(self.after[0])
+        return str(max(0, *low)) if low else "-", str(max(0, min(high))) if high else "+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,40 +115,194 @@ class RequestList:
 
     requests: list[Listed]
     now_ms: int
-    is_whole: bool = True  # False: a limit was reached, and there may be more
+    missed: frozenset[Missed] = field(default_factory=frozenset)
+    has_more: bool = False  # than the query's limit
     may_scan: bool = True  # False: the server refuses SCAN, so ended requests are missing
+    cursor: int = 0  # where a search for ended ones goes on; 0: nowhere
 
-
-class Budget:
-    """A limit on entries or keys to read."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-        self.is_spent = False
-
-    def take(self, count: int) -> bool:
-        """Use up ``count``; False if the budget was spent before."""
-        self.is_spent = self.is_spent or self._left <= 0
-        self._left -= count
-        return not self.is_spent
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was read; else there may be more."""
+        return not self.missed
 
 
 def list_requests(connection: redis.Redis, keys: Keys, query: Query) -> RequestList:
     """Find requests, within the limits of the query."""
-    view = read_yard(connection, keys)
-    entries, ledgers = Budget(query.most), Budget(query.most)
-    fits = functools.partial(_fits, query, view.at_ms)
-    found = _first(query, _in_flight(connection, keys, view, query, fits, entries))
-    may_scan = True
-    if query.states & TERMINAL:
-        ended = _ended(connection, keys, query, fits, ledgers)
-        try:
-            # First, because a request may have ended since it was read in flight.
-            found = _first(query, itertools.chain(ended, found))
-        except NoPermissionError:
-            may_scan = False
-    whole = not (entries.is_spent or ledgers.is_spent)
-    return RequestList(_detailed(connection, keys, view, found), view.at_ms, whole, may_scan)
+    return _Search(connection, keys, query).run()
+
+
+class _Search:
+    """One search; what it could not read is in ``missed``."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, query: Query) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._query = query
+        self._view = read_yard(connection, keys, counts_lanes=False)
+        self._missed: set[Missed] = set()
+        self._may_scan = True
+        self._cursor = 0
+        now_ms = self._view.at_ms
+        self._fits: Callable[[Listed], bool] = functools.partial(query.fits, now_ms)
+        self._fits_ledger = functools.partial(query.fits_ledger, now_ms)
+
+    def run(self) -> RequestList:
+        """Find, order and describe them."""
+        found = self._with_id() if self._query.id else self._anywhere()
+        return RequestList(
+            _detailed(self._connection, self._keys, self._view, found[: self._query.limit]),
+            self._view.at_ms,
+            frozenset(self._missed),
+            len(found) > self._query.limit,
+            self._may_scan,
+            self._cursor,
+        )
+
+    def _anywhere(self) -> list[Listed]:
+        query = self._query
+        found = [] if query.cursor else self._first(self._in_flight())
+        if query.states & TERMINAL:
+            try:
+                # First, because a request may have ended since it was read in flight.
+                return self._first(itertools.chain(self._ended(), found))
+            except NoPermissionError:
+                self._may_scan = False
+        return found
+
+    def _first(self, found: Iterable[Listed]) -> list[Listed]:
+        """The first of the query's order, one more than its limit, without duplicates."""
+        pick = heapq.nsmallest if self._query.oldest_first else heapq.nlargest
+        return pick(self._query.limit + 1, _each_once(found), key=lambda one: one.place)
+
+    # By id
+
+    def _with_id(self) -> list[Listed]:
+        """The requests with an id: of one client by its ledger, else by a search for clients."""
+        query = self._query
+        found = self._of_clients([query.client or DEFAULT_CLIENT])
+        if not query.client:
+            try:
+                for page in self._scan():
+                    found += self._of_clients([client for client, _ in page])
+            except NoPermissionError:
+                self._may_scan = False
+        if not found and "waiting" in query.states:
+            budget = Budget(query.most)
+            found = [one for name in self._intakes() for one in self._plain(name, budget)]
+            self._note(budget, "entries")
+        return self._first(found)
+
+    def _of_clients(self, clients: Sequence[str]) -> list[Listed]:
+        owners = [(client, self._query.id) for client in clients]
+        found = [
+            one for one in by_ledger(self._connection, self._keys, owners) if self._fits_ledger(one)
+        ]
+        over = with_results(self._connection, self._keys, [one for one in found if one.is_ended])
+        running = [self._with_model(one) for one in found if not one.is_ended]
+        return list(filter(self._fits, over + running))
+
+    def _with_model(self, one: Listed) -> Listed:
+        request = read_submitted(self._connection, self._keys, one.client, one.id)
+        model = request.model if isinstance(request, Request) else ""
+        return msgspec.structs.replace(one, model=model)
+
+    def _plain(self, name: str, budget: Budget) -> Iterator[Listed]:
+        """Waiting requests of an intake, of which those by plain XADD have no ledger yet."""
+        found = entries(self._connection, self._keys.intake(name), budget)
+        yield from filter(self._fits, in_intake(name, found))
+
+    # In flight
+
+    def _in_flight(self) -> Iterator[Listed]:
+        """Waiting and assigned ones, in the direction in which requests move, so none is missed."""
+        states = self._query.states
+        may_wait = "waiting" in states and not self._query.worker
+        budget = Budget(self._query.most)
+        if may_wait:
+            for name in self._intakes()[:-1]:
+                yield from self._waiting(name, budget)
+        if "assigned" in states:
+            yield from self._assigned()
+        if may_wait:
+            # The retry intake is not in the order of acceptance, so all of it is read.
+            again = entries(self._connection, self._keys.intake("retry"), budget)
+            yield from filter(self._fits, in_intake("retry", again))
+        self._note(budget, "entries")
+
+    def _waiting(self, name: str, budget: Budget) -> Iterator[Listed]:
+        query = self._query
+        low, high = query.stream_bounds(self._view.at_ms)
+        found = entries(
+            self._connection,
+            self._keys.intake(name),
+            budget,
+            newest_first=not query.oldest_first,
+            low=low,
+            high=high,
+            few=query.limit + 1,
+        )
+        yield from itertools.islice(filter(self._fits, in_intake(name, found)), query.limit + 1)
+
+    def _assigned(self) -> Iterator[Listed]:
+        query, budget = self._query, Budget(self._query.most)
+        workers = [
+            one.worker
+            for one in sorted(self._view.workers, key=lambda one: not one.lease_ms)
+            if query.worker in {"", one.worker, one.worker.rpartition(".")[0]}
+        ]
+        if len(workers) > query.most_streams:
+            self._missed.add("workers")
+        for worker in workers[: query.most_streams]:
+            lane = entries(self._connection, self._keys.lane(worker), budget)
+            yield from filter(self._fits, on_lane(worker, lane))
+        self._note(budget, "entries")
+
+    def _intakes(self) -> list[str]:
+        """The intakes that may have what is wanted; ``retry`` is last."""
+        query = self._query
+        if query.tenant:
+            return [intake_name(name, query.tenant) for name in PRIORITY_CLASSES] + ["retry"]
+        line: Any = self._connection.zcard(self._keys.line)
+        if line > query.most_streams:
+            self._missed.add("tenants")
+        return [name for _, name in intakes(self._connection, self._keys, query.most_streams)]
+
+    # Ended
+
+    def _ended(self) -> Iterator[Listed]:
+        """Ended requests, in no order."""
+        for owners in self._scan():
+            for page in pages(owners):
+                yield from filter(self._fits, self._known(page))
+
+    def _scan(self) -> Iterator[list[Owned]]:
+        query, budget = self._query, Budget(self._query.most_keys)
+        scan = LedgerScan(
+            self._connection,
+            self._keys,
+            budget,
+            client=query.client,
+            request_id=query.id,
+            cursor=query.cursor,
+        )
+        yield from scan.pages()
+        self._cursor = scan.cursor
+        self._note(budget, "keys")
+
+    def _known(self, owners: Sequence[Owned]) -> list[Listed]:
+        """Ended requests by their ledgers, with their results where the query needs these."""
+        query = self._query
+        found = by_ledger(self._connection, self._keys, owners)
+        wanted = [one for one in found if one.is_ended and self._fits_ledger(one)]
+        if query.error:
+            wanted = [one for one in wanted if one.state != "completed"]
+        if query.model or query.error:
+            return with_results(self._connection, self._keys, wanted)
+        return wanted
+
+    def _note(self, budget: Budget, what: Missed) -> None:
+        if budget.is_spent:
+            self._missed.add(what)
 
 
 def find_waiting(
@@ -136,223 +312,22 @@ def find_waiting(
     budget = Budget(most)
     for _, name in intakes(connection, keys):
         yield from filter(
-            is_wanted, _waiting(name, _entries(connection, keys.intake(name), budget))
+            is_wanted, in_intake(name, entries(connection, keys.intake(name), budget))
         )
 
 
-def _fits(query: Query, now_ms: int, one: Listed) -> bool:
-    age_ms = now_ms - one.age_from_ms
-    return (
-        one.state in query.states
-        and query.client in {"", one.client}
-        and (not query.model or query.model == one.model)
-        and age_ms >= query.older_ms
-        and (not query.newer_ms or age_ms <= query.newer_ms)
-    )
-
-
-def _first(query: Query, found: Iterable[Listed]) -> list[Listed]:
-    """The first of the query's order, up to its limit, without duplicates."""
-    pick = heapq.nsmallest if query.oldest_first else heapq.nlargest
-    return pick(query.limit, _each_once(found), key=_order)
-
-
-def _order(one: Listed) -> tuple[int, int]:
-    """Time of acceptance, then the server's sequence number."""
-    return one.age_from_ms, position(one.server_id.rpartition("/")[2])[1]
+def lane_requests(connection: redis.Redis, keys: Keys, worker: str, most: int) -> list[Listed]:
+    """The first requests on the lane of a worker incarnation."""
+    found: Any = connection.xrange(keys.lane(worker), count=most)
+    return list(on_lane(worker, found))
 
 
 def _each_once(found: Iterable[Listed]) -> Iterator[Listed]:
-    seen: set[tuple[str, str]] = set()
+    seen: set[Owned] = set()
     for one in found:
         if (one.client, one.id) not in seen:
             seen.add((one.client, one.id))
             yield one
-
-
-def _in_flight(
-    connection: redis.Redis,
-    keys: Keys,
-    view: YardView,
-    query: Query,
-    fits: Callable[[Listed], bool],
-    budget: Budget,
-) -> Iterator[Listed]:
-    """Waiting and assigned requests, in the direction in which requests move, so none is missed."""
-    if "waiting" in query.states:
-        for _, name in intakes(connection, keys)[:-1]:
-            entries = _entries(
-                connection,
-                keys.intake(name),
-                budget,
-                newest_first=not query.oldest_first,
-                low=str(view.at_ms - query.newer_ms) if query.newer_ms else "-",
-                high=str(view.at_ms - query.older_ms) if query.older_ms else "+",
-            )
-            yield from itertools.islice(filter(fits, _waiting(name, entries)), query.limit)
-    if "assigned" in query.states:
-        for worker in view.workers:
-            for _, fields in _entries(connection, keys.lane(worker.worker), budget):
-                if (one := _assigned(worker.worker, fields)) and fits(one):
-                    yield one
-    if "waiting" in query.states:
-        # The retry intake is not in the order of acceptance, so all of it is read.
-        again = _entries(connection, keys.intake("retry"), budget)
-        yield from filter(fits, _waiting("retry", again))
-
-
-def _waiting(name: str, entries: Iterable[tuple[str, Fields]]) -> Iterator[Listed]:
-    for entry, fields in entries:
-        sid = fields.get(b"sid", b"").decode(errors="replace") if name == "retry" else ""
-        if one := _listed(fields, "waiting", sid or f"{name}/{entry}"):
-            yield one
-
-
-def _assigned(worker: str, fields: Fields) -> Listed | None:
-    one = _listed(fields, "assigned", fields.get(b"sid", b"").decode(errors="replace"))
-    attempt = fields.get(b"attempt", b"")
-    if one is None or not attempt.isdigit():
-        return None  # a command to the worker
-    return msgspec.structs.replace(one, worker=worker, attempt=whole(attempt))
-
-
-def _listed(fields: Fields, state: State, server_id: str) -> Listed | None:
-    request = parse_request(fields)
-    if isinstance(request, Unanswerable):
-        return None
-    return Listed(
-        client=request.client,
-        id=request.id,
-        state=state,
-        model=request.model if isinstance(request, Request) else "",
-        server_id=server_id,
-        accepted_ms=accepted_ms(server_id),
-    )
-
-
-def accepted_ms(server_id: str) -> int:
-    """When the request of a server id was accepted, unix ms; 0 if unknown."""
-    return position(server_id.rpartition("/")[2])[0]
-
-
-def _entries(
-    connection: redis.Redis,
-    stream: str,
-    budget: Budget,
-    *,
-    newest_first: bool = False,
-    low: str = "-",
-    high: str = "+",
-) -> Iterator[tuple[str, Fields]]:
-    """The entries of a stream between two ids, in pages."""
-    first, last = (high, low) if newest_first else (low, high)
-    ask: Any = connection.xrevrange if newest_first else connection.xrange
-    while budget.take(_PAGE):
-        page = ask(stream, first, last, count=_PAGE)
-        for entry, fields in page:
-            yield entry.decode(), fields
-        if len(page) < _PAGE:
-            return
-        first = f"({page[-1][0].decode()}"
-
-
-def _ended(
-    connection: redis.Redis,
-    keys: Keys,
-    query: Query,
-    fits: Callable[[Listed], bool],
-    budget: Budget,
-) -> Iterator[Listed]:
-    """Ended requests, in no order."""
-    for owners in scan_ledgers(connection, keys, budget, client=query.client):
-        for page in _pages(owners):
-            found = list(_ledgers(connection, keys, page))
-            if query.model:
-                found = _with_results(connection, keys, found)
-            yield from filter(fits, found)
-
-
-def scan_ledgers(
-    connection: redis.Redis,
-    keys: Keys,
-    budget: Budget,
-    *,
-    client: str = "",
-    request_id: str = "",
-) -> Iterator[list[tuple[str, str]]]:
-    """Client and id of each ledger, in pages, optionally of one client or with one id."""
-    prefix = keys.ledger("", "").removesuffix("/")
-    pattern = f"{_literal(prefix + client)}{'' if client else '*'}/{_literal(request_id)}"
-    cursor = 0
-    while budget.take(_SCANNED):
-        answer: Any = connection.scan(
-            cursor, match=pattern if request_id else pattern + "*", count=_SCANNED
-        )
-        cursor, names = answer
-        owners = (
-            name.decode(errors="replace").removeprefix(prefix).partition("/") for name in names
-        )
-        yield [(owner, own) for owner, _, own in owners if request_id in {"", own}]
-        if not cursor:
-            return
-
-
-def _literal(text: str) -> str:
-    """Escape text for a glob pattern."""
-    return "".join(f"\\{one}" if one in "*?[]^\\" else one for one in text)
-
-
-def _pages(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (items[at : at + _PAGE] for at in range(0, len(items), _PAGE))
-
-
-def _ledgers(
-    connection: redis.Redis, keys: Keys, owners: Iterable[tuple[str, str]]
-) -> Iterator[Listed]:
-    """The ended ones among these requests."""
-    named = list(owners)
-    pipeline = connection.pipeline(transaction=False)
-    for client, request_id in named:
-        pipeline.hmget(keys.ledger(client, request_id), *_LEDGER_FIELDS)
-    for (client, request_id), raw in zip(named, pipeline.execute(), strict=True):
-        texts = ((value or b"").decode(errors="replace") for value in raw)
-        state, sid, worker, attempt, ended = texts
-        if state in TERMINAL:
-            yield Listed(
-                client=client,
-                id=request_id,
-                state=state,  # type: ignore[arg-type]
-                worker=worker,
-                server_id=sid,
-                accepted_ms=accepted_ms(sid),
-                ended_ms=max(0, whole(ended)),
-                attempt=max(0, whole(attempt)),
-            )
-
-
-def _with_results(connection: redis.Redis, keys: Keys, listed: Sequence[Listed]) -> list[Listed]:
-    """Add what only results contain: model, tokens, error."""
-    pipeline = connection.pipeline(transaction=False)
-    for one in listed:
-        pipeline.hget(keys.ledger(one.client, one.id), "result")
-    return [
-        _with_result(one, packed) for one, packed in zip(listed, pipeline.execute(), strict=True)
-    ]
-
-
-def _with_result(one: Listed, packed: bytes | None) -> Listed:
-    result: Result | None = None
-    with contextlib.suppress(msgspec.MsgspecError, ValueError):
-        result = to_result(decode_reply(packed)) if packed else None
-    if result is None:
-        return one
-    made = result.provenance
-    return msgspec.structs.replace(
-        one,
-        model=made.model if made else one.model,
-        tokens=result.usage.completion_tokens if result.usage else len(result.tokens),
-        error=result.error.code if result.error else "",
-    )
 
 
 def _detailed(
@@ -362,10 +337,10 @@ def _detailed(
     detailed: list[Listed] = []
     of_model = functools.cache(functools.partial(pauses_of_model, view))
     of_worker = functools.cache(functools.partial(pauses_of_worker, view))
-    for page in _pages(listed):
-        over = iter(_with_results(connection, keys, [one for one in page if one.is_ended]))
+    for page in pages(listed):
+        over = iter(with_results(connection, keys, [one for one in page if one.is_ended]))
         running = [one for one in page if not one.is_ended]
-        lengths = iter(_published(connection, keys, running))
+        lengths = iter(published(connection, keys, running))
         for one in page:
             if one.is_ended:
                 detailed.append(next(over))
@@ -373,10 +348,3 @@ def _detailed(
             held = of_worker(one.worker) if one.worker else of_model(one.model)
             detailed.append(msgspec.structs.replace(one, tokens=next(lengths), pauses=held))
     return detailed
-
-
-def _published(connection: redis.Redis, keys: Keys, listed: Sequence[Listed]) -> list[int]:
-    pipeline = connection.pipeline(transaction=False)
-    for one in listed:
-        pipeline.strlen(keys.tokens(one.client, one.id))
-    return [length // _TOKEN_BYTES for length in pipeline.execute()]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import redis
 from msgspec import Struct
@@ -53,11 +53,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+EventKind = Literal["accepted", "assigned", "given_back", "waits", "runs", "engine", "ended"]
+
+
 class TimelineEvent(Struct, frozen=True):
     """One line of a timeline."""
 
     at_ms: int
     text: str
+    kind: EventKind
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
@@ -92,28 +96,28 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
     def _events(self) -> Iterator[TimelineEvent]:
         if self.accepted_ms is not None:
-            yield TimelineEvent(self.accepted_ms, f"accepted as {self.server_id}")
+            yield TimelineEvent(self.accepted_ms, f"accepted as {self.server_id}", "accepted")
         for attempt in self.attempts:
             yield from _attempt_events(attempt)
         if self.state == "waiting":
-            yield TimelineEvent(self.now_ms, f"waits: {self.waits_for}")
+            yield TimelineEvent(self.now_ms, f"waits: {self.waits_for}", "waits")
         if self.state == "assigned":
             published = f"{self.tokens_published} tokens published so far"
             held = f": {texts(self.pauses, self.now_ms)}" if self.pauses else ""
-            yield TimelineEvent(self.now_ms, f"is on the lane of its worker, {published}{held}")
+            said = f"is on the lane of its worker, {published}{held}"
+            yield TimelineEvent(self.now_ms, said, "runs")
         yield from self._engine_events()
         if self.ended_ms is not None:
-            yield TimelineEvent(self.ended_ms, self._end())
+            yield TimelineEvent(self.ended_ms, self._end(), "ended")
 
     def _engine_events(self) -> Iterator[TimelineEvent]:
         started_ms, timing = self.started_ms, self.result.timing if self.result else None
         if started_ms is None or timing is None:
             return
-        yield TimelineEvent(started_ms, "given to the engine")
+        yield TimelineEvent(started_ms, "given to the engine", "engine")
         if timing.first_token_ms is not None:
-            yield TimelineEvent(
-                int(started_ms + timing.first_token_ms), "first token of this attempt"
-            )
+            at_ms = int(started_ms + timing.first_token_ms)
+            yield TimelineEvent(at_ms, "first token of this attempt", "engine")
 
     def _end(self) -> str:
         result = self.result
@@ -142,13 +146,12 @@ def _epochs(made: Provenance) -> str:
 def _attempt_events(attempt: Attempt) -> Iterator[TimelineEvent]:
     name = f"attempt {attempt.number}"
     waited = f"after waiting {attempt.waited_ms / 1000:.3f} s"
-    yield TimelineEvent(
-        attempt.assigned_ms, f"{name}: to {attempt.worker} ({attempt.why}), {waited}"
-    )
+    said = f"{name}: to {attempt.worker} ({attempt.why}), {waited}"
+    yield TimelineEvent(attempt.assigned_ms, said, "assigned")
     if attempt.given_back_ms is not None:
         said = _GIVEN_BACK.get(attempt.given_back, attempt.given_back)
         reason = f": {attempt.reason}" if attempt.reason else ""
-        yield TimelineEvent(attempt.given_back_ms, f"{name}: {said}{reason}")
+        yield TimelineEvent(attempt.given_back_ms, f"{name}: {said}{reason}", "given_back")
 
 
 _GIVEN_BACK: Final = {
@@ -191,6 +194,17 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
         ended_ms=_number(ledger, "ended"),
         result=to_result(decode_reply(packed)) if packed else None,
     )
+
+
+def read_attempts(
+    connection: redis.Redis, keys: Keys, client: str, request_id: str, server_id: str
+) -> list[Attempt]:
+    """The attempts of a request; none if its ledger is gone or of another life of its id."""
+    fields: Any = connection.hgetall(keys.ledger(client, request_id))
+    ledger = {name.decode(errors="replace"): value for name, value in fields.items()}
+    if _text(ledger, "sid") != server_id:
+        return []
+    return _attempts(ledger, _entry_ms(server_id.rpartition("/")[2]))
 
 
 def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Attempt]:
@@ -241,7 +255,7 @@ def _waits_for(
     state = _text(ledger, "state")
     if state not in {"waiting", "assigned"}:
         return "", []
-    view = read_yard(connection, keys)
+    view = read_yard(connection, keys, counts_lanes=False)
     if state == "assigned":
         return "", pauses_of_worker(view, _text(ledger, "worker"))
     model = _model(connection, keys, ledger)

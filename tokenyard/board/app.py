@@ -127,6 +127,7 @@ class Board:
                 try:
                     context = await self._context(request, page, given)
                     blocks = self._templates.live_blocks(page.template, context)
+                    blocks["live_error"] = ""
                 except TokenyardError as error:
                     blocks = {"live_error": str(error)}
                 for name, html in blocks.items():

@@ -8,10 +8,13 @@ from typing import Any, Final
 
 import jinja2
 
+from tokenyard.board.addresses import request_address, request_name
+from tokenyard.board.cutting import cut
 from tokenyard.protocol.texts import counted, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.
 LIVE: Final = "live_"
+_LAST_MS: Final = 253_402_300_800_000  # the year 10000
 
 
 class Templates:
@@ -32,15 +35,22 @@ class Templates:
             "lines": lambda text: harmless(str(text)),
             "count": lambda number: f"{number:,}",
             "size": size,
+            "cut": lambda text, most: cut(str(text), most),
         }
-        self._environment.globals |= {"counted": counted}
+        self._environment.globals |= {
+            "counted": counted,
+            "request_address": request_address,
+            "request_name": request_name,
+        }
 
     def page(self, name: str, context: Mapping[str, Any]) -> str:
         """A whole page."""
         return self._environment.get_template(name).render(context)
 
     def live_blocks(self, name: str, context: Mapping[str, Any]) -> dict[str, str]:
-        """Its live blocks by name."""
+        """Its live blocks by name, with the macros of ``base.html``, which is not rendered."""
+        macros = self._environment.get_template("macros.html")
+        context = {**context, "ui": macros.make_module(dict(context))}
         template = self._environment.get_template(name)
         blocks = [block for block in template.blocks if block.startswith(LIVE)]
         return {
@@ -50,7 +60,9 @@ class Templates:
 
 
 def utc(unix_ms: float) -> str:
-    """A time in UTC: ``2026-11-23 06:15:06Z``."""
+    """A time in UTC: ``2026-11-23 06:15:06Z``; of one that cannot be written, its number."""
+    if not 0 <= unix_ms < _LAST_MS:
+        return f"{unix_ms:.0f} ms"
     at = datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
     return f"{at:%Y-%m-%d %H:%M:%S}Z"
 

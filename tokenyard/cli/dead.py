@@ -18,6 +18,7 @@ from tokenyard.admin.dead_letters import (
     find_letter,
     requeue_letter,
 )
+from tokenyard.admin.letter_changes import why_not_requeued
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
@@ -115,7 +116,7 @@ def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json
     with opened(ctx.obj) as (connection, keys):
         for name, letter in _chosen(connection, keys, names, takes_all=takes_all):
             sid = requeue_letter(connection, keys, letter) if letter else ""
-            problem = "" if sid else _no_requeue(name, letter)
+            problem = "" if sid else _no_requeue(connection, keys, name, letter)
             _say(name, letter, f"waits again as {sid}", problem, as_json, server_id=sid)
             failed = failed or bool(problem)
     ctx.exit(Exit.FAILED if failed else Exit.OK)
@@ -177,12 +178,13 @@ def _no_such(name: str) -> str:
     return f"there is no dead letter {name!r}"
 
 
-def _no_requeue(name: str, letter: DeadLetter | None) -> str:
+def _no_requeue(connection: redis.Redis, keys: Keys, name: str, letter: DeadLetter | None) -> str:
     if letter is None:
         return _no_such(name)
     if not letter.is_answerable:
         return f"{letter.letter} has no client that could be answered: {letter.reason}"
-    return f"{letter.letter} is gone, its request is in progress, or its id belongs to another one"
+    [why] = why_not_requeued(connection, keys, [letter])
+    return f"{letter.letter} cannot run again: {why}"
 
 
 def _owner(letter: DeadLetter) -> str:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import click
 
+from tokenyard.admin.listed import STATES, Listed
 from tokenyard.admin.pauses import Pause
-from tokenyard.admin.requests import STATES, Listed, Query, RequestList, list_requests
-from tokenyard.cli.shared.completion import complete_model
+from tokenyard.admin.requests import Query, RequestList, list_requests
+from tokenyard.cli.shared.completion import complete_model, complete_tenant, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
-from tokenyard.cli.shared.request_owner import client_name
+from tokenyard.cli.shared.request_owner import client_name, request_id
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.texts import printable, span
+from tokenyard.protocol.texts import printable, span, span_ms
 
 ABOUT: Final = """List requests that wait, are assigned to a worker, or have ended.
 
 A request is listed until its result expires. Its model is known while it waits or is assigned, and
-from its result if a worker answered it; without a name it uses the yard's only one. Requests that
+from its result if a worker answered it; without a name it uses the yard's only one. --error also
+finds requests that wait to run again, by what ended their last attempt. Requests that
 wait for a pause are marked, and the pauses are listed below. Columns that do not fit the terminal
 are left out without --verbose.
 
@@ -32,6 +33,8 @@ Examples:
   tokenyard requests
   tokenyard requests --state waiting --older-than 5m --oldest
   tokenyard requests --state failed --client ann
+  tokenyard requests --tenant acme --error "out of memory" --newer-than 1h
+  tokenyard requests --worker w-0 --state assigned
   tokenyard requests --model adder --limit 1000 --json | jq -r .id
 
 \b
@@ -39,8 +42,6 @@ Exit statuses:
   0  listed, possibly none     3  no broker, or its user may not list requests
   2  wrong usage
 """
-_UNITS_MS: Final = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SPAN: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s?(ms|s|m|h|d|)")
 _COLUMNS: Final = (
     Column("Id", is_whole=True),
     Column("Client", is_whole=True),
@@ -59,12 +60,15 @@ _NO_SCAN: Final = (
 
 def _ms(_: click.Context, __: click.Parameter, value: str | None) -> int:
     """A time span in ms; 0 if none is given."""
-    if value is None:
-        return 0
-    found = _SPAN.fullmatch(value.strip())
-    if not found:
-        raise click.BadParameter(f"{value!r}: give a time like 90, 90s, 5m, 2h or 1d")
-    return round(float(found[1]) * _UNITS_MS[found[2]])
+    try:
+        return 0 if value is None else span_ms(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """A request id; "" if none is given."""
+    return "" if value is None else request_id(ctx, param, value)
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="List requests, by state, model, age.")
@@ -79,6 +83,19 @@ def _ms(_: click.Context, __: click.Parameter, value: str | None) -> int:
     "--model", default="", shell_complete=complete_model, help="Only those for this model."
 )
 @click.option("--client", callback=client_name, help="Only those of this client.")
+@click.option("--id", "id_", metavar="ID", callback=_id, help="Only those with this id.")
+@click.option(
+    "--tenant", default="", shell_complete=complete_tenant, help="Only those of this tenant."
+)
+@click.option(
+    "--worker",
+    default="",
+    shell_complete=complete_worker,
+    help="Only those whose present or last worker is this one.",
+)
+@click.option(
+    "--error", metavar="TEXT", default="", help="Only those whose error code or message has this."
+)
 @click.option(
     "--older-than",
     metavar="TIME",
@@ -110,6 +127,10 @@ def requests(
     states: tuple[str, ...],
     model: str,
     client: str | None,
+    id_: str,
+    tenant: str,
+    worker: str,
+    error: str,
     older_than: int,
     newer_than: int,
     oldest: bool,
@@ -125,11 +146,16 @@ def requests(
         states=frozenset(states or STATES),
         model=model,
         client=client or "",
+        id=id_,
+        tenant=tenant,
+        worker=worker,
+        error=error,
         older_ms=older_than,
         newer_ms=newer_than,
         oldest_first=oldest,
         limit=limit,
         most=scan_limit,
+        most_keys=scan_limit,
     )
     with opened(ctx.obj) as (connection, keys):
         found = list_requests(connection, keys, query)
@@ -172,7 +198,7 @@ def _row(one: Listed, now_ms: int) -> tuple[str, ...]:
 def _say_what_is_missing(found: RequestList, query: Query) -> None:
     if not found.may_scan:
         say(f"Error: {_NO_SCAN}" if query.ended_only else f"Note: {_NO_SCAN}", err=True)
-    if len(found.requests) == query.limit:
+    if found.has_more:
         say(f"Note: there may be more than --limit {query.limit}", err=True)
     elif not found.is_whole:
         say(

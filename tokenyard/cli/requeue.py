@@ -9,7 +9,12 @@ import click
 import msgspec
 import redis
 
-from tokenyard.admin.dead_letters import DeadLetter, all_letters, requeue_letter
+from tokenyard.admin.dead_letters import (
+    DeadLetter,
+    all_letters,
+    requeue_letter,
+    why_not_requeued,
+)
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.request_owner import client_name, owner_of, request_ids
@@ -35,16 +40,6 @@ Examples:
 The exit status is 1 if a request could not be requeued, and 2 if the client is ambiguous or
 unknown: give --client then.
 """
-#: Why a request cannot be requeued, by its state.
-_IN_THE_WAY: Final = {
-    "waiting": "waits already",
-    "assigned": "runs already",
-    "completed": "has completed",
-    "cancelled": "was cancelled; submit it again under another id",
-    "expired": "has expired; submit it again under another id",
-    "failed": "failed without a dead letter, so it was not kept: submit it again under another id",
-    "": "is not known here, and not a dead letter",
-}
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Submit failed requests again.")
@@ -108,7 +103,7 @@ def _letters(
 
 def _problem(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> str:
     state: Any = connection.hget(keys.ledger(client, request_id), "state")
-    words = _IN_THE_WAY.get((state or b"").decode(errors="replace"), "cannot be requeued now")
+    words = why_not_requeued((state or b"").decode(errors="replace"))
     return f"{client}/{printable(request_id)} {words}"
 
 

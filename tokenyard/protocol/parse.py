@@ -90,6 +90,23 @@ def parse_request(
     return _parse_request(fields, defaults)
 
 
+def parse_owner(fields: Mapping[bytes, bytes]) -> tuple[str, str] | None:
+    """Client and id of an untrusted entry as `parse_request` finds them, without its other fields.
+
+    None where it is `Unanswerable`; never raises.
+    """
+    try:
+        fields = unfold(fields)
+    except InvalidRequest:
+        if b"client" not in fields:
+            return None  # ``common`` may name it
+    try:
+        request_id, client = _parse_address(fields)
+    except InvalidRequest:
+        return None
+    return client, request_id
+
+
 def read_request(
     fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> Request:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Final
+
+_UNITS_MS: Final = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?(ms|s|m|h|d|)")
 
 
 def span(ms: float) -> str:
@@ -16,6 +21,14 @@ def span(ms: float) -> str:
         if seconds < size:
             return f"{seconds / (size / 60 if unit != 'h' else 3600):.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+def span_ms(text: str) -> int:
+    """The ms in ``90``, ``90s``, ``5m``, ``2h`` or ``1d``; raises `ValueError`."""
+    found = _SPAN.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"{text!r}: give a time like 90, 90s, 5m, 2h or 1d")
+    return round(float(found[1]) * _UNITS_MS[found[2]])
 
 
 def local_time(unix_s: float, timespec: str = "seconds") -> str:

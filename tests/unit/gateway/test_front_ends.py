@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.frontend.inline import SHORT
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
@@ -122,3 +123,44 @@ def test_many_at_once_are_made_a_few_at_a_time(play: Any, monkeypatch: pytest.Mo
 
     play(test)
     assert most <= 3
+
+
+def test_events_pass_neither_metrics_nor_cors_of_vllm(play: Any) -> None:
+    async def test(ends: Any) -> None:
+        names = {one.cls.__name__ for one in ends.app.user_middleware}
+        assert not names & {"PrometheusInstrumentatorMiddleware", "CORSMiddleware"}
+
+    play(test)
+
+
+def test_only_long_prompts_are_tokenized_in_a_thread(play: Any) -> None:
+    async def test(ends: Any) -> None:
+        renderer = (await ends.state_of(adder())).engine_client.renderer
+        short, long = "1+2=", "1" * (SHORT + 1)
+        params = renderer.default_cmpl_tok_params
+
+        def tokenize(text: str) -> Any:
+            return renderer._tokenize_prompt_async({"prompt": text}, params)
+
+        # Given a prompt that takes no turn of the event loop, and one that does
+        assert _takes_turns(tokenize(short)) is False
+        in_thread = asyncio.ensure_future(tokenize(long))
+        await asyncio.sleep(0)
+
+        # If the thread has the tokenizer, I expect a short one to wait for it there
+        behind = tokenize(short)
+        assert _takes_turns(behind) is True
+        for found, text in ((await in_thread, long), (await tokenize(short), short)):
+            assert found == renderer._tokenize_prompt({"prompt": text}, params)
+
+    play(test)
+
+
+def _takes_turns(call: Coroutine[Any, Any, Any]) -> bool:
+    """Whether a call waits for something; it is ended there."""
+    try:
+        call.send(None)
+    except StopIteration:
+        return False
+    call.close()
+    return True

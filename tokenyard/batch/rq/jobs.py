@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
@@ -18,7 +19,7 @@ import msgspec
 import redis
 from msgspec import Struct
 from rq import Callback, Queue, Retry
-from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.registry import BaseRegistry
 from rq.serializers import JSONSerializer
@@ -35,7 +36,8 @@ from tokenyard.protocol.keys import NAME_RULE, is_name
 _PERFORM: Final = "tokenyard.batch.rq.work.perform"
 #: For batches of a gateway, whose lines are asked by its front end.
 PERFORM_FOR_GATEWAYS: Final = "gateway.batches.work.perform"
-_FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
+#: The functions of batch jobs; the queue may have others.
+FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
 #: Temporary folders of jobs whose storage cannot append.
 FOLDER_PREFIX: Final = "tokenyard-batch-"
 _SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
@@ -57,6 +59,19 @@ _REGISTRIES: Final = (
     "finished_job_registry",
     "failed_job_registry",
     "canceled_job_registry",
+)
+#: What RQ and `describe` raise for a job that is none of ours, or was changed by somebody.
+MALFORMED: Final = (
+    ArithmeticError,
+    AttributeError,
+    DeserializationError,
+    LookupError,
+    NoSuchJobError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+    zlib.error,
 )
 
 
@@ -117,9 +132,12 @@ class BatchQueue:
         """A batch job; raises `UnknownJob`."""
         try:
             job = Job.fetch(job_id, connection=self._connection, serializer=JSONSerializer)
+            is_ours = job.origin == self.rq.name and job.func_name in FUNCTIONS
         except (NoSuchJobError, ValueError) as error:
             raise UnknownJob(f"there is no batch job {job_id!r}, or not any more") from error
-        if job.origin != self.rq.name or job.func_name not in _FUNCTIONS:
+        except MALFORMED as error:
+            raise UnknownJob(f"job {job_id!r} cannot be read") from error
+        if not is_ours:
             raise UnknownJob(f"{job_id!r} is not a batch job of this yard")
         return job
 
@@ -131,7 +149,7 @@ class BatchQueue:
             names += getattr(self.rq, registry).get_job_ids(cleanup=False)
         unique = list(dict.fromkeys(names))
         found = Job.fetch_many(unique, connection=self._connection, serializer=JSONSerializer)
-        jobs = [job for job in found if job is not None and job.func_name in _FUNCTIONS]
+        jobs = [job for job in found if job is not None and job.func_name in FUNCTIONS]
         return sorted(jobs, key=lambda job: job.created_at, reverse=True)
 
     def describe(self, job_id: str) -> dict[str, Any]:

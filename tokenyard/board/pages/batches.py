@@ -1,19 +1,246 @@
-"""Batches."""
+"""Batches: the jobs at RQ, one of them with its errors by line, cancel and resume."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Final
 
-from tokenyard.board.action import Action
-from tokenyard.board.page import Page
+import msgspec
+
+from tokenyard.batch.line_errors import read_line_errors
+from tokenyard.batch.rq import is_installed
+from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
+from tokenyard.board.addresses import address
+from tokenyard.board.cutting import cut
+from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Given, Yard
+from tokenyard.protocol.errors import SettingsError
+
+if TYPE_CHECKING:
+    from tokenyard.batch.rq.jobs import BatchQueue
+    from tokenyard.batch.rq.listing import ListedJob
+
+#: Jobs of each place in the list of all, and in the list of one place.
+_FEW: Final = 10
+_MANY: Final = 50
+_MOST_PAGES: Final = 1_000_000
+_MOST_ERRORS: Final = 100
+_NAME: Final = 120
+_PATH: Final = 1_000
+_TEXT: Final = 2_000
+_ARGUMENTS: Final = 20_000
+_WITHOUT_RQ: Final = (
+    "Batch jobs run at RQ, which is not installed where this board runs:"
+    " pip install 'tokenyard[batch]'."
+)
 
 
-def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
+def _queue(yard: Yard) -> BatchQueue:
+    """The yard's queue; raises `Refused` without RQ."""
+    if not is_installed():
+        raise Refused(_WITHOUT_RQ)
+    from tokenyard.batch.rq.jobs import BatchQueue
+
+    return BatchQueue(yard.connection, yard.keys.yard)
+
+
+def _find(yard: Yard, given: Given) -> ListedJob:
+    """The job of the parameters; raises `NotFound`."""
+    queue = _queue(yard)
+    from tokenyard.batch.rq.jobs import UnknownJob
+    from tokenyard.batch.rq.listing import find_listed
+
+    try:
+        return find_listed(queue, cut(given.text("job"), _NAME))
+    except UnknownJob as error:
+        raise NotFound(f"{error}.") from error
+
+
+def _list(yard: Yard, given: Given) -> dict[str, Any]:
+    if not is_installed():
+        return {"missing": _WITHOUT_RQ}
+    from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
+
+    queue = _queue(yard)
+    place = given.one_of("place", ("", *PLACES), "")
+    number = given.whole("page", 1, 1, _MOST_PAGES)
+    counts = count_jobs(queue)
+    if place:
+        chosen = [one for one in PLACES if one == place]
+        found = list_jobs(queue, chosen, start=(number - 1) * _MANY, most=_MANY)
+    else:
+        found = list_jobs(queue, most=_FEW)
+    is_more = bool(place) and counts[chosen[0]] > number * _MANY
+    return {
+        "missing": "",
+        "place": place,
+        "places": [(one, counts[one], address("/batches", {"place": one})) for one in PLACES],
+        "total": sum(counts.values()),
+        "few": _FEW,
+        "rows": [_row(job) for job in found.jobs],
+        "unreadable": [cut(name, _NAME) for name in found.unreadable],
+        "number": number,
+        "later": address("/batches", {"place": place, "page": number + 1}) if is_more else "",
+        "first": address("/batches", {"place": place}) if number > 1 else "",
+    }
+
+
+def _row(job: ListedJob) -> dict[str, Any]:
+    batch = job.batch
+    return {
+        "id": batch.id,
+        "status": cut(batch.status, _NAME),
+        "mood": _mood(job),
+        "counts": batch.counts,
+        "lines_per_s": None if batch.is_over else batch.lines_per_s,
+        "eta_ms": None if batch.is_over or batch.eta_s is None else 1000 * batch.eta_s,
+        "created_ms": 1000 * batch.created_at,
+        "by": cut(job.tenant, _NAME),
+        "is_of_gateway": job.is_of_gateway,
+        "input": cut(PurePath(batch.input_file_id).name, _NAME),
+        "is_over": batch.is_over,
+    }
+
+
+def _mood(job: ListedJob) -> str:
+    """The class of its badge."""
+    return {
+        "completed": "warn" if job.batch.counts.failed else "good",
+        "failed": "bad",
+        "expired": "bad",
+        "cancelled": "warn",
+        "cancelling": "warn",
+    }.get(job.batch.status, "")
+
+
+def _one(yard: Yard, given: Given) -> dict[str, Any]:
+    job = _find(yard, given)
+    batch, spec = job.batch, job.order.spec
+    is_opened = given.text("errors") == "open"
+    here = f"/batches/{batch.id}"
+    return {
+        "job": job,
+        "row": _row(job),
+        "rq_status": batch.rq_status,
+        "message": cut(batch.message, _TEXT),
+        "files": [
+            ("Input", cut(batch.input_file_id, _PATH)),
+            ("Results", cut(batch.output_file_id, _PATH)),
+            ("Errors", cut(batch.error_file_id, _PATH)),
+            ("State", cut(f"{spec.output}.state", _PATH)),
+            ("Log", cut(f"{spec.output}.log", _PATH)),
+        ],
+        "times": [
+            (name.replace("_", " ").capitalize(), 1000 * at)
+            for name in ("created", "in_progress", "finalizing", *_ENDS)
+            if (at := getattr(batch, f"{name}_at")) is not None
+        ],
+        "window": cut(batch.completion_window or "", _NAME),
+        "cron": cut(batch.cron or "", _NAME),
+        "worker": cut(job.worker, _NAME),
+        "errors": _errors(batch.error_file_id) if is_opened else None,
+        "most_errors": _MOST_ERRORS,
+        "open_errors": address(here, {"errors": "open"}),
+        "here": address(here, {"errors": "open"}) if is_opened else here,
+        "arguments": _arguments(job, shows_all=given.actor.may("admin")),
+    }
+
+
+_ENDS: Final = ("completed", "failed", "expired", "cancelled")
+
+
+def _errors(path: str) -> dict[str, Any]:
+    """The first errors by line."""
+    if "://" in path:
+        return {"lines": [], "is_whole": False, "problem": "it lies in the gateway's storage"}
+    found = read_line_errors(Path(path), _MOST_ERRORS)
+    return {
+        "lines": [
+            {
+                "line": one.error.line,
+                "custom_id": cut(one.custom_id or "", _NAME),
+                "code": cut(one.error.code, _NAME),
+                "message": cut(one.error.message, _TEXT),
+            }
+            for one in found.lines
+        ],
+        "is_whole": found.is_whole,
+        "problem": found.problem,
+    }
+
+
+def _arguments(job: ListedJob, *, shows_all: bool) -> str:
+    """The arguments as JSON; call-backs may have secrets, so only admins see them."""
+    order = msgspec.to_builtins(job.order)
+    if not shows_all:
+        for name in ("on_success", "on_failure"):
+            order[name] = f"hidden ({len(order[name])} characters)" if order[name] else ""
+    return cut(msgspec.json.format(msgspec.json.encode(order), indent=2).decode(), _ARGUMENTS)
+
+
+def _ask_cancel(yard: Yard, given: Given) -> Preview:
+    job = _find(yard, given)
+    if job.batch.is_over:
+        return Preview(f"{job.batch.id} is over: {job.batch.status}.", count=0)
+    counts = job.batch.counts
+    left = f"{counts.total - counts.done:,} lines" if counts.total else "Lines"
+    return Preview(
+        f"Cancel {job.batch.id}. Answers stay; {left} without one get the error batch_cancelled."
+        " It can be resumed."
+    )
+
+
+def _cancel(yard: Yard, given: Given) -> Outcome:
+    job = _find(yard, given)
+    queue = _queue(yard)
+    now = queue.cancel(queue.find(job.batch.id))
+    if now not in {"cancelled", "cancelling"}:
+        raise Refused(f"{job.batch.id} had ended before: {now}.")
+    return Outcome(f"{job.batch.id}: {now}.", f"batch {job.batch.id}")
+
+
+def _ask_resume(yard: Yard, given: Given) -> Preview:
+    job = _find(yard, given)
+    if not job.batch.is_over:
+        return Preview(f"{job.batch.id} is not over: it is {job.batch.status}.", count=0)
+    hint = f"{job.batch.counts.failed:,} lines have an error."
+    return Preview(
+        f"Resume {job.batch.id}: it waits for a worker again. Lines that are done keep their"
+        " answers.",
+        inputs=[Input("retry_errors", "Run lines with an error again", hint=hint, kind="checkbox")],
+    )
+
+
+def _resume(yard: Yard, given: Given) -> Outcome:
+    job = _find(yard, given)
+    queue = _queue(yard)
+    retries = given.text("retry_errors") == "on"
+    try:
+        queue.resume(queue.find(job.batch.id), retry_errors=retries)
+    except SettingsError as error:
+        raise Refused(f"{error}.") from error
+    again = ", with its errors" if retries else ""
+    return Outcome(f"{job.batch.id} waits for a worker again{again}.", f"batch {job.batch.id}")
 
 
 PAGES: Final[tuple[Page, ...]] = (
-    Page("/batches", "Batches", "batches.html", _view, menu="Batches"),
+    Page("/batches", "Batches", "batches.html", _list, menu="Batches"),
+    Page("/batches/{job}", "Batch", "batches_one.html", _one),
 )
-ACTIONS: Final[tuple[Action, ...]] = ()
+ACTIONS: Final[tuple[Action, ...]] = (
+    Action(
+        name="batch.cancel",
+        title="Cancel a batch",
+        role="operator",
+        preview=_ask_cancel,
+        run=_cancel,
+        is_dangerous=True,
+    ),
+    Action(
+        name="batch.resume",
+        title="Resume a batch",
+        role="operator",
+        preview=_ask_resume,
+        run=_resume,
+    ),
+)

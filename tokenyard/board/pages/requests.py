@@ -1,19 +1,17 @@
-"""Requests."""
+"""Requests: found, told one by one, cancelled and requeued."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from tokenyard.board.action import Action
 from tokenyard.board.page import Page
-from tokenyard.board.yard import Given, Yard
-
-
-def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
-
+from tokenyard.board.requests import actions
+from tokenyard.board.requests.listing import PATH, view_requests
+from tokenyard.board.requests.one import view_request
 
 PAGES: Final[tuple[Page, ...]] = (
-    Page("/requests", "Requests", "requests.html", _view, menu="Requests"),
+    Page(PATH, "Requests", "requests.html", view_requests, menu="Requests", every_s=5.0),
+    Page("/request", "Request", "request.html", view_request, every_s=1.0),
 )
-ACTIONS: Final[tuple[Action, ...]] = ()
+ACTIONS: Final[tuple[Action, ...]] = actions.ACTIONS

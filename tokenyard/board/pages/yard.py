@@ -80,7 +80,7 @@ class Server:
 def _view(yard: Yard, given: Given) -> dict[str, Any]:
     del given
     connection, keys = yard.connection, yard.keys
-    view = read_yard(connection, keys, has_lanes=False)
+    view = read_yard(connection, keys, counts_lanes=False)
     samples = read_history(connection, keys, view.at_ms)
     line = read_line(connection, keys, _COUNTED)
     serves = any(one.is_serving for one in view.workers)

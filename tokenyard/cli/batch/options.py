@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import click
 
 from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
+from tokenyard.batch.rq import is_installed
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
 from tokenyard.cli.shared.completion import complete_model
@@ -38,7 +38,7 @@ def duration(value: Any) -> float:
 
 def need_rq() -> None:
     """Raises `SettingsError` where RQ is not installed. RQ is imported when a command runs."""
-    if importlib.util.find_spec("rq") is None:
+    if not is_installed():
         raise SettingsError(["this command needs RQ; pip install 'tokenyard[batch]'"])
 
 

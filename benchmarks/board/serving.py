@@ -1,0 +1,84 @@
+"""The board in a process of its own, and a visitor."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from benchmarks.cold_start.serve import HOST, free_port
+from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch
+from tokenyard.board.app import ROOT
+from tokenyard.board.pages import PAGES
+from tokenyard.process.children import start_child, stop_child
+
+_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_HREF: Final = re.compile(r'href="([^"?#]+)')
+
+
+@contextmanager
+def serving_board(redis_url: str, yard: str) -> Iterator[tuple[str, int]]:
+    """Run `tokenyard board`; its URL and its pid."""
+    port = free_port()
+    words = ["--redis-url", redis_url, "--yard", yard, "board", "--port", str(port)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
+        process = start_child([sys.executable, "-m", "tokenyard", *words], folder / "board.log")
+        stack.callback(stop_child, process, STOP_S)
+        watch = Watch({"board": process}, folder)
+        url = f"http://{HOST}:{port}"
+        until = time.monotonic() + START_TIMEOUT_S
+        while watch.is_well() and not _answers(url):
+            if time.monotonic() > until:
+                raise TimeoutError(f"the board does not answer after {START_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
+        yield url, process.pid
+
+
+def _answers(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}{ROOT}/", timeout=_TIMEOUT_S).is_success
+    return False
+
+
+class Visitor:
+    """Asks for pages, never twice for the same address: reads of one are shared for a second."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
+        self._count = itertools.count()
+
+    def get(self, path: str) -> bytes:
+        """One page; ends the benchmark if it cannot be read."""
+        mark = "&" if "?" in path else "?"
+        answer = self._client.get(f"{ROOT}{path}{mark}turn={next(self._count)}")
+        if answer.status_code != httpx.codes.OK:
+            sys.exit(f"{path}: {answer.status_code} {answer.text[:500]}")
+        return answer.content
+
+    def paths(self) -> list[str]:
+        """The pages of the menu, and one of each kind that they lead to."""
+        found = [page.path for page in PAGES if "{" not in page.path]
+        links = {link for path in found for link in _HREF.findall(self.get(path).decode())}
+        for page in PAGES:
+            if "{" in page.path:
+                pattern = re.compile(re.escape(ROOT) + re.sub(r"\{[^}]*\}", "[^/]+", page.path))
+                found += sorted(link for link in links if pattern.fullmatch(link))[:1]
+        return [path.removeprefix(ROOT) for path in found]
+
+    @contextmanager
+    def looking(self, path: str) -> Iterator[None]:
+        """Keep a page open, as a browser does."""
+        events = {"accept": "text/event-stream"}
+        with self._client.stream("GET", f"{ROOT}{path}", headers=events) as stream:
+            next(stream.iter_raw())
+            yield

@@ -1,0 +1,141 @@
+"""A live yard with something of everything: real vLLM for one model, simulated engines for others.
+
+Everything on it is done as users do it: requests are submitted, tenants set, keys created. Names
+are those of a plausible yard, since its pages are also the pictures of docs/board.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tests.gateway.speaker import MAX_LEN, write_speaker
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.admin.api_keys import create_key
+from tokenyard.admin.signals import Signals
+from tokenyard.protocol.control import Order, worker_scope
+from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+from tokenyard.protocol.wire import Request, SamplingParams
+
+#: What the simulated host may load.
+_MODELS: Final = """
+[models."llama-3.1-8b"]
+path = "meta/llama-3.1-8b"
+max_num_seqs = 8
+
+[models."qwen3-32b"]
+path = "qwen/qwen3-32b"
+max_num_seqs = 4
+tensor_parallel_size = 2
+
+[models."mistral-7b"]
+path = "mistral/mistral-7b"
+max_num_seqs = 8
+"""
+_SPEAKER: Final = """
+[models.speaker]
+path = "{path}"
+max_model_len = {length}
+dtype = "float32"
+max_num_seqs = 8
+enforce_eager = true
+kv_cache_gib = 0.125
+"""
+#: Time for vLLM to be imported on busy cores, and a model to be loaded.
+READY_S: Final = 300.0
+TENANTS: Final = {
+    "research": TenantSettings(weight=4.0, tokens_per_day=50_000_000),
+    "product": TenantSettings(weight=2.0, max_running_requests=64),
+    "free": TenantSettings(max_tokens=4096, tokens_per_minute=100_000, classes=["low"]),
+}
+
+
+class Stage:
+    """The yard. `start` returns before vLLM serves; `speak` waits for that."""
+
+    def __init__(self, broker: Server, folder: Path, name: str = "") -> None:
+        self.plant = Plant(broker.url, name)
+        self.url = broker.url
+        self.yard = self.plant.keys.yard
+        self._folder = folder
+
+    def start(self, *, with_vllm: bool) -> None:
+        """Start the processes and put requests in."""
+        for name in ("coordinator-a", "coordinator-b"):
+            self.plant.coordinator(name=name, lease_ms=1500, max_model_wait_s=0.2)
+        models = self._folder / "models.toml"
+        models.write_text(_MODELS)
+        # As slow as a large model, so that there is something to see.
+        speed = {"simulated_step_s": 0.04, "simulated_load_s": 0.5, "simulated_prefill_rate": 4000}
+        self.plant.host(models, name="gpu-a", slots=4, sleepers=1, **speed)
+        if with_vllm:
+            speaker = write_speaker(self._folder / "speaker")
+            of_vllm = self._folder / "vllm.toml"
+            of_vllm.write_text(_SPEAKER.format(path=speaker, length=MAX_LEN))
+            self.plant.host(of_vllm, name="cpu-b", engine="vllm", device="cpu", slots=1)
+        self.plant.wait_for_leader()
+        for tenant, settings in TENANTS.items():
+            self.set_tenant(tenant, settings)
+
+    def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
+        """Set a tenant as an operator does."""
+        connection, keys = self.plant.connection, self.plant.keys
+        connection.hset(keys.tenants, tenant, encode_tenant(settings))
+        connection.xadd(keys.events, {"event": "tenants"})
+
+    def fill(self) -> None:
+        """Requests that have ended, run and wait; and what operators have done."""
+        self.plant.results(self.submit("llama-3.1-8b", 12, 8, client="web", tenant="product"))
+        self.submit("llama-3.1-8b", 6, 4000, client="web", tenant="product")
+        self.submit("qwen3-32b", 2, 4000, client="agents", tenant="research")
+        self.submit("llama-3.1-8b", 24, 500, client="nightly", tenant="research")
+        self.submit("mistral-7b", 8, 500, client="trial", tenant="free")
+        connection, keys = self.plant.connection, self.plant.keys
+        create_key(connection, keys, "product", models=["llama-3.1-8b"], classes=["high", "normal"])
+        create_key(connection, keys, "free", models=["mistral-7b"], classes=["low"])
+        order = Order(signal="PAUSE", scope=worker_scope("gpu-a-3"), why="new driver", by="ops@gw")
+        Signals(connection, keys).give(order)
+
+    def submit(self, model: str, count: int, max_tokens: int, **fields: Any) -> list[Request]:
+        """Streams of a model."""
+        params = SamplingParams(max_tokens=max_tokens)
+        requests = [
+            make_request(
+                f"{fields['client']}-{max_tokens}-{number:03d}",
+                tokens=list(range(1, 100 + 7 * number)),
+                model=model,
+                stream=True,
+                params=params,
+                **fields,
+            )
+            for number in range(count)
+        ]
+        self.plant.push_all(requests)
+        return requests
+
+    def speak(self, request_id: str, max_tokens: int = 900) -> None:
+        """Have vLLM write a long text, and wait for its first tokens."""
+        request = make_request(
+            request_id,
+            prompt="abc",
+            model="speaker",
+            client="web",
+            stream=True,
+            params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+        )
+        self.plant.push(request)
+        eventually(lambda: self.plant.published(request_id, "web") >= 3, timeout_s=READY_S)
+
+
+@contextmanager
+def staged(broker: Server, folder: Path, *, with_vllm: bool, name: str = "") -> Iterator[Stage]:
+    """A yard that ends with the block."""
+    stage = Stage(broker, folder, name)
+    with stage.plant:
+        stage.start(with_vllm=with_vllm)
+        yield stage

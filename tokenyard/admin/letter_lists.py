@@ -1,0 +1,238 @@
+"""Dead letters in lists: their heads, filtered, page by page.
+
+A letter may have some MiB, so each read is bounded in letters and by the size of the letters before
+it. Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+
+from tokenyard.admin.dead_letters import class_of_sid, is_letter, text_of
+from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.keys import Keys, intake_name
+from tokenyard.protocol.parse import parse_owner, unfold
+from tokenyard.protocol.streams import position, whole
+
+#: What the reasons of requests that were given up begin with.
+CODES: Final[tuple[str, ...]] = (
+    Code.POISONED,
+    Code.INFERENCE_ERROR,
+    Code.WORKER_LOST,
+    Code.ID_REUSED,
+)
+#: In a filter: letters whose reason has no code, like entries that name no client.
+NO_CODE: Final = "other"
+#: Letters in the first read, and in any.
+_FIRST: Final = 20
+_MOST: Final = 200
+#: About so much is read at once.
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+#: Most letters that a page of a filtered list looks at, and about the bytes.
+LOOKED_AT: Final = 2_000
+_LOOKED_AT_BYTES: Final = 32 * 1024 * 1024
+_NEWEST: Final = str(2**64 - 1)  # ms: no entry is newer
+
+Fields = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterHead:
+    """A dead letter without its request's content."""
+
+    letter: str  # its entry id, which is its name
+    died_ms: int  # unix time
+    reason: str
+    server_id: str
+    client: str  # empty: the entry has no client that could be answered
+    id: str
+    model: str
+    tenant: str
+    crashes: int  # workers that were lost with it
+    faults: int  # times that an engine could not serve it
+    size: int  # bytes of its fields
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether its client is known, so that it can run again."""
+        return bool(self.id)
+
+    @property
+    def code(self) -> str:
+        """The code of its reason; "" where it has none."""
+        return code_of(self.reason)
+
+    @property
+    def intake(self) -> str:
+        """The intake that it goes back to."""
+        return intake_name(class_of_sid(self.server_id), self.tenant)
+
+
+def code_of(reason: str) -> str:
+    """The code that a reason begins with; "" for none."""
+    code = reason.partition(":")[0]
+    return code if code in CODES else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which letters are wanted. Whatever is empty or 0 allows all."""
+
+    code: str = ""  # one of `CODES`, or `NO_CODE`
+    model: str = ""
+    client: str = ""
+    tenant: str = ""
+    text: str = ""  # anywhere in the reason or the request's id, in upper or lower case
+    since_ms: int = 0
+    until_ms: int = 0
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it allows every letter."""
+        return self == LetterFilter()
+
+    def fits(self, head: LetterHead) -> bool:
+        """Whether a letter is wanted; its time is not looked at, since reads are bounded by it."""
+        text = self.text.casefold()
+        return (
+            (self.code or head.code or NO_CODE) == (head.code or NO_CODE)
+            and self.model in {"", head.model}
+            and self.client in {"", head.client}
+            and self.tenant in {"", head.tenant}
+            and (not text or text in head.reason.casefold() or text in head.id.casefold())
+        )
+
+    def bounds(self, last: str = "") -> tuple[str, str]:
+        """The first and the last entry id that it allows, up to ``last``."""
+        newest = str(self.until_ms or _NEWEST)
+        if last and position(last.removeprefix("(")) <= (int(newest), 2**64):
+            newest = last
+        return str(self.since_ms), newest
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    """A part of a list of letters, the newest first."""
+
+    heads: Sequence[LetterHead]
+    looked_at: int  # letters, with those that the filter left out
+    older: str = ""  # the list goes on behind this letter; "": this was all
+
+
+def read_page(
+    connection: redis.Redis, keys: Keys, wanted: LetterFilter, *, before: str = "", most: int = 50
+) -> LetterPage:
+    """The newest wanted letters, all older than ``before``.
+
+    It ends early, with `LetterPage.older`, where the filter leaves too many out.
+    """
+    oldest, newest = wanted.bounds(f"({before}" if is_letter(before) else "")
+    heads: list[LetterHead] = []
+    looked_at = size = 0
+    at_once = most + 1 if wanted.is_all else _MOST
+    for piece in _pieces(connection, keys, newest, oldest, at_once=at_once, newest_first=True):
+        for head in piece:
+            if wanted.fits(head):
+                if len(heads) == most:
+                    return LetterPage(heads, looked_at, heads[-1].letter)
+                heads.append(head)
+            looked_at += 1
+            size += head.size
+        if looked_at >= LOOKED_AT or size >= _LOOKED_AT_BYTES:
+            return LetterPage(heads, looked_at, piece[-1].letter)
+    return LetterPage(heads, looked_at)
+
+
+def all_heads(
+    connection: redis.Redis, keys: Keys, wanted: LetterFilter, last: str
+) -> Iterator[list[LetterHead]]:
+    """The wanted letters up to the letter ``last``, the oldest first; a piece may be empty."""
+    oldest, newest = wanted.bounds(last)
+    for piece in _pieces(connection, keys, oldest, newest, at_once=_MOST, newest_first=False):
+        yield [head for head in piece if wanted.fits(head)]
+
+
+def count_letters(
+    connection: redis.Redis, keys: Keys, wanted: LetterFilter, last: str, within_s: float
+) -> tuple[int, bool]:
+    """How many letters up to ``last`` are wanted, and whether all were counted in that time."""
+    if wanted.is_all and newest_letter(connection, keys) == last:
+        total: Any = connection.xlen(keys.dead)
+        return total, True
+    give_up = time.monotonic() + within_s
+    count = 0
+    for piece in all_heads(connection, keys, wanted, last):
+        count += len(piece)
+        if time.monotonic() > give_up:
+            return count, False
+    return count, True
+
+
+def newest_letter(connection: redis.Redis, keys: Keys) -> str:
+    """The name of the newest letter; "" where there is none."""
+    found: Any = connection.xrevrange(keys.dead, count=1)
+    return found[0][0].decode() if found else ""
+
+
+def named_heads(
+    connection: redis.Redis, keys: Keys, names: Sequence[str]
+) -> Iterator[list[tuple[str, LetterHead | None]]]:
+    """The letters of these names, in pieces; None for one that is gone."""
+    for at in range(0, len(names), _FIRST):
+        piece = names[at : at + _FIRST]
+        pipeline: Any = connection.pipeline(transaction=False)
+        known = [name for name in piece if is_letter(name)]
+        for name in known:
+            pipeline.xrange(keys.dead, name, name)
+        answers = zip(known, pipeline.execute(), strict=True)
+        found = {name: _head(*answer[0]) for name, answer in answers if answer}
+        yield [(name, found.get(name)) for name in piece]
+
+
+def _pieces(
+    connection: redis.Redis,
+    keys: Keys,
+    first: str,
+    last: str,
+    *,
+    at_once: int,
+    newest_first: bool,
+) -> Iterator[list[LetterHead]]:
+    """The letters between two, in pieces whose size follows from that of the letters before."""
+    ask: Any = connection.xrevrange if newest_first else connection.xrange
+    count = min(_FIRST, at_once)
+    while piece := ask(keys.dead, first, last, count=count):
+        heads = [_head(entry, fields) for entry, fields in piece]
+        yield heads
+        if len(piece) < count:
+            return
+        first = f"({heads[-1].letter}"
+        mean = max(1, sum(head.size for head in heads) // len(heads))
+        count = max(1, min(at_once, _PIECE_BYTES // mean))
+
+
+def _head(entry: bytes, fields: Fields) -> LetterHead:
+    size = sum(map(len, fields.values()))
+    client, name = parse_owner(fields) or ("", "")
+    with contextlib.suppress(InvalidRequest):
+        fields = unfold(fields)
+    letter = entry.decode()
+    return LetterHead(
+        letter=letter,
+        died_ms=position(letter)[0],
+        reason=text_of(fields.get(b"dead_reason", b"")),
+        server_id=text_of(fields.get(b"dead_sid", b"")),
+        client=client,
+        id=name,
+        model=text_of(fields.get(b"model", b"")),
+        tenant=text_of(fields.get(b"tenant", b"")),
+        crashes=whole(fields.get(b"crashes")),
+        faults=whole(fields.get(b"faults")),
+        size=size,
+    )

@@ -1,0 +1,1 @@
+"""What the pages about requests read, show and do."""

@@ -1,0 +1,144 @@
+"""The page of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from tokenyard.admin.dead_letters import letter_of
+from tokenyard.admin.owners import find_owners
+from tokenyard.admin.submitted import read_submitted
+from tokenyard.admin.timeline import Timeline, read_timeline
+from tokenyard.board.addresses import checked_request, given_request
+from tokenyard.board.page import NotFound
+from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
+from tokenyard.board.requests.content import answers_of, length_of, prompt_of
+from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
+from tokenyard.board.requests.rates import TokenRates
+from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
+from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.protocol.errors import UnknownRequest
+from tokenyard.protocol.keys import split_intake
+from tokenyard.protocol.texts import printable
+from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams
+
+_RATES: Final = TokenRates()
+_TOKENIZERS: Final = Tokenizers()
+_MOST_NAMED: Final = 10
+_MOST_CHARACTERS: Final = 500
+
+
+def view_request(yard: Yard, given: Given) -> dict[str, Any]:
+    """The story of one request."""
+    client, request_id = _named(yard, given)
+    try:
+        timeline = read_timeline(yard.connection, yard.keys, client, request_id)
+    except UnknownRequest as error:
+        raise NotFound(
+            f"{error}. The results of requests are kept for their result_ttl, an hour by default."
+        ) from error
+    submitted = read_submitted(yard.connection, yard.keys, client, request_id)
+    request = submitted if isinstance(submitted, Request) else None
+    shows = given.actor.shows_content
+    ended_ms = timeline.ended_ms or 0
+    parts = bar_of(timeline)
+    return {
+        "client": client,
+        "id": request_id,
+        "timeline": timeline,
+        "events": timeline.events(),
+        "since_ms": timeline.accepted_ms or ended_ms,
+        "parts": parts,
+        "phases": phases_of(parts),
+        "width": WIDTH,
+        "priority_class": split_intake(timeline.server_id.rpartition("/")[0])[0],
+        "worker": timeline.attempts[-1].worker if timeline.attempts else "",
+        "letter": letter_of(yard.connection, yard.keys, client, request_id, ended_ms),
+        "request": request,
+        "parameters": list(_parameters(request)) if request else [],
+        "prompt_length": length_of(request) if request else "",
+        "prompt": prompt_of(request) if request and shows else None,
+        "answers": answers_of(timeline.result) if timeline.result and shows else [],
+        "tokens": _tokens(yard, timeline, request, shows=shows),
+        "most_tokens": MOST_TOKENS,
+        "is_ended": timeline.ended_ms is not None,
+    }
+
+
+def _named(yard: Yard, given: Given) -> tuple[str, str]:
+    """Client and id in the address; the client may be left out where only one has the id."""
+    if given.texts("client") not in ([], [""]):
+        return given_request(given)
+    _, request_id = checked_request(DEFAULT_CLIENT, (given.texts("id") or [""])[0])
+    owners = find_owners(
+        yard.connection,
+        yard.keys,
+        request_id,
+        most_keys=MOST_KEYS_FOR_ID,
+        most_entries=MOST_ENTRIES,
+    )
+    if len(owners.clients) == 1 and owners.is_whole:
+        return owners.clients[0], request_id
+    if not owners.clients:
+        until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys"
+        raise NotFound(
+            f"No client has a request {printable(request_id)!r}{until}. Give its client."
+        )
+    names = ", ".join(owners.clients[:_MOST_NAMED])
+    more = len(owners.clients) - _MOST_NAMED
+    raise BadInput(
+        f"Several clients have a request with this id: {names}{f' and {more} more' * (more > 0)}."
+        " Give one of them."
+    )
+
+
+def _tokens(
+    yard: Yard, timeline: Timeline, request: Request | None, *, shows: bool
+) -> dict[str, Any]:
+    """Number and rate of what is published, and the last of it for those who may see it."""
+    if timeline.ended_ms is not None:
+        return {}
+    key = (yard.keys.yard, timeline.client, timeline.id, timeline.server_id)
+    count = timeline.tokens_published
+    found: dict[str, Any] = {
+        "count": count,
+        "rate": _RATES.note(key, timeline.now_ms, count),
+        "most": request.params.max_tokens if request else None,
+        "ids": (),
+        "text": None,
+    }
+    if shows and count and timeline.attempts:
+        found["ids"] = last_tokens(yard, timeline.client, timeline.id)
+        if request is None or request.params.n == 1:
+            worker = timeline.attempts[-1].worker
+            found["text"] = _TOKENIZERS.text(yard, worker, found["ids"])
+    return found
+
+
+def _parameters(request: Request) -> Iterator[tuple[str, str]]:
+    """What was asked for, beside the prompt: names as in a submission, and values."""
+    for name in ("model", "tenant", "session"):
+        if value := getattr(request, name):
+            yield name, _cut(value)
+    if request.priority:
+        yield "priority", str(request.priority)
+    yield "result_ttl", f"{request.result_ttl_s:,} s"
+    if request.stream:
+        yield "stream", "yes"
+    usual = SamplingParams()
+    for field in SamplingParams.__struct_fields__:
+        value = getattr(request.params, field)
+        if value != getattr(usual, field) or field in {"max_tokens", "temperature"}:
+            yield field, _cut(msgspec.json.encode(value).decode())
+    if request.metadata:
+        yield "metadata", f"{len(request.metadata):,} entries"
+    if request.cache_salt:
+        yield "cache_salt", "set"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_MOST_CHARACTERS]}… ({len(text):,} characters)"
