@@ -33,8 +33,9 @@ class Looker:
         self._client = TestClient(board.app, base_url=ORIGIN, follow_redirects=False)
         self._connection, self._keys = connection, keys
 
-    async def enter(self, _: Door, __: Request, role: str) -> Actor | PlainTextResponse:
+    async def enter(self, _: Door, request: Request, role: str) -> Actor | PlainTextResponse:
         """Takes the place of the door."""
+        request.state.actor = self.actor
         is_let_in = self.actor.may(role)  # type: ignore[arg-type]
         return self.actor if is_let_in else PlainTextResponse("not allowed", 403)
 
