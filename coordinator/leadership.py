@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from typing import Final
 
 import redis
 
@@ -11,6 +13,9 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.leadership")
+
+#: A coordinator that stands by says so at this interval, and is shown for three of them.
+ANNOUNCE_S: Final = 10.0
 
 
 class LostLeadership(Exception):
@@ -36,6 +41,7 @@ class Leadership:
         self._lease_ms = lease_ms
         self._due = 0.0
         self._leader = ""  # the known leader while this one stands by
+        self._announced = 0.0  # when the next announcement is due (monotonic); 0: none yet
 
     def keep(self) -> bool:
         """Renew the lease, or try to take it, when that is due; whether this one leads."""
@@ -45,6 +51,8 @@ class Leadership:
         self.token = self._scripts.lead(self._name, self._lease_ms, before)
         self._due = time.monotonic() + self._lease_ms / (3000 if self.token else 10_000)
         self._log_change(before)
+        if not self.token:
+            self._announce()
         return bool(self.token)
 
     def _log_change(self, before: str) -> None:
@@ -60,6 +68,17 @@ class Leadership:
             log.info("stands by%s: %s leads", was, leader)
             self._leader = leader
 
+    def _announce(self) -> None:
+        """Show that this one stands by."""
+        if time.monotonic() < self._announced:
+            return
+        self._announced = time.monotonic() + ANNOUNCE_S
+        try:
+            self._scripts.stand_by(self._name, round(3000 * ANNOUNCE_S))
+        except redis.exceptions.NoPermissionError as error:
+            self._announced = math.inf
+            log.warning("operators do not see that it stands by: %s", error)
+
     def lose(self) -> None:
         """Another leads: a script has just reported it."""
         log.warning("lost the lead, was %s", self.token)
@@ -70,3 +89,5 @@ class Leadership:
         if self.token:
             self._scripts.resign(self.token)
             self.token = ""
+        elif 0 < self._announced < math.inf:
+            self._scripts.stand_by(self._name, 0)

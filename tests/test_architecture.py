@@ -136,7 +136,7 @@ def test_a_package_shows_at_most_14_names(package: str) -> None:
 
 
 def test_every_script_has_a_caller_and_every_include_a_script() -> None:
-    folder = ROOT / "tokenyard" / "lua"
+    folder = ROOT / "tokenyard" / "scripts" / "lua"
     rooms = (ROOT / "tokenyard" / "scripts").glob("*.py")
     trees = [ast.parse(room.read_text(encoding="utf-8")) for room in rooms]
     nodes = (node for tree in trees for node in ast.walk(tree))
@@ -165,7 +165,7 @@ def test_no_long_test_is_forgotten() -> None:
     long = tox_ini()["testenv:long"]["commands"]
     assert '-m "(long or hypothesis) and not gpu"' in long
     assert long.split()[-2:] == ["tests", "{posargs}"]
-    assert set(environments("long")) == {"long", "model", "bench-quick"}
+    assert set(environments("long")) == {"long", "model", "bench-vllm", "bench-queue"}
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert ci.index("make test ") < ci.index("make test-long ") < ci.index("install-light quick ")
 

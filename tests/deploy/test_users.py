@@ -23,7 +23,7 @@ SCRIPTS = {
             "overdue",
         ),
         *("watch_clients", "cancel", "command", "recognize", "signal"),
-        *("acquit", "astray", "reconcile", "transfer", "recount"),
+        *("acquit", "astray", "reconcile", "transfer", "recount", "record", "stand_by"),
         *("collect", "settle", "submit", "attend"),  # for guests
     },
     "worker": {

@@ -6,6 +6,7 @@ Only `read_snapshot` does I/O.
 from __future__ import annotations
 
 import statistics
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ LETTERS: Final = 3
 SMOOTH_MS: Final = 5000.0
 #: Time that shares of tenants are taken over: requests are charged in lumps.
 SHARES_MS: Final = 60_000.0
+_LINES: Final = 12  # of them that are kept
 #: Snapshots in a history.
 MAX_SNAPSHOTS: Final = 600
 
@@ -96,7 +98,7 @@ def rates_between(before: Snapshot, now: Snapshot) -> YardRates:
     seconds = max(0.001, (now.at_ms - before.at_ms) / 1000)
     earlier, later = _tallies(before), _tallies(now)
     workers = {
-        worker: _rate(earlier.get(worker, WorkerTotals()), tally, seconds)
+        worker: throughput(earlier.get(worker, WorkerTotals()), tally, seconds)
         for worker, tally in later.items()
     }
     held = {one.worker: one.info.model for one in now.view.workers if one.info}
@@ -111,8 +113,8 @@ def _tallies(snapshot: Snapshot) -> Mapping[str, WorkerTotals]:
     return {one.worker: one.info.tally for one in snapshot.view.workers if one.info}
 
 
-def _rate(before: WorkerTotals, now: WorkerTotals, seconds: float) -> Throughput:
-    """A counter that decreased was reset."""
+def throughput(before: WorkerTotals, now: WorkerTotals, seconds: float) -> Throughput:
+    """The rate between two counts of one worker; a counter that decreased was reset."""
     finished = now.finished - (before.finished if before.finished <= now.finished else 0)
     tokens = now.tokens - (before.tokens if before.tokens <= now.tokens else 0)
     return Throughput(round(finished / seconds, 2), round(tokens / seconds, 1))
@@ -129,6 +131,25 @@ def _sum(rates: Iterable[Throughput]) -> Throughput:
 def _median(tallies: Mapping[str, WorkerTotals]) -> float | None:
     known = [tally.ttft_ms for tally in tallies.values() if tally.ttft_ms is not None]
     return round(statistics.median(known), 1) if known else None
+
+
+class LineHistory:
+    """The line as it was seen in the last minute, by several threads."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, TenantLine]] = deque()
+        self._lock = threading.Lock()
+
+    def shares(self, line: TenantLine, at_ms: int) -> dict[str, float]:
+        """Add the line; the share of tokens of each tenant since the oldest that is kept."""
+        with self._lock:
+            if self._seen and at_ms < self._seen[-1][0]:  # the clock was set back
+                self._seen.clear()
+            if not self._seen or at_ms - self._seen[-1][0] >= SHARES_MS / _LINES:
+                self._seen.append((at_ms, line))
+            while at_ms - self._seen[0][0] > SHARES_MS:
+                self._seen.popleft()
+            return shares_between(self._seen[0][1], line)
 
 
 class SnapshotHistory:

@@ -5,6 +5,7 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ MOST: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """A tenant that has something waiting. Without a name it is all requests of no tenant."""
+    """A tenant that has something waiting. Without a name it is all requests of no tenant.
+
+    `waiting`, `running` and `had` are 0 where it is behind the tenants that were counted.
+    """
 
     name: str
     waiting: int
@@ -67,8 +71,11 @@ class TenantLine:
 NOBODY: Final = TenantLine()
 
 
-def read_line(connection: redis.Redis, keys: Keys) -> TenantLine:
-    """Read the line; of a yard without tenants in one small round trip."""
+def read_line(connection: redis.Redis, keys: Keys, most_counted: int = MOST) -> TenantLine:
+    """Read the line; of a yard without tenants in one small round trip.
+
+    Each tenant has a key of its own counts: those of the first ``most_counted`` are read.
+    """
     pipeline: Any = connection.pipeline(transaction=False)
     pipeline.zrange(keys.line, 0, MOST, withscores=True)
     pipeline.hmget(keys.tally, *(f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES))
@@ -77,7 +84,8 @@ def read_line(connection: redis.Redis, keys: Keys) -> TenantLine:
     if not found:
         return TenantLine(waiting=waiting)
     scores = {name.decode(errors="replace"): score for name, score in found[:MOST]}
-    return TenantLine(_in_line(connection, keys, scores), waiting, len(found) <= MOST)
+    tenants = _in_line(connection, keys, scores, most_counted)
+    return TenantLine(tenants, waiting, len(found) <= MOST)
 
 
 def shares_between(before: TenantLine, now: TenantLine) -> dict[str, float]:
@@ -99,7 +107,9 @@ def _had(earlier: Mapping[str, float], tenants: Iterable[InLine]) -> Iterable[tu
             yield one.name, max(0.0, one.had - earlier[one.name]) * one.settings.weight
 
 
-def _in_line(connection: redis.Redis, keys: Keys, scores: Mapping[str, float]) -> list[InLine]:
+def _in_line(
+    connection: redis.Redis, keys: Keys, scores: Mapping[str, float], most_counted: int
+) -> list[InLine]:
     run: Any = connection
     names = list(scores)
     packed = run.hmget(keys.tenants, names)
@@ -107,9 +117,9 @@ def _in_line(connection: redis.Redis, keys: Keys, scores: Mapping[str, float]) -
         {name.encode(): value for name, value in zip(names, packed, strict=True) if value}
     )
     pipeline = run.pipeline(transaction=False)
-    for name in names:
+    for name in names[:most_counted]:
         pipeline.hmget(keys.tenant(name), "waiting", "running", "lifted")
-    return [
+    counted = [
         InLine(
             name=name,
             waiting=max(0, whole(waiting)),
@@ -118,8 +128,10 @@ def _in_line(connection: redis.Redis, keys: Keys, scores: Mapping[str, float]) -
             had=scores[name] - _amount(lifted),
             settings=settings.get(name, DEFAULTS),
         )
-        for name, (waiting, running, lifted) in zip(names, pipeline.execute(), strict=True)
+        for name, (waiting, running, lifted) in zip(names, pipeline.execute(), strict=False)
     ]
+    behind = (InLine(name, 0, 0, scores[name], 0.0, settings.get(name, DEFAULTS)) for name in names)
+    return [*counted, *itertools.islice(behind, len(counted), None)]
 
 
 def _amount(raw: bytes | None) -> float:

@@ -140,7 +140,7 @@ class Signals:
         verb, ids, live = _VERBS[order.signal], [], read_roster(self._connection, self._keys).live
         told = [one for one, info in sorted(live.items()) if _is_in_scope(info, order.scope)]
         for worker in told:
-            command = Command(verb=verb, worker=worker, why=order.why)
+            command = Command(verb=verb, worker=worker, why=order.why, by=order.by)
             ids.append(self._scripts.command(command) or "")
         processes = tuple(_process(live[worker]) for worker in told)
         return SignalReceipt(order, tuple(ids), not told, tuple(told), processes)
@@ -162,6 +162,11 @@ class Signals:
             Unacknowledged(one, live[one].name, _reason(answers.get(one)))
             for one in sorted(missing)
         ]
+
+    def behind(self) -> list[Unacknowledged]:
+        """The workers that do not follow the desired states as they are now, and why."""
+        last = self.desired_states().changed
+        return self.unacknowledged(SignalReceipt(Order(signal="PAUSE", scope=ALL), (last,)))
 
     def wait(
         self,

@@ -8,16 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenyard.doctor.broker_checks import BROKER_CHECKS
-from tokenyard.doctor.evidence import Evidence, gather
+from tokenyard.doctor.broker_checks import BROKER_CHECKS, SERVER_CHECKS
+from tokenyard.doctor.durability import Grade, durability_grades
+from tokenyard.doctor.evidence import Evidence, gather, glance
 from tokenyard.doctor.finding import Finding, Verdict
 from tokenyard.doctor.tenant_checks import check_tenants
 from tokenyard.doctor.yard_checks import YARD_CHECKS
 
-__all__ = ["Evidence", "Finding", "Verdict", "diagnose", "gather"]
+__all__ = [
+    "Evidence",
+    "Finding",
+    "Grade",
+    "Verdict",
+    "check_server",
+    "diagnose",
+    "durability_grades",
+    "gather",
+    "glance",
+]
 
 
 def diagnose(evidence: Evidence) -> Iterator[Finding]:
     """Run all checks; each yields one or more findings."""
     for check in (*BROKER_CHECKS, *YARD_CHECKS, check_tenants):
+        yield from check(evidence)
+
+
+def check_server(evidence: Evidence) -> Iterator[Finding]:
+    """Run the checks for which `glance` suffices: what becomes of accepted requests."""
+    for check in SERVER_CHECKS:
         yield from check(evidence)

@@ -282,3 +282,11 @@ BROKER_CHECKS: Final[tuple[Check, ...]] = (
     check_connections,
     check_clock,
 )
+#: Those that need INFO and CONFIG alone.
+SERVER_CHECKS: Final[tuple[Check, ...]] = (
+    check_version,
+    check_eviction,
+    check_persistence,
+    check_replication,
+    check_connections,
+)

@@ -112,8 +112,7 @@ class _Reader:
 def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
     """Read broker and yard. Errors of redis-py pass, except for missing rights."""
     read = _Reader(connection)
-    info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
-    config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
+    info, config = _server(read)
     clock_ms, round_trip_ms = _clock(connection)
     return Evidence(
         host=_host(url),
@@ -133,6 +132,18 @@ def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
         disk=_disk(url, config),
         unseen=read.unseen,
     )
+
+
+def glance(connection: redis.Redis, url: str) -> Evidence:
+    """Read INFO and CONFIG alone: enough for `tokenyard.doctor.check_server`, and quick."""
+    read = _Reader(connection)
+    info, config = _server(read)
+    return Evidence(host=_host(url), info=info, config=config, unseen=read.unseen)
+
+
+def _server(read: _Reader) -> tuple[dict[str, Any] | None, dict[str, str] | None]:
+    info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
+    return info, read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
 
 
 def _host(url: str) -> str:

@@ -35,6 +35,7 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
     level: int = 1  # sleep: vLLM's sleep level
     start: bool = True  # profile: start or stop
     why: str = ""  # a reason, free text
+    by: str = ""  # drain, stop: the operator, as user@host
     weights: str = ""  # check: path of a checkpoint
 
 

@@ -228,6 +228,11 @@ class Keys:
         """Stream of figures of the yard, one entry each 10 s, bounded; the leader writes it."""
         return f"{self._prefix}history"
 
+    @cached_property
+    def standbys(self) -> str:
+        """Sorted set: coordinator that stands by to the end of its announcement in server ms."""
+        return f"{self._prefix}standbys"
+
     def board_session(self, digest: str) -> str:
         """String: the login of a browser at the board, JSON; expires."""
         return f"{self._prefix}board_session:{digest}"

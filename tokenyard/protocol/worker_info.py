@@ -29,8 +29,13 @@ class WorkerTotals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's counts since it joined. Numbers only: `renew` announces no change of them."""
 
     finished: int = 0  # results
+    failed: int = 0  # of these, not completed
     tokens: int = 0  # of deltas and results, each once
     ttft_ms: float | None = None  # median from acceptance to first token, of the last minute
+    #: The same times since it joined, counted by bucket of `telemetry.metrics.BUCKETS_S`.
+    ttft: list[int] = msgspec.field(default_factory=list)
+    temperature_c: int | None = None  # of its device; None: the driver does not say
+    power_w: int | None = None  # that its device draws
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,6 +77,13 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_error_ms: int = 0  # unix time of that
     lease_ms: int = 0  # length of its lease
     cache_tokens: int = 0  # capacity of its prefix cache; 0: unknown
+
+
+class OutputDefaults(Struct, frozen=True, omit_defaults=True):
+    """Of ``ServingInfo.sampling``, what decides how much a request may generate."""
+
+    max_tokens: int | None = None
+    n: int | None = None
 
 
 class ServingInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

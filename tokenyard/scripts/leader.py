@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, PriorityClass, intake_name, is_name
-from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
+from tokenyard.protocol.replies import ErrorInfo, Reply, code_of, encode_reply, json_text
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 from tokenyard.scripts.answers import (
     Answered,
@@ -138,7 +138,7 @@ class LeaderScripts(Caller):
         ]
         args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
-        args += [dead, self._dead_maxlen, digest, reused(request_id)]
+        args += [dead, self._dead_maxlen, digest, reused(request_id), code_of(reply)]
         return Answered(self._run("answer", keys, args))
 
     def bury(self, token: str, intake: str, entry: str, reason: str) -> Answered:
@@ -239,6 +239,19 @@ class LeaderScripts(Caller):
             args += [one.request_id, one.state, one.where, one.entry, error]
         answer = self._run("reconcile", keys, args)
         return codes(Reconciled, answer, max(1, len(lost)))
+
+    def record(self, token: str, fields: Mapping[str, Arg], max_entries: int) -> bool:
+        """Add an entry to the history, with what waits; False for a former leader."""
+        keys = [self.keys.leader, self.keys.history, self.keys.tally]
+        keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
+        args: list[Arg] = [token, max_entries, *INTAKE_CLASSES]
+        for item in fields.items():
+            args.extend(item)
+        return bool(self._run("record", keys, args))
+
+    def stand_by(self, name: str, for_ms: int) -> None:
+        """Show for some time that a coordinator stands by; 0: no more."""
+        self._run("stand_by", [self.keys.standbys], [name, for_ms])
 
     def watch_clients(self, count: int) -> list[bytes]:
         """Clients whose leases have expired; the names are untrusted."""

@@ -45,6 +45,33 @@ class Histogram:
         """A copy of its current state."""
         return Histogram(self.counts.copy(), self.sum_s)
 
+    def trimmed(self) -> list[int]:
+        """Its counts, without the empty buckets at the end."""
+        return trimmed(self.counts)
+
+
+def trimmed(counts: Sequence[int]) -> list[int]:
+    """Counts by bucket, without the empty buckets at the end."""
+    last = max((at for at, count in enumerate(counts, 1) if count), default=0)
+    return list(counts[:last])
+
+
+def quantile_s(counts: Sequence[int], share: float) -> float | None:
+    """The time below which this share of the observations is; None without any.
+
+    Within its bucket it is interpolated as Prometheus does: it is exact to a bucket. Beyond the
+    last bound it is that bound.
+    """
+    wanted, seen = share * sum(counts), 0
+    for at, count in enumerate(counts):
+        if count and seen + count >= wanted:
+            if at >= len(BUCKETS_S):
+                break
+            low = BUCKETS_S[at - 1] if at else 0.0
+            return low + (BUCKETS_S[at] - low) * (wanted - seen) / count
+        seen += count
+    return BUCKETS_S[-1] if any(counts) else None
+
 
 @dataclass(slots=True)
 class Mean:

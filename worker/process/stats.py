@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.telemetry.metrics import Histogram
 from worker.engines import Finished, RequestError, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
 from worker.published_counts import PublishedCounts
@@ -43,7 +44,9 @@ class RunningStats:
 
     def _reset(self) -> None:
         self._finished = 0
+        self._failed = 0
         self._tokens = 0
+        self._ttft = Histogram()
         self._firsts: deque[tuple[float, float]] = deque(maxlen=MOST_KEPT)  # monotonic, ms
 
     def begin(self, model: str = "") -> None:
@@ -61,18 +64,21 @@ class RunningStats:
                     tokens += len(outcome.tokens)
                     continue
                 self._finished += 1
+                self._failed += isinstance(outcome, RequestError | Expired)
                 made = _made(outcome)
                 tokens += max(0, made - run.seq)
+                whole_s = run.waited_ms / 1000 + now - run.began
+                if _came_at_once(run, outcome):
+                    self._ttft.observe(whole_s)
                 if self._has_readers:
-                    self._note_end(run, outcome, made, now)
+                    self._note_end(run, outcome, made, now, whole_s)
             self._tokens += tokens
             self._counts.tokens[self._model, "output"] += tokens
 
-    def _note_end(self, run: Run, end: End, made: int, now: float) -> None:
+    def _note_end(self, run: Run, end: End, made: int, now: float, whole_s: float) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment
         priority = assignment.sid.partition("/")[0]
         counts.results[model, priority, _OUTCOMES[type(end)]] += 1
-        whole_s = run.waited_ms / 1000 + now - run.began
         counts.e2e[model].observe(whole_s)
         if not isinstance(end, Finished):
             return
@@ -80,14 +86,15 @@ class RunningStats:
         if run.first_token is not None:
             if made > 1:
                 counts.tpot[model].observe((now - run.first_token) / (made - 1))
-        elif assignment.request.stream and not assignment.published:
-            counts.ttft[model].observe(whole_s)  # all tokens came with the result
+        elif _came_at_once(run, end):
+            counts.ttft[model].observe(whole_s)
 
     def note_first(self, run: Run, now: float) -> None:
         """Note the first token of a request; ``now`` is monotonic."""
         waited_ms = run.waited_ms + (now - run.began) * 1000
         with self._lock:
             self._firsts.append((now, waited_ms))
+            self._ttft.observe(waited_ms / 1000)
             self._counts.ttft[self._model].observe(waited_ms / 1000)
 
     def note_stale(self, count: int) -> None:
@@ -108,12 +115,25 @@ class RunningStats:
                 self._firsts.popleft()
             waited = [ms for _, ms in self._firsts]
             median = round(statistics.median(waited), 1) if waited else None
-            return WorkerTotals(finished=self._finished, tokens=self._tokens, ttft_ms=median)
+            return WorkerTotals(
+                finished=self._finished,
+                failed=self._failed,
+                tokens=self._tokens,
+                ttft_ms=median,
+                ttft=self._ttft.trimmed(),
+            )
 
     def counts(self) -> PublishedCounts:
         """The counters of this process."""
         with self._lock:
             return self._counts.copy()
+
+
+def _came_at_once(run: Run, end: End) -> bool:
+    """Whether all tokens of a stream came with its result."""
+    assignment = run.assignment
+    is_whole = isinstance(end, Finished) and run.first_token is None
+    return is_whole and assignment.request.stream and not assignment.published
 
 
 def _made(end: End) -> int:

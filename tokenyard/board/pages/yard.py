@@ -1,16 +1,216 @@
-"""Yard."""
+"""The yard at a glance, and its last hour."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import redis
+from markupsafe import Markup
+
+from tokenyard.admin.dead_letters import dead_letters
+from tokenyard.admin.expected_wait import seconds_by_class, seconds_by_tenant
+from tokenyard.admin.history_stream import HOUR_MS, by_time, joined, lately, read_history
+from tokenyard.admin.line import InLine, TenantLine, read_line
+from tokenyard.admin.pauses import all_pauses
+from tokenyard.admin.recent_errors import recent_errors
+from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.admin.standbys import read_standbys
 from tokenyard.board.action import Action
+from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
+from tokenyard.board.checkup import checkup_of
 from tokenyard.board.page import Page
 from tokenyard.board.yard import Given, Yard
+from tokenyard.doctor import Evidence, Finding, check_server, durability_grades, glance
+from tokenyard.protocol.history import HistorySample
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.telemetry.metrics import quantile_s
+
+#: Time between two points of a chart.
+_STEP_MS: Final = 30_000
+#: Tenants of the line whose counts are read, and of these the ones that are shown.
+_COUNTED: Final = 100
+_MOST_TENANTS: Final = 10
+_MOST_ERRORS: Final = 10
+_MOST_FINDINGS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingClass:
+    """An intake and those of tenants of the same class."""
+
+    name: IntakeClass
+    waiting: int
+    oldest_ms: int  # age of the first in the common intake; 0: nothing is there
+    expected_s: float | None  # until the last one is given to a worker
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTenant:
+    """A tenant in line."""
+
+    tenant: InLine
+    wanted: float | None  # its share by weight
+    expected_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What INFO says of the broker; 0 and "" for what it does not."""
+
+    name: str  # "Valkey 9.1.2"
+    used_bytes: int
+    most_bytes: int  # maxmemory; 0: not set
+    connections: int
+    commands_per_s: int
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Server | None:
+        """None where INFO is refused."""
+        info = evidence.info
+        if info is None:
+            return None
+        kind = "Valkey" if "valkey_version" in info else "Redis"
+        version = info.get("valkey_version") or info.get("redis_version", "")
+        numbers = ("used_memory", "maxmemory", "connected_clients", "instantaneous_ops_per_sec")
+        return cls(f"{kind} {version}", *(int(info.get(name, 0) or 0) for name in numbers))
 
 
 def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
+    del given
+    connection, keys = yard.connection, yard.keys
+    view = read_yard(connection, keys, counts_lanes=False)
+    samples = read_history(connection, keys, view.at_ms)
+    line = read_line(connection, keys, _COUNTED)
+    serves = any(one.is_serving for one in view.workers)
+    rate = _rate(view) if serves else 0.0
+    letters = dead_letters(connection, keys, _MOST_ERRORS) if view.dead else []
+    evidence = glance(connection, yard.url)
+    checkup = checkup_of(yard).latest(yard)
+    return {
+        "view": view,
+        "pauses": [one.text(0) for one in all_pauses(view.desired_states)],
+        "now": lately(samples, view.at_ms),
+        "hour": joined(samples),
+        "charts": _charts(by_time(samples, view.at_ms, _STEP_MS)),
+        "quantile": _quantile,
+        "duration": duration,
+        "number": number,
+        "living": len(view.living),
+        "classes": _classes(connection, keys, view, line, rate),
+        "rate": rate,
+        "serves": serves,
+        "line": line,
+        "tenants": _tenants(line, rate),
+        "errors": recent_errors(view, letters)[:_MOST_ERRORS],
+        "standbys": read_standbys(connection, keys, view.leader, view.at_ms),
+        "server": Server.of(evidence),
+        "server_findings": list(check_server(evidence)),
+        "grades": list(durability_grades(evidence)),
+        "report": checkup,
+        "report_minutes": int(checkup.age_s // 60) if checkup else 0,
+        "findings": [] if checkup is None else _worst(checkup.findings),
+        "most_findings": _MOST_FINDINGS,
+    }
+
+
+def _rate(view: YardView) -> float:
+    """Requests per second that the leader has measured while requests had to wait."""
+    try:
+        return max(0.0, float(view.handshake.get("rate", "0")))
+    except ValueError:
+        return 0.0
+
+
+def _quantile(counts: Sequence[int], share: float) -> str:
+    seconds = quantile_s(counts, share)
+    return "-" if seconds is None else duration(seconds)
+
+
+def _charts(points: Sequence[HistorySample | None]) -> list[Markup]:
+    def line(name: str, value: Callable[[HistorySample], float | None]) -> Line:
+        return Line(name, [None if one is None else value(one) for one in points])
+
+    def quantiles(times: Callable[[HistorySample], Sequence[int]]) -> list[Line]:
+        return [
+            line("p50", lambda one: quantile_s(times(one), 0.5)),
+            line("p99", lambda one: quantile_s(times(one), 0.99)),
+        ]
+
+    shown: Sequence[tuple[str, str, Sequence[Line], Unit]] = (
+        (
+            "requests",
+            "Requests",
+            [line("ended", lambda one: one.requests_per_s), line("failed", _failed_per_s)],
+            RATE,
+        ),
+        ("tokens", "Tokens generated", [line("", lambda one: one.tokens_per_s)], RATE),
+        ("ttft", "Time to the first token", quantiles(lambda one: one.ttft), DURATION),
+        ("wait", "Wait in the queue", quantiles(lambda one: one.wait), DURATION),
+        (
+            "queue",
+            "Requests in the yard",
+            [
+                line("waiting", lambda one: sum(one.waiting.values())),
+                line("running", lambda one: one.running),
+            ],
+            COUNT,
+        ),
+        (
+            "workers",
+            "Workers",
+            [line("live", lambda one: one.workers), line("ready", lambda one: one.ready)],
+            COUNT,
+        ),
+    )
+    minutes = HOUR_MS // 60_000
+    return [chart(name, title, lines, unit, minutes) for name, title, lines, unit in shown]
+
+
+def _failed_per_s(one: HistorySample) -> float:
+    return one.failed / one.seconds if one.seconds else 0.0
+
+
+def _classes(
+    connection: redis.Redis, keys: Keys, view: YardView, line: TenantLine, rate: float
+) -> list[WaitingClass]:
+    pipeline: Any = connection.pipeline(transaction=False)
+    for name in INTAKE_CLASSES:
+        pipeline.xrange(keys.intake(name), count=1)
+    firsts = dict(zip(INTAKE_CLASSES, pipeline.execute(), strict=True))
+    # Classes are an order among the requests of one tenant.
+    expected = {} if line.waiting else seconds_by_class(view.waiting, rate)
+    return [
+        WaitingClass(
+            name, view.waiting[name], _age_ms(firsts[name], view.at_ms), expected.get(name)
+        )
+        for name in INTAKE_CLASSES
+    ]
+
+
+def _age_ms(entries: Any, now_ms: int) -> int:
+    return max(0, now_ms - int(entries[0][0].partition(b"-")[0])) if entries else 0
+
+
+def _tenants(line: TenantLine, rate: float) -> list[WaitingTenant]:
+    """Those with most waiting, of the first in line."""
+    expected = seconds_by_tenant(line, _COUNTED, rate)
+    most = sorted(line.tenants[:_COUNTED], key=lambda one: (-one.waiting, one.name))
+    wanted = line.wanted
+    return [
+        WaitingTenant(one, wanted.get(one.name), expected.get(one.name))
+        for one in most[:_MOST_TENANTS]
+    ]
+
+
+_ORDER: Final = ("fault", "warning", "unknown", "ok")
+
+
+def _worst(findings: Sequence[Finding]) -> list[Finding]:
+    """What there is to do, the worst first."""
+    found = [one for one in findings if one.verdict != "ok"]
+    return sorted(found, key=lambda one: _ORDER.index(one.verdict))[:_MOST_FINDINGS]
 
 
 PAGES: Final[tuple[Page, ...]] = (Page("/", "Yard", "yard.html", _view, menu="Yard"),)

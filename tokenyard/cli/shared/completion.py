@@ -75,8 +75,8 @@ def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
 
 
 def _models(connection: redis.Redis, keys: Keys) -> list[str]:
+    from tokenyard.admin.scopes import known_models
     from tokenyard.admin.snapshot import read_yard
-    from tokenyard.cli.shared.names import known_models
 
     view = read_yard(connection, keys)
     return known_models(view, view.desired_states.by_scope)

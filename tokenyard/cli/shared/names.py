@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from tokenyard.admin.scopes import known_models, known_workers
 from tokenyard.admin.snapshot import YardView
 from tokenyard.admin.tenants import TenantView
 from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
@@ -19,13 +20,6 @@ class UnknownName(click.ClickException):
     """The yard does not know a name."""
 
 
-def known_models(view: YardView, desired_states: Mapping[str, DesiredState]) -> list[str]:
-    """Models that a host may load, a worker holds, or a desired state names."""
-    names = {model.name for host in view.hosts for model in host.models}
-    names |= {worker.info.model for worker in view.living if worker.info and worker.info.model}
-    return sorted(names | _scoped(desired_states, model_scope("")))
-
-
 def find_model(view: YardView, desired_states: Mapping[str, DesiredState], name: str) -> str:
     """The model of this name; raises `UnknownName`."""
     return _known("model", name, known_models(view, desired_states))
@@ -34,8 +28,7 @@ def find_model(view: YardView, desired_states: Mapping[str, DesiredState], name:
 def find_worker(view: YardView, desired_states: Mapping[str, DesiredState], name: str) -> str:
     """The name of a worker, given with or without its incarnation; raises `UnknownName`."""
     by_incarnation = {one.worker: one.info.name for one in view.living if one.info}
-    names = set(by_incarnation.values()) | _scoped(desired_states, worker_scope(""))
-    return _known("worker", by_incarnation.get(name, name), sorted(names))
+    return _known("worker", by_incarnation.get(name, name), known_workers(view, desired_states))
 
 
 def find_scope(
@@ -58,10 +51,6 @@ def find_tenant(known: Iterable[TenantView], name: str) -> TenantView:
 def known_tenant(known: Iterable[str], name: str) -> str:
     """The name itself, if the yard has such a tenant; raises `UnknownName`."""
     return _known("tenant", name, sorted(known))
-
-
-def _scoped(desired_states: Mapping[str, DesiredState], prefix: str) -> set[str]:
-    return {scope.removeprefix(prefix) for scope in desired_states if scope.startswith(prefix)}
 
 
 def _known(kind: str, name: str, names: Iterable[str]) -> str:

@@ -12,9 +12,10 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
-from tokenyard.admin.pauses import Pause, all_pauses
+from tokenyard.admin.pauses import Pause
+from tokenyard.admin.scopes import other_pauses
 from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
-from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.admin.snapshot import read_yard
 from tokenyard.cli.shared.completion import complete_model, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
@@ -22,14 +23,10 @@ from tokenyard.cli.shared.names import find_scope
 from tokenyard.cli.shared.options import with_options
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import (
-    ALL,
-    DesiredStates,
     Invalid,
     Order,
     Signal,
-    model_scope,
     said,
-    worker_scope,
 )
 from tokenyard.protocol.texts import counted
 
@@ -174,26 +171,13 @@ def _give(
         except Invalid as error:
             raise click.ClickException(f"{error}{_first(signal, options)}") from error
         unacknowledged = signals.wait(receipt, options.timeout_s) if options.waits else []
-        others = _held_by_others(view, signals.desired_states(), scope)
+        others = other_pauses(view.living, signals.desired_states(), scope)
         return SignalOutcome(receipt, unacknowledged, others, view.at_ms)
 
 
 def _first(signal: Signal, options: SignalOptions) -> str:
     verb = _FIRST.get(signal)
     return f" (tokenyard {verb}{options.scope_options})" if verb else ""
-
-
-def _held_by_others(view: YardView, desired_states: DesiredStates, scope: str) -> list[Pause]:
-    """The pauses of other scopes that hold workers of this one."""
-    related = {ALL}
-    for worker in view.living:
-        if worker.info:
-            scopes = {ALL, worker_scope(worker.info.name)}
-            scopes |= {model_scope(worker.info.model)} if worker.info.model else set()
-            related |= scopes if scope in scopes else set()
-    if scope == ALL:
-        related |= set(desired_states.by_scope)
-    return [one for one in all_pauses(desired_states) if one.scope in related - {scope}]
 
 
 def _fields(outcome: SignalOutcome, options: SignalOptions) -> dict[str, Any]:

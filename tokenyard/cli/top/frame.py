@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tokenyard.admin.history import Snapshot, SnapshotHistory, Throughput, YardRates
 from tokenyard.admin.pauses import all_pauses
+from tokenyard.admin.recent_errors import RecentError, recent_errors
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.cli.info import leader, pace, state_text
 from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
@@ -42,15 +43,6 @@ class Paper:
         return self.width >= _WIDE
 
 
-@dataclass(frozen=True, slots=True)
-class RecentError:
-    """A recent error."""
-
-    at_ms: int
-    where: str
-    what: str
-
-
 def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -> RenderableType:
     """The whole frame; ``error`` is shown if the last snapshot is old."""
     snapshot = history.last
@@ -58,7 +50,7 @@ def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -
         return Text(error)
     rates = history.rates()
     pauses = _pauses(snapshot)
-    errors = sorted(_recent_errors(snapshot), key=lambda one: one.at_ms, reverse=True)
+    errors = recent_errors(snapshot.view, snapshot.letters)
     # Pauses take lines from the errors, not from the workers.
     errors = errors[: max(1, _MOST_ERRORS - len(pauses))]
     models = sorted({one.info.model for one in snapshot.view.workers if one.info} - {""})
@@ -233,21 +225,6 @@ def _models(snapshot: Snapshot, rates: YardRates | None, models: Sequence[str]) 
             f"{rate.requests_per_s:,.1f}",
         )
     return table
-
-
-def _recent_errors(snapshot: Snapshot) -> Iterator[RecentError]:
-    """Dead letters, errors of workers, and models that could not be loaded."""
-    for letter in snapshot.letters:
-        yield RecentError(
-            letter.died_ms, letter.id or letter.letter, f"dead letter: {letter.reason}"
-        )
-    for worker in snapshot.view.workers:
-        if worker.info and worker.info.last_error:
-            yield RecentError(worker.info.last_error_ms, worker.info.name, worker.info.last_error)
-    for host in snapshot.view.hosts:
-        for model in host.models:
-            if model.fault:
-                yield RecentError(model.faulted_ms, host.name, f"{model.name}: {model.fault}")
 
 
 def _error_table(errors: Sequence[RecentError], snapshot: Snapshot) -> RenderableType:
