@@ -158,7 +158,7 @@ class Board:
         return {
             "root": ROOT,
             "yard_name": self._yard_name,
-            "pages": PAGES,
+            "menu": PAGES,
             "actor": getattr(request.state, "actor", None),
             "nonce": nonce_of(request.scope),
             "done": None,
