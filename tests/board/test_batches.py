@@ -107,7 +107,7 @@ def test_a_job_is_followed_to_its_end(yard: BatchYard, live: Visitor) -> None:
     # If a worker has run it, I expect its counts and its errors by line.
     yard.work_off()
     shown = text_of(live.get("/batches", {"place": "completed"}))
-    assert f"{job} completed" in shown
+    assert f"{job} in.jsonl completed" in shown
     assert "22 of 22 2" in shown
     page = live.get(f"/batches/{job}", {"x": "2"})
     assert "Show the first 100" in page
@@ -217,7 +217,9 @@ def test_a_batch_of_a_gateway_has_its_tenant_and_file_ids(
         endpoint="/v1/completions",
     )
     job = queue.enqueue(JobOrder(spec=spec), function=PERFORM_FOR_GATEWAYS)
-    assert "lab file-0a" in text_of(visitor.get("/batches"))
+    listed = text_of(visitor.get("/batches"))
+    assert f"{job.id} file-0a validating" in listed
+    assert listed.endswith("Z lab")
     page = text_of(visitor.get(f"/batches/{job.id}", {"errors": "open"}))
     assert "a client of the gateway , tenant lab" in page or "gateway, tenant lab" in page
     assert "file-0b" in page

@@ -322,12 +322,12 @@ def test_all_that_match_are_requeued_but_not_later_ones(visitor: Visitor, yard: 
     fields = {"client": "ann", "upto": upto}
 
     asked = visitor.ask("dead.requeue", fields)
-    assert "Requeue 500 dead letters." in asked
-    assert "client: ann" in asked
+    assert "Requeue 500 dead letters with client ann, up to the one of 20" in asked
+    assert "and 480 more" in asked
     done = visitor.do("dead.requeue", fields)
 
     assert done.text == "500 dead letters requeued."
-    assert done.target == "dead letters: client: ann"
+    assert done.target == "dead letters with client ann"
     assert len(left(yard)) == 501
     assert left(yard)[-1] == later
     assert len(yard.intake("low")) == 500
@@ -337,7 +337,7 @@ def test_ten_thousand_letters_are_dropped_in_bounded_pieces(visitor: Visitor, ya
     names = bury_many(yard, MANY)
     later = bury(yard)
     fields = {"upto": names[-1]}
-    assert "Drop 10,000 dead letters." in visitor.ask("dead.drop", fields)
+    assert "Drop 10,000 dead letters, up to" in visitor.ask("dead.drop", fields)
     calls = Calls(yard.connection)
     done = visitor.do("dead.drop", {**fields, "back": "/board/dead"})
     made = calls.made()
@@ -366,7 +366,7 @@ def test_an_action_that_takes_too_long_says_so(
     monkeypatch.setattr("tokenyard.board.pages.dead._COUNT_S", -1.0)
     names = bury_many(yard, 300)
     asked = visitor.ask("dead.drop", {"upto": names[-1], "client": "bob"})
-    assert "Drop at least 10 dead letters." in asked  # of the first twenty
+    assert "Drop at least 10 dead letters with client bob" in asked  # of the first twenty
     done = visitor.do("dead.drop", {"upto": names[-1]})
     assert "It stopped after" in done.text
     assert left(yard) == names
