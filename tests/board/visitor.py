@@ -75,8 +75,8 @@ class Visitor:
 def let_in_as(monkeypatch: pytest.MonkeyPatch, role: Role, *, shows_content: bool = False) -> None:
     """Let everybody in with a role, as far as it goes."""
 
-    async def enter(_door: Door, _request: Request, least: Role) -> Actor | PlainTextResponse:
-        actor = Actor(f"a {role}", role, shows_content=shows_content)
+    async def enter(_door: Door, request: Request, least: Role) -> Actor | PlainTextResponse:
+        request.state.actor = actor = Actor(f"a {role}", role, shows_content=shows_content)
         return actor if actor.may(least) else PlainTextResponse("not allowed", 403)
 
     monkeypatch.setattr(Door, "enter", enter)
