@@ -136,7 +136,7 @@ def test_a_package_shows_at_most_14_names(package: str) -> None:
 
 
 def test_every_script_has_a_caller_and_every_include_a_script() -> None:
-    folder = ROOT / "tokenyard" / "lua"
+    folder = ROOT / "tokenyard" / "scripts" / "lua"
     rooms = (ROOT / "tokenyard" / "scripts").glob("*.py")
     trees = [ast.parse(room.read_text(encoding="utf-8")) for room in rooms]
     nodes = (node for tree in trees for node in ast.walk(tree))

@@ -98,7 +98,7 @@ def rates_between(before: Snapshot, now: Snapshot) -> YardRates:
     seconds = max(0.001, (now.at_ms - before.at_ms) / 1000)
     earlier, later = _tallies(before), _tallies(now)
     workers = {
-        worker: _rate(earlier.get(worker, WorkerTotals()), tally, seconds)
+        worker: throughput(earlier.get(worker, WorkerTotals()), tally, seconds)
         for worker, tally in later.items()
     }
     held = {one.worker: one.info.model for one in now.view.workers if one.info}
@@ -113,8 +113,8 @@ def _tallies(snapshot: Snapshot) -> Mapping[str, WorkerTotals]:
     return {one.worker: one.info.tally for one in snapshot.view.workers if one.info}
 
 
-def _rate(before: WorkerTotals, now: WorkerTotals, seconds: float) -> Throughput:
-    """A counter that decreased was reset."""
+def throughput(before: WorkerTotals, now: WorkerTotals, seconds: float) -> Throughput:
+    """The rate between two counts of one worker; a counter that decreased was reset."""
     finished = now.finished - (before.finished if before.finished <= now.finished else 0)
     tokens = now.tokens - (before.tokens if before.tokens <= now.tokens else 0)
     return Throughput(round(finished / seconds, 2), round(tokens / seconds, 1))

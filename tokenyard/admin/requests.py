@@ -316,6 +316,12 @@ def find_waiting(
         )
 
 
+def lane_requests(connection: redis.Redis, keys: Keys, worker: str, most: int) -> list[Listed]:
+    """The first requests on the lane of a worker incarnation."""
+    found: Any = connection.xrange(keys.lane(worker), count=most)
+    return list(on_lane(worker, found))
+
+
 def _each_once(found: Iterable[Listed]) -> Iterator[Listed]:
     seen: set[Owned] = set()
     for one in found:

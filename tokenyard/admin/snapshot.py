@@ -125,8 +125,9 @@ def read_roster(connection: redis.Redis, keys: Keys) -> RosterView:
 def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True) -> YardView:
     """Read a yard in three round trips: its state, the lengths of its lanes, and a write check.
 
-    Without lanes it reads as many keys of a large yard as of a small one. Errors of redis-py pass,
-    for `tokenyard.broker.connection.translated`.
+    Without ``counts_lanes`` all lanes seem empty, and the number of keys that are read does not
+    depend on that of the workers. Errors of redis-py pass, for
+    `tokenyard.broker.connection.translated`.
     """
     pipeline: Any = connection.pipeline(transaction=False)
     _queue_roster(pipeline, keys)
@@ -145,10 +146,7 @@ def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True)
     for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
         waiting[name] += max(0, whole(of_tenants))
     roster = _roster(listed, leases, hosts, now)
-    workers = roster.workers
-    if counts_lanes:
-        lanes = _lane_lengths(connection, keys, [one.worker for one in workers])
-        workers = [replace(worker, lane=lane) for worker, lane in zip(workers, lanes, strict=True)]
+    workers = with_lanes(connection, keys, roster.workers) if counts_lanes else roster.workers
     return YardView(
         yard=keys.yard,
         leader=_leader_view(leader, leader_ms),
@@ -162,6 +160,17 @@ def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True)
         broker_error=write_error(connection, keys),
         at_ms=roster.at_ms,
     )
+
+
+def with_lanes(
+    connection: redis.Redis, keys: Keys, workers: Sequence[WorkerView]
+) -> list[WorkerView]:
+    """The same workers with the lengths of their lanes."""
+    pipeline = connection.pipeline(transaction=False)
+    for worker in workers:
+        pipeline.xlen(keys.lane(worker.worker))
+    lengths: list[int] = pipeline.execute()
+    return [replace(worker, lane=lane) for worker, lane in zip(workers, lengths, strict=True)]
 
 
 def _queue_roster(pipeline: Any, keys: Keys) -> None:
@@ -181,14 +190,6 @@ def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, in
         for name in sorted(ends.keys() | entries.keys())
     ]
     return RosterView(workers, _hosts(hosts, workers), now_ms)
-
-
-def _lane_lengths(connection: redis.Redis, keys: Keys, workers: Sequence[str]) -> list[int]:
-    pipeline = connection.pipeline(transaction=False)
-    for worker in workers:
-        pipeline.xlen(keys.lane(worker))
-    lengths: list[int] = pipeline.execute()
-    return lengths
 
 
 def _worker_view(worker: str, packed: bytes | None, lease_end_ms: int, now_ms: int) -> WorkerView:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import jinja2
 
 from tokenyard.board.addresses import request_address, request_name
+from tokenyard.board.cutting import cut
 from tokenyard.protocol.texts import counted, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.
@@ -34,6 +35,7 @@ class Templates:
             "lines": lambda text: harmless(str(text)),
             "count": lambda number: f"{number:,}",
             "size": size,
+            "cut": lambda text, most: cut(str(text), most),
         }
         self._environment.globals |= {
             "counted": counted,

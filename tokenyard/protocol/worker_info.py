@@ -34,6 +34,8 @@ class WorkerTotals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_ms: float | None = None  # median from acceptance to first token, of the last minute
     #: The same times since it joined, counted by bucket of `telemetry.metrics.BUCKETS_S`.
     ttft: list[int] = msgspec.field(default_factory=list)
+    temperature_c: int | None = None  # of its device; None: the driver does not say
+    power_w: int | None = None  # that its device draws
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -168,6 +168,14 @@ class RankGroup:
         return len(self.devices)
 
 
+@dataclass(frozen=True, slots=True)
+class SensorReading:
+    """What the sensors of a device say; None where it has none."""
+
+    temperature_c: int | None = None
+    power_w: int | None = None
+
+
 class Unsupported(Exception):
     """This engine or device does not support the operation; the message names an alternative."""
 
@@ -206,3 +214,6 @@ class Backend(Protocol):
 
     def memory(self) -> Memory:
         """Current memory of this process."""
+
+    def read_sensors(self) -> SensorReading:
+        """The sensors of the device, for any thread; empty until it is warm, and on a CPU."""

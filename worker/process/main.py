@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+import msgspec
 from setproctitle import setproctitle
 
 from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
 from worker import executor
@@ -107,6 +109,7 @@ class WorkerProcess:
         self._inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
         self._stats = RunningStats(has_readers=bool(settings.metrics_port))
+        self._backend: Backend | None = None
         self._loads = 0  # loads that were tried
         self.is_warm = False  # has completed its warm-up
         name = f"{settings.name}/{device}"
@@ -117,7 +120,7 @@ class WorkerProcess:
         for target in (self._die_with_controller, self._receive, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
         self._tracer.start()
-        backend = make_backend(self._settings, self._device, executor)
+        self._backend = backend = make_backend(self._settings, self._device, executor)
         phases_s = backend.warm_up()
         self._send(Warm(backend.memory(), phases_s))
         self.is_warm = True
@@ -210,9 +213,20 @@ class WorkerProcess:
         stats = self._stats
         counts = stats.counts() if self._settings.metrics_port else None
         if loop is None:
-            return Heartbeat(0, 0, error=stats.error, counts=counts)
+            tally = self._with_sensors(WorkerTotals())
+            return Heartbeat(0, 0, tally, stats.error, counts)
+        tally = self._with_sensors(stats.now())
         return Heartbeat(
-            loop.progress, loop.unfinished, stats.now(), stats.error, counts, self._engine_stats()
+            loop.progress, loop.unfinished, tally, stats.error, counts, self._engine_stats()
+        )
+
+    def _with_sensors(self, tally: WorkerTotals) -> WorkerTotals:
+        """Counts together with what the sensors of the device say."""
+        if self._backend is None:
+            return tally
+        said = self._backend.read_sensors()
+        return msgspec.structs.replace(
+            tally, temperature_c=said.temperature_c, power_w=said.power_w
         )
 
     def _engine_stats(self) -> EngineStats | None:

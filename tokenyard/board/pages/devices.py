@@ -1,19 +1,269 @@
-"""Devices."""
+"""Devices: a tile for each, what is about to change on them, and a page for each worker."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import urlencode
 
+from tokenyard.admin.devices import (
+    DeviceView,
+    StateChange,
+    device_views,
+    load_times,
+    seen_from,
+    state_change,
+)
+from tokenyard.admin.history import Throughput
+from tokenyard.admin.pauses import pauses_of_worker
+from tokenyard.admin.recent_commands import CHANGING, RecentCommand, recent_commands
+from tokenyard.admin.requests import lane_requests
+from tokenyard.admin.snapshot import WorkerView, YardView, read_yard, with_lanes
+from tokenyard.admin.waiting_models import read_waiting_sample, why_it_waits
+from tokenyard.admin.worker_rates import WorkerRates
 from tokenyard.board.action import Action
-from tokenyard.board.page import Page
+from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Given, Yard
+from tokenyard.protocol.control import DesiredState, worker_scope
+from tokenyard.protocol.worker_info import WORKER_STATES
+
+#: Tiles of one page; the lanes of so many workers are measured.
+TILES: Final = 60
+#: Commands, models that wait, and requests of a lane that are shown.
+MOST_COMMANDS: Final = 10
+MOST_WAITING: Final = 20
+MOST_ON_LANE: Final = 50
+_PAUSED: Final = "paused"
+FILTERS: Final = ("host", "model", "state")
+STATES: Final = ("", *WORKER_STATES, "lost", _PAUSED)
+#: Colours of states in words of the style sheet.
+_LOOKS: Final[Mapping[str, str]] = {
+    "ready": "good",
+    "loading": "warn",
+    "warming": "warn",
+    "draining": "warn",
+    "unloading": "warn",
+    "failed": "bad",
+    "lost": "bad",
+    "unreadable": "bad",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What is shown of one device."""
+
+    device: DeviceView
+    change: StateChange | None
+    rate: Throughput | None  # None: not known yet
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class PendingModel:
+    """A model that requests wait for and no worker serves."""
+
+    model: str
+    count: int  # of requests in the sample
+    oldest_ms: int  # age of the oldest
+    why: str
+
+
+@lru_cache(maxsize=16)
+def rates_of(url: str, yard: str) -> WorkerRates:
+    """The samples of a yard, shared by all who look."""
+    del url, yard
+    return WorkerRates()
 
 
 def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
+    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    rates = rates_of(yard.url, yard.keys.yard).add(view)
+    every = device_views(view.workers)
+    found = [one for one in every if _fits(one, given)]
+    pages = max(1, -(-len(found) // TILES))
+    page = min(given.whole("page", 1, 1, 1_000_000), pages)
+    shown = _with_lanes(yard, found[(page - 1) * TILES : page * TILES])
+    commands = recent_commands(yard.connection, yard.keys, MOST_COMMANDS)
+    pending, is_whole = _pending(yard, view, commands)
+    return {
+        "tiles": _tiles(view, shown, rates),
+        "found": len(found),
+        "total": len(every),
+        "states": _counts(every),
+        "hosts": len({one.controller for one in every}),
+        "page_number": page,
+        "previous": _address(given, page - 1) if page > 1 else "",
+        "next": _address(given, page + 1) if page < pages else "",
+        "page_count": pages,
+        "filters": {name: given.text(name) for name in FILTERS},
+        "state_choices": STATES,
+        "commands": commands,
+        "pending": pending,
+        "is_whole_sample": is_whole,
+        "at_ms": view.at_ms,
+    }
+
+
+def _fits(one: DeviceView, given: Given) -> bool:
+    host, model = given.text("host").lower(), given.text("model").lower()
+    state = given.one_of("state", STATES, "")
+    places = (one.controller, one.host, one.name)
+    held = [one.model, *(each.info.model for each in one.others if each.info)]
+    return (
+        (not host or any(host in place.lower() for place in places))
+        and (not model or any(model in each.lower() for each in held))
+        and (state in {"", one.worker.state} or (state == _PAUSED and is_paused(one.worker)))
+    )
+
+
+def is_paused(worker: WorkerView) -> bool:
+    """Whether a worker has reached another run state than RUNNING."""
+    return worker.run_state != "RUNNING"
+
+
+def _with_lanes(yard: Yard, devices: Sequence[DeviceView]) -> list[DeviceView]:
+    measured = with_lanes(yard.connection, yard.keys, [one.worker for one in devices])
+    return [replace(one, worker=worker) for one, worker in zip(devices, measured, strict=True)]
+
+
+def _tiles(
+    view: YardView, devices: Iterable[DeviceView], rates: Mapping[str, Throughput]
+) -> list[Tile]:
+    times = load_times(view.hosts)
+    return [
+        Tile(
+            device=one,
+            change=state_change(one, times, view.at_ms),
+            rate=rates.get(one.worker.worker),
+            look=_LOOKS.get(one.worker.state, ""),
+        )
+        for one in devices
+    ]
+
+
+def _counts(devices: Iterable[DeviceView]) -> list[tuple[str, int]]:
+    """Devices by state, most first, and those that are paused."""
+    states: Counter[str] = Counter()
+    for one in devices:
+        states[one.worker.state] += 1
+        states[_PAUSED] += is_paused(one.worker)
+    return [(state, count) for state, count in states.most_common() if count]
+
+
+def _pending(
+    yard: Yard, view: YardView, commands: Sequence[RecentCommand]
+) -> tuple[list[PendingModel], bool]:
+    """Models that requests wait for and no worker serves; whether these are all requests."""
+    sample = read_waiting_sample(yard.connection, yard.keys, view)
+    without = [one for one in sample.models if one.model not in view.models]
+    found = [
+        PendingModel(one.model, one.count, one.oldest_ms, why_it_waits(view, one.model, commands))
+        for one in without[:MOST_WAITING]
+    ]
+    return found, sample.is_whole
+
+
+def _address(given: Given, page: int) -> str:
+    """Another page of the same devices, below the board's root."""
+    values = {name: given.text(name) for name in FILTERS if given.text(name)}
+    return f"/devices?{urlencode(values | {'page': str(page)})}"
+
+
+# One worker
+
+
+def _worker(yard: Yard, given: Given) -> dict[str, Any]:
+    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    rates = rates_of(yard.url, yard.keys.yard).add(view)
+    worker = _find(view, given.text("worker"))
+    [device] = _with_lanes(yard, [seen_from(device_views(view.workers), worker)])
+    [tile] = _tiles(view, [device], rates)
+    scope = worker_scope(device.name)
+    return {
+        "tile": tile,
+        "facts": facts(worker),
+        "requests": lane_requests(yard.connection, yard.keys, worker.worker, MOST_ON_LANE),
+        "most_on_lane": MOST_ON_LANE,
+        "pauses": [one.text(view.at_ms) for one in pauses_of_worker(view, worker.worker)],
+        "commands": recent_commands(
+            yard.connection, yard.keys, MOST_COMMANDS, worker=device.name, verbs=CHANGING
+        ),
+        "scope": scope,
+        "run_state": view.desired_states.by_scope.get(scope, DesiredState()).run_state,
+        "loadable": _loadable(view, device),
+        "at_ms": view.at_ms,
+    }
+
+
+def _find(view: YardView, name: str) -> WorkerView:
+    """A worker by its name, with or without its incarnation; of several the living one."""
+    found = [one for one in view.workers if name in {one.worker, one.info and one.info.name}]
+    if not found:
+        raise NotFound(f"There is no worker {name[:200]!r}: it has left, or never was here.")
+    return max(found, key=lambda one: one.lease_ms)
+
+
+def _loadable(view: YardView, device: DeviceView) -> list[str]:
+    """The models that its host may load beside the one that it holds."""
+    models = (host.models for host in view.hosts if host.name == device.controller)
+    return [one.name for one in next(models, []) if one.name != device.model]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line about a worker. ``kind`` says how the template shows the value."""
+
+    label: str
+    value: Any
+    kind: str = "text"  # text, at (unix ms), size (bytes), count
+
+
+#: Label, how it is shown, and the value of a roster entry; empty values are left out.
+_FACTS: Final[Sequence[tuple[str, str, Callable[[Any], Any]]]] = (
+    ("Host", "text", lambda info: info.host),
+    ("Controller", "text", lambda info: info.controller),
+    ("Process", "text", lambda info: info.pid),
+    ("Started", "at", lambda info: info.started_ms),
+    ("In this state since", "at", lambda info: info.since_ms),
+    ("Engine", "text", lambda info: f"{info.engine} {info.engine_version}".strip()),
+    ("Model", "text", lambda info: info.model),
+    ("Revision", "text", lambda info: info.revision),
+    ("Weights", "text", lambda info: info.weights),
+    ("Adapters", "text", lambda info: ", ".join(info.adapters)),
+    ("Group", "text", lambda info: ", ".join(info.group)),
+    ("Generation epoch", "text", lambda info: "" if info.epoch is None else str(info.epoch)),
+    ("Requests at once", "count", lambda info: info.max_num_seqs),
+    ("Longest lane", "count", lambda info: info.lane_limit),
+    ("Longest request, tokens", "count", lambda info: info.max_model_len),
+    ("Prefix cache, tokens", "count", lambda info: info.cache_tokens),
+    ("Vocabulary", "count", lambda info: info.vocab_size),
+    ("Tokenizer", "text", lambda info: info.tokenizer),
+    ("Memory", "size", lambda info: info.memory_bytes),
+    ("Memory before any model", "size", lambda info: info.warm_bytes),
+    ("Device changed its model", "at", lambda info: info.swapped_ms),
+    ("Results since it joined", "count", lambda info: info.tally.finished),
+    ("Tokens since it joined", "count", lambda info: info.tally.tokens),
+    ("Run state", "text", lambda info: info.run_state),
+    ("Last signal obeyed", "text", lambda info: info.obeyed),
+    ("Profiler", "text", lambda info: "on" if info.profiling else ""),
+    ("Lease, ms", "count", lambda info: info.lease_ms),
+)
+
+
+def facts(worker: WorkerView) -> list[Fact]:
+    """A roster entry in words."""
+    if worker.info is None:
+        return []
+    named = [Fact(label, value(worker.info), kind) for label, kind, value in _FACTS]
+    return [one for one in named if one.value not in ("", None, 0)]
 
 
 PAGES: Final[tuple[Page, ...]] = (
     Page("/devices", "Devices", "devices.html", _view, menu="Devices"),
+    Page("/devices/{worker}", "Worker", "device.html", _worker),
 )
 ACTIONS: Final[tuple[Action, ...]] = ()

@@ -1,17 +1,149 @@
-"""Models."""
+"""Models: who holds each, who waits for it, and what loads of it have cost."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlencode
 
-from tokenyard.board.action import Action
-from tokenyard.board.page import Page
+from tokenyard.admin.models import ModelView, model_views
+from tokenyard.admin.recent_commands import recent_commands
+from tokenyard.admin.snapshot import read_yard
+from tokenyard.admin.waiting_models import (
+    WaitingRequests,
+    WaitingSample,
+    read_waiting_sample,
+    why_it_waits,
+)
+from tokenyard.board.model_actions import ACTIONS as MODEL_ACTIONS
+from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Given, Yard
+from tokenyard.protocol.control import DesiredState, model_scope
+from tokenyard.protocol.texts import counted
+
+#: Models of one page.
+ROWS: Final = 50
+#: Commands, hosts and workers that are shown of one model.
+MOST_COMMANDS: Final = 20
+MOST_HOSTS: Final = 50
+MOST_WORKERS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """What is shown of one model."""
+
+    model: ModelView
+    states: Sequence[tuple[str, int]]  # workers by state, most first
+    waiting: WaitingRequests  # of the sample
+    why: str  # why they wait, if no worker serves it
+
+    @property
+    def load_s(self) -> float:
+        """The shortest last load on its hosts; 0: none was measured."""
+        return min((o.info.load_s for o in self.model.hosts if o.info.load_s), default=0.0)
+
+    @property
+    def swap_s(self) -> float:
+        """The shortest last swap on its hosts; 0: none was measured."""
+        return min((o.info.swap_s for o in self.model.hosts if o.info.swap_s), default=0.0)
+
+    @property
+    def pin(self) -> int:
+        """Workers that always hold it."""
+        return max((o.info.pin for o in self.model.hosts), default=0)
+
+    @property
+    def ranks(self) -> int:
+        """Devices that it needs."""
+        return max((o.info.ranks for o in self.model.hosts), default=1)
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names that it also serves, of all its hosts and workers."""
+        of_hosts = (name for offer in self.model.hosts for name in offer.info.adapters)
+        of_workers = (name for one in self.model.workers for name in one.info.adapters)
+        return sorted({*of_hosts, *of_workers})
+
+    @property
+    def faults(self) -> int:
+        """Hosts that could not load it when they last tried."""
+        return sum(bool(offer.info.fault) for offer in self.model.hosts)
+
+    @property
+    def has(self) -> frozenset[str]:
+        """The states of its workers, for the buttons."""
+        return frozenset(state for state, _ in self.states)
 
 
 def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
+    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    wanted = given.text("q").lower()
+    every = model_views(view, view.desired_states)
+    found = [one for one in every if wanted in one.name.lower()]
+    pages = max(1, -(-len(found) // ROWS))
+    page = min(given.whole("page", 1, 1, 1_000_000), pages)
+    sample = read_waiting_sample(yard.connection, yard.keys, view)
+    return {
+        "rows": [_row(one, sample) for one in found[(page - 1) * ROWS : page * ROWS]],
+        "found": len(found),
+        "total": len(every),
+        "query": given.text("q"),
+        "sample": sample,
+        "page_number": page,
+        "page_count": pages,
+        "previous": _address(given, page - 1) if page > 1 else "",
+        "next": _address(given, page + 1) if page < pages else "",
+        "commands": recent_commands(yard.connection, yard.keys, MOST_COMMANDS),
+    }
 
 
-PAGES: Final[tuple[Page, ...]] = (Page("/models", "Models", "models.html", _view, menu="Models"),)
-ACTIONS: Final[tuple[Action, ...]] = ()
+def _row(model: ModelView, sample: WaitingSample, why: str = "") -> ModelRow:
+    states = Counter(one.info.state for one in model.workers)
+    return ModelRow(model, states.most_common(), sample.of(model.name), why)
+
+
+def _address(given: Given, page: int) -> str:
+    values = {"q": given.text("q")} if given.text("q") else {}
+    return f"/models?{urlencode(values | {'page': str(page)})}"
+
+
+def _model(yard: Yard, given: Given) -> dict[str, Any]:
+    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    name = given.text("name")
+    found = [one for one in model_views(view, view.desired_states) if one.name == name]
+    if not found:
+        raise NotFound(f"There is no model {name[:200]!r}: no live host may load it.")
+    [model] = found
+    sample = read_waiting_sample(yard.connection, yard.keys, view)
+    commands = recent_commands(yard.connection, yard.keys, MOST_COMMANDS, model=name)
+    waiting = sample.of(name)
+    why = why_it_waits(view, name, commands) if waiting.count else ""
+    own = view.desired_states.by_scope.get(model_scope(name), DesiredState())
+    row = _row(model, sample, why)
+    return {
+        "row": row,
+        "model": model,
+        "hosts": _troubled_first(model)[:MOST_HOSTS],
+        "workers": model.workers[:MOST_WORKERS],
+        "sample": sample,
+        "commands": commands,
+        "scope": model_scope(name),
+        "own": own,
+        "pauses": [one.text(view.at_ms) for one in model.pauses],
+        "devices": counted(row.ranks, "device"),
+        "at_ms": view.at_ms,
+    }
+
+
+def _troubled_first(model: ModelView) -> list[Any]:
+    return sorted(model.hosts, key=lambda offer: (not offer.info.fault, offer.controller))
+
+
+PAGES: Final[tuple[Page, ...]] = (
+    Page("/models", "Models", "models.html", _view, menu="Models"),
+    Page("/model", "Model", "model.html", _model),
+)
+ACTIONS: Final = MODEL_ACTIONS

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
-import msgspec
 
-from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
+from tokenyard.admin.model_commands import (
+    Change,
+    ModelPlan,
+    plan_change,
+    plan_load,
+    send,
+    wait_for,
+)
+from tokenyard.admin.model_placement import NoPlace
 from tokenyard.admin.signals import Signals
-from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
-from tokenyard.cli.models.command_wait import report, send, wait_for
+from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.cli.models.command_report import report
 from tokenyard.cli.shared.completion import complete_model, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.names import find_model, find_worker
 from tokenyard.cli.shared.options import with_options
 from tokenyard.cli.shared.signal_options import json_option, timeout_option, wait_option, why_option
 from tokenyard.process.program import PlainCommand
-from tokenyard.protocol.commands import Command
-from tokenyard.protocol.worker_info import WorkerState
 from tokenyard.scripts import Scripts
-
-Change = Literal["unload", "sleep", "wake"]
-#: Commands, what is said when all have obeyed (or none is needed), and when nobody waits.
-Choice = tuple[list[Command], str, str]
 
 LOAD: Final = """Load a model on a worker whose host may load it.
 
@@ -63,18 +64,6 @@ Examples:
   tokenyard models wake adder
   tokenyard models wake adder --worker gpu-1-0
 """
-#: States in which a worker can obey.
-_FROM: Final[dict[Change, frozenset[WorkerState]]] = {
-    "unload": frozenset({"loading", "ready", "asleep"}),
-    "sleep": frozenset({"ready"}),
-    "wake": frozenset({"asleep"}),
-}
-_DONE: Final[dict[Change, str]] = {"unload": "unloaded", "sleep": "asleep", "wake": "awake"}
-_NOBODY: Final[dict[Change, str]] = {
-    "unload": "no worker holds it",
-    "sleep": "no worker has it ready",
-    "wake": "no worker sleeps with it",
-}
 _change_options: Final = with_options(
     click.argument("model", shell_complete=complete_model),
     click.option(
@@ -93,24 +82,13 @@ _change_options: Final = with_options(
 def load(ctx: click.Context, /, **options: Any) -> None:
     """Choose a worker, command it, and wait."""
 
-    def choose(view: YardView, model: str, name: str) -> Choice:
-        held = [one.worker for one in _holders(view, model, name) if one.is_ready]
-        if held:
-            return [], f"loaded already by {', '.join(held)}", ""
-        place = _place(view, model, name)
-        command = Command(
-            verb="load", worker=place.worker, model=model, devices=list(place.devices)
-        )
-        return [command], f"loaded by {place.worker}", f"is to be loaded by {place.worker}"
+    def plan(view: YardView, model: str, name: str) -> ModelPlan:
+        try:
+            return plan_load(view, model, name)
+        except NoPlace as error:
+            raise click.ClickException(str(error)) from error
 
-    _command(ctx, "load", choose, **options)
-
-
-def _place(view: YardView, model: str, name: str) -> LoadTarget:
-    try:
-        return place_at(view, model, name) if name else place_anywhere(view, model)
-    except NoPlace as error:
-        raise click.ClickException(str(error)) from error
+    _command(ctx, "load", plan, **options)
 
 
 @click.command(cls=PlainCommand, help=UNLOAD, short_help="Unload one.")
@@ -143,20 +121,16 @@ def wake(ctx: click.Context, /, **options: Any) -> None:
 def _change(ctx: click.Context, verb: Change, *, level: int = 1, **options: Any) -> None:
     """Command the workers that hold a model."""
 
-    def choose(view: YardView, model: str, name: str) -> Choice:
-        found = [one for one in _holders(view, model, name) if one.state in _FROM[verb]]
-        commands = [Command(verb=verb, worker=one.worker, level=level) for one in found]
-        who = ", ".join(one.worker for one in found)
-        done = f"{_DONE[verb]}: {who}" if found else _NOBODY[verb]
-        return commands, done, f"{verb} is commanded: {who}"
+    def plan(view: YardView, model: str, name: str) -> ModelPlan:
+        return plan_change(view, verb, model, name, level)
 
-    _command(ctx, verb, choose, **options)
+    _command(ctx, verb, plan, **options)
 
 
 def _command(
     ctx: click.Context,
     verb: str,
-    choose: Callable[[YardView, str, str], Choice],
+    plan: Callable[[YardView, str, str], ModelPlan],
     *,
     model: str,
     worker: str,
@@ -165,18 +139,15 @@ def _command(
     why: str,
     as_json: bool,
 ) -> None:
-    """Send the commands that ``choose`` makes, wait, and print the outcome."""
+    """Send the commands of ``plan``, wait, and print the outcome."""
     with opened(ctx.obj) as (connection, keys):
         view = read_yard(connection, keys)
         scopes = Signals(connection, keys).desired_states().by_scope
         find_model(view, scopes, model)
         name = find_worker(view, scopes, worker) if worker else ""
-        commands, done, sent_only = choose(view, model, name)
+        chosen = plan(view, model, name)
         reason = why or "requested by an operator"
-        named = [
-            (_name(view, one.worker), msgspec.structs.replace(one, why=reason)) for one in commands
-        ]
-        sent = send(Scripts(connection, keys), named)
+        sent = send(Scripts(connection, keys), view, chosen.commands, reason)
         unacknowledged = wait_for(connection, keys, sent, timeout_s) if waits else []
     report(
         ctx,
@@ -184,21 +155,6 @@ def _command(
         unacknowledged,
         about={"verb": verb, "model": model, "redundant": not sent, "waited": waits},
         as_json=as_json,
-        done=f"{model}: {done if waits or not sent else sent_only}",
+        done=f"{model}: {chosen.done if waits or not sent else chosen.sent}",
         timeout_s=timeout_s,
     )
-
-
-def _holders(view: YardView, model: str, name: str) -> Sequence[WorkerView]:
-    """The workers that hold a model, or the named one of them, without followers."""
-    return [
-        one
-        for one in view.living
-        if one.info and one.info.model == model and one.state != "attached"
-        if name in {"", one.info.name}
-    ]
-
-
-def _name(view: YardView, worker: str) -> str:
-    """A worker's name without its incarnation."""
-    return next(one.info.name for one in view.workers if one.worker == worker and one.info)

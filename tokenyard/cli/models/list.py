@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import click
 import msgspec
 
-from tokenyard.admin.pauses import Pause, all_pauses
-from tokenyard.admin.scopes import known_models
-from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.admin.models import ModelOffer, ModelView, WorkerOfModel, model_views
+from tokenyard.admin.pauses import all_pauses
+from tokenyard.admin.snapshot import read_yard
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.signal_options import json_option
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import PlainCommand
-from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope
+from tokenyard.protocol.control import DesiredState
 from tokenyard.protocol.texts import printable
-from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
 
 ABOUT: Final = """List the models: where they may be loaded, their workers, and their desired state.
 
@@ -50,58 +48,6 @@ _COLUMNS: Final = (
     Column("Epoch", is_number=True),
     Column("Error"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A host that may load a model."""
-
-    controller: str
-    info: ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker that holds a model."""
-
-    worker: str
-    info: WorkerInfo
-
-
-@dataclass(frozen=True, slots=True)
-class ModelView:
-    """A model of the yard, at one moment."""
-
-    name: str
-    hosts: list[Offer]
-    workers: list[WorkerRow]
-    desired_state: DesiredState  # of all and of this model
-    pauses: list[Pause]  # of all and of this model
-
-
-def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView]:
-    """Every known model, by name."""
-    return [
-        ModelView(
-            name=name,
-            hosts=[
-                Offer(host.name, info)
-                for host in view.hosts
-                for info in host.models
-                if info.name == name
-            ],
-            workers=[
-                WorkerRow(one.worker, one.info)
-                for one in view.living
-                if one.info and one.info.model == name
-            ],
-            desired_state=desired_states.of("", name),
-            pauses=[
-                one for one in all_pauses(desired_states) if one.scope in {ALL, model_scope(name)}
-            ],
-        )
-        for name in known_models(view, desired_states.by_scope)
-    ]
 
 
 @click.command("list", cls=PlainCommand, help=ABOUT, short_help="List them with their workers.")
@@ -135,7 +81,7 @@ def _fields(view: ModelView) -> dict[str, object]:
     }
 
 
-def _offer(offer: Offer) -> dict[str, object]:
+def _offer(offer: ModelOffer) -> dict[str, object]:
     info = offer.info
     return {
         "controller": offer.controller,
@@ -148,7 +94,7 @@ def _offer(offer: Offer) -> dict[str, object]:
     }
 
 
-def _holder(holder: WorkerRow) -> dict[str, object]:
+def _holder(holder: WorkerOfModel) -> dict[str, object]:
     info = holder.info
     return {
         "worker": holder.worker,
@@ -177,12 +123,12 @@ def _table(views: list[ModelView]) -> FittingTable:
     return table
 
 
-def _offer_text(offer: Offer) -> str:
+def _offer_text(offer: ModelOffer) -> str:
     took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
     return f"{offer.controller}{took}"
 
 
-def _state(holder: WorkerRow, desired_state: DesiredState) -> str:
+def _state(holder: WorkerOfModel, desired_state: DesiredState) -> str:
     """Its state, and differences from the model's desired state."""
     info = holder.info
     differs: list[str] = [info.run_state] if info.run_state != desired_state.run_state else []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
 
-from tokenyard.admin.signals import Signals, Unacknowledged
+from tokenyard.admin.reloads import is_checkpoint_path, next_epoch, reload_failure
+from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import read_yard
 from tokenyard.cli.shared.completion import complete_model
 from tokenyard.cli.shared.connect import opened
@@ -22,7 +21,7 @@ from tokenyard.cli.shared.signal_options import (
     unacknowledged_fields,
 )
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.control import PAUSE_MODES, DesiredState, DesiredStates, Invalid, PauseMode
+from tokenyard.protocol.control import PAUSE_MODES, Invalid, PauseMode
 
 ABOUT: Final = """Give a model new weights: pause it, load them, increase its epoch, unpause it.
 
@@ -77,7 +76,7 @@ def reload(
     as_json: bool,
 ) -> None:
     """Reload, and print the outcome."""
-    if path and not Path(path).is_absolute():
+    if not is_checkpoint_path(path):
         raise click.BadParameter(
             f"{path!r}: give an absolute path, as the workers' hosts see it", param_hint="--path"
         )
@@ -85,7 +84,7 @@ def reload(
         signals = Signals(connection, keys)
         desired_states = signals.desired_states()
         find_model(read_yard(connection, keys), desired_states.by_scope, model)
-        number = _next(desired_states, model) if epoch is None else epoch
+        number = next_epoch(desired_states, model) if epoch is None else epoch
         try:
             unacknowledged = signals.reload(model, path, number, mode, timeout_s, by)
         except Invalid as error:
@@ -102,26 +101,9 @@ def reload(
         }
         say(msgspec.json.encode(about | {"unacknowledged": unacknowledged_fields(unacknowledged)}))
     elif unacknowledged:
-        say(f"Error: {_failure(model, now, unacknowledged, timeout_s)}", err=True)
+        say(f"Error: {reload_failure(model, now, unacknowledged, timeout_s)}", err=True)
     else:
         say(f"{model}: {path or 'its own weights'}, in epoch {number}")
     if not unacknowledged:
         ctx.exit(Exit.OK)
     ctx.exit(Exit.FAILED if any(one.reason for one in unacknowledged) else Exit.UNAVAILABLE)
-
-
-def _failure(
-    model: str, now: DesiredState, unacknowledged: Sequence[Unacknowledged], timeout_s: float
-) -> str:
-    """One sentence: the worker, its reason, and the present state of the model."""
-    one = next((each for each in unacknowledged if each.reason), unacknowledged[0])
-    reason = one.reason or f"has not answered after {timeout_s:g} s"
-    others = f" (and {len(unacknowledged) - 1} more)" if len(unacknowledged) > 1 else ""
-    epoch = "" if now.epoch is None else f" in epoch {now.epoch}"
-    weights = now.weights or "its own weights"
-    return f"{one.name}{others}: {reason}; {model} is {now.run_state} with {weights}{epoch}"
-
-
-def _next(desired_states: DesiredStates, model: str) -> int:
-    """The epoch after the present one; the first is 1."""
-    return (desired_states.of("", model).epoch or 0) + 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Final
 
-from worker.engines import Engine, EngineInfo, Memory, RankGroup, Unsupported
+from worker.engines import Engine, EngineInfo, Memory, RankGroup, SensorReading, Unsupported
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.group import attend, gather
@@ -72,6 +72,10 @@ class SimulatedBackend:
     def memory(self) -> Memory:
         """A constant, plus the leaks."""
         return Memory(host=_MEMORY.host + sum(map(len, self._kept)))
+
+    def read_sensors(self) -> SensorReading:
+        """Nothing: there is no device."""
+        return SensorReading()
 
 
 class _Loaded(SimulatedEngine):

@@ -12,10 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.engines import DeviceLost, DeviceUnusable, Engine, Memory, RankGroup
+from worker.engines import (
+    DeviceLost,
+    DeviceUnusable,
+    Engine,
+    Memory,
+    RankGroup,
+    SensorReading,
+)
 from worker.engines.cpu_features import check_cpu, request_amx
 from worker.engines.device_errors import is_device_lost, is_out_of_memory, was_disturbed
 from worker.engines.device_lock import DeviceLock
+from worker.engines.sensors import GpuSensors, find_sensors
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.environment import engine_modules
 from worker.engines.vllm.warm_base import (
@@ -73,6 +81,7 @@ class VllmBackend:
         self._cores = cores
         self._threads = threads
         self._has_kernels = False  # set by the first load
+        self._sensors: GpuSensors | None = None  # found when it takes its device
 
     def warm_up(self) -> dict[str, float]:
         """Do once all that needs no model; see `worker.engines.Backend.warm_up`."""
@@ -114,6 +123,10 @@ class VllmBackend:
 
         device = None if self._is_on_cpu else torch.cuda.memory_reserved(self._device)
         return Memory(host=psutil.Process().memory_info().rss, device=device)
+
+    def read_sensors(self) -> SensorReading:
+        """The sensors of the GPU; see `worker.engines.Backend.read_sensors`."""
+        return self._sensors.read() if self._sensors else SensorReading()
 
     def _load(
         self,
@@ -208,6 +221,7 @@ class VllmBackend:
         some = torch.ones((16, 16), device="cuda")
         torch.matmul(some, some)  # context, allocator and cuBLAS
         torch.cuda.synchronize()
+        self._sensors = find_sensors(self._device)
 
     def _run_made_up_model(self) -> None:
         """Initialize process groups, kernels and sampler, so that the first real model need not."""

@@ -1,0 +1,74 @@
+"""Pictures of the pages in light and dark, as docs/board.md shows them.
+
+With TOKENYARD_TEST_PICTURES=docs/board they are written there; else only made.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.board.browser.conftest import NewWindow
+from tests.board.browser.stage import Stage
+from tests.board.browser.window import Window
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+MOST_BYTES = 150_000
+WIDTH, HEIGHT, MOST_HEIGHT = 1280, 800, 1500
+
+
+def _request(stage: Stage) -> str:
+    return f"/request?client=web&id={stage.spoken}"
+
+
+def _letter(stage: Stage) -> str:
+    letters = stage.plant.connection.xrevrange(stage.plant.keys.dead, count=1)
+    return f"/dead/{letters[0][0].decode()}"
+
+
+#: By name: the page, which may depend on what is on the yard.
+PICTURES: dict[str, str | Callable[[Stage], str]] = {
+    "yard": "/",
+    "devices": "/devices",
+    "models": "/models",
+    "requests": "/requests",
+    "request": _request,
+    "dead": "/dead",
+    "letter": _letter,
+    "tenants": "/tenants",
+    "batches": "/batches",
+    "signals": "/signals",
+    "audit": "/audit",
+}
+
+
+def taken(window: Window) -> bytes:
+    """The page as PNG with a palette."""
+    height = window.page.evaluate("document.documentElement.scrollHeight")
+    window.page.set_viewport_size({"width": WIDTH, "height": min(max(height, HEIGHT), MOST_HEIGHT)})
+    window.page.evaluate("document.fonts.ready")
+    picture = Image.open(io.BytesIO(window.page.screenshot()))
+    small = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    written = io.BytesIO()
+    small.save(written, "PNG", optimize=True)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures(new_window: NewWindow, board: str, speaking: Stage, name: str) -> None:
+    path = PICTURES[name]
+    window = new_window(board, WIDTH, HEIGHT)
+    for scheme in ("light", "dark"):
+        window.page.emulate_media(color_scheme=scheme)
+        window.open(path if isinstance(path, str) else path(speaking))
+        picture = taken(window)
+        assert len(picture) < MOST_BYTES
+        if folder := os.environ.get("TOKENYARD_TEST_PICTURES"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / f"{name}-{scheme}.png").write_bytes(picture)

@@ -1,0 +1,180 @@
+"""The models that requests wait for, from a bounded sample of what waits, and why they wait.
+
+The leader's decisions are in its memory only; what is said here is derived from what it works with:
+the roster, the hosts, and the commands that it has sent. Errors of redis-py pass, for
+`tokenyard.broker.connection.translated`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+
+from tokenyard.admin.devices import load_times
+from tokenyard.admin.pauses import base_model, pauses_of_model, texts
+from tokenyard.admin.recent_commands import RecentCommand
+from tokenyard.admin.snapshot import YardView
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import (
+    INTAKE_CLASSES,
+    PRIORITY_CLASSES,
+    Keys,
+    intake_name,
+    is_tenant,
+)
+from tokenyard.protocol.parse import unfold
+from tokenyard.protocol.streams import position
+from tokenyard.protocol.texts import counted, printable, span
+from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo
+
+#: Entries of each common intake that are read, the oldest ones.
+MOST_COMMON: Final = 25
+#: Tenants in line whose intakes are read, and entries of each.
+MOST_TENANTS: Final = 10
+MOST_OF_TENANT: Final = 5
+#: The leader gives up on a load without an effect after about so long.
+_PATIENCE_MS: Final = 60_000
+Fields = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequests:
+    """The requests in a sample that wait for one model."""
+
+    model: str  # its base model; "" where none is known
+    count: int
+    oldest_ms: int  # age of the oldest of them
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSample:
+    """A sample of what waits."""
+
+    models: Sequence[WaitingRequests]  # most requests first
+    read: int  # requests in the sample
+    waiting: int  # requests in all intakes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the sample has all of them."""
+        return self.read >= self.waiting
+
+    def of(self, model: str) -> WaitingRequests:
+        """What waits for a model."""
+        nothing = WaitingRequests(model, 0, 0)
+        return next((one for one in self.models if one.model == model), nothing)
+
+
+def read_waiting_sample(connection: redis.Redis, keys: Keys, view: YardView) -> WaitingSample:
+    """Read the oldest requests of each common intake and of the first tenants in line."""
+    waiting = sum(view.waiting.values())
+    entries = list(_oldest(connection, keys)) if waiting else []
+    counts: Counter[str] = Counter()
+    since: dict[str, int] = {}
+    bases: dict[str, str] = {}
+    for entry, fields in entries:
+        name = _model(fields)
+        if name not in bases:
+            bases[name] = base_model(view, name)
+        model, accepted_ms = bases[name], _accepted_ms(entry, fields)
+        counts[model] += 1
+        since[model] = min(since.get(model, accepted_ms), accepted_ms)
+    models = [
+        WaitingRequests(model, count, max(0, view.at_ms - since[model]))
+        for model, count in counts.most_common()
+    ]
+    return WaitingSample(models, len(entries), max(len(entries), waiting))
+
+
+def _oldest(connection: redis.Redis, keys: Keys) -> Iterator[tuple[bytes, Fields]]:
+    run: Any = connection
+    line = (one.decode(errors="replace") for one in run.zrange(keys.line, 0, MOST_TENANTS))
+    pipeline = run.pipeline(transaction=False)
+    for name in INTAKE_CLASSES:
+        pipeline.xrange(keys.intake(name), count=MOST_COMMON)
+    for tenant in filter(is_tenant, line):
+        for priority_class in PRIORITY_CLASSES:
+            pipeline.xrange(keys.intake(intake_name(priority_class, tenant)), count=MOST_OF_TENANT)
+    for page in pipeline.execute():
+        yield from page
+
+
+def _accepted_ms(entry: bytes, fields: Fields) -> int:
+    """When a request was accepted; one that is tried again has a new entry, and its old id."""
+    accepted = fields.get(b"sid", entry).decode(errors="replace")
+    return position(accepted.rpartition("/")[2])[0]
+
+
+def _model(fields: Fields) -> str:
+    """The model that a request names; "" for none."""
+    try:
+        return unfold(fields).get(b"model", b"").decode(errors="replace")
+    except InvalidRequest:
+        return ""
+
+
+def why_it_waits(view: YardView, model: str, commands: Sequence[RecentCommand]) -> str:
+    """Why requests for a model wait, in words; ``commands`` are loads, the newest first."""
+    if view.leader is None:
+        return view.broker_error or "no coordinator leads the yard: start one"
+    if pauses := pauses_of_model(view, model):
+        return texts(pauses, view.at_ms)
+    return next(_reasons(view, model, commands), "no device is free or idle, or it is not its turn")
+
+
+def _reasons(view: YardView, model: str, commands: Sequence[RecentCommand]) -> Iterator[str]:
+    """The reasons, the best first."""
+    holders = [one for one in view.living if one.info and one.info.model == model]
+    ready = sum(one.is_serving for one in holders)
+    if ready:
+        yield f"{counted(ready, 'worker')} {'serves' if ready == 1 else 'serve'} it: in turn"
+    yield from (_loading(one.info, view) for one in holders if one.info and one.state == "loading")
+    yield from _commanded(view, model, commands)
+    yield from _hopeless(view.hosts, model, view.at_ms)
+    draining = [one.worker for one in holders if one.state in {"draining", "unloading"}]
+    if draining:
+        yield f"{', '.join(draining)} is giving it up"
+
+
+def _loading(info: WorkerInfo, view: YardView) -> str:
+    usual_s = load_times(view.hosts).get((info.controller, info.model), 0.0)
+    usual = f"; its last load took {span(1000 * usual_s)}" if usual_s else ""
+    return f"{info.name} has been loading it for {span(view.at_ms - info.since_ms)}{usual}"
+
+
+def _commanded(view: YardView, model: str, commands: Sequence[RecentCommand]) -> Iterator[str]:
+    """A load that was commanded a short while ago and has neither succeeded nor failed."""
+    for one in commands:
+        age_ms = view.at_ms - one.at_ms
+        if one.command.model == model and one.answer is None and age_ms < _PATIENCE_MS:
+            why = f": {one.command.why}" if one.command.why else ""
+            yield printable(f"{one.worker_name} was told {span(age_ms)} ago to load it{why}")
+
+
+def _hopeless(hosts: Sequence[HostInfo], model: str, now_ms: int) -> Iterator[str]:
+    """Why no host can load it now."""
+    from coordinator.placement.needs import Catalog
+
+    catalog = Catalog(
+        {host.name: host for host in hosts}, now_ms=now_ms, max_model_wait_s=0.0, max_swap_share=1.0
+    )
+    offers, fitting = catalog.offers(model), catalog.fitting(model)
+    if not offers:
+        yield "no live host may load it: put it into a models file"
+    elif not fitting:
+        ranks = min(info.ranks for info in offers.values())
+        yield f"it takes {ranks} devices of one host, and no host that may load it has so many"
+    elif fitting and all(map(catalog.pauses, fitting.values())):
+        yield _failed(fitting)
+
+
+def _failed(fitting: Mapping[str, ModelInfo]) -> str:
+    controller, last = max(fitting.items(), key=lambda item: item[1].faulted_ms)
+    times = counted(last.faults, "time")
+    return printable(
+        f"it could not be loaded, {times} in a row on {controller}: {last.fault}; it is tried again"
+    )
