@@ -443,7 +443,7 @@ def test_all_that_match_are_bounded_and_say_so(
 
 
 def test_nothing_selected_is_refused_and_in_the_audit(looker: Looker) -> None:
-    answer = looker.post("request.cancel", {})
+    answer = looker.post("request.cancel", {"why": "a slip"})
     assert answer.status_code == 400
     assert "No request is selected" in answer.text
     assert looker.audit()[0].error.startswith("No request is selected")
