@@ -51,9 +51,7 @@ PICTURES: dict[str, str | Callable[[Stage], str]] = {
 def taken(window: Window) -> bytes:
     """The page as PNG with a palette."""
     height = window.page.evaluate("document.documentElement.scrollHeight")
-    window.page.set_viewport_size(
-        {"width": WIDTH, "height": min(max(height, HEIGHT), MOST_HEIGHT)}
-    )
+    window.page.set_viewport_size({"width": WIDTH, "height": min(max(height, HEIGHT), MOST_HEIGHT)})
     window.page.evaluate("document.fonts.ready")
     picture = Image.open(io.BytesIO(window.page.screenshot()))
     small = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
