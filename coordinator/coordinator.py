@@ -21,6 +21,7 @@ from coordinator.dispatch.shares import by_arrival, by_client_and_guest
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.guests.cancels import CancelRequests
 from coordinator.guests.inboxes import Inboxes
+from coordinator.guests.registry import GuestRegistry
 from coordinator.handshake import Handshake, Models
 from coordinator.leadership import Leadership, LostLeadership
 from coordinator.placement.placer import Placer
@@ -86,8 +87,15 @@ class Coordinator:
         self._roster = roster = Roster(connection, keys)
         self._leadership = Leadership(connection, scripts, keys, settings.name, settings.lease_ms)
         self._models = Models()
+        self._guests = GuestRegistry(connection, keys, settings.guests)
         self._handshake = Handshake(
-            connection, scripts, keys, settings, self._models, found_bad=counts.found_bad
+            connection,
+            scripts,
+            keys,
+            settings,
+            self._models,
+            self._guests,
+            found_bad=counts.found_bad,
         )
         self._intake = Intake(
             connection,
@@ -264,6 +272,7 @@ class Coordinator:
             self._reconciler.hurry()
         self._reconciler.run_once(token)
         self._cancels.run_once(is_woken=self._intake.take_cancelling())
+        self._follow_guests(token)
         self._inboxes.run_once()
         self._recorder.run_once(token)
         if self._is_complete:
@@ -274,6 +283,9 @@ class Coordinator:
         """Once for each term of leadership: publish the handshake, read what is pending."""
         if self._prepared_for == token:
             return
+        self._guests.hurry()
+        if self._guests.refresh():
+            self._inboxes.follow(self._guests.names)
         self._publish_handshake(token)
         self._check_server(token)
         self._intake.read_again()
@@ -301,6 +313,14 @@ class Coordinator:
         )
         self._counts.know(self._models.bases)
 
+    def _follow_guests(self, token: str) -> None:
+        """Hear the tenants that operators have made guests, and tell these that they are."""
+        if self._intake.tenants.take_changed():
+            self._guests.hurry()
+        if self._guests.refresh():
+            self._inboxes.follow(self._guests.names)
+            self._publish_handshake(token)
+
     def _follow_roster(self, token: str) -> None:
         """Read the roster when that is due, and whatever depends on it."""
         if not self._roster.refresh():
@@ -309,7 +329,7 @@ class Coordinator:
         self._load_scripts()
         self._roster.forget_hosts()
         self._follow_lanes()
-        if self._models.learn(self._roster.bases()):
+        if self._models.learn(self._roster.bases(), self._roster.output_defaults()):
             self._publish_handshake(token)
             self._intake.read_again()  # to admit it by the new models
         elif self._dispatcher.rate.measure(time.monotonic()):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
+import types
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 import msgspec
 import redis
 
+from coordinator.guests.registry import GuestRegistry
 from coordinator.leadership import LostLeadership
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.receipts import mark_of
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import WIRE_VERSION
+from tokenyard.protocol.worker_info import OutputDefaults
 from tokenyard.scripts import Arg, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.handshake")
+
+_NONE: Final[Mapping[str, OutputDefaults]] = types.MappingProxyType({})
 
 
 class Models:
@@ -26,6 +32,8 @@ class Models:
 
     def __init__(self) -> None:
         self._bases: dict[str, str] = {}  # by name
+        #: What the models file sets for requests that do not say how much they may generate.
+        self.defaults: Mapping[str, OutputDefaults] = {}
         #: The base model where the yard has exactly one; else "".
         self.only = ""
 
@@ -51,15 +59,30 @@ class Models:
         """
         return self._bases.get(name, "") if name else self.only
 
-    def learn(self, bases: Mapping[str, str]) -> bool:
-        """Add the base models by name that the roster has now; whether anything changed."""
-        before = dict(self._bases)
-        self._set(before | dict(bases))
-        return self._bases != before
+    def learn(
+        self, bases: Mapping[str, str], defaults: Mapping[str, OutputDefaults] = _NONE
+    ) -> bool:
+        """Add the base models by name that the roster has now; whether anything changed.
 
-    def recall(self, names: Collection[str], adapters: Mapping[str, str]) -> None:
+        The defaults are those of all models that hosts announce now.
+        """
+        before = dict(self._bases), self.defaults
+        self._set(before[0] | dict(bases))
+        known = {name: one for name, one in self.defaults.items() if name not in bases}
+        self.defaults = known | dict(defaults)
+        return (self._bases, self.defaults) != before
+
+    def recall(
+        self,
+        names: Collection[str],
+        adapters: Mapping[str, str],
+        defaults: Mapping[str, OutputDefaults] = _NONE,
+    ) -> None:
         """Add what an earlier leader published, except where something newer is known."""
         published = {name: adapters.get(name, name) for name in names}
+        self.defaults = {
+            name: one for name, one in defaults.items() if name not in self._bases
+        } | dict(self.defaults)
         self._set(published | self._bases)
 
     def _set(self, bases: dict[str, str]) -> None:
@@ -78,6 +101,7 @@ class Handshake:
         keys: Keys,
         settings: CoordinatorSettings,
         models: Models,
+        guests: GuestRegistry,
         *,
         found_bad: Callable[[str], None],
     ) -> None:
@@ -86,8 +110,9 @@ class Handshake:
         self._scripts = scripts
         self._keys = keys
         self._models = models
+        self._guests = guests
+        self._yard = settings.yard
         self._found_bad = found_bad
-        guests = [mark_of(settings.yard, guest) for guest in settings.guests]
         self._settings: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": settings.name,
@@ -96,7 +121,6 @@ class Handshake:
             "max_request_bytes": settings.max_request_bytes,
             "max_normal_share": settings.max_normal_share,
             "max_low_share": settings.max_low_share,
-            "guests": msgspec.json.encode(guests),
         }
 
     def publish(self, token: str, *, waiting_clients: int, rate_per_s: float) -> None:
@@ -104,9 +128,11 @@ class Handshake:
         self._recall_models()
         info: Mapping[str, Arg] = {
             **self._settings,
+            "guests": msgspec.json.encode([mark_of(self._yard, one) for one in self._guests.names]),
             "models": msgspec.json.encode(self._models.names),
             "adapters": msgspec.json.encode(self._models.adapters),
             "default_model": self._models.only,
+            "defaults": msgspec.json.encode(self._models.defaults),
             "waiting_clients": waiting_clients,
             "rate": round(rate_per_s, 3),
         }
@@ -114,11 +140,14 @@ class Handshake:
             raise LostLeadership
 
     def _recall_models(self) -> None:
-        names, adapters = self._connection.hmget(self._keys.info, "models", "adapters")
+        names, adapters, defaults = self._connection.hmget(
+            self._keys.info, "models", "adapters", "defaults"
+        )
         try:
             self._models.recall(
                 msgspec.json.decode(names or b"[]", type=list[str]),
                 msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
+                msgspec.json.decode(defaults or b"{}", type=dict[str, OutputDefaults]),
             )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._found_bad("info")

@@ -6,6 +6,7 @@ read again once a second; `dispatch` decides whether a lane is full.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,14 @@ from coordinator.routing.suspicion import UNMARKED, QuarantineMark, read_mark
 from tokenyard.protocol.control import RUN_STATES, DesiredStates, RunState, decode_desired
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position
-from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, decode_host, decode_worker
+from tokenyard.protocol.worker_info import (
+    HostInfo,
+    ModelInfo,
+    OutputDefaults,
+    WorkerInfo,
+    decode_host,
+    decode_worker,
+)
 
 T = TypeVar("T")
 
@@ -249,6 +257,25 @@ class Roster:
         adapters += [(name, model.name) for model in offered for name in model.adapters]
         models = {info.model for info in held} | {model.name for model in offered}
         return dict(sorted(adapters)) | {model: model for model in models}
+
+    def output_defaults(self) -> dict[str, OutputDefaults]:
+        """How much requests may generate that do not say it, by name, where hosts set that."""
+        offered = [model for _, host in sorted(self.hosts.items()) for model in host.models]
+        return {
+            name: defaults
+            for model in offered
+            if (defaults := _output_defaults(model)) is not None
+            for name in (*model.adapters, model.name)
+        }
+
+
+def _output_defaults(model: ModelInfo) -> OutputDefaults | None:
+    """What applies to requests for it that say nothing; None where that is the usual."""
+    given = model.serving.sampling if model.serving else {}
+    with contextlib.suppress(msgspec.ValidationError):
+        found = msgspec.convert(given, OutputDefaults)
+        return None if found == OutputDefaults() else found
+    return None
 
 
 def _lane(worker: str, member: RosterMember) -> Lane:

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
@@ -18,6 +18,8 @@ from gateway.batches.api import BatchesApi, is_of_batches, no_storage
 from gateway.batches.storage import Storage
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.anthropic import MessagesAnswer, is_of_messages
+from gateway.http.board import ROOT as BOARD
+from gateway.http.board import is_of_board
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
@@ -41,6 +43,9 @@ from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 from tokenyard.telemetry.endpoint import PLAIN
 
+if TYPE_CHECKING:
+    from tokenyard.board.app import Board
+
 log = logging.getLogger("tokenyard.gateway")
 
 #: Endpoints that generate, and those that only render.
@@ -53,7 +58,7 @@ OPENAPI: Final = "/openapi.json"
 ENDPOINTS: Final = (
     GENERATING
     | RENDERING
-    | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez", OPENAPI)}
+    | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez", OPENAPI, BOARD)}
 )
 ONE_MODEL: Final = "/v1/models/"
 #: Longest time that a client may give.
@@ -73,8 +78,10 @@ class Gateway:
         models: ModelWatch,
         health: YardHealth,
         storage: Storage | None = None,
+        board: Board | None = None,
     ) -> None:
         self._settings = settings
+        self._board = board
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue)
@@ -103,7 +110,7 @@ class Gateway:
             return
         path = scope["path"]
         outermost = MessagesAnswer(send).send if is_of_messages(path) else send
-        answer = OpenAnswer(self._counted(outermost, path))
+        answer = OpenAnswer(self._counted(outermost, BOARD if is_of_board(path) else path))
         self._open.add(answer)
         self._is_idle.clear()
         try:
@@ -133,6 +140,12 @@ class Gateway:
 
         return counting
 
+    def drain(self) -> None:
+        """Take nothing new, and end the streams of open pages of the board."""
+        self.is_draining = True
+        if self._board is not None:
+            self._board.end_streams()
+
     async def drained(self, most_s: float) -> None:
         """Wait until no answer is under way, for a time at most."""
         with contextlib.suppress(TimeoutError):
@@ -156,6 +169,9 @@ class Gateway:
             return
         if self.is_draining:
             raise stopping()
+        if self._board is not None and is_of_board(path):
+            await self._board.app(scope, receive, send)
+            return
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)

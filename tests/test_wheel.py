@@ -49,7 +49,7 @@ def test_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) -> Non
     assert expected <= held
     assert {name.split("/")[0] for name in held} == set(PACKAGES)
     assert "tokenyard/py.typed" in held
-    assert any(re.fullmatch(r"tokenyard/lua/include/\w+\.lua", name) for name in held)
+    assert any(re.fullmatch(r"tokenyard/scripts/lua/include/\w+\.lua", name) for name in held)
 
 
 def test_wheel_alone_with_its_base_dependencies_gives_a_client(wheel: Path, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class TenantIntakes:
         # Intakes to compare with the backlog, now and later.
         self._to_check: list[str] = []
         self._unchecked: list[str] = []
+        self._is_changed = False  # settings of tenants have
         self.begin()
 
     def begin(self) -> None:
@@ -94,6 +95,12 @@ class TenantIntakes:
         self._exhausted.discard(intake)
         if not intake:
             self._described.clear()
+            self._is_changed = True
+
+    def take_changed(self) -> bool:
+        """Whether settings of tenants have changed since the last call."""
+        is_changed, self._is_changed = self._is_changed, False
+        return is_changed
 
     def refresh(self, in_line: int) -> None:
         """Now and then: what was known is read again, in case that an event was lost."""

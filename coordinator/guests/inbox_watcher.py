@@ -25,6 +25,8 @@ IDLE_S: Final = 0.02
 STAYS_BUSY_S: Final = 2.0
 #: After an error, and while the coordinator does not lead.
 AWAY_S: Final = 0.5
+#: Least pause for each guest, so that many of them leave time to others.
+EACH_S: Final = 0.0001
 _TIMEOUT_S: Final = 5.0
 
 
@@ -41,6 +43,10 @@ class InboxWatcher:
         self._taken_until = 0.0
         self._rests_until = 0.0
         self._busy_until = 0.0
+
+    def follow(self, guests: Sequence[str]) -> None:
+        """Watch these from now on."""
+        self._guests = guests
 
     def take(self) -> tuple[str, ...]:
         """The guests that have written something; the leader must call it regularly."""
@@ -79,12 +85,13 @@ class InboxWatcher:
         if self._written or now < self._rests_until:
             return BUSY_S
         pipeline = connection.pipeline(transaction=False)
-        for guest in self._guests:
+        guests = self._guests
+        for guest in guests:
             pipeline.xlen(self._keys.inbox(guest))
         lengths = pipeline.execute()
-        written = tuple(one for one, length in zip(self._guests, lengths, strict=True) if length)
+        written = tuple(one for one, length in zip(guests, lengths, strict=True) if length)
         if written:
             self._busy_until = now + STAYS_BUSY_S
             self._written = written
             connection.xadd(self._keys.events, {"event": "inbox"}, maxlen=1000)
-        return BUSY_S if now < self._busy_until else IDLE_S
+        return max(BUSY_S if now < self._busy_until else IDLE_S, len(guests) * EACH_S)

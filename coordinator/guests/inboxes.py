@@ -32,6 +32,7 @@ from tokenyard.protocol.parse import parse_id
 from tokenyard.protocol.receipts import Receipt, ReceiptCode
 from tokenyard.protocol.replies import ErrorInfo, Reply, json_text, status_of
 from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
+from tokenyard.protocol.tenants import DEFAULTS, decode_tenants
 from tokenyard.scripts import (
     CLIENT_LEASE_MS,
     Acceptance,
@@ -80,7 +81,8 @@ class Inboxes:
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
-        self._guests = tuple(dict.fromkeys(settings.guests))
+        self._guests: Sequence[str] = tuple(dict.fromkeys(settings.guests))
+        self._fixed = frozenset(settings.guests)
         self._watcher = InboxWatcher(settings.redis_url, keys, self._guests)
         self._settings = settings
         self._counts = counts
@@ -90,15 +92,20 @@ class Inboxes:
         self._cut_off: dict[str, float] = {}  # guest to the end of its cut-off (monotonic)
         self._rests: dict[str, float] = {}  # guest to when its inbox is tried again (monotonic)
 
+    def follow(self, guests: Sequence[str]) -> None:
+        """These are the guests from now on."""
+        self._guests = guests
+        self._watcher.follow(guests)
+
     def run_once(self) -> None:
         """Read the inboxes that were written."""
         if not self._guests:
             return
         now = time.monotonic()
-        written = self._watcher.take()
-        if not written:
+        wrote = self._watcher.take()
+        if not wrote:
             return
-        room = self._look(written)
+        written, room = self._look(wrote)
         for left, guest in zip(range(len(written), 0, -1), self._in_turn(written), strict=True):
             # A guest that floods must not take all of the room.
             own = room / left
@@ -110,7 +117,7 @@ class Inboxes:
     def _in_turn(self, written: Sequence[str]) -> Sequence[str]:
         """The same guests, each time with another one first."""
         self._turn += 1
-        first = self._turn % len(written)
+        first = self._turn % max(1, len(written))
         return (*written[first:], *written[:first])
 
     def stop(self) -> None:
@@ -142,8 +149,11 @@ class Inboxes:
         self._enforce_limits(guest, haul)
         return self._serve(guest, haul, room) if haul.entries else 0
 
-    def _look(self, written: Sequence[str]) -> int:
-        """Note which guests are tenants; returns how many requests of guests may still wait."""
+    def _look(self, written: Sequence[str]) -> tuple[Sequence[str], int]:
+        """Note which guests are tenants; returns who is a guest now, and how many more may wait.
+
+        A guest that only the registry has made one is none any more as soon as it says so.
+        """
         pipeline = self._connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))
@@ -155,11 +165,19 @@ class Inboxes:
         known, counts = found[len(INTAKE_CLASSES) + 1 :: 2], found[len(INTAKE_CLASSES) + 2 :: 2]
         self._tenants = {
             guest: _count(count)
-            for guest, settings, count in zip(written, known, counts, strict=True)
-            if settings is not None
+            for guest, packed, count in zip(written, known, counts, strict=True)
+            if packed is not None
         }
+        settings = decode_tenants(
+            {name.encode(): one for name, one in zip(written, known, strict=True) if one}
+        )
+        heard = [
+            guest
+            for guest in written
+            if guest in self._fixed or settings.get(guest, DEFAULTS).guest
+        ]
         taken: int = sum(waiting) + _count(of_tenants)
-        return self._most_waiting - taken
+        return heard, self._most_waiting - taken
 
     def _enforce_limits(self, guest: str, haul: Haul) -> None:
         """Cut a guest off whose inbox, or an entry in it, was too large."""

@@ -2,7 +2,7 @@
  * Tokenyard's protocol for Spin: what can happen to requests when any party dies, stalls or repeats
  * itself between any two steps. README.md beside this file says what is left out, and why.
  *
- * A step is an `atomic` block, because a Lua script is. Each names its file in tokenyard/lua in a
+ * A step is an `atomic` block, because a Lua script is. Each names its file in tokenyard/scripts/lua in a
  * comment, `-- <name>.lua`. Calls that are refused and change nothing for anybody are no steps,
  * except where the caller learns something. So a coordinator may act on a view as old as it likes:
  * it may try any entry with any lane, and what remains are the tries that the scripts let through.

@@ -1,153 +1,21 @@
-"""One connection of a client: uvicorn's protocol, with the bounds that it lacks.
-
-Whoever sends a request byte by byte, or reads no answer, holds a connection and memory for a
-bounded time only.
-"""
+"""One connection of a client of the gateway, whose own answers have the form of its API."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
-from typing import TYPE_CHECKING, Any, Final
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http.anthropic import error_body, is_of_messages
 from gateway.http.errors import GatewayError
-
-if TYPE_CHECKING:
-    from tokenyard.protocol.gateway_settings import GatewaySettings
-
-log = logging.getLogger("tokenyard.gateway")
-
-#: Most bytes of a request's line and headers.
-MAX_HEAD_BYTES: Final = 64 * 1024
-#: A request may take a second longer for each of so many bytes.
-BYTES_PER_S: Final = 16 * 1024
-_REASONS: Final = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+from tokenyard.process.http_connection import BoundedConnection
 
 
-class BoundedConnection(HttpToolsProtocol):
-    """See `bounded` for its settings."""
+class GatewayConnection(BoundedConnection):
+    """Refuses in the form of the endpoint, if its name has come."""
 
-    receive_s: float
-    send_s: float
-    #: As far as it has come; uvicorn sets it when a request begins.
-    url: bytes = b""
+    content_type = b"application/json"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._give_up_at = 0.0
-        self._receiving: asyncio.TimerHandle | None = None
-        self._sending: asyncio.TimerHandle | None = None
-        self._head_bytes: int | None = 0  # None: the head is complete
-        self._is_refused = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Expect a request."""
-        super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn has it
-        self._expect()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
-        self._received()
-        self.resume_writing()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Take bytes of a request."""
-        if self._is_refused:
-            return
-        if self._receiving is None and self._has_answered:
-            self._expect()
-        self._give_up_at += len(data) / BYTES_PER_S
-        if self._head_bytes is not None:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, "the headers are too large")
-
-    def on_headers_complete(self) -> None:
-        """Start the request, if its head is not too large."""
-        self._head_bytes = None
-        if len(self.url) + sum(len(n) + len(v) + 4 for n, v in self.headers) > MAX_HEAD_BYTES:
-            self._refuse(431, "the headers are too large")
-        else:
-            super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """Pass bytes of the body on."""
-        if not self._is_refused:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """The request is here."""
-        self._received()
-        self._head_bytes = 0
-        if not self._is_refused:
-            super().on_message_complete()
-
-    def pause_writing(self) -> None:
-        """The client does not read: it may do so for a time."""
-        super().pause_writing()
-        self._sending = self.loop.call_later(self.send_s, self._cut_off)
-
-    def resume_writing(self) -> None:
-        """The client has read."""
-        super().resume_writing()
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
-
-    @property
-    def _has_answered(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is None or cycle.response_complete
-
-    def _expect(self) -> None:
-        self._give_up_at = self.loop.time() + self.receive_s
-        self._receiving = self.loop.call_later(self.receive_s, self._check_receiving)
-
-    def _received(self) -> None:
-        if self._receiving is not None:
-            self._receiving.cancel()
-            self._receiving = None
-
-    def _check_receiving(self) -> None:
-        left_s = self._give_up_at - self.loop.time()
-        if left_s > 0:
-            self._receiving = self.loop.call_later(left_s, self._check_receiving)
-        elif self._head_bytes == 0:
-            self.transport.close()  # it has asked nothing
-        else:
-            self._refuse(408, "the request came too slowly")
-
-    def _refuse(self, status: int, message: str) -> None:
-        self._is_refused = True
-        self._received()
-        if self._has_answered or not self.cycle.response_started:
-            body = self._refusal(status, message)
-            head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (
-                status,
-                _REASONS[status],
-            )
-            head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(head + body)
-        self.transport.close()
-
-    def _refusal(self, status: int, message: str) -> bytes:
-        """In the form of the endpoint, if its name has come."""
+    def refusal(self, status: int, message: str) -> bytes:
+        """An error as OpenAI's or Anthropic's clients expect it."""
         if is_of_messages(self.url.partition(b"?")[0].decode("latin-1")):
             return error_body(status, message, secrets.token_hex(16))
         return GatewayError(status, "invalid_request_error", message).body()
-
-    def _cut_off(self) -> None:
-        log.warning("cut off a client that has read nothing for %g s", self.send_s)
-        self.transport.abort()
-
-
-def bounded(settings: GatewaySettings) -> type[BoundedConnection]:
-    """The protocol with a gateway's settings."""
-    own = {"receive_s": settings.receive_s, "send_s": settings.send_s}
-    return type("Connection", (BoundedConnection,), own)

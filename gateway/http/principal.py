@@ -100,6 +100,9 @@ class PrincipalLookup:
             principal = await self._read(digest)
         if principal is None:
             raise _refusal("this key is not valid")
+        if not principal.tenant:
+            message = "this key opens the board only: the API needs a key of a tenant"
+            raise GatewayError(403, "permission_error", message)
         return principal
 
     async def _read(self, digest: str) -> Principal | None:

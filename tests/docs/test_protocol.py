@@ -41,7 +41,7 @@ from tokenyard.protocol.wire import (
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerTotals
 
 PROTOCOL = page("docs/protocol.md")
-SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/lua").glob("*.lua"))
+SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/scripts/lua").glob("*.lua"))
 
 
 def every_request_field() -> set[str]:
@@ -170,7 +170,7 @@ def test_every_ledger_field_is_told() -> None:
 
 
 def _code_of(script: str) -> str:
-    return page(f"tokenyard/lua/{script}.lua")
+    return page(f"tokenyard/scripts/lua/{script}.lua")
 
 
 def test_every_roster_field_and_event_is_told() -> None:

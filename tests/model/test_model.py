@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "docs" / "model"
-LUA = ROOT / "tokenyard" / "lua"
+LUA = ROOT / "tokenyard" / "scripts" / "lua"
 LIMIT_S = 600
 
 #: Runs of docs/model/check.py with the fewest states that each must have come to: a search that

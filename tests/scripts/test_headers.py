@@ -15,7 +15,7 @@ import pytest
 from tokenyard import scripts
 from tokenyard.protocol.keys import Keys
 
-LUA = Path(str(resources.files("tokenyard"))) / "lua"
+LUA = Path(str(resources.files("tokenyard"))) / "scripts" / "lua"
 NAMES = sorted(path.stem for path in LUA.glob("*.lua"))
 INCLUDES = sorted(path.stem for path in (LUA / "include").glob("*.lua"))
 TYPES = r"\((?:string|hash|stream|zset|set)\)"

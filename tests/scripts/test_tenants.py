@@ -292,7 +292,7 @@ class TestEnds:
 
         assert line(yard) == counts(yard) == {}
         assert service(yard) == 0
-        assert usage(yard) == {" requests": 1, " failed": 1}
+        assert usage(yard) == {" requests": 1, " failed": 1, " failed:INVALID_REQUEST": 1}
 
     @pytest.mark.parametrize("how", ["answer", "cancel"])
     def test_retry_that_ends_pays_for_what_was_published(
@@ -315,9 +315,10 @@ class TestEnds:
 
         # I expect its tenant to have had its input and these.
         assert service(yard) == TOKENS + 2 * 2
+        why = ("failed", "failed:INVALID_REQUEST") if how == "answer" else ("cancelled",)
         assert usage(yard) == {
             "adder requests": 1,
-            "adder failed" if how == "answer" else "adder cancelled": 1,
+            **{f"adder {one}": 1 for one in why},
             "adder in": TOKENS,
             "adder out": 2,
         }

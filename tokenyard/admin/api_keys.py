@@ -1,36 +1,45 @@
-"""Create, list and revoke keys of the HTTP gateway."""
+"""Create, list and revoke keys of the HTTP gateway and the board."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import redis
 
-from tokenyard.protocol.api_keys import PREFIX, ApiKey, decode_key, encode_key, key_digest, new_key
+from tokenyard.protocol.api_keys import (
+    ID_DIGITS,
+    PREFIX,
+    ApiKey,
+    Role,
+    decode_key,
+    encode_key,
+    key_digest,
+    new_key,
+)
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
-
-#: The first digits of a key's digest, by which people name it.
-ID_DIGITS: Final = 12
 
 
 def create_key(
     connection: redis.Redis,
     keys: Keys,
-    tenant: str,
+    tenant: str = "",
     *,
+    role: Role | None = None,
     name: str = "",
     models: list[str] | None = None,
     classes: list[PriorityClass] | None = None,
 ) -> tuple[str, str]:
     """Create a key; returns it and its id. Redis keeps only its digest.
 
-    Raises `InvalidRequest` for a tenant that cannot be one.
+    Raises `InvalidRequest` for a tenant that cannot be one, and for a key that would open nothing.
     """
-    if not is_tenant(tenant):
+    if not tenant and role is None:
+        raise InvalidRequest("tenant", "a key needs a tenant, a role for the board, or both")
+    if tenant and not is_tenant(tenant):
         raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
     key = new_key()
     digest = key_digest(key)
@@ -40,6 +49,7 @@ def create_key(
         models=models,
         classes=classes,
         created_ms=time.time_ns() // 1_000_000,
+        role=role,
     )
     connection.hset(keys.api_keys, digest, encode_key(stored))
     return key, digest[:ID_DIGITS]

@@ -15,9 +15,14 @@ import redis
 
 from tokenyard.protocol.keys import Keys
 
+#: The role of those who use the command line.
+COMMAND_LINE: Final = "cli"
 #: Entries that are kept.
 MAX_ENTRIES: Final = 10_000
-_ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+#: Most characters of each of its texts.
+MAX_CHARACTERS: Final = 1_000
+_MOST_DETAILS: Final = 20
+_ENTRY: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,7 @@ class AuditEntry:
     """One action. Nothing in it is secret."""
 
     who: str
-    role: str
+    role: str  # at the board; on the command line `COMMAND_LINE`
     action: str  # "request.cancel"
     target: str  # what it was done to
     why: str = ""  # what the operator gave as the reason
@@ -37,36 +42,50 @@ class AuditEntry:
 
 
 def record(connection: redis.Redis, keys: Keys, entry: AuditEntry) -> str:
-    """Add an entry; its id."""
+    """Add an entry; its id. Long texts are cut, since some come from clients."""
+    details = {_cut(name): _cut(text) for name, text in [*entry.details.items()][:_MOST_DETAILS]}
     packed: dict[Any, Any] = {
-        "who": entry.who,
-        "role": entry.role,
-        "action": entry.action,
-        "target": entry.target,
-        "why": entry.why,
-        "text": entry.text,
-        "error": entry.error,
-        "details": msgspec.json.encode(entry.details),
+        "who": _cut(entry.who),
+        "role": _cut(entry.role),
+        "action": _cut(entry.action),
+        "target": _cut(entry.target),
+        "why": _cut(entry.why),
+        "text": _cut(entry.text),
+        "error": _cut(entry.error),
+        "details": msgspec.json.encode(details),
     }
     added: Any = connection.xadd(keys.audit, packed, maxlen=MAX_ENTRIES, approximate=True)
     return bytes(added).decode()
 
 
 def read_audit(
-    connection: redis.Redis, keys: Keys, most: int = 100, before: str = "+"
+    connection: redis.Redis, keys: Keys, most: int = 100, before: str = ""
 ) -> Sequence[AuditEntry]:
     """The newest entries, the newest first, older than the entry ``before``."""
-    end = f"({before}" if _ENTRY.fullmatch(before) else "+"
+    end = f"({before}" if _is_entry(before) else "+"
     found: Any = connection.xrevrange(keys.audit, end, count=most)
     return [_read(entry, fields) for entry, fields in found]
 
 
 def find_entry(connection: redis.Redis, keys: Keys, entry: str) -> AuditEntry | None:
     """One entry by its id."""
-    if not _ENTRY.fullmatch(entry):
+    if not _is_entry(entry):
         return None
     found: Any = connection.xrange(keys.audit, entry, entry)
     return _read(*found[0]) if found else None
+
+
+def _is_entry(text: str) -> bool:
+    """Whether an entry can have this id."""
+    found = _ENTRY.fullmatch(text)
+    return found is not None and 0 < int(found[1]) < 2**63 and int(found[2]) < 2**63
+
+
+def _cut(text: str) -> str:
+    """At most `MAX_CHARACTERS`, as Unicode."""
+    if len(text) > MAX_CHARACTERS:
+        text = f"{text[: MAX_CHARACTERS - 1]}…"
+    return text.encode(errors="replace").decode()
 
 
 def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> AuditEntry:

@@ -6,6 +6,7 @@ Only `read_snapshot` does I/O.
 from __future__ import annotations
 
 import statistics
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ LETTERS: Final = 3
 SMOOTH_MS: Final = 5000.0
 #: Time that shares of tenants are taken over: requests are charged in lumps.
 SHARES_MS: Final = 60_000.0
+_LINES: Final = 12  # of them that are kept
 #: Snapshots in a history.
 MAX_SNAPSHOTS: Final = 600
 
@@ -129,6 +131,25 @@ def _sum(rates: Iterable[Throughput]) -> Throughput:
 def _median(tallies: Mapping[str, WorkerTotals]) -> float | None:
     known = [tally.ttft_ms for tally in tallies.values() if tally.ttft_ms is not None]
     return round(statistics.median(known), 1) if known else None
+
+
+class LineHistory:
+    """The line as it was seen in the last minute, by several threads."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, TenantLine]] = deque()
+        self._lock = threading.Lock()
+
+    def shares(self, line: TenantLine, at_ms: int) -> dict[str, float]:
+        """Add the line; the share of tokens of each tenant since the oldest that is kept."""
+        with self._lock:
+            if self._seen and at_ms < self._seen[-1][0]:  # the clock was set back
+                self._seen.clear()
+            if not self._seen or at_ms - self._seen[-1][0] >= SHARES_MS / _LINES:
+                self._seen.append((at_ms, line))
+            while at_ms - self._seen[0][0] > SHARES_MS:
+                self._seen.popleft()
+            return shares_between(self._seen[0][1], line)
 
 
 class SnapshotHistory:

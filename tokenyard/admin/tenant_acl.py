@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys, is_tenant
-from tokenyard.protocol.receipts import owns
+from tokenyard.protocol.receipts import owner_of, owns
 from tokenyard.protocol.tenants import TENANT_RULE
 
 #: Names of users of `deploy/users.acl`, which no tenant can have.
@@ -30,6 +30,15 @@ _RIGHTS: Final = (
 )
 
 
+def check_guests(guests: Collection[str]) -> None:
+    """Raises `InvalidRequest` where one of these tenants cannot be a guest beside the others."""
+    for guest in sorted(guests):
+        if guest in USERS:
+            raise _is_a_user(guest)
+        if other := owner_of(guest, guests):
+            raise _are_alike(other, guest)
+
+
 def acl_line(keys: Keys, tenant: str, password: str, others: Iterable[str] = ()) -> str:
     """The line of an ACL file for a tenant; without a password nobody can log in.
 
@@ -39,15 +48,23 @@ def acl_line(keys: Keys, tenant: str, password: str, others: Iterable[str] = ())
     if not is_tenant(tenant):
         raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
     if tenant in USERS:
-        raise InvalidRequest("tenant", f"{tenant!r}: deploy/users.acl has a user of this name")
+        raise _is_a_user(tenant)
     for other in others:
         if other != tenant and (owns(tenant, other) or owns(other, tenant)):
-            raise InvalidRequest(
-                "tenant",
-                f"{tenant!r} and {other!r}: one begins with the other and a '-', as the names of"
-                " the other's clients do; rename one",
-            )
+            raise _are_alike(tenant, other)
     rights = _RIGHTS.format(prefix=f"tokenyard:{{{keys.yard}}}:", name=tenant)
     if not password:
         return f"user {tenant} off {rights}"
     return f"user {tenant} on #{hashlib.sha256(password.encode()).hexdigest()} {rights}"
+
+
+def _is_a_user(tenant: str) -> InvalidRequest:
+    return InvalidRequest("tenant", f"{tenant!r}: deploy/users.acl has a user of this name")
+
+
+def _are_alike(one: str, other: str) -> InvalidRequest:
+    return InvalidRequest(
+        "tenant",
+        f"{one!r} and {other!r}: one begins with the other and a '-', as the names of the other's"
+        " clients do; rename one",
+    )

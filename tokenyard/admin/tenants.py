@@ -13,14 +13,22 @@ from typing import Any, Final
 import redis
 from msgspec import Struct
 
+from tokenyard.admin.tenant_acl import check_guests
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import Keys, is_tenant
+from tokenyard.protocol.keys import (
+    PRIORITY_CLASSES,
+    Keys,
+    intake_name,
+    is_tenant,
+)
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import (
     DEFAULTS,
+    LIMITS,
     TenantSettings,
     decode_each,
     encode_tenant,
+    guests_among,
 )
 from tokenyard.scripts import Scripts
 
@@ -32,12 +40,10 @@ _COUNTERS: Final = ("waiting", "waiting_tokens", "running")
 #: Field, width in ms and number of buckets of each window, as `lua/include/token_windows.lua` has
 #: them.
 _WINDOWS: Final = {"tokens_per_minute": ("m", 5_000, 13), "tokens_per_day": ("d", 1_800_000, 49)}
-#: What can refuse a request.
-_LIMITS: Final = tuple(name for name in TenantSettings.__struct_fields__ if name != "weight")
 _FIELDS: Final = (
     *_COUNTERS,
-    *(f"refused:{name}" for name in _LIMITS),
-    *(f"refused_at:{name}" for name in _LIMITS),
+    *(f"refused:{name}" for name in LIMITS),
+    *(f"refused_at:{name}" for name in LIMITS),
 )
 
 
@@ -54,6 +60,26 @@ class TenantView(Struct, frozen=True, kw_only=True):
     service: float = 0.0  # weighted tokens by weight; who waits and has the least is next
     refused: Mapping[str, int] = MappingProxyType({})  # requests, by the limit
     refused_ms: Mapping[str, int] = MappingProxyType({})  # the last of them, unix ms, by the limit
+
+
+class LimitUse(Struct, frozen=True):
+    """A limit that somebody has set, and what counts for it now."""
+
+    name: str
+    most: int
+    used: int
+
+
+def limits_used(view: TenantView, windows: Mapping[str, int]) -> list[LimitUse]:
+    """The limits of a tenant that fill up; ``windows`` is what `read_windows` found."""
+    counts = {
+        "max_waiting_requests": view.waiting,
+        "max_waiting_tokens": view.waiting_tokens,
+        "max_running_requests": view.running,
+        **windows,
+    }
+    limits = ((name, getattr(view.settings, name), used) for name, used in counts.items())
+    return [LimitUse(name, most, used) for name, most, used in limits if most]
 
 
 class TenantChange(Struct, frozen=True, kw_only=True):
@@ -75,10 +101,14 @@ def read_tenants(
 ) -> list[TenantView]:
     """Read all tenants that were set or have been served, by name; or those with these names."""
     run: Any = connection
-    stored: dict[bytes, bytes] = run.hgetall(keys.tenants)
-    service = {raw.decode(errors="replace"): score for raw, score in _scores(run, keys.service)}
+    if names is None:
+        stored: dict[bytes, bytes] = run.hgetall(keys.tenants)
+        service = {raw.decode(errors="replace"): score for raw, score in _scores(run, keys.service)}
+        known = sorted({*decode_each(stored), *filter(is_tenant, service)})
+    else:
+        known = sorted(set(names))
+        stored, service = _of(run, keys, known) if known else ({}, {})
     settings = decode_each(stored)
-    known = sorted(set(names) if names is not None else {*settings, *filter(is_tenant, service)})
     return [
         TenantView(
             name=name,
@@ -90,6 +120,14 @@ def read_tenants(
         )
         for name, counters in zip(known, _counters(connection, keys, known), strict=True)
     ]
+
+
+def read_held(connection: redis.Redis, keys: Keys, name: str) -> dict[str, int]:
+    """How many requests of a tenant wait in each class."""
+    pipeline: Any = connection.pipeline(transaction=False)
+    for priority_class in PRIORITY_CLASSES:
+        pipeline.xlen(keys.intake(intake_name(priority_class, name)))
+    return dict(zip(PRIORITY_CLASSES, pipeline.execute(), strict=True))
 
 
 def stored_tenants(connection: redis.Redis, keys: Keys) -> dict[str, bytes]:
@@ -110,7 +148,8 @@ def set_tenant(
     change, nothing is written.
     """
     for _ in range(_MAX_TRIES):
-        seen = stored_tenants(connection, keys).get(name, b"")
+        found: Any = connection.hget(keys.tenants, name)
+        seen = bytes(found or b"")
         before = _present(seen)
         change = TenantChange(name=name, seen=seen, before=before, after=after(before or DEFAULTS))
         if change.packed[2] == seen or apply_changes(connection, keys, [change]):
@@ -132,8 +171,23 @@ def changes_to(
 
 
 def apply_changes(connection: redis.Redis, keys: Keys, changes: Sequence[TenantChange]) -> bool:
-    """Make all changes at once; False where somebody else has changed one of these tenants."""
+    """Make all changes at once; False where somebody else has changed one of these tenants.
+
+    Raises `InvalidRequest` for a guest that could read the answers of another one.
+    """
+    if any(change.after and change.after.guest for change in changes):
+        check_guests(_guests_after(connection, keys, changes))
     return Scripts(connection, keys).configure([change.packed for change in changes])
+
+
+def _guests_after(connection: redis.Redis, keys: Keys, changes: Iterable[TenantChange]) -> set[str]:
+    stored: Any = connection.hgetall(keys.tenants)
+    guests = guests_among(stored.items())
+    for change in changes:
+        guests.discard(change.name)
+        if change.after and change.after.guest:
+            guests.add(change.name)
+    return guests
 
 
 def _present(seen: bytes) -> TenantSettings | None:
@@ -143,10 +197,23 @@ def _present(seen: bytes) -> TenantSettings | None:
 
 def read_windows(connection: redis.Redis, keys: Keys, name: str) -> dict[str, int]:
     """The tokens that count for a tenant in this minute and day, by limit; see `token_windows`."""
-    run: Any = connection
-    seconds, micros = run.time()
-    now_ms = seconds * 1000 + micros // 1000
-    fields: dict[bytes, bytes] = run.hgetall(keys.tenant(name))
+    [found] = read_each_windows(connection, keys, [name])
+    return found
+
+
+def read_each_windows(
+    connection: redis.Redis, keys: Keys, names: Iterable[str]
+) -> list[dict[str, int]]:
+    """The same for several tenants, in their order."""
+    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline.time()
+    for name in names:
+        pipeline.hgetall(keys.tenant(name))
+    (seconds, micros), *found = pipeline.execute()
+    return [_windows(fields, seconds * 1000 + micros // 1000) for fields in found]
+
+
+def _windows(fields: Mapping[bytes, bytes], now_ms: int) -> dict[str, int]:
     return {
         limit: sum(
             whole(fields.get(f"{mark}{at % count}".encode(), b"").removeprefix(f"{at} ".encode()))
@@ -154,6 +221,17 @@ def read_windows(connection: redis.Redis, keys: Keys, name: str) -> dict[str, in
         )
         for limit, (mark, width, count) in _WINDOWS.items()
     }
+
+
+def _of(run: Any, keys: Keys, names: Sequence[str]) -> tuple[dict[bytes, bytes], dict[str, float]]:
+    """What is stored of these tenants, and their service."""
+    pipeline = run.pipeline(transaction=False)
+    pipeline.hmget(keys.tenants, names)
+    for name in names:
+        pipeline.zscore(keys.service, name)
+    packed, *scores = pipeline.execute()
+    stored = {name.encode(): one for name, one in zip(names, packed, strict=True) if one}
+    return stored, dict(zip(names, (score or 0.0 for score in scores), strict=True))
 
 
 def _scores(run: Any, key: str) -> Iterator[tuple[bytes, float]]:
@@ -178,10 +256,10 @@ def _counters(
             refusals = counts[len(_COUNTERS) :]
             yield {
                 **dict(zip(_COUNTERS, counts, strict=False)),
-                "refused": _present_ones(refusals[: len(_LIMITS)]),
-                "refused_ms": _present_ones(refusals[len(_LIMITS) :]),
+                "refused": _present_ones(refusals[: len(LIMITS)]),
+                "refused_ms": _present_ones(refusals[len(LIMITS) :]),
             }
 
 
 def _present_ones(counts: Sequence[int]) -> dict[str, int]:
-    return {name: count for name, count in zip(_LIMITS, counts, strict=True) if count}
+    return {name: count for name, count in zip(LIMITS, counts, strict=True) if count}

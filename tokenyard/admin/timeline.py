@@ -16,13 +16,12 @@ from tokenyard.admin.line import NOBODY, TenantLine, read_line
 from tokenyard.admin.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
 from tokenyard.admin.requests import find_waiting
 from tokenyard.admin.snapshot import YardView, read_yard
+from tokenyard.admin.tenants import read_held
 from tokenyard.admin.turns import turn
 from tokenyard.client.ledger import unknown
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
-    PRIORITY_CLASSES,
     Keys,
-    intake_name,
     is_intake,
     split_intake,
 )
@@ -294,9 +293,7 @@ def _in_turn(connection: redis.Redis, keys: Keys, line: TenantLine, intake: str)
     """Where a request stands that could be served now."""
     tenant = split_intake(intake)[1]
     if tenant:
-        names = [intake_name(name, tenant) for name in PRIORITY_CLASSES]
-        lengths = _lengths(connection, keys, names)
-        return turn(line, intake, dict(zip(PRIORITY_CLASSES, lengths, strict=True)))
+        return turn(line, intake, read_held(connection, keys, tenant))
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
     *before, here = _lengths(connection, keys, [*served, intake])
     text = f"intake {intake} holds {here} requests, those served before it {sum(before)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tokenyard.admin.line import InLine, TenantLine
@@ -10,6 +10,8 @@ from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.texts import counted
 
 _MOST_NAMED: Final = 5
+#: All requests without a tenant, which share as one.
+NO_TENANT: Final = "requests of no tenant"
 
 
 def turn(line: TenantLine, intake: str, held: Mapping[str, int]) -> str:
@@ -20,21 +22,40 @@ def turn(line: TenantLine, intake: str, held: Mapping[str, int]) -> str:
     if held.get(name) != sum(held.values()):
         own += f", of which {name} gets its share"
     one = line.of(tenant)
+    return own if one is None else f"{own}; {tenant_turn(line, one)}"
+
+
+def next_turn(line: TenantLine) -> str:
+    """Who is served next as far as its model has room, and why; "" where nobody is in line."""
+    if not line.tenants:
+        return ""
+    one = next((one for one in line.tenants if not one.is_at_limit), None)
     if one is None:
-        return own
+        return "each tenant in line runs as many requests as it may (max_running_requests)"
+    name = one.name or NO_TENANT
+    if len(line.tenants) == 1:
+        return f"{name} is served next: nobody else waits"
+    text = f"{name} is served next: of {counted(len(line.tenants), 'tenant')} in line it has had"
+    passed = [other.name for other in line.tenants[: line.tenants.index(one)]]
+    if not passed:
+        return f"{text} least for its weight"
+    return f"{text} least for its weight, but for those at max_running_requests: {_named(passed)}"
+
+
+def tenant_turn(line: TenantLine, one: InLine) -> str:
+    """When a tenant in line is served, and why then."""
     if one.is_at_limit:
         most = one.settings.max_running_requests
-        return f"{own}; {one.running} of its requests run, and max_running_requests is {most}"
-    return f"{own}; {_turn(line, one)}"
-
-
-def _turn(line: TenantLine, one: InLine) -> str:
-    """When a tenant is served, and why then."""
+        return f"{one.running} of its requests run, and max_running_requests is {most}"
     before = line.before(one.name)
     share = line.wanted.get(one.name)
     part = "" if share is None else f"; its share is {share:.1%}, by weight"
     if not before:
         return f"it is the next of {counted(len(line.tenants), 'tenant')} in line{part}"
-    names = ", ".join(name or "requests of no tenant" for name in before[:_MOST_NAMED])
-    more = f" and {len(before) - _MOST_NAMED} more" if len(before) > _MOST_NAMED else ""
-    return f"served before it, as they have had less for their weight: {names}{more}{part}"
+    return f"served before it, as they have had less for their weight: {_named(before)}{part}"
+
+
+def _named(tenants: Sequence[str]) -> str:
+    names = ", ".join(name or NO_TENANT for name in tenants[:_MOST_NAMED])
+    more = f" and {len(tenants) - _MOST_NAMED} more" if len(tenants) > _MOST_NAMED else ""
+    return names + more

@@ -11,16 +11,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import redis
 from msgspec import Struct
 from redis.exceptions import NoPermissionError
 
+from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import whole
 
 #: Tenants that are read in one round trip.
 _PAGE: Final = 100
 _WAIT: Final = "wait:"
+_FAILED: Final = "failed:"
+#: Codes that are told; `UNKNOWN` is of a result without one.
+_CODES: Final = (*Code, "UNKNOWN")
 #: Days that usage is kept; older ones are deleted by whoever reads it.
 KEPT_DAYS: Final = 62
 
@@ -36,6 +41,7 @@ class TenantUsage(Struct, frozen=True, kw_only=True):
     tokens_cached: int = 0  # of those in, from a prefix cache
     tokens_out: int = 0
     failed: int = 0
+    failures: dict[str, int] = msgspec.field(default_factory=dict)  # those by code
     cancelled: int = 0
     #: Time from acceptance to the first dispatch: upper ends of buckets, each twice as wide as the
     #: one before it; None without any wait.
@@ -43,15 +49,38 @@ class TenantUsage(Struct, frozen=True, kw_only=True):
     wait_p99_ms: int | None = None
 
 
+class UsageReport(Struct, frozen=True, kw_only=True):
+    """What one tenant has used in some days."""
+
+    rows: list[TenantUsage]  # by day and model
+    days: list[TenantUsage]  # of all models, every day of them, the oldest first
+    total: TenantUsage
+
+
+def read_report(connection: redis.Redis, keys: Keys, tenant: str, days: int) -> UsageReport:
+    """Read the usage of a tenant in the last days, today included."""
+    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline.time()
+    pipeline.hgetall(keys.usage(tenant))
+    (seconds, _), fields = pipeline.execute()
+    dates = list(reversed([_day(int(seconds), back) for back in range(days)]))
+    counts = {at: one for at, one in _counts(fields).items() if at[0] in dates}
+    by_day = {date: Counter[str]() for date in dates}
+    for (date, _), one in counts.items():
+        by_day[date].update(one)
+    return UsageReport(
+        rows=[_row(tenant, date, model, one) for (date, model), one in sorted(counts.items())],
+        days=[_row(tenant, date, "", one) for date, one in by_day.items()],
+        total=_row(tenant, "", "", sum(by_day.values(), Counter[str]())),
+    )
+
+
 def read_usage(
     connection: redis.Redis, keys: Keys, tenants: Sequence[str], days: int, model: str = ""
 ) -> list[TenantUsage]:
     """The usage of tenants in the last days, today included, by tenant, day and model."""
     seconds, _ = connection.time()
-    today = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).date()
-    first, oldest = (
-        f"{today - datetime.timedelta(count - 1):%Y%m%d}" for count in (days, KEPT_DAYS)
-    )
+    first, oldest = (_day(int(seconds), count - 1) for count in (days, KEPT_DAYS))
     found: list[TenantUsage] = []
     for at in range(0, len(tenants), _PAGE):
         page = tenants[at : at + _PAGE]
@@ -77,6 +106,12 @@ def _prune(connection: redis.Redis, key: str, fields: Mapping[bytes, bytes], old
             connection.hdel(key, *old)
 
 
+def _day(now_s: int, back: int) -> str:
+    """The day so many days ago, in digits."""
+    now = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
+    return f"{now - datetime.timedelta(back):%Y%m%d}"
+
+
 def _is_day(text: bytes) -> bool:
     return len(text) == len("yyyymmdd") and text.isdigit()
 
@@ -92,28 +127,38 @@ def quantile(waits: Mapping[int, int], share: float) -> int | None:
 
 
 def _usage(tenant: str, fields: Mapping[bytes, bytes]) -> Iterator[TenantUsage]:
-    """One for each day and model; fields that are none of ours are left out."""
+    """One for each day and model."""
+    for (day, model), found in sorted(_counts(fields).items()):
+        yield _row(tenant, day, model, found)
+
+
+def _counts(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], Counter[str]]:
+    """The counts of each day and model; fields that are none of ours are left out."""
     counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for raw, value in fields.items():
         digits, _, rest = raw.partition(b" ")
         model, _, what = rest.decode(errors="replace").rpartition(" ")
         if _is_day(digits):
             counts[digits.decode(), model][what] = max(0, whole(value))
-    for (day, model), found in sorted(counts.items()):
-        waits = dict(_waits(found.items()))
-        yield TenantUsage(
-            tenant=tenant,
-            day=f"{day[:4]}-{day[4:6]}-{day[6:]}",
-            model=model,
-            requests=found["requests"],
-            tokens_in=found["in"],
-            tokens_cached=found["cached"],
-            tokens_out=found["out"],
-            failed=found["failed"],
-            cancelled=found["cancelled"],
-            wait_p50_ms=quantile(waits, 0.5),
-            wait_p99_ms=quantile(waits, 0.99),
-        )
+    return counts
+
+
+def _row(tenant: str, day: str, model: str, found: Mapping[str, int]) -> TenantUsage:
+    waits = dict(_waits(found.items()))
+    return TenantUsage(
+        tenant=tenant,
+        day=f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else "",
+        model=model,
+        requests=found.get("requests", 0),
+        tokens_in=found.get("in", 0),
+        tokens_cached=found.get("cached", 0),
+        tokens_out=found.get("out", 0),
+        failed=found.get("failed", 0),
+        failures={str(code): found[name] for code in _CODES if (name := _FAILED + code) in found},
+        cancelled=found.get("cancelled", 0),
+        wait_p50_ms=quantile(waits, 0.5),
+        wait_p99_ms=quantile(waits, 0.99),
+    )
 
 
 def _waits(counts: Iterable[tuple[str, int]]) -> Iterator[tuple[int, int]]:

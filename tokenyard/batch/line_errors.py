@@ -6,11 +6,12 @@ and only so much of a regular file is read.
 
 from __future__ import annotations
 
+import io
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from msgspec import Struct
@@ -68,7 +69,9 @@ def _beginning(path: Path) -> tuple[bytes, str]:
     text = bytearray()
     try:
         with open_text(path) as file:
-            while len(text) <= _MOST_BYTES and (piece := file.read(_PIECE)):
+            # In single reads, so that an error loses nothing that was read before.
+            pieces = cast(io.BufferedReader, file)
+            while len(text) <= _MOST_BYTES and (piece := pieces.read1(_PIECE)):
                 text += piece
     except UnreadableFile:
         return bytes(text), "the rest of it is not written yet, or corrupt"

@@ -8,40 +8,57 @@ the board goes on meanwhile.
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
-import anyio
+import redis
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from tokenyard.admin.audit import AuditEntry, find_entry, record
 from tokenyard.board.access import Door
 from tokenyard.board.action import Action, Outcome, Refused
+from tokenyard.board.forms import (
+    ROOT,
+    hidden_fields,
+    read_back,
+    read_form,
+    read_query,
+    with_done,
+)
 from tokenyard.board.guard import Guard, nonce_of
+from tokenyard.board.live import EVENTS, LiveStreams
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages import ACTIONS, PAGES
-from tokenyard.board.reading import YardReader
+from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import MAX_PARAMETER, Actor, BadInput, Given, Yard
+from tokenyard.board.yard import Actor, BadInput, Given, Yard
 from tokenyard.protocol.errors import BrokerUnavailable, TokenyardError
 
-#: Where it lies on its server.
-ROOT: Final = "/board"
-_EVENTS: Final = "text/event-stream"
-_MOST_BODY: Final = 256 * 1024
-_MOST_FIELDS: Final = 2_000
+__all__ = ["ROOT", "Board"]
+
+log = logging.getLogger("tokenyard.board")
+
 _WHY_CHARACTERS: Final = 200
-#: An open page is asked to connect again after so long, which finds revoked keys and dead clients.
-_LONGEST_S: Final = 300.0
+#: What was done is told so long after it.
+_TOLD_MS: Final = 60_000
+#: The status of an answer by the error that it tells.
+_STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (BadInput, 400),
+    (Refused, 400),
+    (NotFound, 404),
+    (Busy, 429),
+    (BrokerUnavailable, 503),
+    (TokenyardError, 502),
+)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -49,18 +66,31 @@ class Board:
     """The board of one yard. ``app`` serves all paths under `ROOT`."""
 
     def __init__(self, options: BoardOptions, redis_url: str, yard: str) -> None:
-        self._reader = YardReader(redis_url, yard)
+        self._options = options
+        self._reader = YardReader(
+            redis_url, yard, most_at_once=options.max_reads, wait_s=options.wait_s
+        )
         self._templates = Templates()
-        self._door = Door(options, self._reader)
+        self._door = Door(options, self._reader, yard, self._show)
+        self._streams = LiveStreams(options)
         self._yard_name = yard
         pages = [Route(page.path, self._answering(self._page, page)) for page in PAGES]
         actions = [
             Route(f"/do/{name}", self._answering(self._action, action), methods=["GET", "POST"])
             for name, action in ACTIONS.items()
         ]
-        static = Mount("/static", StaticFiles(packages=[("tokenyard.board", "static")]))
+        static = Mount("/static", _Static(packages=[("tokenyard.board", "static")]))
         inner = [*self._door.routes(self._answering), *actions, static, *pages]
-        self.app: ASGIApp = Guard(Starlette(routes=[Mount(ROOT, routes=inner)]), options)
+        inner.append(Route("/{rest:path}", self._answering(self._nothing)))
+        # Its own redirects would name the host that the client has given.
+        under = Router(inner, redirect_slashes=False)
+        starlette = Starlette(routes=[Route(ROOT, _to_root), Mount(ROOT, under)])
+        starlette.router.redirect_slashes = False
+        self.app: ASGIApp = Guard(starlette, options)
+
+    def end_streams(self) -> None:
+        """End the live streams and take no more, before the server stops."""
+        self._streams.end()
 
     def close(self) -> None:
         """Close its connections; idempotent."""
@@ -68,19 +98,15 @@ class Board:
 
     def _answering(self, handler: Callable[..., Awaitable[Response]], *args: Any) -> Handler:
         """The handler, with errors turned into pages."""
+        expected = tuple(kind for kind, _ in _STATUSES)
 
         @functools.wraps(handler)
         async def answering(request: Request) -> Response:
             try:
                 return await handler(request, *args)
-            except (BadInput, Refused) as error:
-                return self._told(request, 400, str(error))
-            except NotFound as error:
-                return self._told(request, 404, str(error))
-            except BrokerUnavailable as error:
-                return self._told(request, 503, str(error))
-            except TokenyardError as error:
-                return self._told(request, 502, str(error))
+            except expected as error:
+                status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+                return self._told(request, status, str(error))
 
         return answering
 
@@ -88,133 +114,159 @@ class Board:
         actor = await self._door.enter(request, page.role)
         if isinstance(actor, Response):
             return actor
-        given = Given(_query(request), actor)
-        if _EVENTS in request.headers.get("accept", ""):
-            return StreamingResponse(self._live(request, page, given), media_type=_EVENTS)
+        given = Given(read_query(request), actor)
+        if request.method == "GET" and EVENTS in request.headers.get("accept", ""):
+            return self._live(request, page, given)
         context = await self._context(request, page, given)
         context["done"] = await self._done(given)
         return HTMLResponse(self._templates.page(page.template, context))
 
-    async def _context(self, request: Request, page: Page, given: Given) -> dict[str, Any]:
-        key = (page.path, str(request.url), given.actor)
-        found = await self._reader.shared(key, lambda yard: page.view(yard, given))
-        return {**self._common(request, given.actor), "page": page, **found}
+    def _live(self, request: Request, page: Page, given: Given) -> Response:
+        """The live blocks, each when it changes, as server-sent events."""
 
-    def _common(self, request: Request, actor: Actor | None) -> dict[str, Any]:
+        async def blocks() -> dict[str, str] | None:
+            # Not only when it begins: a key may have been revoked.
+            if await self._door.enter(request, page.role) != given.actor:
+                return None
+            try:
+                context = await self._context(request, page, given)
+            except (TokenyardError, Busy, NotFound, Refused, BadInput) as error:
+                return {"live_error": str(error)}
+            return {**self._templates.live_blocks(page.template, context), "live_error": ""}
+
+        return self._streams.answer(blocks, page.every_s)
+
+    async def _context(self, request: Request, page: Page, given: Given) -> dict[str, Any]:
+        """What the page's template shows. Who looks in the same role sees the same."""
+        actor = replace(given.actor, name="")
+        values = {name: found for name, found in given.values.items() if name != "done"}
+        asked = tuple((name, tuple(found)) for name, found in sorted(values.items()))
+        shared = Given(values, actor)
+        key = (page.path, asked, actor)
+        found = await self._reader.shared(key, lambda yard: page.view(yard, shared))
+        return {**self._common(request), "page": page, **found}
+
+    def _common(self, request: Request) -> dict[str, Any]:
         """What every template can use."""
         return {
             "root": ROOT,
             "yard_name": self._yard_name,
             "pages": PAGES,
-            "actor": actor,
+            "actor": getattr(request.state, "actor", None),
             "nonce": nonce_of(request.scope),
             "done": None,
             "needs_keys": self._door.needs_keys,
         }
 
     async def _done(self, given: Given) -> AuditEntry | None:
-        """The action that led here, to say what has happened."""
+        """The action that led here, to say what has happened: the actor's own, just now."""
         entry = given.text("done")
         if not entry:
             return None
-        return await self._reader.run(lambda yard: find_entry(yard.connection, yard.keys, entry))
-
-    async def _live(self, request: Request, page: Page, given: Given) -> AsyncIterator[str]:
-        """The live blocks, each when it changes, as server-sent events."""
-        sent: dict[str, str] = {}
-        with anyio.move_on_after(_LONGEST_S):
-            while not await request.is_disconnected():
-                try:
-                    context = await self._context(request, page, given)
-                    blocks = self._templates.live_blocks(page.template, context)
-                    blocks["live_error"] = ""
-                except TokenyardError as error:
-                    blocks = {"live_error": str(error)}
-                for name, html in blocks.items():
-                    digest = hashlib.sha256(html.encode()).hexdigest()
-                    if sent.get(name) != digest:
-                        sent[name] = digest
-                        yield _event(name, html)
-                yield ": still here\n\n"
-                await anyio.sleep(page.every_s)
+        return await self._reader.run(lambda yard: _just_done(yard, entry, given.actor))
 
     async def _action(self, request: Request, action: Action) -> Response:
         """GET asks whether to do it, POST does it."""
         actor = await self._door.enter(request, action.role)
         if isinstance(actor, Response):
             return actor
-        is_asking = request.method != "POST"
-        given = Given(_query(request) if is_asking else await _form(request), actor)
-        back = _back(given)
-        common = {**self._common(request, actor), "action": action, "back": back}
-        if is_asking:
-            preview = await self._reader.run(lambda yard: action.preview(yard, given))
-            hidden = [
-                (name, value)
-                for name, values in given.values.items()
-                for value in values
-                if name not in {one.name for one in preview.inputs} | {"why", "done"}
-            ]
-            context = {**common, "preview": preview, "hidden": hidden}
-            return HTMLResponse(self._templates.page("ask.html", context))
-        outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
+        if request.method == "POST":
+            return await self._act(request, action, actor)
+        given = Given(read_query(request), actor)
+        preview = await self._reader.run(lambda yard: action.preview(yard, given))
+        asked = dict.fromkeys(("why", "done", *(one.name for one in preview.inputs)))
+        context = {
+            "action": action,
+            "back": read_back(given),
+            "preview": preview,
+            "hidden": hidden_fields(given, asked),
+        }
+        return self._show(request, "ask.html", context, 200)
+
+    async def _act(self, request: Request, action: Action, actor: Actor) -> Response:
+        given = Given(await read_form(request, self._options.max_form_bytes), actor)
+        back = read_back(given)
+        try:
+            outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
+        finally:
+            self._reader.forget()
         if outcome.secret:
-            return HTMLResponse(self._templates.page("secret.html", {**common, "outcome": outcome}))
-        mark = "&" if "?" in back else "?"
-        return RedirectResponse(f"{back}{mark}done={quote(entry)}", status_code=303)
+            context = {"action": action, "back": back, "outcome": outcome}
+            return self._show(request, "secret.html", context, 200)
+        if not entry:
+            text = f"{outcome.text} But the audit could not be written; the log says why."
+            return self._told(request, 200, text)
+        return RedirectResponse(with_done(back, entry), status_code=303)
+
+    async def _nothing(self, request: Request) -> Response:
+        """Any other path: without a slash at its end it may be a page."""
+        actor = await self._door.enter(request, "viewer")
+        if isinstance(actor, Response):
+            return actor
+        path = request.url.path
+        if path.rstrip("/") != path:
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(quote(path.rstrip("/")) + query, status_code=308)
+        raise NotFound("The board has no such page.")
 
     def _told(self, request: Request, status: int, message: str) -> Response:
-        context = {**self._common(request, None), "status": status, "message": message}
-        return HTMLResponse(self._templates.page("error.html", context), status_code=status)
+        return self._show(request, "error.html", {"status": status, "message": message}, status)
+
+    def _show(
+        self, request: Request, template: str, context: dict[str, Any], status: int
+    ) -> Response:
+        html = self._templates.page(template, {**self._common(request), **context})
+        return HTMLResponse(html, status_code=status)
+
+
+class _Static(StaticFiles):
+    """The files beside the pages, for everybody: nothing in them is secret.
+
+    A browser asks each time whether it has the newest, so that no page meets an older script.
+    """
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """A file, or that it is unchanged."""
+        answer = super().file_response(*args, **kwargs)
+        answer.headers["cache-control"] = "no-cache"
+        return answer
+
+
+async def _to_root(_: Request) -> Response:
+    return RedirectResponse(ROOT + "/", status_code=308)
 
 
 def _carry_out(yard: Yard, action: Action, given: Given) -> tuple[Outcome, str]:
-    """Do it and record it, also when it is refused or breaks in the middle."""
+    """Do it and record it, also when it is refused or breaks in the middle.
+
+    The outcome, and the id of its entry, which is "" where the audit cannot be written.
+    """
     why = given.text("why")[:_WHY_CHARACTERS]
     entry = AuditEntry(
         who=given.actor.name, role=given.actor.role, action=action.name, why=why, target=""
     )
     try:
         outcome = action.run(yard, given)
-    except Refused as error:
-        record(yard.connection, yard.keys, replace(entry, error=str(error)))
+    except (BadInput, NotFound):
+        raise  # nothing was tried
+    except Exception as error:
+        _record(yard, replace(entry, error=str(error) or type(error).__name__))
         raise
     done = replace(entry, target=outcome.target, text=outcome.text, details=dict(outcome.details))
-    return outcome, record(yard.connection, yard.keys, done)
+    return outcome, _record(yard, done)
 
 
-def _event(name: str, html: str) -> str:
-    lines = "\n".join(f"data: {line}" for line in html.splitlines() or [""])
-    return f"event: {name}\n{lines}\n\n"
-
-
-def _query(request: Request) -> Mapping[str, list[str]]:
-    """Parameters of the query and the path; those of the path count."""
-    values = _bounded(request.url.query)
-    return values | {name: [str(value)] for name, value in request.path_params.items()}
-
-
-async def _form(request: Request) -> Mapping[str, list[str]]:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MOST_BODY:
-            raise BadInput(f"the form has more than {_MOST_BODY} bytes: select fewer at once")
-    return _bounded(body.decode(errors="replace"))
-
-
-def _bounded(text: str) -> dict[str, list[str]]:
+def _record(yard: Yard, entry: AuditEntry) -> str:
     try:
-        found = parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
-    except ValueError as error:
-        raise BadInput(f"more than {_MOST_FIELDS} fields: select fewer at once") from error
-    if any(len(value) > MAX_PARAMETER for values in found.values() for value in values):
-        raise BadInput(f"a field has more than {MAX_PARAMETER} characters")
-    return found
+        return record(yard.connection, yard.keys, entry)
+    except redis.RedisError as error:
+        log.warning("%s by %s is not in the audit: %s", entry.action, entry.who, error)
+        return ""
 
 
-def _back(given: Given) -> str:
-    """The page to return to: only one of the board."""
-    back = given.text("back", ROOT + "/")
-    is_ours = back.startswith(ROOT + "/") and "//" not in back and "\\" not in back
-    return back if is_ours and back.isprintable() else ROOT + "/"
+def _just_done(yard: Yard, name: str, actor: Actor) -> AuditEntry | None:
+    entry = find_entry(yard.connection, yard.keys, name)
+    if entry is None or entry.who != actor.name:
+        return None
+    now: Any = yard.connection.time()
+    return entry if now[0] * 1000 - entry.at_ms < _TOLD_MS else None

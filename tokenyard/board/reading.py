@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
-
-import anyio
-import anyio.to_thread
 
 from tokenyard.board.yard import Yard
 from tokenyard.broker.connection import open_connection, translated
@@ -16,45 +15,110 @@ from tokenyard.protocol.keys import Keys
 
 T = TypeVar("T")
 
-#: Reads at once; more wait.
-_THREADS: Final = 4
 #: So long a read is used again: all who look at a page cost the broker as much as one.
 _FRESH_S: Final = 1.0
 _MOST_KEPT: Final = 64
+#: Functions that may wait for a thread.
+_MOST_WAITING: Final = 200
+#: Longest wait for one answer of the broker.
+_ANSWER_S: Final = 5.0
+
+
+class Busy(Exception):
+    """More is asked than the board does at once. Nothing has been done."""
 
 
 class YardReader:
-    """Runs functions on the yard, off the event loop."""
+    """Runs functions on the yard, off the event loop.
 
-    def __init__(self, redis_url: str, yard: str) -> None:
-        connection = open_connection(redis_url, retries=1, max_connections=2 * _THREADS)
+    Its threads are its own, so that a slow broker takes none from a gateway.
+    """
+
+    def __init__(self, redis_url: str, yard: str, *, most_at_once: int, wait_s: float) -> None:
+        connection = open_connection(
+            redis_url, retries=1, timeout_s=_ANSWER_S, max_connections=2 * most_at_once
+        )
         self._yard = Yard(connection, Keys(yard), redis_url)
-        self._limit: anyio.CapacityLimiter | None = None
-        self._kept: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
+        self._pool = ThreadPoolExecutor(most_at_once, thread_name_prefix="board")
+        self._wait_s = wait_s
+        self._most = most_at_once + _MOST_WAITING
+        self._lock = threading.Lock()
+        self._open = 0  # functions that run or wait
+        self._kept: dict[Hashable, _Read] = {}
 
     async def run(self, function: Callable[[Yard], T]) -> T:
-        """Its result; raises `TokenyardError` for what the broker refuses."""
-        if self._limit is None:
-            self._limit = anyio.CapacityLimiter(_THREADS)
-        return await anyio.to_thread.run_sync(self._run, function, limiter=self._limit)
+        """Its result.
+
+        Raises `Busy` if it does not begin in time, and `TokenyardError` for what the broker
+        refuses. What has begun goes on, also when nobody waits for it any more.
+        """
+        return await self._ended(self._begin(function))
 
     async def shared(self, key: Hashable, function: Callable[[Yard], T]) -> T:
         """The same, one call for all who ask for ``key`` at about the same time."""
-        began, kept = self._kept.get(key, (0.0, None))
-        if kept is None or time.monotonic() - began > _FRESH_S:
-            self._forget()
-            kept = asyncio.ensure_future(self.run(function))
-            self._kept[key] = time.monotonic(), kept
-        return await asyncio.shield(kept)
+        read = self._kept.get(key)
+        if read is None or read.is_stale:
+            self._kept = {key: one for key, one in self._kept.items() if not one.is_stale}
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()  # these are asked again, no more
+            self._kept[key] = read = _Read(self._begin(function))
+        return await self._ended(read.future)
+
+    def forget(self) -> None:
+        """Share nothing that was read before now, because something has been changed."""
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Close the connections; idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._yard.connection.close()
+
+    def _begin(self, function: Callable[[Yard], T]) -> Future[T]:
+        with self._lock:
+            if self._open >= self._most:
+                raise Busy("the board is busy: try again in a moment")
+            self._open += 1
+        future = self._pool.submit(self._run, function)
+        future.add_done_callback(self._over)
+        return future
+
+    async def _ended(self, future: Future[T]) -> T:
+        """Wait for it. Whoever is cancelled meanwhile leaves it to the others."""
+        waiting = asyncio.wrap_future(future)
+        waiting.add_done_callback(_look_at)
+        await asyncio.wait({waiting}, timeout=self._wait_s)
+        if future.cancel() or future.cancelled():
+            raise Busy("the board is busy with other reads: try again in a moment")
+        await asyncio.wait({waiting})
+        return waiting.result()
 
     def _run(self, function: Callable[[Yard], T]) -> T:
         with translated(self._yard.url):
             return function(self._yard)
 
-    def _forget(self) -> None:
-        if len(self._kept) >= _MOST_KEPT:
-            self._kept = {key: one for key, one in self._kept.items() if not one[1].done()}
+    def _over(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._open -= 1
 
-    def close(self) -> None:
-        """Close the connections; idempotent."""
-        self._yard.connection.close()
+
+class _Read:
+    """A read that several wait for. It is fresh until a time after its end."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self.future = future
+        self._ended_at = float("inf")
+        future.add_done_callback(self._note)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it must be done again."""
+        return time.monotonic() - self._ended_at > _FRESH_S
+
+    def _note(self, future: Future[Any]) -> None:
+        self._ended_at = float("-inf") if future.cancelled() else time.monotonic()
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """An error that nobody waits for any more is no error of the program."""
+    if not future.cancelled():
+        future.exception()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-ContentRule = Literal["nobody", "admin", "operator", "viewer"]
+from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, TLS_PREFIX, ContentRule
 
 #: Names of a loopback host, in a Host header.
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -19,9 +19,34 @@ class BoardOptions:
     needs_keys: bool
     #: The least role that sees prompts and answers.
     shows_content_to: ContentRule = "nobody"
-    #: Names by which browsers reach it, beside those of loopback; () with keys: any.
+    #: Names by which browsers reach it, beside those of loopback; () with keys: any. One that
+    #: begins with ``https://`` is reached by TLS, which may be a proxy's.
     hosts: tuple[str, ...] = ()
     #: How long a login lasts.
-    session_s: int = 12 * 3600
-    #: Whether browsers reach it by TLS, so that cookies are sent by TLS only.
+    session_s: int = SESSION_S
+    #: Whether its own server speaks TLS, so that cookies are sent by TLS only.
     has_tls: bool = False
+    #: Open pages that are kept up to date; more are asked to come back.
+    max_streams: int = MAX_STREAMS
+    #: An open page is asked to connect again after so long.
+    stream_s: float = 300.0
+    #: Reads and actions at once; more wait, for a time at most.
+    max_reads: int = 4
+    wait_s: float = 10.0
+    #: Most bytes of a form.
+    max_form_bytes: int = 256 * 1024
+
+    def is_known(self, name: str) -> bool:
+        """Whether the board may be called by this name of a host, in lower case."""
+        if name in LOOPBACK or name in self.names:
+            return True
+        return self.needs_keys and not self.hosts
+
+    def is_by_tls(self, name: str) -> bool:
+        """Whether a browser that calls it so has come by TLS, as far as is known."""
+        return self.has_tls or TLS_PREFIX + name in self.hosts
+
+    @property
+    def names(self) -> frozenset[str]:
+        """`hosts` without schemes."""
+        return frozenset(host.removeprefix(TLS_PREFIX) for host in self.hosts)

@@ -38,11 +38,13 @@ COMMANDS: Final = {
     "info": "tokenyard.cli.info:info",
     "top": "tokenyard.cli.top:top",
     "doctor": "tokenyard.cli.doctor:doctor",
+    "audit": "tokenyard.cli.audit:audit",
     "bench": "tokenyard.cli.bench:bench",
     "completion": "tokenyard.cli.completion:completion",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
     "gateway": "gateway.__main__:main",
+    "board": "tokenyard.board.__main__:main",
 }
 ABOUT: Final = """Tokenyard is a durable job queue for LLM inference on Redis Streams.
 

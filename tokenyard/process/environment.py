@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
+from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from tokenyard.protocol.texts import nearest
@@ -18,6 +19,7 @@ _PROGRAMS: Final = {
     "coordinator": ("TOKENYARD_COORDINATOR_", CoordinatorSettings),
     "worker": ("TOKENYARD_WORKER_", WorkerSettings),
     "gateway": ("TOKENYARD_GATEWAY_", GatewaySettings),
+    "board": ("TOKENYARD_BOARD_", BoardSettings),
 }
 #: Variables of all programs.
 _COMMON: Final = (URL_VARIABLE, YARD_VARIABLE, "TOKENYARD_OPERATOR")

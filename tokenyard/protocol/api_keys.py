@@ -13,7 +13,8 @@ from tokenyard.protocol.keys import PriorityClass
 
 #: What every key begins with, so that scanners for leaked secrets can find it.
 PREFIX: Final = "ty-"
-
+#: The first digits of a key's digest, by which people name it.
+ID_DIGITS: Final = 12
 
 #: What a key may do at the board; each may also do what those before it may.
 Role = Literal["viewer", "operator", "admin"]
@@ -23,10 +24,10 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A key of a tenant, of an operator, or both.
 
     ``models`` and ``classes`` are what it may use; None: everything. A key without a tenant opens
-    the board only.
+    the board only: gateways of before roles cannot decode it, and refuse it.
     """
 
-    tenant: str
+    tenant: str = ""
     name: str = ""  # for people
     models: list[str] | None = None
     classes: list[PriorityClass] | None = None

@@ -6,6 +6,7 @@ docs/protocol.md, section "Guests", is the public form of this file.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import Final, Literal
 
 import msgspec
@@ -44,6 +45,12 @@ def decode_receipt(text: str) -> Receipt:
 def mark_of(yard: str, guest: str) -> str:
     """A guest's mark in the handshake, which does not reveal the names of other guests."""
     return hashlib.blake2b(f"{yard} {guest}".encode(), digest_size=8).hexdigest()
+
+
+def owner_of(client: str, guests: Collection[str]) -> str:
+    """Another guest that may use this name, too, and so read its replies; "" if there is none."""
+    ends = (at for at, letter in enumerate(client) if letter == "-")
+    return next((client[:at] for at in ends if client[:at] in guests), "")
 
 
 def owns(guest: str, client: str) -> bool:

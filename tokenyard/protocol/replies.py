@@ -258,6 +258,14 @@ def refusal(
     )
 
 
+def code_of(reply: Reply) -> str:
+    """The code of a reply's error; "" where it has none."""
+    if reply.error is None:
+        return ""
+    error: ErrorInfo = _STRUCTURED["error"].decode(reply.error)
+    return error.code
+
+
 def status_of(code: Code) -> Status:
     """The status of a request that did not complete for this reason."""
     if code is Code.CANCELLED:

@@ -79,6 +79,13 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_tokens: int = 0  # capacity of its prefix cache; 0: unknown
 
 
+class OutputDefaults(Struct, frozen=True, omit_defaults=True):
+    """Of ``ServingInfo.sampling``, what decides how much a request may generate."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+
+
 class ServingInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a gateway needs to render a model's requests and answers, from the models file."""
 

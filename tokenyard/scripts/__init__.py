@@ -1,4 +1,4 @@
-"""One typed method for each Lua file in ``tokenyard/lua``.
+"""One typed method for each Lua file in ``tokenyard/scripts/lua``.
 
 `Scripts` calls them over a synchronous connection; both clients use the same `Call` values. Scripts
 are called by EVALSHA with the hash of their text, so two versions of Tokenyard can share a server.

@@ -45,7 +45,7 @@ _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 @functools.cache
 def source(name: str) -> str:
     """The text of a script with its includes, and theirs, each once."""
-    folder = resources.files("tokenyard") / "lua"
+    folder = resources.files("tokenyard") / "scripts" / "lua"
     included: set[str] = set()
 
     def read(path: str) -> str:
@@ -110,7 +110,7 @@ async def run_async(connection: Any, call: Call[Any], wait_s: float) -> Any:
 @functools.cache
 def script_names() -> tuple[str, ...]:
     """All scripts."""
-    files = (resources.files("tokenyard") / "lua").iterdir()
+    files = (resources.files("tokenyard") / "scripts" / "lua").iterdir()
     return tuple(sorted(file.name[:-4] for file in files if file.name.endswith(".lua")))
 
 

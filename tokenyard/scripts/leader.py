@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, PriorityClass, intake_name, is_name
-from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
+from tokenyard.protocol.replies import ErrorInfo, Reply, code_of, encode_reply, json_text
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 from tokenyard.scripts.answers import (
     Answered,
@@ -138,7 +138,7 @@ class LeaderScripts(Caller):
         ]
         args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
-        args += [dead, self._dead_maxlen, digest, reused(request_id)]
+        args += [dead, self._dead_maxlen, digest, reused(request_id), code_of(reply)]
         return Answered(self._run("answer", keys, args))
 
     def bury(self, token: str, intake: str, entry: str, reason: str) -> Answered:

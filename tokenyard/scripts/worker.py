@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tokenyard.protocol.replies import Reply, Usage, encode_reply
+from tokenyard.protocol.replies import Reply, Usage, code_of, encode_reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.worker_info import HostInfo, encode_host
 from tokenyard.scripts.answers import HandedBack, Publication, Published, Renewed, Why
@@ -125,7 +125,7 @@ class WorkerScripts(Caller):
                 args += (item.assignment.entry, item.assignment.attempt)
                 args += (reply.status or "failed", request.result_ttl_s, encode_reply(reply))
                 if item.assignment.is_charged:
-                    args += (strings + 4, *_used(reply))
+                    args += (strings + 4, *_used(reply), code_of(reply))
                 else:
                     args.append(strings)
         return self._published("finish", keys, args, order, len(results))

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gateway.http.connection import BYTES_PER_S, MAX_HEAD_BYTES, bounded
+from gateway.http.connection import GatewayConnection
 from gateway.http.incoming import read_body
+from tokenyard.process.http_connection import BYTES_PER_S, MAX_HEAD_BYTES, bounded
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 CHUNK = b"x" * 16_384
@@ -60,7 +61,7 @@ Test = Callable[[App, int], Awaitable[None]]
 async def served(**settings: Any) -> AsyncIterator[tuple[App, int]]:
     app = App()
     given = GatewaySettings(redis_url="redis://unused", **settings)
-    protocol = bounded(given)
+    protocol = bounded(given, GatewayConnection)
     config = uvicorn.Config(
         app, http=protocol, lifespan="off", log_config=None, timeout_keep_alive=round(given.idle_s)
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
+import time
 from types import SimpleNamespace
 
 import pytest
 
 import worker.process.stats
-from tests.support.builders import make_assignment
+from tests.support.builders import make_assignment, make_request
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.telemetry.metrics import BUCKETS_S
 from worker.engines import Finished, RequestError, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Run, delta_reply
 from worker.process.stats import MOST_KEPT, WINDOW_S, RunningStats
@@ -59,7 +62,28 @@ def test_each_end_counts_as_a_result(end: RequestError | Expired, tokens: int) -
 
     publish(tally, Run(make_assignment(), 0.0), end)
 
-    assert tally.now() == WorkerTotals(finished=1, tokens=tokens)
+    assert tally.now() == WorkerTotals(finished=1, failed=1, tokens=tokens)
+
+
+def test_times_to_the_first_token_are_counted_by_bucket() -> None:
+    tally = RunningStats(has_readers=False)
+    # Given streams whose first token came after 3 ms, 0.3 s and 1000 s
+    now = time.monotonic()
+    for took_s in (0.003, 0.3, 1000.0):
+        tally.note_first(Run(make_assignment(), now - took_s), now)
+    # one whose tokens all came with its result, and a request that does not stream
+    at_once = Run(make_assignment(make_request(stream=True)), time.monotonic())
+    publish(tally, at_once, finished(1))
+    publish(tally, Run(make_assignment(), time.monotonic()), finished(1))
+
+    # I expect each stream in its bucket,
+    counts = tally.now().ttft
+    assert (len(counts), sum(counts)) == (len(BUCKETS_S) + 1, 4)
+    assert counts[bisect.bisect_left(BUCKETS_S, 0.003)] >= 1
+    assert counts[bisect.bisect_left(BUCKETS_S, 0.3)] == counts[-1] == 1
+    # and none of another incarnation.
+    tally.begin()
+    assert tally.now().ttft == []
 
 
 def test_the_median_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from tokenyard.board.pages import (
     batches,
     dead,
     devices,
+    keys,
     models,
     requests,
     signals,
@@ -18,7 +19,7 @@ from tokenyard.board.pages import (
     yard,
 )
 
-_MODULES: Final = (yard, devices, models, requests, dead, tenants, batches, signals, audit)
+_MODULES: Final = (yard, devices, models, requests, dead, tenants, keys, batches, signals, audit)
 #: In the order of the menu.
 PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 ACTIONS: Final[dict[str, Action]] = {

@@ -53,7 +53,8 @@ def _find(yard: Yard, given: Given) -> ListedJob:
     try:
         return find_listed(queue, cut(given.text("job"), _NAME))
     except UnknownJob as error:
-        raise NotFound(f"{error}.") from error
+        why = str(error)
+        raise NotFound(f"{why[:1].upper()}{why[1:]}.") from error
 
 
 def _list(yard: Yard, given: Given) -> dict[str, Any]:
@@ -193,8 +194,8 @@ def _ask_cancel(yard: Yard, given: Given) -> Preview:
 def _cancel(yard: Yard, given: Given) -> Outcome:
     job = _find(yard, given)
     queue = _queue(yard)
-    now = queue.cancel(queue.find(job.batch.id))
-    if now not in {"cancelled", "cancelling"}:
+    now = job.batch.status if job.batch.is_over else queue.cancel(queue.find(job.batch.id))
+    if job.batch.is_over or now not in {"cancelled", "cancelling"}:
         raise Refused(f"{job.batch.id} had ended before: {now}.")
     return Outcome(f"{job.batch.id}: {now}.", f"batch {job.batch.id}")
 

@@ -125,7 +125,8 @@ def _list(yard: Yard, given: Given) -> dict[str, Any]:
         raise BadInput("before: give the name of a letter")
     page = read_page(yard.connection, yard.keys, wanted, before=before, most=int(show))
     newest = newest_letter(yard.connection, yard.keys)
-    filters = {name: given.text(name) for name in _FILTERS if given.text(name)}
+    asked = {name: given.text(name) for name in _FILTERS}
+    filters = {name: text for name, text in asked.items() if text}
     here = {**filters, "show": show if show != _SIZES[0] else ""}
     return {
         "total": yard.connection.xlen(yard.keys.dead),
@@ -136,6 +137,7 @@ def _list(yard: Yard, given: Given) -> dict[str, Any]:
         "older": address("/dead", {**here, "before": page.older}) if page.older else "",
         "first": address("/dead", here) if before else "",
         "here": address("/dead", {**here, "before": before}),
+        "asked": asked,
         "filters": filters,
         "codes": (*CODES, NO_CODE),
         "show": show,

@@ -1,19 +1,174 @@
-"""Tenants."""
+"""Tenants: who waits, with the share that each should have and has had, and one with its usage."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from tokenyard.admin.api_keys import list_keys
+from tokenyard.admin.history import LineHistory
+from tokenyard.admin.line import TenantLine, read_line
+from tokenyard.admin.tenant_listing import TenantNames, list_tenants, search_tenants
+from tokenyard.admin.tenant_texts import failures_text, value_text
+from tokenyard.admin.tenants import (
+    LimitUse,
+    TenantView,
+    limits_used,
+    read_each_windows,
+    read_held,
+    read_tenants,
+)
+from tokenyard.admin.turns import next_turn, tenant_turn
+from tokenyard.admin.usage import KEPT_DAYS, read_report
 from tokenyard.board.action import Action
-from tokenyard.board.page import Page
+from tokenyard.board.day_bars import day_bars
+from tokenyard.board.page import NotFound, Page
+from tokenyard.board.pages.tenant_actions import ACTIONS as _ACTIONS
 from tokenyard.board.yard import Given, Yard
+from tokenyard.protocol.api_keys import ApiKey
+from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.tenants import LIMITS
+
+#: Tenants on one page.
+PER_PAGE: Final = 50
+_MOST_PAGES: Final = 1_000_000
+#: Of more keys in the yard, those of a tenant are only on the page of keys.
+_MOST_KEYS: Final = 2_000
+_USAGE_DAYS: Final = (1, 7, 31, KEPT_DAYS)
 
 
-def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tenant in the list. Without a name it is all requests of no tenant."""
+
+    view: TenantView
+    wanted: float | None  # shares
+    had: float | None
+    limits: Sequence[LimitUse]
+
+    @property
+    def refused(self) -> int:
+        """Requests that its limits have refused."""
+        return sum(self.view.refused.values())
+
+
+def _tenants(yard: Yard, given: Given) -> dict[str, Any]:
+    text, page = given.text("q"), given.whole("page", 1, 1, _MOST_PAGES)
+    line, had = _line(yard)
+    shown = given.one_of("show", ("waiting", "all"), "waiting" if line.tenants else "all")
+    first = (page - 1) * PER_PAGE
+    if text:
+        shown, found = "found", search_tenants(yard.connection, yard.keys, text)
+        found = TenantNames(found.names[first : first + PER_PAGE], found.total, found.is_whole)
+    elif shown == "all":
+        found = list_tenants(yard.connection, yard.keys, first, PER_PAGE)
+    else:
+        names = [one.name for one in line.tenants]
+        found = TenantNames(names[first : first + PER_PAGE], len(names), line.is_whole)
+    return {
+        "text": text,
+        "shown": shown,
+        "found": found,
+        "number": page,
+        "pages": max(1, -(-found.total // PER_PAGE)),
+        "rows": _rows(yard, found.names, line, had),
+        "in_line": len(line.tenants),
+        "is_line_whole": line.is_whole,
+        "waiting": line.waiting,
+        "next_turn": next_turn(line),
+    }
+
+
+def _line(yard: Yard) -> tuple[TenantLine, Mapping[str, float]]:
+    """The line, and what share of the tokens each has had lately, as far as somebody looked."""
+    line = read_line(yard.connection, yard.keys)
+    seconds, micros = yard.connection.time()
+    history = _history(yard.url, yard.keys.yard)
+    return line, history.shares(line, int(seconds) * 1000 + int(micros) // 1000)
+
+
+@functools.lru_cache(maxsize=8)
+def _history(url: str, yard: str) -> LineHistory:
+    """What this process has seen of a yard's line."""
+    del url, yard
+    return LineHistory()
+
+
+def _rows(
+    yard: Yard, names: Sequence[str], line: TenantLine, had: Mapping[str, float]
+) -> list[Row]:
+    tenants = list(filter(None, names))
+    views = {one.name: one for one in read_tenants(yard.connection, yard.keys, tenants)}
+    windows = dict(
+        zip(tenants, read_each_windows(yard.connection, yard.keys, tenants), strict=True)
+    )
+    wanted = line.wanted
+    return [
+        Row(
+            view=views.get(name) or TenantView(name=""),
+            wanted=wanted.get(name),
+            had=had.get(name),
+            limits=limits_used(views[name], windows[name]) if name else (),
+        )
+        for name in names
+    ]
+
+
+def _tenant(yard: Yard, given: Given) -> dict[str, Any]:
+    name, days = given.text("name"), given.whole("days", 7, 1, KEPT_DAYS)
+    keys = _keys_of(yard, name) if is_tenant(name) else {}
+    if not is_tenant(name) or not (keys or _is_known(yard, name)):
+        raise NotFound(f"There is no tenant {name[:200]!r}: nobody has set it, and none has asked.")
+    line, had = _line(yard)
+    [row] = _rows(yard, [name], line, had)
+    held, one = read_held(yard.connection, yard.keys, name), line.of(name)
+    used = {limit.name: limit.used for limit in row.limits}
+    report = read_report(yard.connection, yard.keys, name, days)
+    return {
+        "row": row,
+        "view": row.view,
+        "classes": ", ".join(f"{count:,} {key}" for key, count in held.items() if count),
+        "why": tenant_turn(line, one) if one else "",
+        "settings": [
+            (key, value_text(key, getattr(row.view.settings, key)), used.get(key))
+            for key in row.view.settings.__struct_fields__
+        ],
+        "limits": {limit.name: limit for limit in row.limits},
+        "refusals": [
+            (limit, row.view.refused[limit], row.view.refused_ms.get(limit, 0))
+            for limit in LIMITS
+            if limit in row.view.refused
+        ],
+        "days": days,
+        "choices": _USAGE_DAYS,
+        "report": report,
+        "bars": day_bars(report.days),
+        "failures": failures_text,
+        "keys": keys,
+    }
+
+
+def _is_known(yard: Yard, name: str) -> bool:
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    pipeline.hget(yard.keys.tenants, name)
+    pipeline.zscore(yard.keys.service, name)
+    pipeline.hlen(yard.keys.tenant(name))
+    return any(found not in {None, 0} for found in pipeline.execute())
+
+
+def _keys_of(yard: Yard, name: str) -> dict[str, ApiKey] | None:
+    """The keys of a tenant; None where there are too many in the yard to look through."""
+    count: Any = yard.connection.hlen(yard.keys.api_keys)
+    if count > _MOST_KEYS:
+        return None
+    found = list_keys(yard.connection, yard.keys)
+    return {key_id: key for key_id, key in found.items() if key.tenant == name}
 
 
 PAGES: Final[tuple[Page, ...]] = (
-    Page("/tenants", "Tenants", "tenants.html", _view, menu="Tenants"),
+    Page("/tenants", "Tenants", "tenants.html", _tenants, menu="Tenants"),
+    Page("/tenants/{name}", "Tenant", "tenant.html", _tenant),
 )
-ACTIONS: Final[tuple[Action, ...]] = ()
+ACTIONS: Final[tuple[Action, ...]] = _ACTIONS

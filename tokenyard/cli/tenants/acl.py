@@ -17,8 +17,8 @@ from tokenyard.process.program import PlainCommand
 ABOUT: Final = """Print the user of Redis with which a tenant may log in: a line for users.acl.
 
 Such a user writes into an inbox of its own and reads the answers to its own requests, and nothing
-else. Its requests are those of the tenant, whatever they say, as soon as the tenant is set and the
-coordinators know the guest (`--guests NAME`). Nothing is changed on the server.
+else. The leader reads that inbox as soon as the tenant is a guest (`tenants set NAME --guest`), and
+its requests are those of the tenant, whatever they say. Nothing is changed on the server.
 
 \b
 Examples:
@@ -44,5 +44,5 @@ def acl(ctx: click.Context, tenant: str, reads_password: bool) -> None:
     with opened(ctx.obj) as (connection, keys):
         known = read_tenants(connection, keys)
     say(acl_line(keys, tenant, password, [one.name for one in known]))
-    if not any(one.name == tenant and one.is_set for one in known):
-        say(f"Not set yet: tokenyard tenants set {tenant} --weight 1", err=True)
+    if not any(one.name == tenant and one.settings.guest for one in known):
+        say(f"Nobody reads its inbox yet: tokenyard tenants set {tenant} --guest", err=True)

@@ -9,13 +9,13 @@ from typing import Final
 import click
 import msgspec
 
+from tokenyard.admin.tenant_texts import differences, words_of
 from tokenyard.admin.tenants import TenantChange, apply_changes, changes_to, stored_tenants
 from tokenyard.admin.tenants_file import read_tenants_file
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
 from tokenyard.cli.tenants.change import change_fields
-from tokenyard.cli.tenants.texts import differences, words_of
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import counted, printable
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from tokenyard.admin.tenant_texts import as_fields, differences, words_of
 from tokenyard.admin.tenants import TenantChange, set_tenant, stored_tenants
 from tokenyard.admin.tenants_file import setting_fault
 from tokenyard.cli.shared.completion import complete_tenant
@@ -14,7 +15,6 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.names import known_tenant
 from tokenyard.cli.shared.options import with_options
-from tokenyard.cli.tenants.texts import as_fields, differences, words_of
 from tokenyard.process.program import PlainCommand, words
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
@@ -56,6 +56,11 @@ _settings_options = with_options(
     _limit("max_tokens", "Tokens that one request may ask for"),
     click.option("--models", type=words, help="Models that it may use, with commas; '': all."),
     click.option("--classes", type=words, help="Priority classes: high, normal, low; '': all."),
+    click.option(
+        "--guest/--no-guest",
+        default=None,
+        help="Whether its user of Redis may submit (`tenants acl`).",
+    ),
 )
 
 

@@ -10,13 +10,13 @@ import msgspec
 from rich.table import Table
 
 from tokenyard.admin.line import read_line
+from tokenyard.admin.tenant_texts import as_fields, value_text, words_of
 from tokenyard.admin.tenants import TenantView, read_tenants, read_windows
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.names import find_tenant
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
-from tokenyard.cli.tenants.texts import as_fields, value_text, words_of
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.texts import counted, local_time

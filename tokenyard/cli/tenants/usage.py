@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 import click
 
+from tokenyard.admin.tenant_texts import failures_text
 from tokenyard.admin.tenants import read_tenants
 from tokenyard.admin.usage import KEPT_DAYS, TenantUsage, read_usage
 from tokenyard.cli.shared.completion import complete_tenant
@@ -23,6 +25,7 @@ ABOUT: Final = """Show what tenants have used, by day (UTC) and model.
 Requests  that ended; failed and cancelled ones among them
 In        tokens of prompts; Cached: those that a prefix cache had
 Out       tokens of answers
+Why they failed  how many, by the code of the error
 P50, P99  half and 99 % of the requests waited for a worker at most so
           long; rounded up, to twice the time at most
 
@@ -47,6 +50,7 @@ _COLUMNS: Final = (
     Column("Cached", is_number=True, is_detail=True),
     Column("Failed", is_number=True, is_detail=True),
     Column("Cancelled", is_number=True, is_detail=True),
+    Column("Why they failed", is_detail=True),
 )
 
 
@@ -105,6 +109,7 @@ def _row(one: TenantUsage) -> tuple[str, ...]:
         f"{one.tokens_cached:,}",
         f"{one.failed:,}",
         f"{one.cancelled:,}",
+        failures_text(one.failures) or "-",
     )
 
 
@@ -115,4 +120,6 @@ def _wait(ms: int | None) -> str:
 def _total(found: list[TenantUsage]) -> str:
     requests = sum(one.requests for one in found)
     read, written = (sum(one.tokens_in for one in found), sum(one.tokens_out for one in found))
-    return f"{counted(requests, 'request')}, {read:,} tokens in, {written:,} out"
+    text = f"{counted(requests, 'request')}, {read:,} tokens in, {written:,} out"
+    failed = sum((Counter(one.failures) for one in found), Counter[str]())
+    return f"{text}; failed: {failures_text(failed)}" if failed else text

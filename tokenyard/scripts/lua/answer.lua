@@ -21,6 +21,7 @@
 -- ARGV[11] most dead letters kept, about
 -- ARGV[12] the digest of the request ('': not to be compared)
 -- ARGV[13] why a request that reuses an id is a dead letter
+-- ARGV[14] the code of its error
 -- Returns -1 NOT_LEADER, 1 ANSWERED, 2 DUPLICATE (dropped: the id is known otherwise),
 --   5 GONE (it does not wait there any more), 6 REUSED (now a dead letter: the id is known with
 --   another digest)
@@ -58,7 +59,7 @@ end
 local sid = sid_of(known[2], here)
 local output = redis.call('STRLEN', KEYS[4]) / 4
 end_charge(ledger, ARGV[6], {input = output > 0 and queued_tokens_of(waits[2]) or 0,
-  output = output}, intake)
+  output = output}, intake, ARGV[14])
 
 redis.call('HSET', ledger, 'state', ARGV[6], 'sid', sid, 'result', item, 'ended', server_ms())
 if not known[1] then redis.call('HSET', ledger, 'digest', digest) end

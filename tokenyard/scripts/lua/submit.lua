@@ -134,8 +134,10 @@ local function state_and_digest_of(ledger)
 end
 
 local function asked_by(template)
-  local is_read, fields = pcall(cjson.decode, template.common)
-  template.asked = template.asked or asked_of(is_read and type(fields) == 'table' and fields or {})
+  if not template.asked then
+    local is_read, fields = pcall(cjson.decode, template.common)
+    template.asked = asked_of(is_read and type(fields) == 'table' and fields or {}, KEYS[1])
+  end
   return template.asked
 end
 

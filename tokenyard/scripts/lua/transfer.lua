@@ -67,7 +67,7 @@ local function move(intake, ledger, entry, name, digest, fields)
   local quota, asked = not known[1] and quotas[intake], nil
   if not known[1] and is_full(name) then return {QUOTA, 'max_num_queued_reqs', SOON_MS} end
   if quota then
-    asked = asked_of(entry_fields(fields))
+    asked = asked_of(entry_fields(fields), prefix .. 'info')
     local limit, time = quota.over(asked, queued_tokens_of(fields))
     if limit then
       quota.refuse(limit)

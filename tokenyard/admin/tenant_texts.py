@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
 from tokenyard.protocol.texts import printable
@@ -30,9 +30,17 @@ def value_text(name: str, value: object) -> str:
         return "all"
     if isinstance(value, list):
         return printable("+".join(map(str, value)))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if name == "weight":
         return f"{value:g}"
     return f"{value:,}" if value else "no limit"
+
+
+def failures_text(failures: Mapping[str, int]) -> str:
+    """Failed requests by code, the most frequent first: ``3 WORKER_LOST, 1 POISONED``."""
+    listed = sorted(failures.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{count:,} {code}" for code, count in listed)
 
 
 def _items(settings: TenantSettings) -> Iterator[str]:

@@ -14,8 +14,8 @@
 -- ARGV[4...] for each destination: kind (flat or frame), number of results, then for each
 --   result: lane entry, attempt, status, time to live in s, the reply (msgpack map), 1 if it may
 --   have published tokens, 2 if of several choices (else 0), and 4 more if it is charged to a tenant:
---   then tokens in, those of them that were cached, tokens out. The names of the tenant's keys follow
---   from that of the ledger
+--   then tokens in, those of them that were cached, tokens out, the code of its error ('': none). The
+--   names of the tenant's keys follow from that of the ledger
 -- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
 --   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
 -- Atomic, because the first valid writer of a result must be the only one.
@@ -68,11 +68,11 @@ while k <= #KEYS do
       freed = freed + 1
       if charged then
         end_charge(KEYS[k], ARGV[a + 2], {input = tonumber(ARGV[a + 6]),
-          cached = tonumber(ARGV[a + 7]), output = tonumber(ARGV[a + 8])})
+          cached = tonumber(ARGV[a + 7]), output = tonumber(ARGV[a + 8])}, nil, ARGV[a + 9])
       end
     end
     replies[#replies + 1] = code
-    k, a = k + 1 + strings, a + (charged and 9 or 6)
+    k, a = k + 1 + strings, a + (charged and 10 or 6)
   end
   if #items > 0 then
     add_replies(destination, kind, items, ARGV[2])

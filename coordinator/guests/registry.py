@@ -1,0 +1,69 @@
+"""Who is a guest: the users that the settings name, and the tenants that operators made guests.
+
+The leader learns the latter from the registry of tenants, whenever that changes, so that a new one
+needs no restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import redis
+
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.receipts import owner_of
+from tokenyard.protocol.tenants import guests_among
+
+log = logging.getLogger("tokenyard.coordinator.guests")
+
+#: The registry is read again so often without news, in case that an event was lost; and not more
+#: often, whatever the events say.
+EVERY_S: Final = 60.0
+REST_S: Final = 0.5
+#: Guests of the registry that are heard: each is one more inbox to look at, all the time.
+MOST_GUESTS: Final = 1_000
+_PAGE: Final = 1_000
+
+
+class GuestRegistry:
+    """The guests of one yard."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, fixed: Iterable[str]) -> None:
+        """``fixed`` are those of the settings."""
+        self._connection = connection
+        self._keys = keys
+        self._fixed = tuple(dict.fromkeys(fixed))
+        self._due = 0.0
+        self._read = -REST_S  # monotonic
+        #: All guests, those of the settings first.
+        self.names: Sequence[str] = self._fixed
+
+    def hurry(self) -> None:
+        """Settings of tenants have changed: read them soon."""
+        self._due = min(self._due, self._read + REST_S)
+
+    def refresh(self) -> bool:
+        """Read the registry where that is due; whether the guests have changed."""
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._read, self._due = now, now + EVERY_S
+        found = guests_among(self._connection.hscan_iter(self._keys.tenants, count=_PAGE))
+        before, self.names = self.names, (*self._fixed, *self._heard(found))
+        return before != self.names
+
+    def _heard(self, found: set[str]) -> Sequence[str]:
+        """Those that can be heard beside the others, in order."""
+        everybody = found.union(self._fixed)
+        heard = []
+        for name in sorted(found.difference(self._fixed)):
+            if other := owner_of(name, everybody):
+                log.warning("guest %s is not heard: its name is one of guest %s", name, other)
+            else:
+                heard.append(name)
+        if len(heard) > MOST_GUESTS:
+            log.warning("only %d of %d guests are heard", MOST_GUESTS, len(heard))
+        return heard[:MOST_GUESTS]

@@ -1,0 +1,341 @@
+"""The pages of batch jobs, with real RQ and its workers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.batch.conftest import completion, write_lines
+from tests.batch.test_rq import BatchYard
+from tests.board.test_dead import Calls
+from tests.board.visitor import Visitor, let_in_as, text_of
+from tests.cli.test_hostile_text import EVIL, moves
+from tests.support.processes import Plant
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.batch.answers import LineError, OutputLine, encode_line
+from tokenyard.batch.line_errors import read_line_errors
+from tokenyard.batch.rq.jobs import PERFORM_FOR_GATEWAYS, BatchQueue, JobOrder
+from tokenyard.batch.rq.listing import PLACES
+from tokenyard.batch.state import BatchSpec
+from tokenyard.board.pages import batches
+
+__all__ = ["write_lines"]
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>'\""
+
+
+@pytest.fixture
+def yard(
+    new_server: Callable[..., Server], write_lines: Any, tmp_path: Path
+) -> Iterator[BatchYard]:
+    """A yard that answers; its workers of RQ are started by the tests."""
+    with Plant(new_server("valkey", aof=False).url) as plant:
+        plant.coordinator()
+        plant.worker(simulated_step_s=0.002, max_num_seqs=16)
+        plant.wait_for_workers(1)
+        made = BatchYard(plant, tmp_path, write_lines)
+        yield made
+        made.end()
+
+
+@pytest.fixture
+def live(yard: BatchYard) -> Iterator[Visitor]:
+    made = Visitor(yard.plant.url, yard.plant.keys.yard)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(connection: redis.Redis, keys: Any) -> BatchQueue:
+    """A queue that no worker serves."""
+    return BatchQueue(connection, keys.yard)
+
+
+@pytest.fixture
+def visitor(valkey_broker: Server, keys: Any) -> Iterator[Visitor]:
+    made = Visitor(valkey_broker.url, keys.yard)
+    yield made
+    made.close()
+
+
+def enqueue(queue: BatchQueue, name: str = "", **options: Any) -> str:
+    """Enqueue a job; its id."""
+    spec = BatchSpec(**({"input": "/data/in.jsonl", "output": "/data/out.jsonl"} | options))
+    order = JobOrder(spec=spec, on_success="https://example.org/?token=secret")
+    return queue.enqueue(order, job_id=name).id
+
+
+def test_no_jobs_are_told_in_words(visitor: Visitor) -> None:
+    assert "No batch was submitted to RQ" in visitor.get("/batches")
+    for place in PLACES:
+        assert f"No batch is {place}." in visitor.get("/batches", {"place": place})
+    assert "There is no batch job" in text_of(visitor.get("/batches/batch_no", status=404))
+
+
+def test_without_rq_the_page_says_what_to_install(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "is_installed", lambda: False)
+    assert "pip install" in visitor.get("/batches")
+    for path in ("/batches/x", "/do/batch.cancel?job=x", "/do/batch.resume?job=x"):
+        assert "pip install" in visitor.get(path, status=400)
+
+
+def test_a_job_is_followed_to_its_end(yard: BatchYard, live: Visitor) -> None:
+    lines = [completion(number) for number in range(20)] + ["{broken", completion(7, max_tokens=0)]
+    job = yard.submit(yard.write("in.jsonl", lines), "-o", yard.folder / "out.jsonl")
+    # Given a waiting job
+    assert "Waiting 1" in text_of(live.get("/batches"))
+    page = live.get(f"/batches/{job}")
+    assert "validating" in page
+    assert str(yard.folder / "in.jsonl") in page
+    assert "an operator or a script" in text_of(page)
+    # If a worker has run it, I expect its counts and its errors by line.
+    yard.work_off()
+    shown = text_of(live.get("/batches", {"place": "completed"}))
+    assert f"{job} completed" in shown
+    assert "22 of 22 2" in shown
+    page = live.get(f"/batches/{job}", {"x": "2"})
+    assert "Show the first 100" in page
+    assert "not valid JSON" not in page
+    errors = text_of(live.get(f"/batches/{job}", {"errors": "open"}))
+    assert "All 2" in errors
+    assert "21 \N{EN DASH}" in errors
+    assert "22 line-7" in errors
+
+
+def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Visitor) -> None:
+    # Given an endless job
+    lines = [completion(number, max_tokens=100_000) for number in range(5)]
+    source = yard.write("in.jsonl", [completion(99), *lines])
+    target = yard.folder / "out.jsonl"
+    job = yard.submit(source, "-o", target, "--param", "ignore_eos=true")
+    worker = yard.work()
+    eventually(lambda: target.exists() and target.stat().st_size, timeout_s=60)
+    eventually(lambda: "Completed 1 " in look(live, job), timeout_s=30)
+    shown = look(live, job)
+    assert "in_progress" in shown
+    assert "lines/s" in shown
+    assert "RQ's worker" in shown
+
+    # If it is cancelled
+    asked = live.ask("batch.cancel", {"job": job})
+    assert f"Cancel {job}. Answers stay; 5 lines without one get the error" in asked
+    done = live.do("batch.cancel", {"job": job, "why": "wrong file"})
+    assert (done.text, done.target) == (f"{job}: cancelling.", f"batch {job}")
+    assert (done.action, done.why) == ("batch.cancel", "wrong file")
+
+    # I expect an error for each line, and no way to cancel it again.
+    eventually(lambda: "RQ: failed" in look(live, job), timeout_s=50)
+    assert "cancelled" in look(live, job)
+    errors = live.get(f"/batches/{job}", {"errors": "open", "x": "1"})
+    assert errors.count("batch_cancelled") == 5
+    assert f"{job} is over: cancelled." in live.ask("batch.cancel", {"job": job})
+    assert "had ended before: cancelled" in live.post("batch.cancel", {"job": job}).text
+
+    # If it is resumed, I expect it to run again.
+    asked = live.ask("batch.resume", {"job": job})
+    assert "5 lines have an error" in asked
+    done = live.do("batch.resume", {"job": job, "retry_errors": "on"})
+    assert done.text == f"{job} waits for a worker again, with its errors."
+    eventually(lambda: "RQ: started" in look(live, job), timeout_s=50)
+    assert "is not over" in live.ask("batch.resume", {"job": job})
+    assert live.post("batch.resume", {"job": job}).status_code == 400
+    assert yard.call("cancel", job).stdout == f"{job}: cancelling\n"
+    yard.call("status", job, "--wait", "--timeout", 50, status=1)
+    worker.terminate()
+    assert worker.wait(60) == 0
+
+
+def look(visitor: Visitor, job: str) -> str:
+    """The page of a job now, without what was read a moment ago."""
+    return text_of(visitor.get(f"/batches/{job}", {"x": os.urandom(8).hex()}))
+
+
+def test_jobs_are_listed_by_place_in_bounded_pages(
+    visitor: Visitor, queue: BatchQueue, connection: redis.Redis
+) -> None:
+    names = [enqueue(queue, f"batch_{number:04}") for number in range(300)]
+    ended = names[:120]
+    for name in ended:
+        queue.cancel(queue.find(name))
+    visitor.get("/batches", {"x": "1"})
+    calls = Calls(connection)
+    page = visitor.get("/batches", {"x": "2"})
+    made = calls.made()
+    assert sum(made.values()) < 80, made
+    assert "Waiting 180" in text_of(page)
+    assert "Never begun 120" in text_of(page)
+    assert page.count("/board/batches/batch_") == 20
+    shown = []
+    for number in range(1, 5):
+        page = visitor.get("/batches", {"place": "waiting", "page": str(number)})
+        shown += [name for name in names if f"/board/batches/{name}" in page]
+        assert ("Next" in page) == (number < 4)
+    assert shown == names[120:]
+    assert calls.made()["hgetall"] < 300
+
+
+def test_arguments_are_closed_and_their_secrets_for_admins(
+    visitor: Visitor, queue: BatchQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = enqueue(queue, params={"temperature": 0.5}, completion_window_s=3600.0)
+    assert "temperature" not in visitor.get("/batches")
+    page = visitor.get(f"/batches/{name}")
+    assert "<details>\n" in page
+    assert "token=secret" in page
+    assert "3600s" in page
+    let_in_as(monkeypatch, "operator")
+    page = visitor.get(f"/batches/{name}?x=1")
+    assert "temperature" in page
+    assert "hidden (33 characters)" in page
+    assert "secret" not in page
+
+
+def test_a_batch_of_a_gateway_has_its_tenant_and_file_ids(
+    visitor: Visitor, queue: BatchQueue
+) -> None:
+    spec = BatchSpec(
+        input="s3://bucket/tenant-lab/file-0a",
+        output="s3://bucket/tenant-lab/file-0b",
+        errors="s3://bucket/tenant-lab/file-0c",
+        tenant="lab",
+        endpoint="/v1/completions",
+    )
+    job = queue.enqueue(JobOrder(spec=spec), function=PERFORM_FOR_GATEWAYS)
+    assert "lab file-0a" in text_of(visitor.get("/batches"))
+    page = text_of(visitor.get(f"/batches/{job.id}", {"errors": "open"}))
+    assert "a client of the gateway , tenant lab" in page or "gateway, tenant lab" in page
+    assert "file-0b" in page
+    assert "it lies in the gateway's storage" in page
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "no json": {"data": b"\x80\x04pickle"},
+    "other arguments": {"data": zlib.compress(b'["tokenyard.batch.rq.work.perform", null, [], 3]')},
+    "deep": {"data": zlib.compress(b"[" * 200_000)},
+    "a meta of text": {"meta": b'"text"'},
+    "counts of text": {"meta": b'{"request_counts": {"total": "<b>"}}'},
+    "negative counts": {"meta": b'{"request_counts": {"total": -5}}'},
+    "no number": {"meta": b'{"eta_s": NaN, "lines_per_s": Infinity}'},
+    "times of text": {"meta": b'{"times": {"completed": "x", "in_progress": 1e99}}'},
+    "a strange time": {"created_at": b"yesterday"},
+    "a strange state": {"status": b"exploded"},
+}
+
+
+@pytest.mark.parametrize("fields", HOSTILE.values(), ids=HOSTILE)
+def test_a_job_that_cannot_be_read_does_not_hide_the_others(
+    visitor: Visitor, queue: BatchQueue, connection: redis.Redis, fields: dict[str, Any]
+) -> None:
+    bad, good = enqueue(queue, "batch_bad"), enqueue(queue, "batch_good")
+    connection.hset(queue.find(bad).key, mapping=fields)
+    page = visitor.get("/batches")
+    assert f"/board/batches/{good}" in page
+    assert "cannot be read" in page
+    assert bad in page
+    visitor.get(f"/batches/{bad}", status=404)
+    for action in ("batch.cancel", "batch.resume"):
+        visitor.get(f"/do/{action}", {"job": bad}, status=404)
+        assert visitor.post(action, {"job": bad}).status_code == 404
+
+
+def test_hostile_texts_of_jobs_are_shown_as_text(
+    visitor: Visitor, queue: BatchQueue, connection: redis.Redis
+) -> None:
+    evil = f"/data/{MARKUP}{EVIL}"
+    long = "y" * 1_000_000
+    names = [
+        enqueue(queue, input=evil, output=evil + "o", tenant=evil, params={evil: evil}),
+        enqueue(queue, input=long, output=long + "o", tenant=long, model=long),
+    ]
+    meta = {"status": evil, "message": evil, "request_counts": {"total": 9}}
+    connection.hset(queue.find(names[0]).key, "meta", json.dumps(meta))
+    connection.rpush(queue.rq.key, f"no such {evil}", b"\xff")
+    pages = [visitor.get("/batches")]
+    pages += [visitor.get(f"/batches/{name}", {"errors": "open"}) for name in names]
+    pages += [visitor.get("/do/batch.cancel", {"job": name}) for name in names]
+    for page in pages:
+        assert "<script>alert" not in page
+        assert "<img" not in page
+        assert not moves(page)
+        assert len(page) < 100_000
+    assert "characters)" in pages[2]
+    visitor.get("/batches/" + "x" * 9_000, status=404)
+
+
+@pytest.mark.parametrize("action", ["batch.cancel", "batch.resume"])
+def test_viewers_see_jobs_and_change_none(
+    visitor: Visitor, queue: BatchQueue, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    job = enqueue(queue)
+    if action == "batch.resume":
+        queue.cancel(queue.find(job))
+    let_in_as(monkeypatch, "viewer")
+    assert "/board/do/" not in visitor.get(f"/batches/{job}")
+    visitor.get(f"/do/{action}", {"job": job}, status=403)
+    assert visitor.post(action, {"job": job}).status_code == 403
+    let_in_as(monkeypatch, "operator")
+    assert f"/board/do/{action}" in visitor.get(f"/batches/{job}?x=1")
+    assert visitor.post(action, {"job": job}).status_code == 303
+
+
+# Errors by line
+
+
+def failed(number: int, message: str = "no") -> bytes:
+    return encode_line(
+        OutputLine(id=f"batch_req_x_{number}", error=LineError("BAD", message, number))
+    )
+
+
+def test_only_errors_of_lines_are_shown_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "secrets"
+    path.write_bytes(b"root:x:0:0\n" + failed(1) + b'{"error": "text"}\n' + b"[" * 90_000 + b"\n")
+    found = read_line_errors(path)
+    assert [one.error.line for one in found.lines] == [1]
+    assert found.is_whole
+
+
+def test_errors_are_read_to_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "errors.jsonl"
+    path.write_bytes(b"".join(failed(number, "x" * 1_000) for number in range(2_000)))
+    found = read_line_errors(path, 100)
+    assert [one.error.line for one in found.lines] == list(range(100))
+    assert not found.is_whole
+    assert len(read_line_errors(path, 10_000).lines) < 1_100
+
+
+def test_compressed_errors_are_read_as_far_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "errors.jsonl.gz"
+    whole = gzip.compress(failed(1) + failed(2))
+    path.write_bytes(whole + gzip.compress(failed(3))[:-9])
+    found = read_line_errors(path)
+    assert [one.error.line for one in found.lines][:2] == [1, 2]
+    assert (found.is_whole, "not written yet" in found.problem) == (False, True)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "null"])
+def test_what_is_no_file_of_errors_is_told(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ("a\0b" if kind == "null" else kind)
+    if kind == "folder":
+        path.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    found = read_line_errors(path)
+    assert (found.lines, found.is_whole) == ((), False)
+    assert found.problem

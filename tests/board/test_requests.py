@@ -1,0 +1,509 @@
+"""The page of requests: what it finds, how far it looks, and what operators do there."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from tests.board.looking import Looker, links_of, looking, text_of, values_of
+from tests.integration.test_listing import Counting, fill, one_of_each_state
+from tests.support.builders import make_request, random_name
+from tests.support.servers import Server
+from tests.support.yard import Yard
+from tokenyard.admin.listed import STATES
+from tokenyard.board.addresses import named_request, request_name
+from tokenyard.board.requests import actions, listing
+from tokenyard.board.requests.filters import given_place, place_text
+from tokenyard.board.requests.listing import view_requests
+from tokenyard.board.yard import Actor, BadInput, Given
+from tokenyard.board.yard import Yard as BoardYard
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import GROUP, Keys
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.wire import Request, request_fields
+from tokenyard.scripts import Scripts
+
+#: Markup, control characters, right-to-left marks, separators, letters of other directions.
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a/b/../c?d=e&f=g#h%2F%00+ ;",
+    "\x00\x1b[2J\r\n\t\x7f\x9b",
+    "\u202edlrow\u2066\u200f",
+    "שלום/مرحبا",
+    " blanks around ",
+    "x" * 200,
+    "{{ 7 * 7 }}{% raw %}",
+    "\U0001f4a9" * 50,
+)
+#: Commands of a page of twenty requests, however many there are.
+FEW = 60
+
+
+@pytest.fixture
+def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys) -> Yard:
+    return Yard(connection, keys, Scripts(connection, keys))
+
+
+@pytest.fixture
+def looker(
+    monkeypatch: pytest.MonkeyPatch, valkey_broker: Server, connection: redis.Redis, keys: Keys
+) -> Iterator[Looker]:
+    # Other tests leave ledgers on the server.
+    for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
+        monkeypatch.setattr(listing, name, 1_000_000)
+    with looking(monkeypatch, valkey_broker.url, connection, keys) as looker:
+        yield looker
+
+
+def ids(page: str) -> list[str]:
+    """The requests of a page, as their rows show them."""
+    return [text_of(one) for one in re.findall(r'<th scope="row".*?</th>', page, re.DOTALL)]
+
+
+def fail(yard: Yard, request: Request, reason: str = "POISONED: it kills engines") -> None:
+    """End a request as a worker's crashes do, with a dead letter."""
+    waiting = yard.submit(request)
+    reply = refusal(request, Code.POISONED, reason)
+    place = (waiting.intake, waiting.entry, request)
+    yard.scripts.answer(yard.token, *place, reply, dead=reason)
+
+
+def state_of(yard: Yard, client: str, request_id: str) -> str:
+    state = yard.connection.hget(yard.keys.ledger(client, request_id), "state")
+    return (state or b"").decode()
+
+
+# What is found
+
+
+def test_an_empty_yard_has_words(looker: Looker) -> None:
+    assert "No request waits or runs" in looker.get("/requests")
+    assert "No request matches" in looker.get("/requests?state=failed")
+
+
+def test_without_a_question_only_requests_in_flight_are_shown_and_nothing_is_scanned(
+    looker: Looker, yard: Yard, counting: redis.Redis
+) -> None:
+    one_of_each_state(yard)
+    assert ids(looker.get("/requests")) == ["assigned", "waiting"]
+    view_requests(BoardYard(counting, yard.keys, ""), Given({}, looker.actor))
+    assert not {"SCAN", "KEYS"} & set(Counting.sent)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_can_be_asked_for(looker: Looker, yard: Yard, state: str) -> None:
+    one_of_each_state(yard)
+    page = looker.get(f"/requests?state={state}")
+    assert ids(page) == [state]
+    assert re.search(rf'<input type="checkbox" name="state" value="{state}" checked>', page)
+
+
+@pytest.mark.parametrize(
+    ("question", "found"),
+    [
+        ("client=bob", ["waiting"]),
+        ("client=bob&state=failed&state=expired", ["expired", "failed"]),
+        ("model=adder", ["assigned"]),
+        ("model=adder&state=completed", ["completed"]),
+        ("worker=w", ["assigned"]),
+        ("worker=w.1&state=completed", ["completed"]),
+        ("worker=x", []),
+        ("error=model_UNAVAILABLE", ["failed"]),
+        ("error=for a test&order=oldest", ["cancelled", "expired", "failed"]),
+        ("id=completed", ["completed"]),
+        ("id=failed&client=bob", ["failed"]),
+        ("id=failed&client=ann", []),
+        ("newer=1h", ["assigned", "waiting"]),
+        ("older=1h", []),
+        ("tenant=acme", []),
+    ],
+)
+def test_filters(looker: Looker, yard: Yard, question: str, found: list[str]) -> None:
+    one_of_each_state(yard)
+    assert sorted(ids(looker.get(f"/requests?{question}"))) == sorted(found)
+
+
+def test_requests_of_a_tenant_are_found_in_its_intakes(looker: Looker, yard: Yard) -> None:
+    yard.scripts.submit("low", [make_request("own", tenant="acme")])
+    yard.submit(make_request("other"))
+    page = looker.get("/requests?tenant=acme")
+    assert ids(page) == ["own"]
+    assert "/tenants/acme" in looker.get(links_of(page, "own")[0])
+    assert sorted(ids(looker.get("/requests"))) == ["other", "own"]
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ("state=sleeping", "state: give one or more of"),
+        ("older=soon", "older: 'soon': give a time like"),
+        ("older=2h&newer=1h", "newer: give a longer time"),
+        ("client=a*", "client: use 1 to 100"),
+        ("id=" + "x" * 201, "1 to 200 bytes"),
+        ("order=sideways", "order: give one of"),
+    ],
+)
+def test_questions_that_make_no_sense(looker: Looker, question: str, told: str) -> None:
+    assert told in text_of(looker.get(f"/requests?{question}", 400))
+
+
+# Pages
+
+
+def numbered(yard: Yard, numbers: range) -> None:
+    for number in numbers:
+        fields: Any = request_fields(make_request(f"q{number}", client="ann"))
+        yard.push(fields, entry=f"{1000 + number}-0")
+
+
+def pages_of(looker: Looker, first: str) -> Iterator[list[str]]:
+    page = looker.get(first)
+    while True:
+        yield ids(page)
+        following = links_of(page, "Next page")
+        if not following:
+            return
+        page = looker.get(following[0])
+
+
+@pytest.mark.parametrize("order", ["oldest", "newest"])
+def test_pages_show_each_request_once(looker: Looker, yard: Yard, order: str) -> None:
+    numbered(yard, range(120))
+    seen = list(pages_of(looker, f"/requests?order={order}"))
+    assert [len(page) for page in seen] == [50, 50, 20]
+    names = [f"q{number}" for number in range(120)]
+    assert [*itertools.chain(*seen)] == (names if order == "oldest" else names[::-1])
+
+
+@pytest.mark.parametrize("order", ["oldest", "newest"])
+def test_pages_stay_stable_while_requests_come_and_go(
+    looker: Looker, yard: Yard, order: str
+) -> None:
+    numbered(yard, range(120))
+    following = pages_of(looker, f"/requests?order={order}")
+    first = next(following)
+    numbered(yard, range(120, 140))
+    yard.scripts.cancel("ann", first[-1], "for a test")  # the mark of the next page
+    yard.scripts.cancel("ann", first[0], "for a test")
+    rest = [*itertools.chain(*following)]
+    assert not set(first) & set(rest)
+    came = {f"q{number}" for number in range(120, 140)} if order == "oldest" else set()
+    assert set(rest) == {f"q{number}" for number in range(120)} - set(first) | came
+
+
+def test_requests_of_one_millisecond_are_shown_once(looker: Looker, yard: Yard) -> None:
+    for number in range(80):
+        fields: Any = request_fields(make_request(f"q{number}", client="ann"))
+        for intake in ("normal", "low"):  # the same entry in both
+            fields["client"] = intake
+            yard.push(fields, intake=intake, entry=f"1000-{number + 1}")
+    seen = list(pages_of(looker, "/requests"))
+    assert [len(page) for page in seen] == [50, 50, 50, 10]
+
+
+@pytest.mark.parametrize("request_id", HOSTILE)
+def test_a_place_survives_its_address(request_id: str) -> None:
+    place = (5, 7, "ann", request_id)
+    assert given_place(place_text(place)) == place
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-1", "1-1/", "1-1/a*/b", "/" * 9, "9" * 99 + "/a/b"])
+def test_a_place_that_is_none(text: str) -> None:
+    place = given_place(text)
+    assert place is None or place[:2] == (0, 0)
+
+
+# Bounds
+
+
+@pytest.fixture
+def counting(valkey_broker: Server) -> Iterator[redis.Redis]:
+    """A connection whose commands are in `Counting.sent`."""
+    pool = redis.ConnectionPool.from_url(valkey_broker.url, connection_class=Counting)
+    with redis.Redis(connection_pool=pool) as connection:
+        connection.ping()
+        Counting.sent.clear()
+        yield connection
+    pool.disconnect()
+
+
+def asked(counting: redis.Redis, yard: Yard, **given: str) -> dict[str, Any]:
+    values = {name: [value] for name, value in given.items()}
+    return view_requests(
+        BoardYard(counting, yard.keys, ""), Given(values, Actor("olga", "operator"))
+    )
+
+
+def test_thousands_that_wait_cost_as_few_commands_as_one_page(
+    yard: Yard, counting: redis.Redis
+) -> None:
+    fill(yard, 5000)
+    found = asked(counting, yard)
+    assert len(found["found"].requests) == listing.LIMIT
+    assert found["found"].has_more
+    assert len(Counting.sent) - listing.LIMIT <= FEW, Counting.sent
+
+
+def test_many_tenants_and_workers_are_not_all_read(yard: Yard, counting: redis.Redis) -> None:
+    for number in range(60):
+        yard.scripts.submit("normal", [make_request(f"q{number}", tenant=f"t{number}")])
+        yard.assign(yard.worker(f"w{number}"), make_request(f"a{number}"))
+    found = asked(counting, yard)
+    sent = Counting.sent
+    assert sent.count("XRANGE") <= 2 * listing.MOST_STREAMS + 5, sent
+    assert sent.count("XLEN") <= 3 * listing.MOST_STREAMS + 10, sent
+    assert found["found"].missed == {"tenants", "workers"}
+    told = " ".join(found["missed"])
+    assert "Give a tenant" in told
+    assert "Give a worker" in told
+    # Narrowed, each is found.
+    Counting.sent.clear()
+    [last] = asked(counting, yard, tenant="t59")["found"].requests
+    assert last.id == "q59"
+    assert len(Counting.sent) <= FEW
+    [running] = asked(counting, yard, worker="w59")["found"].requests
+    assert running.id == "a59"
+
+
+def test_a_search_in_the_queues_says_where_it_stopped(yard: Yard, counting: redis.Redis) -> None:
+    fill(yard, 3000, client="ann")
+    found = asked(counting, yard, client="nobody")
+    assert found["found"].missed == {"entries"}
+    assert "2,000 entries of the queues" in found["missed"][0]
+    assert Counting.sent.count("XRANGE") <= listing.MOST_ENTRIES / 100 + 8
+
+
+def test_a_search_of_ledgers_goes_on_where_it_stopped(
+    looker: Looker, yard: Yard, counting: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MOST_KEYS", 1000)
+    pipeline = yard.connection.pipeline(transaction=False)
+    names = {f"q{number}" for number in range(3000)}
+    for name in names:
+        ledger = yard.keys.ledger("ann", name)
+        pipeline.hset(ledger, mapping={"state": "completed", "sid": "low/5-0", "ended": 9})
+    pipeline.execute()
+    asked(counting, yard, state="completed")
+    assert Counting.sent.count("SCAN") == 1
+    assert Counting.sent.count("HMGET") <= 1200
+
+    seen: set[str] = set()
+    page = looker.get("/requests?state=completed")
+    assert "Only 1,000 keys of the server were searched" in page
+    for _ in range(10_000):
+        seen |= set(ids(page))
+        following = links_of(page, "Next page") or links_of(page, "Search on")
+        if not following:
+            break
+        page = looker.get(following[0])
+    assert seen == names
+
+
+def test_a_list_of_ended_ones_is_not_live(looker: Looker) -> None:
+    assert 'id="live_list" data-live' in looker.get("/requests")
+    assert 'id="live_list" data-live' not in looker.get("/requests?state=completed")
+
+
+# Hostile names
+
+
+@pytest.mark.parametrize("request_id", HOSTILE)
+def test_hostile_ids_are_shown_linked_and_selected(
+    looker: Looker, yard: Yard, request_id: str
+) -> None:
+    yard.submit(make_request(request_id, client="ann", model=request_id))
+    page = looker.get("/requests")
+    assert request_id not in page or request_id.isprintable()
+    for mark in ("<script>alert", "<img", "\x00", "\x1b", "\u202e", "\u200f"):
+        assert mark not in page
+    assert ("{{ 7 * 7 }}" in page) == (request_id.startswith("{{"))
+    [link] = re.findall(r'href="/board(/request\?[^"]*)"', page)
+    assert f"<bdi>{'x' * 200}" in looker.get(link.replace("&amp;", "&")) or request_id != "x" * 200
+    [name] = values_of(page, "request")
+    assert name.isascii()
+    assert named_request(name) == ("ann", request_id)
+    looker.do("request.cancel", {"request": name})
+    assert state_of(yard, "ann", request_id) == "cancelled"
+    exact = quote(request_id, safe="")
+    assert "cancelled" in text_of(looker.get(f"/requests?client=ann&id={exact}"))
+
+
+@pytest.mark.parametrize("name", ["", "ann", "a*/q", "ann/", "ann/" + "x" * 201, "/q"])
+def test_names_of_no_request(name: str) -> None:
+    with pytest.raises(BadInput):
+        named_request(name)
+
+
+def test_a_long_error_is_cut(looker: Looker, yard: Yard) -> None:
+    fail(yard, make_request("q"), "POISONED: " + "<b>" * 300_000)
+    page = looker.get("/requests?state=failed")
+    assert len(page) < 20_000
+    assert "<b>" not in page
+
+
+# Actions
+
+
+def test_viewers_see_no_buttons_and_may_do_nothing(looker: Looker, yard: Yard) -> None:
+    yard.submit(make_request("q", client="ann"))
+    looker.actor = Actor("vera", "viewer")
+    page = looker.get("/requests")
+    assert "/do/" not in page
+    assert 'name="request"' not in page
+    for action in ("request.cancel", "request.requeue"):
+        assert looker.post(action, {"request": "ann/q"}).status_code == 403
+        looker.ask(action, {"request": "ann/q"}, 403)
+    assert state_of(yard, "ann", "q") == "waiting"
+    assert looker.audit() == []
+
+
+def test_one_is_cancelled(looker: Looker, yard: Yard) -> None:
+    request = make_request("q", client="ann")
+    yard.submit(request)
+    asked = text_of(looker.ask("request.cancel", {"request": request_name("ann", "q")}))
+    assert "Cancel 1 request (1 waiting)?" in asked
+    assert state_of(yard, "ann", "q") == "waiting"
+    entry = looker.do("request.cancel", {"request": "ann/q", "why": "a mistake"})
+    assert (entry.who, entry.action, entry.target) == ("olga", "request.cancel", "ann/q")
+    assert entry.text == "1 request cancelled."
+    result = yard.result(request)
+    assert result
+    assert "cancelled by an operator: a mistake" in str(result.error)
+
+
+def test_selected_ones_are_cancelled_and_those_that_had_ended_are_told(
+    looker: Looker, yard: Yard
+) -> None:
+    one_of_each_state(yard)
+    chosen = {"request": ["ann/assigned", "bob/waiting", "bob/failed", "ann/assigned"]}
+    asked = text_of(looker.ask("request.cancel", chosen))
+    assert "Cancel 2 requests (1 assigned and 1 waiting)?" in asked
+    assert "1 request had ended already." in asked
+    entry = looker.do("request.cancel", chosen)
+    assert entry.text == "2 requests cancelled. 1 request had ended already."
+    assert entry.target == "ann/assigned, bob/waiting, bob/failed"
+    assert state_of(yard, "ann", "assigned") == state_of(yard, "bob", "waiting") == "cancelled"
+    assert state_of(yard, "bob", "failed") == "failed"
+
+
+def test_a_plain_request_without_a_ledger_is_cancelled(looker: Looker, yard: Yard) -> None:
+    fields: Any = request_fields(make_request("q", client="ann"))
+    waiting = yard.push(fields)
+    assert ids(looker.get("/requests")) == ["q"]
+    looker.do("request.cancel", {"request": "ann/q"})
+    assert state_of(yard, "ann", "q") == "cancelled"
+    assert waiting.entry  # the coordinator drops it, as its id has ended
+
+
+def test_all_that_match_are_cancelled_but_not_what_came_later(looker: Looker, yard: Yard) -> None:
+    for number in range(30):
+        yard.submit(make_request(f"q{number}", client="ann"))
+        yard.submit(make_request(f"q{number}", client="bob"))
+    page = looker.get("/requests?client=ann")
+    fields = {"all": "matching", "client": "ann", "until": values_of(page, "until")[0]}
+    now_ms = int(fields["until"])
+    late: Any = request_fields(make_request("late", client="ann"))
+    yard.push(late, entry=f"{now_ms + 60_000}-0")
+
+    asked = text_of(looker.ask("request.cancel", fields))
+    assert "Cancel 30 requests (30 waiting)?" in asked
+    assert "and 20 more" in asked
+    assert "ann/q0, waiting" in asked
+    entry = looker.do("request.cancel", fields)
+    assert (entry.text, entry.target) == ("30 requests cancelled.", "requests, client ann")
+    assert yard.connection.xlen(yard.keys.intake("normal")) == 31
+    assert looker.ask("request.cancel", fields).count("There is nothing to cancel") == 1
+
+
+def test_all_that_match_are_bounded_and_say_so(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "MOST", 20)
+    for number in range(30):
+        yard.submit(make_request(f"q{number}"))
+    asked = text_of(looker.ask("request.cancel", {"all": "matching"}))
+    assert "Cancel 20 requests" in asked
+    assert "More than 20 match: these are the first; do it again for the rest." in asked
+    assert "do it again" in looker.do("request.cancel", {"all": "matching"}).text
+    assert looker.do("request.cancel", {"all": "matching"}).text == "10 requests cancelled."
+
+
+def test_nothing_selected_is_refused_and_in_the_audit(looker: Looker) -> None:
+    answer = looker.post("request.cancel", {"why": "a slip"})
+    assert answer.status_code == 400
+    assert "No request is selected" in answer.text
+    assert looker.audit()[0].error.startswith("No request is selected")
+
+
+def test_what_has_ended_is_not_cancelled(looker: Looker, yard: Yard) -> None:
+    one_of_each_state(yard)
+    assert "There is nothing to cancel" in looker.ask("request.cancel", {"request": "bob/failed"})
+    assert looker.post("request.cancel", {"request": "bob/failed"}).status_code == 400
+    assert state_of(yard, "bob", "failed") == "failed"
+
+
+def test_failed_ones_are_requeued_from_their_letters(looker: Looker, yard: Yard) -> None:
+    request = make_request("q", client="ann")
+    fail(yard, request)
+    one_of_each_state(yard)
+    chosen = {"request": ["ann/q", "bob/failed", "ann/completed", "bob/waiting"]}
+    asked = text_of(looker.ask("request.requeue", chosen))
+    assert "Submit 1 failed request again?" in asked
+    for problem in ("1: has completed.", "1: waits already.", "1: failed without a dead letter"):
+        assert problem in asked
+    entry = looker.do("request.requeue", chosen)
+    assert entry.text.startswith("1 request waits again.")
+    assert state_of(yard, "ann", "q") == "waiting"
+    assert yard.connection.xlen(yard.keys.dead) == 0
+    again = "There is nothing to requeue. 1: waits already."
+    assert again in text_of(looker.ask("request.requeue", {"request": "ann/q"}))
+    assert looker.post("request.requeue", {"request": "ann/q"}).status_code == 400
+
+
+def test_all_failed_ones_that_match_are_requeued(looker: Looker, yard: Yard) -> None:
+    for number in range(12):
+        fail(yard, make_request(f"q{number}", client="ann"), f"POISONED: fault {number % 2}")
+    fields = {"all": "matching", "state": "failed", "error": "fault 1"}
+    assert "Submit 6 failed requests again?" in text_of(looker.ask("request.requeue", fields))
+    entry = looker.do("request.requeue", fields)
+    assert entry.text == "6 requests wait again."
+    assert entry.target == "requests, failed, error with 'fault 1'"
+    waiting = yard.connection.xrange(yard.keys.intake("normal"))
+    found = {getattr(parse_request(fields), "id", "") for _, fields in waiting}
+    assert found == {f"q{number}" for number in range(1, 12, 2)}
+    # A filter that asks for no failed ones requeues none.
+    assert "nothing to requeue" in looker.ask(
+        "request.requeue", {"all": "matching", "state": "waiting"}
+    )
+
+
+def test_a_page_leads_back_to_itself(looker: Looker, yard: Yard) -> None:
+    yard.submit(make_request("q", client="ann"))
+    page = looker.get("/requests?client=ann&order=newest")
+    back = values_of(page, "back")[0]
+    answer = looker.post("request.cancel", {"request": "ann/q", "back": back})
+    assert answer.headers["location"].startswith("/board/requests?client=ann&order=newest&done=")
+    assert "1 request cancelled." in looker.get(answer.headers["location"])
+
+
+def test_requests_read_through_the_group_are_listed(looker: Looker, yard: Yard) -> None:
+    """The coordinator has read them, and they still wait."""
+    yard.submit(make_request("q"))
+    yard.read()
+    assert yard.connection.xpending(yard.keys.intake("normal"), GROUP)["pending"] == 1
+    assert ids(looker.get("/requests")) == ["q"]
+    assert random_name("q") not in looker.get("/requests")

@@ -1,0 +1,62 @@
+"""``python -m tokenyard.board``, which is also ``tokenyard board``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenyard.process.extras import refuse
+from tokenyard.protocol.board_settings import BoardSettings
+
+try:
+    from tokenyard.process.program import program
+except ModuleNotFoundError as error:
+    refuse(error)
+
+TEXTS: Final = {
+    "name": "Name of this process.  [default: host and pid]",
+    "host": "Address to listen on.",
+    "port": "Port to listen on; 0 is any free one.",
+    "keys": "Whether one has to log in with a key; auto: on any address but loopback.",
+    "hosts": "Names by which browsers reach it beside localhost, separated by commas:"
+    " board.example.com, or https://board.example.com behind a proxy with TLS.",
+    "content": "The least role that sees prompts and answers.",
+    "session_s": "How long a login lasts.",
+    "max_streams": "Open pages that are kept up to date.",
+    "max_reads": "Reads and actions at once; more wait.",
+    "wait_s": "They wait for so long at most.",
+    "max_connections": "Most connections; more are answered with 503.",
+    "receive_s": "Longest time to receive a request, and a second more for each 16 KiB.",
+    "send_s": "A client that reads nothing of its answer for so long is cut off.",
+    "idle_s": "A connection without a request is closed after so long.",
+    "tls_cert": "PEM file of the certificate; without one TLS is the proxy's.",
+    "tls_key": "PEM file of its key.",
+    "grace_s": "On SIGTERM, answers may finish for so long.",
+}
+ABOUT: Final = """Serve the board: see and steer the yard in a browser, at /board.
+
+A gateway serves it, too. On loopback it asks for no key, and everybody who reaches it is an admin;
+elsewhere one logs in with a key that has a role (`tokenyard keys create --role viewer`).
+docs/board.md tells what each role may do.
+
+\b
+Examples:
+  tokenyard board
+  tokenyard board --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+  tokenyard board --keys required --hosts https://board.example.com     behind a proxy
+"""
+
+
+def run(settings: BoardSettings) -> int:
+    """Run until SIGTERM or SIGINT."""
+    # Late, so that `tokenyard --help`, which lists this command, stays quick.
+    try:
+        from tokenyard.board.server import serve
+    except ModuleNotFoundError as error:
+        refuse(error)
+    return serve(settings)
+
+
+main = program("board", BoardSettings, run, about=ABOUT, texts=TEXTS)
+
+if __name__ == "__main__":
+    main()

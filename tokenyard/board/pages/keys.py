@@ -1,0 +1,149 @@
+"""Keys of the gateway and the board: list, create, revoke."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
+from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
+from tokenyard.board.page import Page
+from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.protocol.api_keys import ApiKey, Role
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.tenants import TENANT_RULE
+from tokenyard.protocol.texts import counted, printable
+
+#: Keys on one page.
+PER_PAGE: Final = 100
+_MOST_PAGES: Final = 1_000_000
+_MOST_SHOWN: Final = 20
+_MOST_NAME: Final = 200
+_MOST_MODELS: Final = 100
+_NO_ROLE: Final = "none"
+_ROLES: Final = (_NO_ROLE, *get_args(Role))
+
+
+def _keys(yard: Yard, given: Given) -> dict[str, Any]:
+    tenant, page = given.text("tenant"), given.whole("page", 1, 1, _MOST_PAGES)
+    everything = list_keys(yard.connection, yard.keys)
+    found = [one for one in everything.items() if tenant in {"", one[1].tenant}]
+    found.reverse()  # the newest first
+    first = (page - 1) * PER_PAGE
+    return {
+        "tenant": tenant,
+        "found": found[first : first + PER_PAGE],
+        "total": len(found),
+        "number": page,
+        "pages": max(1, -(-len(found) // PER_PAGE)),
+    }
+
+
+def _preview_create(yard: Yard, given: Given) -> Preview:
+    del yard
+    return Preview(
+        "A key opens the gateway for a tenant, the board with a role, or both. It is shown once.",
+        [
+            Input("tenant", "Tenant", given.text("tenant"), hint=f"{TENANT_RULE}; empty: none"),
+            Input("role", "Role at the board", _NO_ROLE, _ROLES),
+            Input("name", "Name", hint="what it is for"),
+            Input("models", "Models that it may use", hint="with commas; empty: all"),
+            Input(
+                "classes",
+                "Priority classes that it may use",
+                hint="high, normal, low, with commas; empty: all",
+            ),
+        ],
+    )
+
+
+def _create(yard: Yard, given: Given) -> Outcome:
+    tenant, role = given.text("tenant"), given.one_of("role", _ROLES, _NO_ROLE)
+    name, models = given.text("name"), _words(given, "models")
+    if len(name) > _MOST_NAME or len(models) > _MOST_MODELS:
+        raise BadInput(f"give a name of {_MOST_NAME} characters and {_MOST_MODELS} models at most")
+    classes = [_class(word) for word in _words(given, "classes")]
+    if not tenant and role == _NO_ROLE:
+        raise Refused("Give a tenant, a role, or both: otherwise the key would open nothing.")
+    try:
+        key, key_id = create_key(
+            yard.connection,
+            yard.keys,
+            tenant,
+            name=name,
+            models=models or None,
+            classes=classes or None,
+            role=next((one for one in get_args(Role) if one == role), None),
+        )
+    except InvalidRequest as error:
+        raise Refused(str(error)) from error
+    whose = _whose(tenant, role)
+    return Outcome(
+        f"Key {key_id} {whose} created.",
+        f"key {key_id} {whose}",
+        secret=key,
+        details={"name": name, "models": ",".join(models), "classes": ",".join(classes)},
+    )
+
+
+def _words(given: Given, name: str) -> list[str]:
+    return [word for part in given.text(name).split(",") if (word := part.strip())]
+
+
+def _class(word: str) -> PriorityClass:
+    for known in PRIORITY_CLASSES:
+        if word == known:
+            return known
+    raise Refused(f"There is no class {word[:50]!r}: use {', '.join(PRIORITY_CLASSES)}.")
+
+
+def _whose(tenant: str, role: str | None) -> str:
+    """``of research, with the role operator``."""
+    parts = [f"of {printable(tenant)}"] if tenant else []
+    parts += [f"with the role {role}"] if role and role != _NO_ROLE else []
+    return ", ".join(parts)
+
+
+def _preview_revoke(yard: Yard, given: Given) -> Preview:
+    found = _selected(yard, given)
+    if not found:
+        return Preview("There is no such key any more.", count=0)
+    items = [
+        f"{key_id} {_whose(key.tenant, key.role)}" + (f": {key.name}" if key.name else "")
+        for key_id, key in list(found.items())[:_MOST_SHOWN]
+    ]
+    text = f"Revoke {counted(len(found), 'key')}. Gateways notice within seconds; running requests"
+    text += " go on. It cannot be undone."
+    if any(given.actor.name.startswith(key_id) for key_id in found):
+        text += " You are logged in with one of them: that ends, too."
+    return Preview(text, items=items, count=len(found))
+
+
+def _revoke(yard: Yard, given: Given) -> Outcome:
+    found = _selected(yard, given)
+    revoked = [key_id for key_id in found if revoke_key(yard.connection, yard.keys, key_id)]
+    if not revoked:
+        raise Refused("There is no such key any more.")
+    named = ", ".join(
+        f"{key_id} {_whose(found[key_id].tenant, found[key_id].role)}"
+        for key_id in revoked[:_MOST_SHOWN]
+    )
+    return Outcome(f"{counted(len(revoked), 'key')} revoked.", f"key {named}")
+
+
+def _selected(yard: Yard, given: Given) -> Mapping[str, ApiKey]:
+    wanted = given.texts("key")
+    if not any(wanted):
+        raise BadInput("key: select at least one")
+    found = list_keys(yard.connection, yard.keys)
+    return {key_id: found[key_id] for key_id in dict.fromkeys(wanted) if key_id in found}
+
+
+PAGES: Final[tuple[Page, ...]] = (
+    Page("/keys", "Keys", "keys.html", _keys, role="admin", menu="Keys"),
+)
+ACTIONS: Final[tuple[Action, ...]] = (
+    Action("key.create", "Create a key", "admin", _preview_create, _create),
+    Action("key.revoke", "Revoke keys", "admin", _preview_revoke, _revoke, is_dangerous=True),
+)

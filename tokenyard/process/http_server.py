@@ -1,0 +1,76 @@
+"""What the programs that serve HTTP share: their port, and uvicorn as they use it."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tokenyard.process.http_connection import BoundedConnection, bounded
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.http_settings import HttpSettings
+
+
+def listen(settings: HttpSettings) -> socket.socket:
+    """Open the port first: a port that is taken should not cost the time of an import."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        place = f"{settings.host}:{settings.port}"
+        raise SettingsError([f"port: cannot listen on {place}: {error.strerror}"]) from error
+    return listener
+
+
+def address(settings: HttpSettings, listener: socket.socket) -> str:
+    """Its URL, with the port that it has got."""
+    scheme = "http" if settings.tls_cert is None else "https"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our bounds, and without its own signal handlers."""
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings, kind: type[BoundedConnection]) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            http=bounded(settings, kind),
+            ws="none",
+            timeout_keep_alive=math.ceil(settings.idle_s),
+            limit_concurrency=settings.max_connections,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the program."""
+        yield
+
+    def cut(self) -> None:
+        """Close all connections once what was written is sent; no stream is completed."""
+        for connection in list(self.server_state.connections):
+            cast("BoundedConnection", connection).transport.close()
+
+
+def exit_after(seconds: float, status: int) -> None:
+    """End the process in any case: the interpreter would wait for a thread that waits."""
+    last = threading.Timer(seconds, os._exit, (status,))
+    last.daemon = True
+    last.start()

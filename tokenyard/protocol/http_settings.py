@@ -1,0 +1,66 @@
+"""What the programs that serve HTTP have in common."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tokenyard.protocol.settings import ProgramSettings
+
+KeyRule = Literal["auto", "required", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings(ProgramSettings):
+    """Where a program listens, and the bounds of its connections."""
+
+    #: Where it listens. Keys are required on any address but loopback.
+    host: str = "127.0.0.1"
+    port: int
+    #: Whether requests need a key; ``auto``: on any address but loopback.
+    keys: KeyRule = "auto"
+    #: Connections; more are answered with 503.
+    max_connections: int
+    #: A request must be received within this time, and a second more for each 16 KiB of it.
+    receive_s: float = 30.0
+    #: A client that reads nothing of its answer for so long is cut off.
+    send_s: float = 60.0
+    #: A connection without a request is closed after so long; more than a load balancer keeps it.
+    idle_s: float = 75.0
+    #: PEM files; without them TLS is the proxy's.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    #: On SIGTERM, answers under way may finish for so long; then streams end.
+    grace_s: float
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether a request without a valid key is refused."""
+        return self.keys == "required" or (self.keys == "auto" and not self._is_local)
+
+    @property
+    def _is_local(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def _http_errors(self) -> Iterator[str]:
+        if not 0 <= self.port < 2**16:
+            yield "port: must be 0 to 65535; 0 is any free one"
+        for label in ("receive_s", "send_s", "idle_s", "max_connections"):
+            if getattr(self, label) <= 0:
+                yield f"{label}: must be positive"
+        if self.grace_s < 0:
+            yield "grace_s: must not be negative"
+        if self.keys == "off" and not self._is_local:
+            yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
+        if (self.tls_cert is None) != (self.tls_key is None):
+            yield "tls_cert, tls_key: give both or none"
+        for label in ("tls_cert", "tls_key"):
+            file = getattr(self, label)
+            if file is not None and not file.is_file():
+                yield f"{label}: no file at {file}"
