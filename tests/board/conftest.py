@@ -1,4 +1,4 @@
-"""The board's own program on a loopback port."""
+"""Boards and the yards that they show."""
 
 from __future__ import annotations
 
@@ -9,16 +9,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
+from tests.board.device_yard import DeviceYard
+from tests.board.visitor import Visitor
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import Scripts
+
+
+@pytest.fixture
+def devices(connection: redis.Redis, keys: Keys, scripts: Scripts, redis_url: str) -> DeviceYard:
+    """A yard whose hosts and workers the test writes."""
+    return DeviceYard(connection, keys, scripts, redis_url)
+
+
+@pytest.fixture
+def visitor(redis_url: str, keys: Keys) -> Iterator[Visitor]:
+    """Somebody at the board of that yard, who may do everything."""
+    visiting = Visitor(redis_url, keys.yard)
+    yield visiting
+    visiting.close()
 
 
 @pytest.fixture(scope="module")
 def served(
     shared_server: object, tmp_path_factory: pytest.TempPathFactory, no_leftover_processes: None
 ) -> Iterator[str]:
-    """Host and port of a board without keys."""
+    """Host and port of a board without keys: its own program on a loopback port."""
     server: Server = shared_server("valkey")  # type: ignore[operator]
     log: Path = tmp_path_factory.mktemp("board") / "log"
     command = [sys.executable, "-m", "tokenyard", "--redis-url", server.url, "board", "--port", "0"]
