@@ -68,9 +68,9 @@ def test_lines_stay_within_the_axes() -> None:
 @pytest.mark.parametrize(
     ("values", "unit", "ticks"),
     [
-        ([3.0], COUNT, ["0", "2.5", "5"]),
-        ([1.0], COUNT, ["0", "0.5", "1"]),
-        ([0.0], COUNT, ["0", "0.5", "1"]),
+        ([3.0], COUNT, ["0", "2", "4"]),
+        ([50.0], COUNT, ["0", "50", "100"]),
+        ([0.0], COUNT, ["0", "1", "2"]),
         ([101.0], RATE, ["0", "100/s", "200/s"]),
         ([1_500.0], RATE, ["0", "1 k/s", "2 k/s"]),
         ([0.3], DURATION, ["0", "250 ms", "500 ms"]),
