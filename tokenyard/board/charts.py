@@ -57,7 +57,7 @@ def number(value: float) -> str:
 DURATION: Final = Unit(duration, 0.01)
 RATE: Final = Unit(lambda value: f"{number(value)}/s", 1.0)
 #: Half of the axis is a whole number, too.
-COUNT: Final = Unit(number, 2.0, (2.0, 4.0, 10.0))
+COUNT: Final = Unit(number, 2.0, (1.0, 2.0, 4.0, 10.0))
 
 
 def _short(value: float) -> str:
