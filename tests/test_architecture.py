@@ -165,7 +165,7 @@ def test_no_long_test_is_forgotten() -> None:
     long = tox_ini()["testenv:long"]["commands"]
     assert '-m "(long or hypothesis) and not gpu"' in long
     assert long.split()[-2:] == ["tests", "{posargs}"]
-    assert set(environments("long")) == {"long", "model", "bench-quick"}
+    assert set(environments("long")) == {"long", "model", "bench-vllm", "bench-queue"}
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert ci.index("make test ") < ci.index("make test-long ") < ci.index("install-light quick ")
 
