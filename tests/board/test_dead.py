@@ -376,8 +376,8 @@ def test_pieces_of_long_letters_are_small(
 def test_an_action_that_takes_too_long_says_so(
     looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenyard.board.pages.dead._ACT_S", -1.0)
-    monkeypatch.setattr("tokenyard.board.pages.dead._COUNT_S", -1.0)
+    monkeypatch.setattr("tokenyard.board.pages.dead_actions._ACT_S", -1.0)
+    monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", -1.0)
     names = bury_many(yard, 300)
     asked = asked_of(looker, "dead.drop", {"upto": names[-1], "client": "bob"})
     assert "Drop at least 10 dead letters with client bob" in asked  # of the first twenty
