@@ -82,7 +82,7 @@ def class_of_sid(server_id: str) -> PriorityClass:
 
 def is_letter(name: str) -> bool:
     """Whether a letter may have this name."""
-    return bool(_ENTRY.fullmatch(name)) and max(position(name)) < _MOST
+    return bool(_ENTRY.fullmatch(name)) and 0 < max(position(name)) < _MOST
 
 
 def dead_letters(connection: redis.Redis, keys: Keys, most: int = 100) -> list[DeadLetter]:
