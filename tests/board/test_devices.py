@@ -11,7 +11,9 @@ from tests.board.visitor import Visitor, let_in_as, text_of
 from tests.support.builders import make_request
 from tests.support.yard import LONG_MS
 from tokenyard.admin.signals import Signals
-from tokenyard.board.pages.devices import MOST_COMMANDS, TILES, rates_of
+from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, TILES, rates_of
+from tokenyard.board.rendering import Templates
+from tokenyard.board.yard import Actor, Given, Yard
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
@@ -39,8 +41,8 @@ def test_a_ready_device_shows_its_figures(devices: DeviceYard, visitor: Visitor)
 
     for said in (
         *("1 device of 1 host", "1 ready", "gpu-1 · device 0", "adder", "Running 1 of 4"),
-        *("Lane 1 of 6", "First token 0.2 s", "Memory 3.0 GiB", "Temperature 61 °C"),
-        *("Power 305 W", "Last change took 2.0 s", "Tokens measuring"),
+        *("Lane 1 of 6", "First token 250 ms", "Memory 3.0 GiB", "Temperature 61 °C"),
+        *("Power 305 W", "Loaded in 2.0 s weights 2.0 s", "Tokens measuring"),
     ):
         assert said in text
 
@@ -136,7 +138,7 @@ def test_filters_choose_devices(
 
     page = visitor.get("/devices", filters)
 
-    found = re.findall(r'<h3><a href="/board/devices/([^"]*)"', page)
+    found = re.findall(r'<h2><a href="/board/devices/([^"]*)"', page)
     assert found == names
     assert ("No device fits this filter" in page) == (not names)
     for value in filters.values():
@@ -298,3 +300,30 @@ def test_the_page_of_one_of_a_thousand_workers_asks_for_one_lane(
     asked = keys_asked_for(redis_url, keys, lambda: visitor.get("/devices/host-3-7"))
     assert {key.rpartition(":lane:")[2] for key in asked if ":lane:" in key} == {"host-3-7.1"}
     assert len(asked) <= 40
+
+
+def test_a_device_without_figures_has_no_empty_list(devices: DeviceYard, visitor: Visitor) -> None:
+    devices.join("gpu-1-0", controller="gpu-1", state="warm", model="")
+    assert "<dl" not in visitor.get("/devices")
+
+
+def test_live_blocks_change_only_with_the_yard(
+    devices: DeviceYard, visitor: Visitor, redis_url: str, keys: Keys
+) -> None:
+    """An open page of a quiet yard is sent nothing."""
+    devices.lead()
+    devices.offer("gpu-1", ModelInfo(name="adder", load_s=2.0))
+    devices.join("gpu-1-0", controller="gpu-1", phases_s={"weights": 2}, since_ms=1)
+    for path, page in zip(("/devices", "/devices/gpu-1-0"), PAGES, strict=True):
+        visitor.get(path)  # the first look has no rates
+        [sample, *_] = rates_of(redis_url, keys.yard)._samples
+        object.__setattr__(sample, "at_ms", sample.at_ms - 3_000)
+        given = Given({"worker": ["gpu-1-0"]}, Actor("olga", "operator"))
+        yard = Yard(devices.connection, devices.keys, redis_url)
+        context = {"root": "/board", "actor": given.actor, "page": page}
+        first, second = (
+            Templates().live_blocks(page.template, context | page.view(yard, given))
+            for _ in range(2)
+        )
+        assert first
+        assert first == second
