@@ -1,4 +1,4 @@
-"""Boards, alone or on a loopback port, and the yards that they show."""
+"""Boards and the yards that they show."""
 
 from __future__ import annotations
 
@@ -12,18 +12,33 @@ import pytest
 import redis
 
 from tests.board.device_yard import DeviceYard
-from tests.board.visitor import Visitor
+from tests.board.looking import Looker, looking
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 
+@pytest.fixture
+def devices(connection: redis.Redis, keys: Keys, scripts: Scripts) -> DeviceYard:
+    """A yard whose hosts and workers the test writes."""
+    return DeviceYard(connection, keys, scripts)
+
+
+@pytest.fixture
+def visitor(
+    monkeypatch: pytest.MonkeyPatch, redis_url: str, connection: redis.Redis, keys: Keys
+) -> Iterator[Looker]:
+    """An operator at the board of that yard."""
+    with looking(monkeypatch, redis_url, connection, keys) as looker:
+        yield looker
+
+
 @pytest.fixture(scope="module")
 def served(
     shared_server: object, tmp_path_factory: pytest.TempPathFactory, no_leftover_processes: None
 ) -> Iterator[str]:
-    """Host and port of a board without keys."""
+    """Host and port of a board without keys: its own program on a loopback port."""
     server: Server = shared_server("valkey")  # type: ignore[operator]
     log: Path = tmp_path_factory.mktemp("board") / "log"
     command = [sys.executable, "-m", "tokenyard", "--redis-url", server.url, "board", "--port", "0"]
@@ -34,17 +49,3 @@ def served(
         yield found[1]
         process.terminate()
         assert process.wait(20) == 0
-
-
-@pytest.fixture
-def devices(connection: redis.Redis, keys: Keys, scripts: Scripts) -> DeviceYard:
-    """A yard whose hosts and workers the test writes."""
-    return DeviceYard(connection, keys, scripts)
-
-
-@pytest.fixture
-def visitor(redis_url: str, keys: Keys) -> Iterator[Visitor]:
-    """Somebody at the board of that yard, who may do everything."""
-    visiting = Visitor(redis_url, keys.yard)
-    yield visiting
-    visiting.close()

@@ -70,6 +70,13 @@ def stage(
 
 
 @pytest.fixture(scope="session")
+def speaking(stage: Stage) -> Stage:
+    """The same, once vLLM serves and has been asked."""
+    stage.speak()
+    return stage
+
+
+@pytest.fixture(scope="session")
 def board(stage: Stage) -> Iterator[str]:
     """The URL of a board without keys, which shows prompts and answers."""
     options = BoardOptions(needs_keys=False, shows_content_to="viewer")

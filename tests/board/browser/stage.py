@@ -6,19 +6,23 @@ are those of a plausible yard, since its pages are also the pictures of docs/boa
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from tests.batch.running import batch, start
 from tests.gateway.speaker import MAX_LEN, write_speaker
-from tests.support.builders import make_request
+from tests.support.builders import entry_fields, make_request, random_name
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.api_keys import create_key
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import Order, worker_scope
+from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, SamplingParams
 
@@ -48,6 +52,12 @@ kv_cache_gib = 0.125
 """
 #: Time for vLLM to be imported on busy cores, and a model to be loaded.
 READY_S: Final = 300.0
+#: Reasons of dead letters, as the leader writes them.
+_DEATHS: Final = (
+    ("batch-0117", "llama-3.1-8b", "POISONED: 2 workers crashed while it ran alone"),
+    ("batch-0311", "llama-3.1-8b", "POISONED: 2 workers crashed while it ran alone"),
+    ("web-7f31", "qwen3-32b", "INFERENCE_ERROR: failed 3 times: device-side assert triggered"),
+)
 TENANTS: Final = {
     "research": TenantSettings(weight=4.0, tokens_per_day=50_000_000),
     "product": TenantSettings(weight=2.0, max_running_requests=64),
@@ -56,13 +66,18 @@ TENANTS: Final = {
 
 
 class Stage:
-    """The yard. `start` returns before vLLM serves; `speak` waits for that."""
+    """The yard. `start` returns before vLLM serves; `speak` waits for that.
+
+    ``spoken`` is the last request that vLLM has got.
+    """
 
     def __init__(self, broker: Server, folder: Path, name: str = "") -> None:
         self.plant = Plant(broker.url, name)
         self.url = broker.url
         self.yard = self.plant.keys.yard
+        self.spoken = ""
         self._folder = folder
+        self._workers: list[subprocess.Popen[bytes]] = []
 
     def start(self, *, with_vllm: bool) -> None:
         """Start the processes and put requests in."""
@@ -94,14 +109,54 @@ class Stage:
         self.submit("llama-3.1-8b", 6, 4000, client="web", tenant="product")
         self.submit("qwen3-32b", 2, 4000, client="agents", tenant="research")
         self.submit("llama-3.1-8b", 24, 500, client="nightly", tenant="research")
-        self.submit("mistral-7b", 8, 500, client="trial", tenant="free")
+        self.submit("mistral-7b", 8, 500, "low", client="trial", tenant="free")
         connection, keys = self.plant.connection, self.plant.keys
         create_key(connection, keys, "product", models=["llama-3.1-8b"], classes=["high", "normal"])
         create_key(connection, keys, "free", models=["mistral-7b"], classes=["low"])
         order = Order(signal="PAUSE", scope=worker_scope("gpu-a-3"), why="new driver", by="ops@gw")
         Signals(connection, keys).give(order)
+        for request_id, model, reason in _DEATHS:
+            self.bury(request_id, model, reason)
+        self.submit_batch("evaluation", 600, "llama-3.1-8b")
+        self.submit_batch("summaries", 40, "mistral-7b", '{"custom_id": "x", "body": 1}\n')
+        self._workers.append(start(self.plant, self._folder / "batch.log", "worker"))
 
-    def submit(self, model: str, count: int, max_tokens: int, **fields: Any) -> list[Request]:
+    def bury(self, request_id: str, model: str, reason: str, **fields: Any) -> str:
+        """Write a dead letter; its name."""
+        request = make_request(request_id, client="nightly", model=model, tokens=[1] * 900)
+        told = {b"dead_reason": reason.encode(), b"dead_sid": b"low/1-0", b"crashes": b"2"}
+        letter = entry_fields(request, **fields) | told
+        added: Any = self.plant.connection.xadd(self.plant.keys.dead, letter)
+        return bytes(added).decode()
+
+    def submit_batch(self, name: str, lines: int, model: str, more: str = "") -> None:
+        """Submit a file as users do."""
+        asked = [
+            {"id": f"{name}-{at}", "prompt": [1, 2, 3], "max_tokens": 8} for at in range(lines)
+        ]
+        path = self._folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in asked) + more)
+        output = self._folder / f"{name}.out.jsonl"
+        done = batch(self.plant, "submit", path, "-o", output, "--model", model)
+        assert done.returncode == 0, done.stderr
+
+    def _names(self) -> set[str]:
+        return {one.name for one in self.plant.roster().values()}
+
+    def stop(self) -> None:
+        """End what `Plant` does not know."""
+        for worker in self._workers:
+            worker.terminate()
+            worker.wait()
+
+    def submit(
+        self,
+        model: str,
+        count: int,
+        max_tokens: int,
+        priority_class: PriorityClass = "normal",
+        **fields: Any,
+    ) -> list[Request]:
         """Streams of a model."""
         params = SamplingParams(max_tokens=max_tokens)
         requests = [
@@ -115,11 +170,13 @@ class Stage:
             )
             for number in range(count)
         ]
-        self.plant.push_all(requests)
+        self.plant.push_all(requests, priority_class)
         return requests
 
-    def speak(self, request_id: str, max_tokens: int = 900) -> None:
-        """Have vLLM write a long text, and wait for its first tokens."""
+    def speak(self, max_tokens: int = 900) -> str:
+        """Have vLLM write a long text, and wait for its first tokens; the request's id."""
+        eventually(lambda: "cpu-b" in self._names(), timeout_s=READY_S)
+        self.spoken = request_id = random_name("story")
         request = make_request(
             request_id,
             prompt="abc",
@@ -130,6 +187,7 @@ class Stage:
         )
         self.plant.push(request)
         eventually(lambda: self.plant.published(request_id, "web") >= 3, timeout_s=READY_S)
+        return request_id
 
 
 @contextmanager
@@ -138,4 +196,7 @@ def staged(broker: Server, folder: Path, *, with_vllm: bool, name: str = "") -> 
     stage = Stage(broker, folder, name)
     with stage.plant:
         stage.start(with_vllm=with_vllm)
-        yield stage
+        try:
+            yield stage
+        finally:
+            stage.stop()
