@@ -12,7 +12,7 @@ from tests.board.browser.serving import serving
 from tests.board.browser.stage import Stage, staged
 from tests.board.browser.window import Window
 from tests.support.absence import imported, lacks
-from tests.support.servers import Server, ServerName
+from tests.support.servers import Server, find_binary
 from tokenyard.board.settings import BoardOptions
 
 NewWindow = Callable[..., Window]
@@ -57,16 +57,15 @@ def new_window(chromium: Any) -> Iterator[NewWindow]:
 
 
 @pytest.fixture(scope="session")
-def stage(
-    no_leftover_processes: None,
-    shared_server: Callable[[ServerName], Server],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stage]:
-    """The live yard of all tests that do not kill its parts."""
+def stage(no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The live yard of all tests that do not kill its parts, on a server of its own."""
     folder = tmp_path_factory.mktemp("stage")
-    with staged(shared_server("valkey"), folder, with_vllm=True) as running:
+    broker = Server("valkey", find_binary("valkey"), folder, aof=True)
+    broker.start()
+    with staged(broker, folder, with_vllm=True, name="main") as running:
         running.fill()
         yield running
+    broker.stop()
 
 
 @pytest.fixture(scope="session")
