@@ -39,9 +39,10 @@ class Looker:
         is_let_in = self.actor.may(role)  # type: ignore[arg-type]
         return self.actor if is_let_in else PlainTextResponse("not allowed", 403)
 
-    def get(self, path: str, status: int = 200) -> str:
+    def get(self, path: str, status: int = 200, parameters: Fields | None = None) -> str:
         """A page; ``path`` lies below the board."""
-        answer = self._client.get(path if path.startswith(ROOT) else ROOT + path)
+        path = path if path.startswith(ROOT) else ROOT + path
+        answer = self._client.get(path, params=parameters)  # type: ignore[arg-type]
         assert answer.status_code == status, answer.text
         return answer.text
 

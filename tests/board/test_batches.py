@@ -15,8 +15,8 @@ import redis
 
 from tests.batch.conftest import completion, write_lines
 from tests.batch.test_rq import BatchYard
-from tests.board.test_dead import Calls
-from tests.board.visitor import Visitor, let_in_as, text_of
+from tests.board.looking import Looker, looking, text_of
+from tests.board.test_dead import Calls, asked_of
 from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.processes import Plant
 from tests.support.servers import Server
@@ -27,6 +27,7 @@ from tokenyard.batch.rq.jobs import PERFORM_FOR_GATEWAYS, BatchQueue, JobOrder
 from tokenyard.batch.rq.listing import PLACES
 from tokenyard.batch.state import BatchSpec
 from tokenyard.board.pages import batches
+from tokenyard.board.yard import Actor
 
 __all__ = ["write_lines"]
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>'\""
@@ -47,10 +48,9 @@ def yard(
 
 
 @pytest.fixture
-def live(yard: BatchYard) -> Iterator[Visitor]:
-    made = Visitor(yard.plant.url, yard.plant.keys.yard)
-    yield made
-    made.close()
+def live(yard: BatchYard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looker]:
+    with looking(monkeypatch, yard.plant.url, yard.plant.connection, yard.plant.keys) as made:
+        yield made
 
 
 @pytest.fixture
@@ -66,10 +66,11 @@ def queue(connection: redis.Redis, keys: Any) -> BatchQueue:
 
 
 @pytest.fixture
-def visitor(valkey_broker: Server, keys: Any) -> Iterator[Visitor]:
-    made = Visitor(valkey_broker.url, keys.yard)
-    yield made
-    made.close()
+def looker(
+    valkey_broker: Server, connection: redis.Redis, keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Looker]:
+    with looking(monkeypatch, valkey_broker.url, connection, keys) as made:
+        yield made
 
 
 def enqueue(queue: BatchQueue, name: str = "", **options: Any) -> str:
@@ -79,23 +80,23 @@ def enqueue(queue: BatchQueue, name: str = "", **options: Any) -> str:
     return queue.enqueue(order, job_id=name).id
 
 
-def test_no_jobs_are_told_in_words(visitor: Visitor) -> None:
-    assert "No batch was submitted to RQ" in visitor.get("/batches")
+def test_no_jobs_are_told_in_words(looker: Looker) -> None:
+    assert "No batch was submitted to RQ" in looker.get("/batches")
     for place in PLACES:
-        assert f"No batch is {place}." in visitor.get("/batches", {"place": place})
-    assert "There is no batch job" in text_of(visitor.get("/batches/batch_no", status=404))
+        assert f"No batch is {place}." in looker.get("/batches", parameters={"place": place})
+    assert "There is no batch job" in text_of(looker.get("/batches/batch_no", status=404))
 
 
 def test_without_rq_the_page_says_what_to_install(
-    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "is_installed", lambda: False)
-    assert "pip install" in visitor.get("/batches")
+    assert "pip install" in looker.get("/batches")
     for path in ("/batches/x", "/do/batch.cancel?job=x", "/do/batch.resume?job=x"):
-        assert "pip install" in visitor.get(path, status=400)
+        assert "pip install" in looker.get(path, status=400)
 
 
-def test_a_job_is_followed_to_its_end(yard: BatchYard, live: Visitor) -> None:
+def test_a_job_is_followed_to_its_end(yard: BatchYard, live: Looker) -> None:
     lines = [completion(number) for number in range(20)] + ["{broken", completion(7, max_tokens=0)]
     job = yard.submit(yard.write("in.jsonl", lines), "-o", yard.folder / "out.jsonl")
     # Given a waiting job
@@ -106,19 +107,19 @@ def test_a_job_is_followed_to_its_end(yard: BatchYard, live: Visitor) -> None:
     assert "an operator or a script" in text_of(page)
     # If a worker has run it, I expect its counts and its errors by line.
     yard.work_off()
-    shown = text_of(live.get("/batches", {"place": "completed"}))
-    assert f"{job} completed" in shown
+    shown = text_of(live.get("/batches", parameters={"place": "completed"}))
+    assert f"{job} in.jsonl completed" in shown
     assert "22 of 22 2" in shown
-    page = live.get(f"/batches/{job}", {"x": "2"})
+    page = live.get(f"/batches/{job}", parameters={"x": "2"})
     assert "Show the first 100" in page
     assert "not valid JSON" not in page
-    errors = text_of(live.get(f"/batches/{job}", {"errors": "open"}))
+    errors = text_of(live.get(f"/batches/{job}", parameters={"errors": "open"}))
     assert "All 2" in errors
     assert "21 \N{EN DASH}" in errors
     assert "22 line-7" in errors
 
 
-def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Visitor) -> None:
+def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Looker) -> None:
     # Given an endless job
     lines = [completion(number, max_tokens=100_000) for number in range(5)]
     source = yard.write("in.jsonl", [completion(99), *lines])
@@ -133,7 +134,7 @@ def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Visitor) 
     assert "RQ's worker" in shown
 
     # If it is cancelled
-    asked = live.ask("batch.cancel", {"job": job})
+    asked = asked_of(live, "batch.cancel", {"job": job})
     assert f"Cancel {job}. Answers stay; 5 lines without one get the error" in asked
     done = live.do("batch.cancel", {"job": job, "why": "wrong file"})
     assert (done.text, done.target) == (f"{job}: cancelling.", f"batch {job}")
@@ -142,18 +143,18 @@ def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Visitor) 
     # I expect an error for each line, and no way to cancel it again.
     eventually(lambda: "RQ: failed" in look(live, job), timeout_s=50)
     assert "cancelled" in look(live, job)
-    errors = live.get(f"/batches/{job}", {"errors": "open", "x": "1"})
+    errors = live.get(f"/batches/{job}", parameters={"errors": "open", "x": "1"})
     assert errors.count("batch_cancelled") == 5
-    assert f"{job} is over: cancelled." in live.ask("batch.cancel", {"job": job})
+    assert f"{job} is over: cancelled." in asked_of(live, "batch.cancel", {"job": job})
     assert "had ended before: cancelled" in live.post("batch.cancel", {"job": job}).text
 
     # If it is resumed, I expect it to run again.
-    asked = live.ask("batch.resume", {"job": job})
+    asked = asked_of(live, "batch.resume", {"job": job})
     assert "5 lines have an error" in asked
     done = live.do("batch.resume", {"job": job, "retry_errors": "on"})
     assert done.text == f"{job} waits for a worker again, with its errors."
     eventually(lambda: "RQ: started" in look(live, job), timeout_s=50)
-    assert "is not over" in live.ask("batch.resume", {"job": job})
+    assert "is not over" in asked_of(live, "batch.resume", {"job": job})
     assert live.post("batch.resume", {"job": job}).status_code == 400
     assert yard.call("cancel", job).stdout == f"{job}: cancelling\n"
     yard.call("status", job, "--wait", "--timeout", 50, status=1)
@@ -161,21 +162,21 @@ def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Visitor) 
     assert worker.wait(60) == 0
 
 
-def look(visitor: Visitor, job: str) -> str:
+def look(looker: Looker, job: str) -> str:
     """The page of a job now, without what was read a moment ago."""
-    return text_of(visitor.get(f"/batches/{job}", {"x": os.urandom(8).hex()}))
+    return text_of(looker.get(f"/batches/{job}", parameters={"x": os.urandom(8).hex()}))
 
 
 def test_jobs_are_listed_by_place_in_bounded_pages(
-    visitor: Visitor, queue: BatchQueue, connection: redis.Redis
+    looker: Looker, queue: BatchQueue, connection: redis.Redis
 ) -> None:
     names = [enqueue(queue, f"batch_{number:04}") for number in range(300)]
     ended = names[:120]
     for name in ended:
         queue.cancel(queue.find(name))
-    visitor.get("/batches", {"x": "1"})
+    looker.get("/batches", parameters={"x": "1"})
     calls = Calls(connection)
-    page = visitor.get("/batches", {"x": "2"})
+    page = looker.get("/batches", parameters={"x": "2"})
     made = calls.made()
     assert sum(made.values()) < 80, made
     assert "Waiting 180" in text_of(page)
@@ -183,7 +184,7 @@ def test_jobs_are_listed_by_place_in_bounded_pages(
     assert page.count("/board/batches/batch_") == 20
     shown = []
     for number in range(1, 5):
-        page = visitor.get("/batches", {"place": "waiting", "page": str(number)})
+        page = looker.get("/batches", parameters={"place": "waiting", "page": str(number)})
         shown += [name for name in names if f"/board/batches/{name}" in page]
         assert ("Next" in page) == (number < 4)
     assert shown == names[120:]
@@ -191,23 +192,24 @@ def test_jobs_are_listed_by_place_in_bounded_pages(
 
 
 def test_arguments_are_closed_and_their_secrets_for_admins(
-    visitor: Visitor, queue: BatchQueue, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, queue: BatchQueue
 ) -> None:
+    looker.actor = Actor("ada", "admin")
     name = enqueue(queue, params={"temperature": 0.5}, completion_window_s=3600.0)
-    assert "temperature" not in visitor.get("/batches")
-    page = visitor.get(f"/batches/{name}")
+    assert "temperature" not in looker.get("/batches")
+    page = looker.get(f"/batches/{name}")
     assert "<details>\n" in page
     assert "token=secret" in page
     assert "3600s" in page
-    let_in_as(monkeypatch, "operator")
-    page = visitor.get(f"/batches/{name}?x=1")
+    looker.actor = Actor("olga", "operator")
+    page = looker.get(f"/batches/{name}?x=1")
     assert "temperature" in page
     assert "hidden (33 characters)" in page
     assert "secret" not in page
 
 
 def test_a_batch_of_a_gateway_has_its_tenant_and_file_ids(
-    visitor: Visitor, queue: BatchQueue
+    looker: Looker, queue: BatchQueue
 ) -> None:
     spec = BatchSpec(
         input="s3://bucket/tenant-lab/file-0a",
@@ -217,8 +219,10 @@ def test_a_batch_of_a_gateway_has_its_tenant_and_file_ids(
         endpoint="/v1/completions",
     )
     job = queue.enqueue(JobOrder(spec=spec), function=PERFORM_FOR_GATEWAYS)
-    assert "lab file-0a" in text_of(visitor.get("/batches"))
-    page = text_of(visitor.get(f"/batches/{job.id}", {"errors": "open"}))
+    listed = text_of(looker.get("/batches"))
+    assert f"{job.id} file-0a validating" in listed
+    assert listed.endswith("Z lab")
+    page = text_of(looker.get(f"/batches/{job.id}", parameters={"errors": "open"}))
     assert "a client of the gateway , tenant lab" in page or "gateway, tenant lab" in page
     assert "file-0b" in page
     assert "it lies in the gateway's storage" in page
@@ -240,22 +244,22 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", HOSTILE.values(), ids=HOSTILE)
 def test_a_job_that_cannot_be_read_does_not_hide_the_others(
-    visitor: Visitor, queue: BatchQueue, connection: redis.Redis, fields: dict[str, Any]
+    looker: Looker, queue: BatchQueue, connection: redis.Redis, fields: dict[str, Any]
 ) -> None:
     bad, good = enqueue(queue, "batch_bad"), enqueue(queue, "batch_good")
     connection.hset(queue.find(bad).key, mapping=fields)
-    page = visitor.get("/batches")
+    page = looker.get("/batches")
     assert f"/board/batches/{good}" in page
     assert "cannot be read" in page
     assert bad in page
-    visitor.get(f"/batches/{bad}", status=404)
+    looker.get(f"/batches/{bad}", status=404)
     for action in ("batch.cancel", "batch.resume"):
-        visitor.get(f"/do/{action}", {"job": bad}, status=404)
-        assert visitor.post(action, {"job": bad}).status_code == 404
+        looker.get(f"/do/{action}", parameters={"job": bad}, status=404)
+        assert looker.post(action, {"job": bad}).status_code == 404
 
 
 def test_hostile_texts_of_jobs_are_shown_as_text(
-    visitor: Visitor, queue: BatchQueue, connection: redis.Redis
+    looker: Looker, queue: BatchQueue, connection: redis.Redis
 ) -> None:
     evil = f"/data/{MARKUP}{EVIL}"
     long = "y" * 1_000_000
@@ -266,32 +270,30 @@ def test_hostile_texts_of_jobs_are_shown_as_text(
     meta = {"status": evil, "message": evil, "request_counts": {"total": 9}}
     connection.hset(queue.find(names[0]).key, "meta", json.dumps(meta))
     connection.rpush(queue.rq.key, f"no such {evil}", b"\xff")
-    pages = [visitor.get("/batches")]
-    pages += [visitor.get(f"/batches/{name}", {"errors": "open"}) for name in names]
-    pages += [visitor.get("/do/batch.cancel", {"job": name}) for name in names]
+    pages = [looker.get("/batches")]
+    pages += [looker.get(f"/batches/{name}", parameters={"errors": "open"}) for name in names]
+    pages += [looker.get("/do/batch.cancel", parameters={"job": name}) for name in names]
     for page in pages:
         assert "<script>alert" not in page
         assert "<img" not in page
         assert not moves(page)
         assert len(page) < 100_000
     assert "characters)" in pages[2]
-    visitor.get("/batches/" + "x" * 9_000, status=404)
+    looker.get("/batches/" + "x" * 9_000, status=404)
 
 
 @pytest.mark.parametrize("action", ["batch.cancel", "batch.resume"])
-def test_viewers_see_jobs_and_change_none(
-    visitor: Visitor, queue: BatchQueue, monkeypatch: pytest.MonkeyPatch, action: str
-) -> None:
+def test_viewers_see_jobs_and_change_none(looker: Looker, queue: BatchQueue, action: str) -> None:
     job = enqueue(queue)
     if action == "batch.resume":
         queue.cancel(queue.find(job))
-    let_in_as(monkeypatch, "viewer")
-    assert "/board/do/" not in visitor.get(f"/batches/{job}")
-    visitor.get(f"/do/{action}", {"job": job}, status=403)
-    assert visitor.post(action, {"job": job}).status_code == 403
-    let_in_as(monkeypatch, "operator")
-    assert f"/board/do/{action}" in visitor.get(f"/batches/{job}?x=1")
-    assert visitor.post(action, {"job": job}).status_code == 303
+    looker.actor = Actor("olga", "viewer")
+    assert "/board/do/" not in looker.get(f"/batches/{job}")
+    looker.get(f"/do/{action}", parameters={"job": job}, status=403)
+    assert looker.post(action, {"job": job}).status_code == 403
+    looker.actor = Actor("olga", "operator")
+    assert f"/board/do/{action}" in looker.get(f"/batches/{job}?x=1")
+    assert looker.post(action, {"job": job}).status_code == 303
 
 
 # Errors by line

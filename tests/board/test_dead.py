@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.board.visitor import Visitor, let_in_as, text_of
+from tests.board.looking import Fields, Looker, looking, text_of
 from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.builders import entry_fields, make_request
 from tests.support.servers import Server
@@ -18,6 +18,7 @@ from tests.support.yard import Yard
 from tokenyard.admin import letter_lists
 from tokenyard.admin.letter_lists import LOOKED_AT
 from tokenyard.board.pages.dead import ACTIONS
+from tokenyard.board.yard import Actor
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Request
@@ -40,10 +41,11 @@ def yard(connection: redis.Redis, keys: Keys) -> Yard:
 
 
 @pytest.fixture
-def visitor(valkey_broker: Server, keys: Keys) -> Iterator[Visitor]:
-    made = Visitor(valkey_broker.url, keys.yard)
-    yield made
-    made.close()
+def looker(
+    valkey_broker: Server, connection: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Looker]:
+    with looking(monkeypatch, valkey_broker.url, connection, keys) as made:
+        yield made
 
 
 def bury(
@@ -74,6 +76,11 @@ def left(yard: Yard) -> list[str]:
     return [entry.decode() for entry, _ in yard.connection.xrange(yard.keys.dead)]
 
 
+def asked_of(looker: Looker, action: str, fields: Fields) -> str:
+    """What the page that asks says."""
+    return text_of(looker.ask(action, fields))
+
+
 class Calls:
     """Commands that the server was sent, by their names."""
 
@@ -98,20 +105,20 @@ class Calls:
 # Pages
 
 
-def test_no_letters_are_told_in_words(visitor: Visitor) -> None:
-    page = visitor.get("/dead")
+def test_no_letters_are_told_in_words(looker: Looker) -> None:
+    page = looker.get("/dead")
     assert "There are no dead letters" in page
     assert "<table>" not in page
     assert "Requeue all" not in page
 
 
-def test_letters_are_listed_newest_first_with_why_they_died(visitor: Visitor, yard: Yard) -> None:
+def test_letters_are_listed_newest_first_with_why_they_died(looker: Looker, yard: Yard) -> None:
     bury(yard, make_request("q1", client="ann", model="adder", tenant="lab"))
     bury(yard, make_request("q/2", client="bob"), "INFERENCE_ERROR: failed 3 times", crashes=b"2")
     nobodys: Any = yard.connection.xadd(
         yard.keys.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0", "prompt": "x"}
     )
-    page = visitor.get("/dead")
+    page = looker.get("/dead")
     shown = text_of(page)
     assert "3 dead letters" in shown
     assert shown.index("id: is missing") < shown.index("bob/q/2") < shown.index("ann/q1")
@@ -122,11 +129,11 @@ def test_letters_are_listed_newest_first_with_why_they_died(visitor: Visitor, ya
     assert [word in shown for word in ("adder", "lab")] == [True, True]
 
 
-def test_a_page_of_ten_thousand_letters_is_bounded(visitor: Visitor, yard: Yard) -> None:
+def test_a_page_of_ten_thousand_letters_is_bounded(looker: Looker, yard: Yard) -> None:
     names = bury_many(yard, MANY)
-    visitor.get("/dead", {"show": "100"})  # opens its connection
+    looker.get("/dead", parameters={"show": "100"})  # opens its connection
     calls, began = Calls(yard.connection), time.monotonic()
-    page = visitor.get("/dead")
+    page = looker.get("/dead")
     took_s = time.monotonic() - began
     made = calls.made()
     assert "10,000 dead letters" in text_of(page)
@@ -136,25 +143,25 @@ def test_a_page_of_ten_thousand_letters_is_bounded(visitor: Visitor, yard: Yard)
     shown: list[str] = []
     path = "/dead?show=200"
     while path:
-        page = visitor.get(path)
+        page = looker.get(path)
         shown += re.findall(r'value="(\d+-\d+)" aria-label="Select', page)
         older = re.search(r'href="/board(/dead\?[^"]+)" rel="next"', page)
         path = older[1].replace("&amp;", "&") if older else ""
     assert shown == names[::-1]
 
 
-def test_a_filter_reads_a_bounded_part_and_goes_on(visitor: Visitor, yard: Yard) -> None:
+def test_a_filter_reads_a_bounded_part_and_goes_on(looker: Looker, yard: Yard) -> None:
     first = bury(yard, make_request("first", client="rare"))
     bury_many(yard, LOOKED_AT + 500)
-    visitor.get("/dead")
+    looker.get("/dead")
     calls = Calls(yard.connection)
-    page = visitor.get("/dead", {"client": "rare"})
+    page = looker.get("/dead", parameters={"client": "rare"})
     made = calls.made()
     assert "None of the newest" in page
     assert made["xrevrange"] <= 2 + LOOKED_AT // 200 + 1
     further = re.search(r'href="/board(/dead\?[^"]+)" rel="next">Look further', page)
     assert further is not None
-    assert first in visitor.get(further[1].replace("&amp;", "&"))
+    assert first in looker.get(further[1].replace("&amp;", "&"))
 
 
 @pytest.mark.parametrize(
@@ -172,25 +179,25 @@ def test_a_filter_reads_a_bounded_part_and_goes_on(visitor: Visitor, yard: Yard)
     ],
 )
 def test_letters_are_filtered(
-    visitor: Visitor, yard: Yard, given: dict[str, str], found: list[str]
+    looker: Looker, yard: Yard, given: dict[str, str], found: list[str]
 ) -> None:
     bury(yard, make_request("a", client="ann", model="adder"))
     bury(yard, make_request("b", client="bob"), "INFERENCE_ERROR: no memory")
     bury(yard, make_request("c", client="ann", tenant="lab"), "POISONED: ended by SIGSEGV")
     bury(yard, make_request("d", client="ann"), "it died")
-    page = visitor.get("/dead", given)
-    assert re.findall(r"(?:ann|bob)/(\w)</a>", page) == found
+    page = looker.get("/dead", parameters=given)
+    assert re.findall(r"(?:ann|bob)/(\w)</bdi>", page) == found
     assert found or "No dead letter matches" in page
 
 
 @pytest.mark.parametrize(
     "given", [{"since": "yesterday"}, {"show": "7"}, {"before": "x"}, {"reason": "no"}]
 )
-def test_senseless_filters_are_refused(visitor: Visitor, given: dict[str, str]) -> None:
-    assert "give" in visitor.get("/dead", given, status=400)
+def test_senseless_filters_are_refused(looker: Looker, given: dict[str, str]) -> None:
+    assert "give" in looker.get("/dead", parameters=given, status=400)
 
 
-def test_a_letter_has_the_evidence_of_its_crashes(visitor: Visitor, yard: Yard) -> None:
+def test_a_letter_has_the_evidence_of_its_crashes(looker: Looker, yard: Yard) -> None:
     request = make_request("q", client="ann", tokens=[5, 6], tenant="")
     for _ in range(2):
         worker = yard.worker()
@@ -202,7 +209,7 @@ def test_a_letter_has_the_evidence_of_its_crashes(visitor: Visitor, yard: Yard) 
     yard.answer(yard.waiting(request), Code.POISONED, dead=why)
     [letter] = left(yard)
 
-    shown = text_of(visitor.get(f"/dead/{letter}"))
+    shown = text_of(looker.get(f"/dead/{letter}"))
 
     assert "2 workers crashed while it ran alone" in shown
     assert shown.count("crashed") >= 3
@@ -212,28 +219,26 @@ def test_a_letter_has_the_evidence_of_its_crashes(visitor: Visitor, yard: Yard) 
     assert "tokens 3 hidden" in shown
 
 
-def test_a_letter_that_is_gone_is_not_found(visitor: Visitor) -> None:
+def test_a_letter_that_is_gone_is_not_found(looker: Looker) -> None:
     for name in ("1-1", "nonsense", "99999999999999999999-0"):
-        assert "There is no dead letter" in visitor.get(f"/dead/{name}", status=404)
+        assert "There is no dead letter" in looker.get(f"/dead/{name}", status=404)
 
 
-def test_prompts_and_unknown_fields_are_shown_to_some_only(
-    visitor: Visitor, yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_and_unknown_fields_are_shown_to_some_only(looker: Looker, yard: Yard) -> None:
     fields = {"published": b"\x07\0\0\0", "surprise": b"a secret"}
     letter = bury(yard, make_request("q", prompt="my secret " * 2_000), **fields)
-    let_in_as(monkeypatch, "admin")
-    page = visitor.get(f"/dead/{letter}")
+    looker.actor = Actor("olga", "admin")
+    page = looker.get(f"/dead/{letter}")
     assert "secret" not in page
     assert "20,000" in text_of(page)
-    let_in_as(monkeypatch, "viewer", shows_content=True)
-    page = visitor.get(f"/dead/{letter}?again=1")
+    looker.actor = Actor("olga", "viewer", shows_content=True)
+    page = looker.get(f"/dead/{letter}?again=1")
     assert page.count("my secret") == 800
     assert "(20,000 characters)" in page
     assert "a secret" in page
 
 
-def test_hostile_letters_are_shown_as_text(visitor: Visitor, yard: Yard) -> None:
+def test_hostile_letters_are_shown_as_text(looker: Looker, yard: Yard) -> None:
     markup = "<script>alert(1)</script><img src=x onerror=alert(2)>'\""
     evil = f"{markup}{EVIL}"
     long = "x" * 1_000_000
@@ -246,9 +251,9 @@ def test_hostile_letters_are_shown_as_text(visitor: Visitor, yard: Yard) -> None
             yard.keys.dead, {"id": "q", "common": "[" * 100_000}, id=f"{2**64 - 1}-1"
         ).decode(),
     ]
-    pages = [visitor.get("/dead"), visitor.get("/dead", {"text": markup, "model": evil})]
-    pages += [visitor.get(f"/dead/{name}") for name in names]
-    pages += [visitor.get("/do/dead.drop", {"letter": names, "back": "/board/dead"})]
+    pages = [looker.get("/dead"), looker.get("/dead", parameters={"text": markup, "model": evil})]
+    pages += [looker.get(f"/dead/{name}") for name in names]
+    pages += [looker.get("/do/dead.drop", parameters={"letter": names, "back": "/board/dead"})]
     for page in pages:
         assert "<script>alert" not in page
         assert "<img" not in page
@@ -260,15 +265,15 @@ def test_hostile_letters_are_shown_as_text(visitor: Visitor, yard: Yard) -> None
 # Actions
 
 
-def test_one_letter_is_requeued(visitor: Visitor, yard: Yard) -> None:
+def test_one_letter_is_requeued(looker: Looker, yard: Yard) -> None:
     request = make_request("q", client="ann")
     letter, other = bury(yard, request), bury(yard)
-    asked = visitor.ask("dead.requeue", {"letter": letter})
+    asked = asked_of(looker, "dead.requeue", {"letter": letter})
     assert "Requeue 1 dead letter." in asked
     assert f"{letter} (ann/q)" in asked
     assert left(yard) == [letter, other]
 
-    done = visitor.do("dead.requeue", {"letter": letter, "why": "the bug is fixed"})
+    done = looker.do("dead.requeue", {"letter": letter, "why": "the bug is fixed"})
 
     assert (done.text, done.target) == ("1 dead letter requeued.", f"dead letter {letter}")
     assert (done.action, done.why) == ("dead.requeue", "the bug is fixed")
@@ -277,19 +282,19 @@ def test_one_letter_is_requeued(visitor: Visitor, yard: Yard) -> None:
     assert len(yard.intake("low")) == 1
 
 
-def test_selected_letters_are_dropped(visitor: Visitor, yard: Yard) -> None:
+def test_selected_letters_are_dropped(looker: Looker, yard: Yard) -> None:
     names = bury_many(yard, 300)
     chosen = names[50:250]
-    asked = visitor.ask("dead.drop", {"letter": chosen})
+    asked = asked_of(looker, "dead.drop", {"letter": chosen})
     assert "Drop 200 dead letters." in asked
     assert "and 180 more" in asked
     yard.connection.xdel(yard.keys.dead, *chosen[:5])
-    done = visitor.do("dead.drop", {"letter": chosen})
+    done = looker.do("dead.drop", {"letter": chosen})
     assert done.text == "195 dead letters dropped. Not dropped: 5 (gone)."
     assert left(yard) == names[:50] + names[250:]
 
 
-def test_what_cannot_run_again_is_told_with_the_reason(visitor: Visitor, yard: Yard) -> None:
+def test_what_cannot_run_again_is_told_with_the_reason(looker: Looker, yard: Yard) -> None:
     waits, fine, runs = make_request("waits"), make_request("fine"), make_request("runs")
     letters = [bury(yard, each) for each in (waits, fine, runs)]
     other = make_request("other")
@@ -299,7 +304,7 @@ def test_what_cannot_run_again_is_told_with_the_reason(visitor: Visitor, yard: Y
     yard.assign(yard.worker(), runs)
     yard.connection.hset(yard.keys.ledger(other.client, other.id), "state", "completed")
 
-    done = visitor.do("dead.requeue", {"letter": [*letters, "1-1"]})
+    done = looker.do("dead.requeue", {"letter": [*letters, "1-1"]})
 
     assert done.text.startswith("1 dead letter requeued. Not requeued: ")
     for why in (
@@ -314,32 +319,32 @@ def test_what_cannot_run_again_is_told_with_the_reason(visitor: Visitor, yard: Y
     assert set(done.details["not done"].split()) == set(left(yard))
 
 
-def test_all_that_match_are_requeued_but_not_later_ones(visitor: Visitor, yard: Yard) -> None:
+def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: Yard) -> None:
     bury_many(yard, 1_000)
-    page = visitor.get("/dead", {"client": "ann"})
+    page = looker.get("/dead", parameters={"client": "ann"})
     [upto] = set(re.findall(r'name="upto" value="(\d+-\d+)"', page))
     later = bury(yard, make_request("later", client="ann"))
     fields = {"client": "ann", "upto": upto}
 
-    asked = visitor.ask("dead.requeue", fields)
-    assert "Requeue 500 dead letters." in asked
-    assert "client: ann" in asked
-    done = visitor.do("dead.requeue", fields)
+    asked = asked_of(looker, "dead.requeue", fields)
+    assert "Requeue 500 dead letters with client ann, up to the one of 20" in asked
+    assert "and 480 more" in asked
+    done = looker.do("dead.requeue", fields)
 
     assert done.text == "500 dead letters requeued."
-    assert done.target == "dead letters: client: ann"
+    assert done.target == "dead letters with client ann"
     assert len(left(yard)) == 501
     assert left(yard)[-1] == later
     assert len(yard.intake("low")) == 500
 
 
-def test_ten_thousand_letters_are_dropped_in_bounded_pieces(visitor: Visitor, yard: Yard) -> None:
+def test_ten_thousand_letters_are_dropped_in_bounded_pieces(looker: Looker, yard: Yard) -> None:
     names = bury_many(yard, MANY)
     later = bury(yard)
     fields = {"upto": names[-1]}
-    assert "Drop 10,000 dead letters." in visitor.ask("dead.drop", fields)
+    assert "Drop 10,000 dead letters, up to" in asked_of(looker, "dead.drop", fields)
     calls = Calls(yard.connection)
-    done = visitor.do("dead.drop", fields)
+    done = looker.do("dead.drop", {**fields, "back": "/board/dead"})
     made = calls.made()
     assert done.text == "10,000 dead letters dropped."
     assert left(yard) == [later]
@@ -347,27 +352,27 @@ def test_ten_thousand_letters_are_dropped_in_bounded_pieces(visitor: Visitor, ya
 
 
 def test_pieces_of_long_letters_are_small(
-    visitor: Visitor, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(letter_lists, "_PIECE_BYTES", 100_000)
     for number in range(60):
         bury(yard, make_request(f"q{number}", prompt="x" * 20_000))
     calls = Calls(yard.connection)
-    done = visitor.do("dead.requeue", {"upto": left(yard)[-1]})
+    done = looker.do("dead.requeue", {"upto": left(yard)[-1]})
     assert done.text == "60 dead letters requeued."
     # Twenty, and then five at a time.
     assert calls.made()["xrange"] >= 1 + 40 // 5
 
 
 def test_an_action_that_takes_too_long_says_so(
-    visitor: Visitor, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenyard.board.pages.dead._ACT_S", -1.0)
     monkeypatch.setattr("tokenyard.board.pages.dead._COUNT_S", -1.0)
     names = bury_many(yard, 300)
-    asked = visitor.ask("dead.drop", {"upto": names[-1], "client": "bob"})
-    assert "Drop at least 10 dead letters." in asked  # of the first twenty
-    done = visitor.do("dead.drop", {"upto": names[-1]})
+    asked = asked_of(looker, "dead.drop", {"upto": names[-1], "client": "bob"})
+    assert "Drop at least 10 dead letters with client bob" in asked  # of the first twenty
+    done = looker.do("dead.drop", {"upto": names[-1]})
     assert "It stopped after" in done.text
     assert left(yard) == names
 
@@ -377,28 +382,26 @@ def test_an_action_that_takes_too_long_says_so(
     "fields", [{}, {"upto": "x"}, {"letter": "x"}, {"letter": [f"1-{n}" for n in range(501)]}]
 )
 def test_forms_without_sense_change_nothing(
-    visitor: Visitor, yard: Yard, action: str, fields: dict[str, Any]
+    looker: Looker, yard: Yard, action: str, fields: dict[str, Any]
 ) -> None:
     letter = bury(yard)
-    visitor.get(f"/do/{action}", fields, status=400)
-    assert visitor.post(action, fields).status_code == 400
+    looker.get(f"/do/{action}", parameters=fields, status=400)
+    assert looker.post(action, fields).status_code == 400
     assert left(yard) == [letter]
 
 
 @pytest.mark.parametrize("action", [each.name for each in ACTIONS])
-def test_viewers_see_letters_and_change_none(
-    visitor: Visitor, yard: Yard, monkeypatch: pytest.MonkeyPatch, action: str
-) -> None:
+def test_viewers_see_letters_and_change_none(looker: Looker, yard: Yard, action: str) -> None:
     letter = bury(yard)
-    let_in_as(monkeypatch, "viewer")
+    looker.actor = Actor("olga", "viewer")
     for path in ("/dead", f"/dead/{letter}"):
-        page = visitor.get(path)
+        page = looker.get(path)
         assert letter in page
         assert "/board/do/dead" not in page
         assert "checkbox" not in page
-    visitor.get(f"/do/{action}", {"letter": letter}, status=403)
-    assert visitor.post(action, {"letter": letter}).status_code == 403
+    looker.get(f"/do/{action}", parameters={"letter": letter}, status=403)
+    assert looker.post(action, {"letter": letter}).status_code == 403
     assert left(yard) == [letter]
-    let_in_as(monkeypatch, "operator")
-    assert visitor.post(action, {"letter": letter}).status_code == 303
+    looker.actor = Actor("olga", "operator")
+    assert looker.post(action, {"letter": letter}).status_code == 303
     assert left(yard) == []

@@ -20,6 +20,7 @@ from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client, QuotaExceeded
 from tokenyard.admin.signals import Signals
+from tokenyard.admin.tenant_listing import list_tenants, search_tenants
 from tokenyard.cli import main
 from tokenyard.protocol.control import Order, Signal, Trial, model_scope
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
@@ -226,6 +227,9 @@ def operator_acts(day: Day) -> None:
     day.command("tenants", "show", "research")
     day.command("tenants", "usage")
     day.command("tenants", "remove", "research")
+    with day.connect("admin") as connection:  # as the board does
+        list_tenants(connection, day.keys, 0, 50)
+        search_tenants(connection, day.keys, "search")
     running = make_request(client="client", model="large", stream=True, params=LONG)
     day.push(running)
     eventually(lambda: day.plant.published(running.id, "client"))

@@ -10,8 +10,9 @@ import pytest
 import redis
 
 from tests.deploy.conftest import GUESTS_YARD
-from tests.deploy.rights import is_refused
+from tests.deploy.rights import add_user, is_refused
 from tests.support.brokers import GuardedServer
+from tokenyard.admin.tenant_acl import acl_line
 from tokenyard.protocol.keys import Keys
 
 YARD = Keys(GUESTS_YARD)
@@ -233,6 +234,22 @@ def test_each_attack_is_refused(guarded: GuardedServer, user: str, what: str) ->
     commands = (REFUSED | TRUSTED | OF_GUESTS)[what]
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
         assert [one for one in commands if not is_refused(connection, *one)] == []
+
+
+@pytest.mark.parametrize("what", REFUSED | TRUSTED | OF_GUESTS)
+def test_a_tenants_own_user_is_refused_the_same(guarded: GuardedServer, what: str) -> None:
+    """By the line that `tokenyard tenants acl` prints, on a server that runs."""
+    commands = [
+        tuple(
+            word.replace(":guest", ":dora") if isinstance(word, str) else word for word in command
+        )
+        for command in (REFUSED | TRUSTED | OF_GUESTS)[what]
+    ]
+    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
+        add_user(keeper, acl_line(YARD, "dora", "dora"))
+        with redis.Redis.from_url(guarded.url_of("dora")) as connection:
+            assert [one for one in commands if not is_refused(connection, *one)] == []
+        keeper.acl_deluser("dora")
 
 
 def test_a_tenant_has_at_least_thirty_ways_barred() -> None:

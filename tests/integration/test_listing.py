@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from tests.support.builders import make_request, make_result, random_name, worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, QueuedRequest, Yard
 from tokenyard.admin.listed import STATES
 from tokenyard.admin.owners import Owners, find_owners
 from tokenyard.admin.requests import Query, RequestList, list_requests
@@ -92,6 +92,72 @@ def test_clients_and_models(yard: Yard) -> None:
     assert sorted(ids(yard, client="bob")) == ["expired", "failed", "waiting"]
     assert sorted(ids(yard, model="adder")) == ["assigned", "completed"]
     assert ids(yard, model="other") == ["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"id": "completed"}, ["completed"]),
+        ({"id": "assigned", "client": "ann"}, ["assigned"]),
+        ({"id": "assigned", "client": "bob"}, []),
+        ({"id": "assigned", "model": "adder"}, ["assigned"]),
+        ({"id": "waiting", "model": "adder"}, []),
+        ({"id": "failed", "states": IN_FLIGHT}, []),
+        ({"id": "nobodys"}, []),
+        ({"worker": "w"}, ["assigned", "completed"]),
+        ({"worker": "w.1", "states": IN_FLIGHT}, ["assigned"]),
+        ({"worker": "w.2"}, []),
+        ({"error": "model_unavail"}, ["failed"]),
+        ({"error": "FOR A TEST"}, ["cancelled", "expired", "failed"]),
+        ({"error": "DEADLINE_EXCEEDED: for"}, ["expired"]),
+        ({"error": ".*"}, []),
+        ({"tenant": "acme"}, []),
+    ],
+)
+def test_ids_workers_and_errors(yard: Yard, query: dict[str, Any], found: list[str]) -> None:
+    one_of_each_state(yard)
+    assert sorted(ids(yard, **query)) == found
+
+
+def test_requests_of_a_tenant_in_each_state(yard: Yard) -> None:
+    worker = yard.worker()
+    for tenant in ("acme", "bolt"):
+        for state in ("waits", "runs", "done"):
+            request = make_request(f"{tenant}-{state}", tenant=tenant)
+            yard.scripts.submit("low", [request])
+            waiting = QueuedRequest(request, f"low:{tenant}", yard.intake(f"low:{tenant}")[-1][0])
+            if state != "waits":
+                assignment = yard.place(waiting, worker)
+            if state == "done":
+                yard.scripts.finish(worker, [Publication(assignment, make_result(request.id, []))])
+    assert sorted(ids(yard, tenant="acme")) == ["acme-done", "acme-runs", "acme-waits"]
+    assert ids(yard, tenant="") == ids(yard)
+    assert {one.tenant for one in listed(yard).requests} == {"acme", "bolt"}
+
+
+def test_one_id_of_several_clients(yard: Yard) -> None:
+    for client in ("anon", "ann", "bob"):
+        yard.submit(make_request("q", client=client))
+    yard.push(request_fields(make_request("plain", client="cid")))
+    found = listed(yard, id="q").requests
+    assert sorted(one.client for one in found) == ["ann", "anon", "bob"]
+    assert [one.client for one in listed(yard, id="plain").requests] == ["cid"]
+
+
+def test_an_id_with_its_client_costs_no_search(yard: Yard, counting: redis.Redis) -> None:
+    one_of_each_state(yard)
+    found = list_requests(counting, yard.keys, Query(id="failed", client="bob"))
+    assert [one.error for one in found.requests] == ["MODEL_UNAVAILABLE"]
+    assert not {"SCAN", "XRANGE", "XREVRANGE"} & set(Counting.sent)
+
+
+def test_a_request_that_waits_again_is_found_by_its_fault(yard: Yard) -> None:
+    worker = yard.worker()
+    yard.scripts.hand_back(worker, yard.assign(worker, make_request("q")), 0, "Out of memory")
+    [found] = listed(yard, error="out of").requests
+    assert (found.state, found.message) == ("waiting", "Out of memory")
+    [found] = listed(yard, id="q").requests
+    assert found.message == "Out of memory"
 
 
 def test_client_filter_is_not_a_glob_pattern(yard: Yard) -> None:

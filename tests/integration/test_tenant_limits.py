@@ -12,6 +12,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply, Usage
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.worker_info import ServingInfo
 from tokenyard.scripts import Publication, Submitted
 
 pytestmark = pytest.mark.both_servers
@@ -111,3 +112,29 @@ def test_a_raised_limit_counts_at_once(lanes: Lanes) -> None:
     lanes.wait_for_load(worker, 3)
     limit(lanes)
     lanes.wait_for_load(worker, 4)
+
+
+def test_the_leader_tells_what_models_generate_by_default(lanes: Lanes) -> None:
+    """So a request that does not say how much it may generate is limited by what it will."""
+    limit(lanes, max_tokens=100)
+    serving = ServingInfo(path="x", sampling={"max_tokens": 200, "temperature": 0.5})
+    lanes.host("plain", "long", serving=serving, adapters=["tuned"])
+    lanes.worker(model="plain", controller="host")
+    lanes.coordinator()
+    told = {"long": {"max_tokens": 200}, "tuned": {"max_tokens": 200}}
+    eventually(
+        lambda: (
+            msgspec.json.decode(lanes.connection.hget(lanes.keys.info, "defaults") or b"{}") == told
+        )
+    )
+    limits = []
+    for model in ("plain", "long", "tuned"):
+        request = make_request(model, tenant="acme", params=SamplingParams(), model=model)
+        [answer] = lanes.scripts.submit("normal", [request])
+        limits.append(answer.limit)
+    assert limits == ["", "max_tokens", "max_tokens"]
+    # A successor whose hosts are away knows it still.
+    lanes.scripts.withdraw_host("host")
+    lanes.connection.delete(lanes.keys.leader)
+    lanes.coordinator()
+    assert msgspec.json.decode(lanes.connection.hget(lanes.keys.info, "defaults")) == told

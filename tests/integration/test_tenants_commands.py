@@ -138,6 +138,24 @@ def test_an_unknown_tenant_is_answered_with_a_similar_one(command: Command) -> N
         assert "there is no tenant 'reserch'; did you mean research?" in done.stderr
 
 
+def test_guests_whose_names_are_alike_are_refused(
+    connection: redis.Redis, yard: Keys, command: Command, tmp_path: Path
+) -> None:
+    """One could read the answers to the other's requests."""
+    assert command("set", "ann", "--guest").stdout == "ann: new, weight 1, guest yes\n"
+    assert command("set", "ann-b", "--weight", "2").exit_code == Exit.OK
+    file = tmp_path / "tenants.toml"
+    file.write_text('[tenants.ann]\nguest = true\n[tenants."ann-c"]\nguest = true\n')
+    for words in (["set", "ann-b", "--guest"], ["apply", str(file), "--yes"]):
+        done = command(*words)
+        assert done.exit_code != Exit.OK
+        assert "rename one" in done.stderr
+    assert "has a user of this name" in command("set", "worker", "--guest").stderr
+    assert stored(connection, yard) == {"ann": {"guest": True}, "ann-b": {"weight": 2}}
+    assert command("set", "ann", "--no-guest").stdout == "ann: guest yes -> no\n"
+    assert command("set", "ann-b", "--guest").exit_code == Exit.OK
+
+
 def test_removed_is_as_never_set(connection: redis.Redis, yard: Keys, command: Command) -> None:
     command("set", "ann", "--weight", "2")
     command("set", "bob", "--weight", "3")
@@ -285,6 +303,7 @@ def test_usage_by_day_and_model(connection: redis.Redis, yard: Keys, command: Co
     )
     connection.zadd(yard.service, {"ann": 1, "bob": 2})
     counts = {"requests": 100, "in": 5000, "cached": 50, "out": 700, "failed": 2, "cancelled": 1}
+    counts |= {"failed:WORKER_LOST": 1, "failed:POISONED": 1, "failed:made_up\x1b": 7}
     fields = {f"{today} llama {what}": count for what, count in counts.items()}
     waits = {8: 60, 1024: 38, 65536: 2}
     fields |= {f"{today} llama wait:{bucket}": count for bucket, count in waits.items()}
@@ -295,11 +314,15 @@ def test_usage_by_day_and_model(connection: redis.Redis, yard: Keys, command: Co
     text = command("usage").stdout
     assert re.search(r"ann +\S+ +llama +100 +5,000 +700 +8 ms +1 m", text)
     assert "\x1b" not in text
-    assert "100 requests, 5,003 tokens in, 700 out" in text
+    total = "100 requests, 5,003 tokens in, 700 out; failed: 1 POISONED, 1 WORKER_LOST\n"
+    assert total in text
+    assert "made_up" not in text
+    assert "1 POISONED, 1 WORKER_LOST" in command("usage", "--verbose").stdout.replace(total, "")
     rows = json.loads(command("usage", "--model", "llama", "--days", "4", "--json").stdout)
     assert [(row["tenant"], row["tokens_out"]) for row in rows] == [("ann", 700), ("bob", 9)]
     assert (rows[0]["wait_p50_ms"], rows[0]["wait_p99_ms"]) == (8, 65536)
     assert rows[1]["wait_p50_ms"] is None
+    assert [row["failures"] for row in rows] == [{"WORKER_LOST": 1, "POISONED": 1}, {}]
     assert json.loads(command("usage", "bob", "--json").stdout) == []
     left: Any = connection.hkeys(yard.usage("bob"))
     assert {name.decode()[:8] for name in left} == {before, kept}

@@ -250,6 +250,37 @@ class TestWindows:
         yard.connection.hset(yard.keys.tenant("acme"), mapping=fields)
         assert codes(submit(yard, 2)) == [ACCEPTED, QUOTA]
 
+    @pytest.mark.parametrize(
+        ("params", "model", "tokens"),
+        [
+            (SamplingParams(), "adder", TOKENS + 16),
+            (SamplingParams(), "long", TOKENS + 200),
+            (SamplingParams(), "", TOKENS + 200),
+            (SamplingParams(max_tokens=5), "long", TOKENS + 5),
+            (SamplingParams(n=3), "long", TOKENS + 3 * 200),
+            (SamplingParams(max_tokens=5), "wide", TOKENS + 2 * 5),
+            (SamplingParams(max_tokens=None), "long", TOKENS + 512),
+            (SamplingParams(), "odd", TOKENS + 16),
+        ],
+    )
+    def test_what_a_request_does_not_say_is_reserved_by_its_models_defaults(
+        self, yard: Yard, params: SamplingParams, model: str, tokens: int
+    ) -> None:
+        defaults = {"long": {"max_tokens": 200}, "wide": {"n": 2}, "odd": {"max_tokens": "x"}}
+        published = {"defaults": msgspec.json.encode(defaults), "default_model": "long"}
+        yard.connection.hset(yard.keys.info, mapping=published)
+        limit(yard, tokens_per_minute=10_000)
+        yard.scripts.submit("normal", [ask(params=params, model=model)])
+        assert counted(yard, "tokens_per_minute") == tokens
+
+    @pytest.mark.parametrize("text", ["", "x", "[]", "7", '{"adder":7}', '{"adder":"x"}', "null"])
+    def test_invalid_defaults_reserve_as_none(self, yard: Yard, text: str) -> None:
+        yard.connection.hset(yard.keys.info, "defaults", text)
+        limit(yard, tokens_per_minute=10_000, max_tokens=16)
+        request = ask(params=SamplingParams(), model="adder")
+        assert codes(yard.scripts.submit("normal", [request])) == [ACCEPTED]
+        assert counted(yard, "tokens_per_minute") == TOKENS + 16
+
     def test_a_tenant_without_windows_has_none(self, yard: Yard) -> None:
         limit(yard, max_waiting_requests=5)
         waiting = accept(yard)

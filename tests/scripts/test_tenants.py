@@ -12,7 +12,7 @@ from tests.scripts.test_headers import LUA
 from tests.support.builders import make_delta, make_request
 from tests.support.yard import QueuedRequest, Yard
 from tokenyard.admin.dead_letters import dead_letters, requeue_letter
-from tokenyard.protocol.replies import Reply, Usage
+from tokenyard.protocol.replies import ErrorInfo, Reply, Usage, json_text
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
     Answered,
@@ -47,8 +47,10 @@ def dispatch(yard: Yard, worker: str, waiting: QueuedRequest, amount: float = 10
     return yard.lane(worker)[-1]
 
 
-def result(assignment: Assignment, output: int = 3, status: str = "completed") -> Publication:
-    """A result with so many tokens."""
+def result(
+    assignment: Assignment, output: int = 3, status: str = "completed", code: str = ""
+) -> Publication:
+    """A result with so many tokens, and the code of an error."""
     usage = msgspec.json.encode(Usage(TOKENS, output, TOKENS + output, 4)).decode()
     reply = Reply(
         id=assignment.request.id,
@@ -57,6 +59,7 @@ def result(assignment: Assignment, output: int = 3, status: str = "completed") -
         tokens=pack_tokens(range(output)),
         status=status,
         usage=usage,
+        error=json_text(ErrorInfo(code, "")) if code else None,
     )
     return Publication(assignment, reply)
 
@@ -192,6 +195,24 @@ class TestFinish:
         assert yard.scripts.finish(worker, [result(assignment)]) == [Published.REPEATED]
 
         assert (service(yard), usage(yard)) == before
+
+    def test_failures_are_counted_by_code(self, yard: Yard, worker: str) -> None:
+        codes = ["WORKER_LOST", "WORKER_LOST", "INFERENCE_ERROR", "odd <code>", ""]
+        ends = [
+            result(dispatch(yard, worker, submit(yard)), status="failed", code=code)
+            for code in codes
+        ]
+        ends.append(result(dispatch(yard, worker, submit(yard)), status="completed"))
+
+        yard.scripts.finish(worker, ends)
+
+        found = {name: count for name, count in usage(yard).items() if "failed" in name}
+        assert found == {
+            "adder failed": 5,
+            "adder failed:WORKER_LOST": 2,
+            "adder failed:INFERENCE_ERROR": 1,
+            "adder failed:UNKNOWN": 2,
+        }
 
 
 class TestGivenBack:

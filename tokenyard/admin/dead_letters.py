@@ -30,18 +30,6 @@ _ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _MOST: Final = 2**64  # in either part of an entry's id
 _PACKED: Final = frozenset({b"tokens", b"published"})
 _PAGE: Final = 200
-_IN_THE_WAY: Final = {
-    "waiting": "waits already",
-    "assigned": "runs already",
-    "completed": "has completed",
-    "cancelled": "was cancelled; submit it again under another id",
-    "expired": "has expired; submit it again under another id",
-    "failed": "failed without a dead letter, so it was not kept: submit it again under another id",
-    "": "is not known here, and not a dead letter",
-}
-#: A letter is written in the call that ends its request, so both have nearly the same time.
-_BEFORE_MS: Final = 2
-_AFTER_MS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +70,7 @@ def class_of_sid(server_id: str) -> PriorityClass:
 
 def is_letter(name: str) -> bool:
     """Whether a letter may have this name."""
-    return bool(_ENTRY.fullmatch(name)) and max(position(name)) < _MOST
+    return bool(_ENTRY.fullmatch(name)) and 0 < max(position(name)) < _MOST
 
 
 def dead_letters(connection: redis.Redis, keys: Keys, most: int = 100) -> list[DeadLetter]:
@@ -116,39 +104,6 @@ def find_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | 
         return found
     letters = [letter for letter in all_letters(connection, keys) if letter.id == name]
     return letters[-1] if letters else None
-
-
-def letter_of(
-    connection: redis.Redis, keys: Keys, client: str, request_id: str, ended_ms: int
-) -> DeadLetter | None:
-    """The letter of a request that ended at this time; None if it has none, or not any more."""
-    name = (client, request_id)
-    return letters_of(connection, keys, {name: ended_ms}).get(name)
-
-
-def letters_of(
-    connection: redis.Redis, keys: Keys, ended_ms: Mapping[tuple[str, str], int]
-) -> dict[tuple[str, str], DeadLetter]:
-    """The letters of requests that ended at these times, by client and id."""
-    times = [at_ms for at_ms in ended_ms.values() if at_ms > 0]
-    if not times:
-        return {}
-    first, last = str(max(0, min(times) - _BEFORE_MS)), str(max(times) + _AFTER_MS)
-    found: dict[tuple[str, str], DeadLetter] = {}
-    while True:
-        page: Any = connection.xrange(keys.dead, first, last, count=_PAGE)
-        for entry, fields in page:
-            letter = _read(entry, fields)
-            if (letter.client, letter.id) in ended_ms:
-                found[letter.client, letter.id] = letter
-        if len(page) < _PAGE or len(found) == len(ended_ms):
-            return found
-        first = f"({page[-1][0].decode()}"
-
-
-def why_not_requeued(state: str) -> str:
-    """Why a request without a letter cannot be requeued, by its state, after its name."""
-    return _IN_THE_WAY.get(state, "cannot be requeued now")
 
 
 def requeue_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> str:

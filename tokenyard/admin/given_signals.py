@@ -15,9 +15,10 @@ from tokenyard.protocol.commands import parse_command
 from tokenyard.protocol.control import Order, Signal, parse_order, said, worker_scope
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.worker_info import WorkerInfo
 
-#: Entries of the stream that are read; most are commands of the leader.
-MOST_READ: Final = 200
+#: Entries of the stream that are read: about all that it keeps.
+MOST_READ: Final = 1_000
 #: Commands to several workers that come so close after each other are one signal.
 _TOGETHER_MS: Final = 5_000
 _SIGNALS: Final[Mapping[str, Signal]] = {"drain": "DRAIN", "stop": "STOP"}
@@ -47,6 +48,19 @@ def read_given_signals(connection: redis.Redis, keys: Keys) -> list[GivenSignal]
         else:
             given.append(one)
     return given
+
+
+def still_there(given: GivenSignal, live: Mapping[str, WorkerInfo]) -> list[str]:
+    """The live workers, with their incarnation, whose process was told to end and has not.
+
+    A process may have become another incarnation since.
+    """
+    names = {worker.rpartition(".")[0] for worker in given.workers}
+    return [
+        worker
+        for worker, info in sorted(live.items())
+        if info.name in names and info.started_ms <= given.at_ms
+    ]
 
 
 def _read(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[GivenSignal]:

@@ -125,6 +125,15 @@ class LetterPage:
     older: str = ""  # the list goes on behind this letter; "": this was all
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How many letters there are."""
+
+    count: int
+    first: Sequence[LetterHead]  # some of the oldest
+    is_whole: bool = True  # False: the time was over, and there may be more
+
+
 def read_page(
     connection: redis.Redis, keys: Keys, wanted: LetterFilter, *, before: str = "", most: int = 50
 ) -> LetterPage:
@@ -160,18 +169,19 @@ def all_heads(
 
 def count_letters(
     connection: redis.Redis, keys: Keys, wanted: LetterFilter, last: str, within_s: float
-) -> tuple[int, bool]:
-    """How many letters up to ``last`` are wanted, and whether all were counted in that time."""
-    if wanted.is_all and newest_letter(connection, keys) == last:
-        total: Any = connection.xlen(keys.dead)
-        return total, True
+) -> Counted:
+    """Count the wanted letters up to ``last``."""
     give_up = time.monotonic() + within_s
-    count = 0
+    count, first = 0, list[LetterHead]()
     for piece in all_heads(connection, keys, wanted, last):
         count += len(piece)
+        first += piece[: _FIRST - len(first)]
+        if wanted.is_all and newest_letter(connection, keys) == last:
+            total: Any = connection.xlen(keys.dead)
+            return Counted(total, first)
         if time.monotonic() > give_up:
-            return count, False
-    return count, True
+            return Counted(count, first, is_whole=False)
+    return Counted(count, first)
 
 
 def newest_letter(connection: redis.Redis, keys: Keys) -> str:

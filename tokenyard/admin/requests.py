@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import redis
@@ -38,6 +38,8 @@ from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request
 
+#: Tenants among whose waiting requests one without a ledger is searched.
+_MOST_TENANTS: Final = 100
 #: What a search has left out, because a limit was reached.
 Missed = Literal["entries", "keys", "tenants", "workers"]
 
@@ -308,9 +310,9 @@ class _Search:
 def find_waiting(
     connection: redis.Redis, keys: Keys, is_wanted: Callable[[Listed], bool], most: int
 ) -> Iterator[Listed]:
-    """Waiting requests, including those that have no ledger yet."""
+    """Waiting requests, including those that have no ledger yet; of the next tenants in line."""
     budget = Budget(most)
-    for _, name in intakes(connection, keys):
+    for _, name in intakes(connection, keys, _MOST_TENANTS):
         yield from filter(
             is_wanted, in_intake(name, entries(connection, keys.intake(name), budget))
         )

@@ -147,7 +147,15 @@ class Signals:
 
     def unacknowledged(self, receipt: SignalReceipt) -> list[Unacknowledged]:
         """The workers that hold a lease and have not obeyed."""
-        live = read_roster(self._connection, self._keys).live
+        return self._missing(receipt, read_roster(self._connection, self._keys).live)
+
+    def behind(self, live: Mapping[str, WorkerInfo], changed: str) -> list[Unacknowledged]:
+        """Those of the live workers that do not follow the last change of a desired state yet."""
+        return self._missing(SignalReceipt(Order(signal="PAUSE"), (changed,)), live)
+
+    def _missing(
+        self, receipt: SignalReceipt, live: Mapping[str, WorkerInfo]
+    ) -> list[Unacknowledged]:
         answers = self._answers(receipt.ids)
         if receipt.order.signal in _VERBS:
             missing = [one for one, info in live.items() if _process(info) in receipt.processes]
@@ -162,11 +170,6 @@ class Signals:
             Unacknowledged(one, live[one].name, _reason(answers.get(one)))
             for one in sorted(missing)
         ]
-
-    def behind(self) -> list[Unacknowledged]:
-        """The workers that do not follow the desired states as they are now, and why."""
-        last = self.desired_states().changed
-        return self.unacknowledged(SignalReceipt(Order(signal="PAUSE", scope=ALL), (last,)))
 
     def wait(
         self,

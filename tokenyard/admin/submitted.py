@@ -1,4 +1,4 @@
-"""A request as it was submitted, while the yard still has it: it waits, runs, or is a dead letter.
+"""A request as it was submitted, while the yard still has it.
 
 Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 """
@@ -9,10 +9,8 @@ from typing import Any
 
 import redis
 
-from tokenyard.admin.dead_letters import letter_of
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.streams import whole
 from tokenyard.protocol.wire import Refused, Request, Unanswerable
 from tokenyard.scripts import PLACE_FIELDS, place_of, waits_at
 
@@ -20,20 +18,23 @@ from tokenyard.scripts import PLACE_FIELDS, place_of, waits_at
 def read_submitted(
     connection: redis.Redis, keys: Keys, client: str, request_id: str
 ) -> Request | Refused | None:
-    """A request from its place in an intake, on a lane or among the dead letters; None: gone."""
-    ledger: Any = connection.hmget(keys.ledger(client, request_id), *PLACE_FIELDS, "ended")
-    *seen, ended = ledger
-    if ended:
-        letter = letter_of(connection, keys, client, request_id, whole(ended))
-        return _at(connection, keys.dead, letter.letter, client, request_id) if letter else None
-    state, where = place_of(seen)
+    """A request from its entry in an intake or on a lane; None once it has ended."""
+    ledger: Any = connection.hmget(keys.ledger(client, request_id), *PLACE_FIELDS)
+    state, where = place_of(ledger)
     if not where:
         return None
-    sid, intake, _, entry = ((value or b"").decode(errors="replace") for value in seen[1:])
+    sid, intake, _, entry = ((value or b"").decode(errors="replace") for value in ledger[1:])
     stream, at = keys.lane(where), entry
     if state == "waiting":
         stream, at = keys.intake(where), waits_at(sid, intake, entry)[1]
     return _at(connection, stream, at, client, request_id)
+
+
+def read_letter(
+    connection: redis.Redis, keys: Keys, letter: str, client: str, request_id: str
+) -> Request | Refused | None:
+    """A request from its dead letter; None where that is gone, or another's."""
+    return _at(connection, keys.dead, letter, client, request_id)
 
 
 def _at(

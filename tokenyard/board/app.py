@@ -84,7 +84,10 @@ class Board:
         inner.append(Route("/{rest:path}", self._answering(self._nothing)))
         # Its own redirects would name the host that the client has given.
         under = Router(inner, redirect_slashes=False)
-        starlette = Starlette(routes=[Route(ROOT, _to_root), Mount(ROOT, under)])
+        starlette = Starlette(
+            routes=[Route(ROOT, _to_root), Mount(ROOT, under)],
+            exception_handlers={Exception: self._failed},
+        )
         starlette.router.redirect_slashes = False
         self.app: ASGIApp = Guard(starlette, options)
 
@@ -106,7 +109,11 @@ class Board:
                 return await handler(request, *args)
             except expected as error:
                 status = next(status for kind, status in _STATUSES if isinstance(error, kind))
-                return self._told(request, status, str(error))
+                is_ours = not isinstance(error, TokenyardError)
+                if is_ours or getattr(request.state, "actor", None) is not None:
+                    return self._told(request, status, str(error))
+                # The names of servers are not for everybody.
+                return self._told(request, status, "The broker does not answer as it should.")
 
         return answering
 
@@ -151,7 +158,7 @@ class Board:
         return {
             "root": ROOT,
             "yard_name": self._yard_name,
-            "pages": PAGES,
+            "menu": PAGES,
             "actor": getattr(request.state, "actor", None),
             "nonce": nonce_of(request.scope),
             "done": None,
@@ -208,6 +215,10 @@ class Board:
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(quote(path.rstrip("/")) + query, status_code=308)
         raise NotFound("The board has no such page.")
+
+    async def _failed(self, request: Request, _: Exception) -> Response:
+        """A mistake of ours, which the guard logs."""
+        return self._told(request, 500, "The board has failed at this request; its log says why.")
 
     def _told(self, request: Request, status: int, message: str) -> Response:
         return self._show(request, "error.html", {"status": status, "message": message}, status)

@@ -38,9 +38,9 @@ def preview_reload(yard: Yard, given: Given) -> Preview:
     held = sum(bool(one.info and one.info.model == asked.model) for one in asked.view.living)
     now = states.of("", asked.model)
     text = (
-        f"{asked.model} is paused, {counted(held, 'worker')} that hold it load the weights, its"
-        f" epoch becomes {next_epoch(states, asked.model)}, and it runs again. If a worker cannot"
-        " load them, all return to the weights of before."
+        f"{asked.model} is paused, the weights are loaded by {counted(held, 'worker')}, its epoch"
+        f" becomes {next_epoch(states, asked.model)}, and it runs again. If a worker cannot load"
+        " them, all return to the weights of before."
     )
     inputs = [
         Input(

@@ -18,7 +18,7 @@ from tokenyard.admin.dead_letters import (
     find_letter,
     requeue_letter,
 )
-from tokenyard.admin.letter_changes import why_not_requeued
+from tokenyard.admin.letter_changes import obstacles
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
@@ -183,7 +183,7 @@ def _no_requeue(connection: redis.Redis, keys: Keys, name: str, letter: DeadLett
         return _no_such(name)
     if not letter.is_answerable:
         return f"{letter.letter} has no client that could be answered: {letter.reason}"
-    [why] = why_not_requeued(connection, keys, [letter])
+    [why] = obstacles(connection, keys, [letter])
     return f"{letter.letter} cannot run again: {why}"
 
 

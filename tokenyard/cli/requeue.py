@@ -9,12 +9,8 @@ import click
 import msgspec
 import redis
 
-from tokenyard.admin.dead_letters import (
-    DeadLetter,
-    all_letters,
-    requeue_letter,
-    why_not_requeued,
-)
+from tokenyard.admin.dead_letters import DeadLetter, all_letters, requeue_letter
+from tokenyard.admin.requeueing import what_is_in_the_way
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.request_owner import client_name, owner_of, request_ids
@@ -103,7 +99,7 @@ def _letters(
 
 def _problem(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> str:
     state: Any = connection.hget(keys.ledger(client, request_id), "state")
-    words = why_not_requeued((state or b"").decode(errors="replace"))
+    words = what_is_in_the_way((state or b"").decode(errors="replace"))
     return f"{client}/{printable(request_id)} {words}"
 
 

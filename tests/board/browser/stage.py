@@ -86,12 +86,12 @@ class Stage:
         """Start the processes."""
         write_hour(self.plant.connection, self.plant.keys)
         for name in ("coordinator-a", "coordinator-b"):
-            self.plant.coordinator(name=name, lease_ms=1500, max_model_wait_s=0.2)
+            self.plant.coordinator(name=name, max_model_wait_s=0.2)
         models = self._folder / "models.toml"
         models.write_text(_MODELS)
         # As slow as a large model, so that there is something to see.
         speed = {"simulated_step_s": 0.04, "simulated_load_s": 0.5, "simulated_prefill_rate": 4000}
-        self.plant.host(models, name="gpu-a", slots=4, sleepers=1, **speed)
+        self.plant.host(models, name="gpu-a", slots=6, sleepers=1, **speed)
         if with_vllm:
             speaker = write_speaker(self._folder / "speaker")
             of_vllm = self._folder / "vllm.toml"
@@ -117,7 +117,7 @@ class Stage:
         connection, keys = self.plant.connection, self.plant.keys
         create_key(connection, keys, "product", models=["llama-3.1-8b"], classes=["high", "normal"])
         create_key(connection, keys, "free", models=["mistral-7b"], classes=["low"])
-        order = Order(signal="PAUSE", scope=worker_scope("gpu-a-3"), why="new driver", by="ops@gw")
+        order = Order(signal="PAUSE", scope=worker_scope("gpu-a-5"), why="new driver", by="ops@gw")
         Signals(connection, keys).give(order)
         for request_id, model, reason in _DEATHS:
             self.bury(request_id, model, reason)

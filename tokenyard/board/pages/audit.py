@@ -1,16 +1,27 @@
-"""Audit."""
+"""The audit: what operators have done, with who and why."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from tokenyard.admin.audit import MAX_ENTRIES, read_audit
 from tokenyard.board.action import Action
 from tokenyard.board.page import Page
 from tokenyard.board.yard import Given, Yard
 
+_ON_A_PAGE: Final = 50
+
 
 def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
+    before = given.text("before")
+    found = read_audit(yard.connection, yard.keys, _ON_A_PAGE + 1, before)
+    shown = found[:_ON_A_PAGE]
+    return {
+        "entries": shown,
+        "is_newest": not before,
+        "before": shown[-1].entry if len(found) > _ON_A_PAGE else "",
+        "most": MAX_ENTRIES,
+    }
 
 
 PAGES: Final[tuple[Page, ...]] = (Page("/audit", "Audit", "audit.html", _view, menu="Audit"),)

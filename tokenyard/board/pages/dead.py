@@ -203,7 +203,7 @@ def _one(yard: Yard, given: Given) -> dict[str, Any]:
     return {
         "letter": letter,
         "code": code,
-        "reason": cut(letter.reason, _WHOLE_REASON),
+        "reason": cut(letter.reason.removeprefix(f"{code}: "), _WHOLE_REASON),
         "server_id": cut(letter.server_id, _NAME),
         "model": cut(letter.model, _NAME),
         "means": means,
@@ -229,6 +229,7 @@ def _field(name: str, value: str, *, shows: bool) -> dict[str, Any]:
         "name": cut(name, _NAME),
         "length": len(value),
         "text": cut(value, _FIELD) if is_shown else None,
+        "is_short": len(value) <= _NAME and "\n" not in value,
     }
 
 
@@ -236,16 +237,21 @@ def _preview(yard: Yard, given: Given, kind: _Kind) -> Preview:
     """What would be done, counted."""
     names = _named(given)
     if names:
-        heads = named_heads(yard.connection, yard.keys, names[:_MOST_ITEMS])
-        items = [_item(name, head) for piece in heads for name, head in piece]
-        if len(names) > len(items):
-            items.append(f"and {len(names) - len(items)} more")
-        return Preview(_asks(kind, len(names)), items=items, count=len(names))
-    wanted, last = _wanted(given), _last(given)
-    count, is_whole = count_letters(yard.connection, yard.keys, wanted, last, _COUNT_S)
+        pieces = named_heads(yard.connection, yard.keys, names[:_MOST_ITEMS])
+        items = [_item(name, head) for piece in pieces for name, head in piece]
+        return Preview(f"{kind.verb} {_letters(len(names))}. {kind.means}", (), items, len(names))
+    last, words = _last(given), _words(given)
+    found = count_letters(yard.connection, yard.keys, _wanted(given), last, _COUNT_S)
+    if not found.count:
+        return Preview(f"No dead letter matches {words}." if words else "None is left.", count=0)
     at = datetime.datetime.fromtimestamp(_seconds(last), datetime.UTC)
-    items = [*_words(given), f"up to letter {last} ({at:%Y-%m-%d %H:%M:%S}Z); later ones stay"]
-    return Preview(_asks(kind, count, "" if is_whole else "at least "), items=items, count=count)
+    least = "" if found.is_whole else "at least "
+    return Preview(
+        f"{kind.verb} {least}{_letters(found.count)}{f' with {words}' if words else ''}, up to the"
+        f" one of {at:%Y-%m-%d %H:%M:%S}Z; later ones stay. {kind.means}",
+        items=[_item(head.letter, head) for head in found.first],
+        count=found.count,
+    )
 
 
 def _run(yard: Yard, given: Given, kind: _Kind) -> Outcome:
@@ -257,8 +263,8 @@ def _run(yard: Yard, given: Given, kind: _Kind) -> Outcome:
     else:
         wanted, last = _wanted(given), _last(given)
         changed = change_wanted(yard.connection, yard.keys, wanted, last, kind.change, _ACT_S)
-        words = "; ".join(_words(given))
-        target = f"dead letters: {words}" if words else "all dead letters"
+        words = _words(given)
+        target = f"dead letters with {words}" if words else "all dead letters"
         details = {"up to": last}
     if changed.examples:
         details["not done"] = " ".join(changed.examples)
@@ -290,9 +296,10 @@ def _seconds(letter: str) -> float:
     return min(int(letter.partition("-")[0]) / 1000, 253_402_300_799.0)
 
 
-def _words(given: Given) -> list[str]:
+def _words(given: Given) -> str:
     """The filter of a form in words."""
-    return [f"{name}: {cut(given.text(name), _NAME)}" for name in _FILTERS if given.text(name)]
+    named = ((name, cut(given.text(name), _NAME)) for name in _FILTERS if given.text(name))
+    return ", ".join(f"{name} {text}" for name, text in named)
 
 
 def _item(name: str, head: LetterHead | None) -> str:
@@ -300,12 +307,6 @@ def _item(name: str, head: LetterHead | None) -> str:
         return f"{name}: gone"
     owner = f"{head.client}/{printable(head.id)}" if head.is_answerable else "no client"
     return f"{name} ({owner}): {cut(head.reason, _NAME)}"
-
-
-def _asks(kind: _Kind, count: int, least: str = "") -> str:
-    if not count:
-        return "No dead letter matches: there is nothing to do."
-    return f"{kind.verb} {least}{_letters(count)}. {kind.means}"
 
 
 def _told(kind: _Kind, changed: Changed) -> str:

@@ -83,7 +83,8 @@ def _view(yard: Yard, given: Given) -> dict[str, Any]:
     view = read_yard(yard.connection, yard.keys, counts_lanes=False)
     rates = rates_of(yard.url, yard.keys.yard).add(view)
     every = device_views(view.workers)
-    found = [one for one in every if _fits(one, given)]
+    state = given.one_of("state", STATES, "")
+    found = [one for one in every if _fits(one, given, state)]
     pages = max(1, -(-len(found) // TILES))
     page = min(given.whole("page", 1, 1, 1_000_000), pages)
     shown = _with_lanes(yard, found[(page - 1) * TILES : page * TILES])
@@ -108,9 +109,8 @@ def _view(yard: Yard, given: Given) -> dict[str, Any]:
     }
 
 
-def _fits(one: DeviceView, given: Given) -> bool:
+def _fits(one: DeviceView, given: Given, state: str) -> bool:
     host, model = given.text("host").lower(), given.text("model").lower()
-    state = given.one_of("state", STATES, "")
     places = (one.controller, one.host, one.name)
     held = [one.model, *(each.info.model for each in one.others if each.info)]
     return (

@@ -36,7 +36,7 @@ def _keys(yard: Yard, given: Given) -> dict[str, Any]:
         "found": found[first : first + PER_PAGE],
         "total": len(found),
         "number": page,
-        "pages": max(1, -(-len(found) // PER_PAGE)),
+        "last_page": max(1, -(-len(found) // PER_PAGE)),
     }
 
 

@@ -1,19 +1,149 @@
-"""Signals."""
+"""Signals: what is paused, by whom and why, who has not obeyed yet, and the buttons for it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.action import Action
+from tokenyard.admin.given_signals import GivenSignal, read_given_signals, still_there
+from tokenyard.admin.scopes import known_models, known_workers, scopes_of
+from tokenyard.admin.signals import Signals, Unacknowledged
+from tokenyard.admin.snapshot import RosterView, WorkerView, read_roster
 from tokenyard.board.page import Page
+from tokenyard.board.pages.signal_actions import ACTIONS
 from tokenyard.board.yard import Given, Yard
+from tokenyard.protocol.control import (
+    ALL,
+    DesiredState,
+    DesiredStates,
+    RunState,
+    model_scope,
+    said,
+    worker_scope,
+)
+from tokenyard.protocol.worker_info import WorkerInfo
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_MOST_SCOPES: Final = 50
+_MOST_LEFT: Final = 20
+_MOST_GIVEN: Final = 20
+_MOST_MODELS: Final = 50
+_PAGE: Final = 25
+_MOST_PAGES: Final = 10_000
+#: What may be asked of a scope in a run state, beside ending it.
+_NEXT: Final[Mapping[RunState, Sequence[tuple[str, str]]]] = {
+    "RUNNING": (("signal.pause", "Pause"),),
+    "PAUSED": (("signal.unpause", "Unpause"), ("signal.suspend", "Suspend")),
+    "SUSPENDED": (("signal.resume", "Resume"),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRow:
+    """A scope, its desired state, and how many of its workers follow it."""
+
+    scope: str
+    name: str
+    desired: DesiredState
+    workers: int
+    left: Sequence[Unacknowledged]  # who have not obeyed yet
+
+    @property
+    def buttons(self) -> Sequence[tuple[str, str]]:
+        """Name and label of each action that makes sense now."""
+        return _NEXT[self.desired.run_state]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker: what is wanted of it, and what it shows."""
+
+    row: ScopeRow
+    view: WorkerView | None  # None: only a desired state names it
+    combined: RunState  # of all its scopes
+
+
+@dataclass(frozen=True, slots=True)
+class EndingRow:
+    """A DRAIN or STOP that some workers have not followed to the end."""
+
+    given: GivenSignal
+    left: Sequence[tuple[str, WorkerInfo]]
+
+
+class _Scopes:
+    """The scopes of a yard at one moment."""
+
+    def __init__(
+        self, roster: RosterView, desired: DesiredStates, left: Iterable[Unacknowledged]
+    ) -> None:
+        self._desired = desired
+        self._counts = Counter(scope for info in roster.live.values() for scope in scopes_of(info))
+        self._left: dict[str, list[Unacknowledged]] = {}
+        for one in left:
+            for scope in scopes_of(roster.live[one.worker]):
+                self._left.setdefault(scope, []).append(one)
+
+    def row(self, scope: str) -> ScopeRow:
+        """One of them."""
+        state = self._desired.by_scope.get(scope, DesiredState())
+        left = self._left.get(scope, [])
+        return ScopeRow(scope, said(scope), state, self._counts[scope], left)
 
 
 def _view(yard: Yard, given: Given) -> dict[str, Any]:
-    return {"now": yard.connection.time()[0], "given": given.text("q")}
+    signals = Signals(yard.connection, yard.keys)
+    roster, desired = read_roster(yard.connection, yard.keys), signals.desired_states()
+    left = signals.behind(roster.live, desired.changed)
+    scopes = _Scopes(roster, desired, left)
+    wanted = given.text("q")
+    names = [name for name in known_workers(roster, desired.by_scope) if wanted in name]
+    page = given.whole("page", 1, 1, _MOST_PAGES)
+    shown = names[(page - 1) * _PAGE : page * _PAGE]
+    models = known_models(roster, desired.by_scope)
+    by_signals = read_given_signals(yard.connection, yard.keys)
+    changed = sorted(desired.by_scope)
+    return {
+        "everybody": scopes.row(ALL),
+        "set": [scopes.row(scope) for scope in changed[:_MOST_SCOPES]],
+        "more_set": max(0, len(changed) - _MOST_SCOPES),
+        "left": left[:_MOST_LEFT],
+        "more_left": max(0, len(left) - _MOST_LEFT),
+        "ending": _ending(by_signals, roster.live),
+        "given": by_signals[:_MOST_GIVEN],
+        "models": [scopes.row(model_scope(name)) for name in models[:_MOST_MODELS]],
+        "more_models": max(0, len(models) - _MOST_MODELS),
+        "workers": _workers(shown, roster, desired, scopes),
+        "count": len(names),
+        "q": wanted,
+        "number": page,
+        "page_count": -(-len(names) // _PAGE),
+    }
+
+
+def _ending(given: Sequence[GivenSignal], live: Mapping[str, WorkerInfo]) -> list[EndingRow]:
+    rows = (
+        EndingRow(one, [(name, live[name]) for name in still_there(one, live)]) for one in given
+    )
+    return [row for row in rows if row.left][:_MOST_LEFT]
+
+
+def _workers(
+    names: Sequence[str], roster: RosterView, desired: DesiredStates, scopes: _Scopes
+) -> list[WorkerRow]:
+    views = {one.info.name: one for one in roster.workers if one.info and one.lease_ms}
+    found = []
+    for name in names:
+        view = views.get(name)
+        model = view.info.model if view and view.info else ""
+        combined = desired.of(name, model).run_state
+        found.append(WorkerRow(scopes.row(worker_scope(name)), view, combined))
+    return found
 
 
 PAGES: Final[tuple[Page, ...]] = (
     Page("/signals", "Signals", "signals.html", _view, menu="Signals"),
 )
-ACTIONS: Final[tuple[Action, ...]] = ()

@@ -72,7 +72,7 @@ def _tenants(yard: Yard, given: Given) -> dict[str, Any]:
         "shown": shown,
         "found": found,
         "number": page,
-        "pages": max(1, -(-found.total // PER_PAGE)),
+        "last_page": max(1, -(-found.total // PER_PAGE)),
         "rows": _rows(yard, found.names, line, had),
         "in_line": len(line.tenants),
         "is_line_whole": line.is_whole,

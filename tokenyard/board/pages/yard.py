@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, dur
 from tokenyard.board.checkup import checkup_of
 from tokenyard.board.page import Page
 from tokenyard.board.yard import Given, Yard
-from tokenyard.doctor import Evidence, Finding, check_server, durability_grades, glance
+from tokenyard.doctor import Evidence, Finding, Verdict, check_server, durability_grades, glance
 from tokenyard.protocol.history import HistorySample
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.telemetry.metrics import quantile_s
@@ -111,7 +111,7 @@ def _view(yard: Yard, given: Given) -> dict[str, Any]:
         "report": checkup,
         "report_minutes": int(checkup.age_s // 60) if checkup else 0,
         "findings": [] if checkup is None else _worst(checkup.findings),
-        "most_findings": _MOST_FINDINGS,
+        "tones": _TONES,
     }
 
 
@@ -204,13 +204,19 @@ def _tenants(line: TenantLine, rate: float) -> list[WaitingTenant]:
     ]
 
 
-_ORDER: Final = ("fault", "warning", "unknown", "ok")
+#: The look of a verdict, the worst first.
+_TONES: Final[Mapping[Verdict, str]] = {
+    "fault": "bad",
+    "warning": "warn",
+    "unknown": "",
+    "ok": "good",
+}
 
 
 def _worst(findings: Sequence[Finding]) -> list[Finding]:
     """What there is to do, the worst first."""
     found = [one for one in findings if one.verdict != "ok"]
-    return sorted(found, key=lambda one: _ORDER.index(one.verdict))[:_MOST_FINDINGS]
+    return sorted(found, key=lambda one: list(_TONES).index(one.verdict))[:_MOST_FINDINGS]
 
 
 PAGES: Final[tuple[Page, ...]] = (Page("/", "Yard", "yard.html", _view, menu="Yard"),)

@@ -3,47 +3,60 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tokenyard.admin.dead_letters import (
-    DeadLetter,
-    letters_of,
-    requeue_letter,
-    why_not_requeued,
-)
+from tokenyard.admin.letter_changes import requeue_letters
+from tokenyard.admin.letter_lists import LetterHead
 from tokenyard.admin.listed import IN_FLIGHT, Listed, by_ledger
-from tokenyard.admin.requests import Query, list_requests
+from tokenyard.admin.requests import list_requests
+from tokenyard.admin.requeueing import letters_of, matching_letters, what_is_in_the_way
 from tokenyard.board.action import Action, Outcome, Preview, Refused
 from tokenyard.board.addresses import named_request
-from tokenyard.board.requests.filters import read_filter
+from tokenyard.board.requests.filters import Filter, read_filter
 from tokenyard.board.yard import BadInput, Given, Yard
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.scripts import Cancelled, Scripts
 
 #: Most requests of one action.
 MOST: Final = 1_000
-#: Most entries of queues to read for all that match, and most keys to look at.
+#: Most entries of intakes to read for all that match, and as many of lanes; most keys to look at.
 MOST_ENTRIES: Final = 20_000
 MOST_KEYS: Final = 100_000
 #: Requests that a preview names.
 _MOST_NAMED: Final = 10
-FAILED: Final = frozenset({"failed"})
+_FAILED: Final = frozenset({"failed"})
+_MORE: Final = " More than {:,} match: these are the first; do it again for the rest."
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The requests of an action."""
+    """The requests to cancel."""
 
-    requests: list[Listed]
+    requests: Sequence[Listed]
     words: str  # for the audit
     note: str = ""  # what was not reached, and what to do
+
+    @property
+    def running(self) -> list[Listed]:
+        """Those that have no result yet."""
+        return [one for one in self.requests if not one.is_ended]
+
+
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """The failed requests to requeue."""
+
+    heads: Sequence[LetterHead]
+    words: str  # for the audit
+    note: str = ""  # what cannot be requeued, or was not reached
 
 
 def preview_cancel(yard: Yard, given: Given) -> Preview:
     """What a cancel would end."""
-    chosen = _chosen(yard, given, IN_FLIGHT)
-    running = [one for one in chosen.requests if not one.is_ended]
+    chosen = _chosen(yard, given)
+    running = chosen.running
     over = len(chosen.requests) - len(running)
     ended = f" {_have_ended(over)}." if over else ""
     if not running:
@@ -61,67 +74,116 @@ def preview_cancel(yard: Yard, given: Given) -> Preview:
 
 def cancel(yard: Yard, given: Given) -> Outcome:
     """Cancel them, each wherever it is now."""
-    chosen = _chosen(yard, given, IN_FLIGHT)
+    chosen = _chosen(yard, given)
     why = given.text("why")
     reason = f"cancelled by an operator: {why}" if why else "cancelled by an operator"
     scripts, codes = Scripts(yard.connection, yard.keys), Counter[Cancelled]()
-    for one in chosen.requests:
-        if not one.is_ended:
-            codes[scripts.cancel(one.client, one.id, reason)] += 1
-    unknown = codes[Cancelled.CANCELLED_BEFORE_ARRIVAL]
+    for one in chosen.running:
+        codes[scripts.cancel(one.client, one.id, reason)] += 1
+    unknown, moved = codes[Cancelled.CANCELLED_BEFORE_ARRIVAL], codes[Cancelled.MOVED]
     done = codes[Cancelled.CANCELLED] + unknown
-    over = len(chosen.requests) - done - codes[Cancelled.MOVED]
-    if not done and not codes[Cancelled.MOVED]:
+    over = len(chosen.requests) - done - moved
+    if not done and not moved:
         raise Refused(f"Nothing was cancelled. {_have_ended(over)}." if over else _NOTHING)
     text = f"{counted(done, 'request')} cancelled."
     if unknown:
         text += f" {unknown:,} of them had not been looked at yet: they do not run."
     if over:
         text += f" {_have_ended(over)}."
-    if codes[Cancelled.MOVED]:
-        text += f" {codes[Cancelled.MOVED]:,} moved all the time: cancel again."
+    if moved:
+        text += f" {moved:,} moved all the time: cancel again."
     return Outcome(text + chosen.note, chosen.words)
 
 
 def preview_requeue(yard: Yard, given: Given) -> Preview:
     """What a requeue would bring back."""
-    chosen = _chosen(yard, given, FAILED)
-    letters, problems = _letters(yard, chosen)
-    rest = "".join(f" {text}." for text in problems)
-    if not letters:
-        return Preview(f"There is nothing to requeue.{rest}{chosen.note}", count=0)
-    what = "it keeps its id" if len(letters) == 1 else "they keep their ids"
+    letters = _letters(yard, given)
+    count = len(letters.heads)
+    if not count:
+        return Preview(f"There is nothing to requeue.{letters.note}", count=0)
+    what = "it keeps its id" if count == 1 else "they keep their ids"
     return Preview(
-        f"Submit {counted(len(letters), 'failed request')} again? New results replace the failed"
-        f" ones; {what}.{rest}{chosen.note}",
-        items=_named([_name(one.client, one.id) for one in letters]),
-        count=len(letters),
+        f"Submit {counted(count, 'failed request')} again? New results replace the failed ones;"
+        f" {what}.{letters.note}",
+        items=_named([_name(one.client, one.id) for one in letters.heads]),
+        count=count,
     )
 
 
 def requeue(yard: Yard, given: Given) -> Outcome:
     """Submit them again from their dead letters."""
-    chosen = _chosen(yard, given, FAILED)
-    letters, problems = _letters(yard, chosen)
-    done = sum(bool(requeue_letter(yard.connection, yard.keys, letter)) for letter in letters)
-    rest = "".join(f" {text}." for text in problems)
+    letters = _letters(yard, given)
+    problems = requeue_letters(yard.connection, yard.keys, letters.heads)
+    note = _told(Counter(problem for problem in problems if problem)) + letters.note
+    done = problems.count("")
     if not done:
-        raise Refused(f"Nothing was requeued.{rest}" if rest else _NOTHING)
-    missed = len(letters) - done
-    if missed:
-        rest += f" {missed:,} could not be requeued any more."
+        raise Refused(f"Nothing was requeued.{note}" if note else _NOTHING)
     waits = "waits" if done == 1 else "wait"
-    return Outcome(f"{counted(done, 'request')} {waits} again.{rest}{chosen.note}", chosen.words)
+    return Outcome(f"{counted(done, 'request')} {waits} again.{note}", letters.words)
 
 
 _NOTHING: Final = "There is no such request any more."
 
 
-def _chosen(yard: Yard, given: Given, states: frozenset[str]) -> _Chosen:
-    """Those named in the fields ``request``, or all that match the filter where ``all`` is set."""
+def _chosen(yard: Yard, given: Given) -> _Chosen:
+    """Those named in the fields ``request``, or all in flight that match the filter."""
+    wanted = _wanted(given)
+    if wanted is None:
+        requests, words = _selected(yard, given)
+        return _Chosen(requests, words)
+    if not wanted.wanted_states & IN_FLIGHT:
+        return _Chosen([], wanted.words())
+    query = wanted.query(
+        limit=MOST,
+        most=MOST_ENTRIES,
+        most_keys=MOST_KEYS,
+        most_streams=MOST,
+        states=IN_FLIGHT,
+        until_ms=_until_ms(given),
+    )
+    found = list_requests(yard.connection, yard.keys, query)
+    note = ""
+    if found.has_more:
+        note = _MORE.format(MOST)
+    elif not found.is_whole:
+        note = (
+            f" There may be more: only {MOST_ENTRIES:,} waiting requests, as many on lanes, and the"
+            f" queues of {MOST:,} tenants were read. Narrow the filter, or do it again."
+        )
+    return _Chosen(found.requests, wanted.words(), note)
+
+
+def _letters(yard: Yard, given: Given) -> _Letters:
+    """The letters of those named in the fields ``request``, or of all that match the filter."""
+    wanted = _wanted(given)
+    if wanted is not None:
+        states = _FAILED if not wanted.states else frozenset(wanted.states)
+        query = wanted.query(
+            limit=MOST, most=0, most_keys=0, most_streams=0, until_ms=_until_ms(given)
+        )
+        heads, has_more = matching_letters(
+            yard.connection, yard.keys, replace(query, states=states), MOST
+        )
+        return _Letters(heads, wanted.words(), _MORE.format(MOST) if has_more else "")
+    requests, words = _selected(yard, given)
+    ended_ms = {(one.client, one.id): one.ended_ms for one in requests if one.state == "failed"}
+    letters = letters_of(yard.connection, yard.keys, ended_ms)
+    rest = (one.state for one in requests if (one.client, one.id) not in letters)
+    return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
+
+
+def _wanted(given: Given) -> Filter | None:
+    """The filter if all that match it are wanted; None where requests are named."""
+    return read_filter(given) if given.text("all") == "matching" else None
+
+
+def _until_ms(given: Given) -> int:
+    return given.whole("until", 0, 0, 2**53)
+
+
+def _selected(yard: Yard, given: Given) -> tuple[list[Listed], str]:
+    """The requests named in the fields, and their names in words; raises `Refused` for none."""
     names = list(dict.fromkeys(given.texts("request")))
-    if given.text("all") == "matching":
-        return _matching(yard, given, states)
     if not names:
         raise Refused("No request is selected: check the boxes of some, or open one.")
     if len(names) > MOST:
@@ -129,56 +191,16 @@ def _chosen(yard: Yard, given: Given, states: frozenset[str]) -> _Chosen:
     owners = [named_request(name) for name in names]
     known = {(one.client, one.id): one for one in by_ledger(yard.connection, yard.keys, owners)}
     # A request by plain XADD has no ledger while it waits.
-    plain = [
-        Listed(client=client, id=request_id, state="waiting")
-        for client, request_id in owners
-        if (client, request_id) not in known
+    requests = [
+        known.get(one) or Listed(client=one[0], id=one[1], state="waiting") for one in owners
     ]
     shown = ", ".join(_name(*owner) for owner in owners[:_MOST_NAMED])
     more = f" and {len(owners) - _MOST_NAMED:,} more" if len(owners) > _MOST_NAMED else ""
-    return _Chosen([*known.values(), *plain], f"{shown}{more}")
+    return requests, f"{shown}{more}"
 
 
-def _matching(yard: Yard, given: Given, states: frozenset[str]) -> _Chosen:
-    wanted = read_filter(given)
-    if wanted.states and not states & set(wanted.states):
-        return _Chosen([], wanted.words())
-    query: Query = wanted.query(
-        limit=MOST,
-        most=MOST_ENTRIES,
-        most_keys=MOST_KEYS,
-        most_streams=MOST,
-        until_ms=given.whole("until", 0, 0, 2**53),
-    )
-    found = list_requests(
-        yard.connection, yard.keys, replace(query, states=_narrowed(query.states, states))
-    )
-    note = ""
-    if found.has_more:
-        note = f" More than {MOST:,} match: these are the first; do it again for the rest."
-    elif not found.is_whole:
-        note = (
-            f" There may be more: only {MOST_ENTRIES:,} waiting requests, as many on lanes, and"
-            f" {MOST_KEYS:,} keys were searched. Narrow the filter, or do it again."
-        )
-    return _Chosen(found.requests, wanted.words(), note)
-
-
-def _narrowed(wanted: frozenset[str], states: frozenset[str]) -> frozenset[str]:
-    """The states to act on; a filter that names none means all that the action is for."""
-    return wanted & states or states
-
-
-def _letters(yard: Yard, chosen: _Chosen) -> tuple[list[DeadLetter], list[str]]:
-    """Their dead letters, and why those that have none cannot be requeued."""
-    ended_ms = {(one.client, one.id): one.ended_ms for one in chosen.requests if one.is_ended}
-    letters = letters_of(yard.connection, yard.keys, ended_ms)
-    problems = Counter(
-        why_not_requeued(one.state)
-        for one in chosen.requests
-        if (one.client, one.id) not in letters
-    )
-    return list(letters.values()), [f"{count:,}: {words}" for words, count in problems.items()]
+def _told(problems: Counter[str]) -> str:
+    return "".join(f" {count:,}: {words}." for words, count in problems.items())
 
 
 def _have_ended(count: int) -> str:

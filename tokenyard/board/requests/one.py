@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenyard.admin.dead_letters import letter_of
 from tokenyard.admin.owners import find_owners
-from tokenyard.admin.submitted import read_submitted
+from tokenyard.admin.requeueing import letter_of
+from tokenyard.admin.submitted import read_letter, read_submitted
 from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.board.addresses import checked_request, given_request
+from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound
 from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
 from tokenyard.board.requests.content import answers_of, length_of, prompt_of
@@ -21,7 +22,7 @@ from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
 from tokenyard.board.yard import BadInput, Given, Yard
 from tokenyard.protocol.errors import UnknownRequest
 from tokenyard.protocol.keys import split_intake
-from tokenyard.protocol.texts import printable
+from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams
 
 _RATES: Final = TokenRates()
@@ -39,10 +40,14 @@ def view_request(yard: Yard, given: Given) -> dict[str, Any]:
         raise NotFound(
             f"{error}. The results of requests are kept for their result_ttl, an hour by default."
         ) from error
-    submitted = read_submitted(yard.connection, yard.keys, client, request_id)
+    ended_ms = timeline.ended_ms or 0
+    letter = letter_of(yard.connection, yard.keys, client, request_id, ended_ms)
+    if letter:
+        submitted = read_letter(yard.connection, yard.keys, letter.letter, client, request_id)
+    else:
+        submitted = read_submitted(yard.connection, yard.keys, client, request_id)
     request = submitted if isinstance(submitted, Request) else None
     shows = given.actor.shows_content
-    ended_ms = timeline.ended_ms or 0
     parts = bar_of(timeline)
     return {
         "client": client,
@@ -55,7 +60,7 @@ def view_request(yard: Yard, given: Given) -> dict[str, Any]:
         "width": WIDTH,
         "priority_class": split_intake(timeline.server_id.rpartition("/")[0])[0],
         "worker": timeline.attempts[-1].worker if timeline.attempts else "",
-        "letter": letter_of(yard.connection, yard.keys, client, request_id, ended_ms),
+        "letter": letter,
         "request": request,
         "parameters": list(_parameters(request)) if request else [],
         "prompt_length": length_of(request) if request else "",
@@ -79,18 +84,18 @@ def _named(yard: Yard, given: Given) -> tuple[str, str]:
         most_keys=MOST_KEYS_FOR_ID,
         most_entries=MOST_ENTRIES,
     )
-    if len(owners.clients) == 1 and owners.is_whole:
-        return owners.clients[0], request_id
+    until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys of the server"
     if not owners.clients:
-        until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys"
         raise NotFound(
             f"No client has a request {printable(request_id)!r}{until}. Give its client."
         )
+    if len(owners.clients) == 1 and owners.is_whole:
+        return owners.clients[0], request_id
     names = ", ".join(owners.clients[:_MOST_NAMED])
     more = len(owners.clients) - _MOST_NAMED
     raise BadInput(
-        f"Several clients have a request with this id: {names}{f' and {more} more' * (more > 0)}."
-        " Give one of them."
+        f"Several clients may have a request with this id;{until} these have one: {names}"
+        f"{f' and {more} more' if more > 0 else ''}. Give its client."
     )
 
 
@@ -121,7 +126,7 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
     """What was asked for, beside the prompt: names as in a submission, and values."""
     for name in ("model", "tenant", "session"):
         if value := getattr(request, name):
-            yield name, _cut(value)
+            yield name, cut(value, _MOST_CHARACTERS)
     if request.priority:
         yield "priority", str(request.priority)
     yield "result_ttl", f"{request.result_ttl_s:,} s"
@@ -131,14 +136,8 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
     for field in SamplingParams.__struct_fields__:
         value = getattr(request.params, field)
         if value != getattr(usual, field) or field in {"max_tokens", "temperature"}:
-            yield field, _cut(msgspec.json.encode(value).decode())
+            yield field, cut(msgspec.json.encode(value).decode(), _MOST_CHARACTERS)
     if request.metadata:
-        yield "metadata", f"{len(request.metadata):,} entries"
+        yield "metadata", counted(len(request.metadata), "field")
     if request.cache_salt:
         yield "cache_salt", "set"
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _MOST_CHARACTERS:
-        return text
-    return f"{text[:_MOST_CHARACTERS]}… ({len(text):,} characters)"

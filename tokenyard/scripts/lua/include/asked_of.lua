@@ -10,7 +10,8 @@ local function asked_of(fields, info)
     local known = redis.call('HMGET', info, 'defaults', 'default_model')
     local all
     is_read, all = pcall(cjson.decode, known[1] or '{}')
-    own = is_read and type(all) == 'table' and all[model ~= '' and model or known[2] or ''] or {}
+    own = is_read and type(all) == 'table' and all[model ~= '' and model or known[2] or '']
+    if type(own) ~= 'table' then own = {} end
   end
   local function count(value, default)
     return type(value) == 'number' and value >= 1 and math.floor(value) or default

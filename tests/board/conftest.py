@@ -1,0 +1,50 @@
+"""Boards and the yards that they show."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.board.device_yard import DeviceYard
+from tests.board.visitor import Visitor
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import Scripts
+
+
+@pytest.fixture
+def devices(connection: redis.Redis, keys: Keys, scripts: Scripts, redis_url: str) -> DeviceYard:
+    """A yard whose hosts and workers the test writes."""
+    return DeviceYard(connection, keys, scripts, redis_url)
+
+
+@pytest.fixture
+def visitor(redis_url: str, keys: Keys) -> Iterator[Visitor]:
+    """Somebody at the board of that yard, who may do everything."""
+    visiting = Visitor(redis_url, keys.yard)
+    yield visiting
+    visiting.close()
+
+
+@pytest.fixture(scope="module")
+def served(
+    shared_server: object, tmp_path_factory: pytest.TempPathFactory, no_leftover_processes: None
+) -> Iterator[str]:
+    """Host and port of a board without keys: its own program on a loopback port."""
+    server: Server = shared_server("valkey")  # type: ignore[operator]
+    log: Path = tmp_path_factory.mktemp("board") / "log"
+    command = [sys.executable, "-m", "tokenyard", "--redis-url", server.url, "board", "--port", "0"]
+    with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
+        found = eventually(
+            lambda: re.search(r"the board is at http://(\S+)/board", log.read_text())
+        )
+        yield found[1]
+        process.terminate()
+        assert process.wait(20) == 0

@@ -1,0 +1,470 @@
+"""What hostile clients try: paths, parameters, forms, and holding on to what others need."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from tests.board.asking import HERE, HOST, Asking, opened
+from tests.board.keyed import keyed
+from tests.support.servers import Server
+from tokenyard.board import app, live
+from tokenyard.board.page import Page
+from tokenyard.board.pages import ACTIONS, PAGES
+from tokenyard.board.reading import YardReader
+from tokenyard.board.yard import MAX_PARAMETER, Given, Yard
+from tokenyard.protocol.keys import Keys
+
+#: What is put wherever the board takes a text.
+HOSTILE = (
+    "",
+    " ",
+    "<script>alert(1)</script>",
+    "'\"><img src=x onerror=alert(1)>",
+    "{{ 7 * 7 }}{% raw %}",
+    "\x00\x01\x1b[31m\r\nset-cookie: a=b\r\n\r\n",
+    "\u202eevil\u2066\u200f\u2028\u2029\ufeff\ud7ff",
+    "%00%0d%0a%ff%2e%2e",
+    "../../../../etc/passwd",
+    "*",
+    "(1-1",
+    "+",
+    "-1",
+    "0",
+    "99999999999999999999",
+    "18446744073709551615-18446744073709551615",
+    "1-1",
+    "0-0",
+    "1e400",
+    "nan",
+    "٣",
+    "9999-12-31T23:59",
+    "0000-00-00",
+    "on",
+    "all",
+    "a/b:c@d",
+    "x" * MAX_PARAMETER,
+    "\U0001f4a9" * 1000,
+)
+#: Those that a page may take for a number, a time, a name of an entry or a place in a list.
+TRICKY = ("", "<script>alert(1)</script>", "\x00\r\n", "0-0", "-1", "99999999999999999999", "1e400")
+TRICKY += ("0000-00-00", "9999-12-31T23:59", "\u0663", "x" * MAX_PARAMETER)
+
+
+@pytest.fixture
+def ask(broker: Server, keys: Keys) -> Iterator[Asking]:
+    with opened(broker.url, keys.yard) as made:
+        yield made
+
+
+def names_of_parameters() -> list[str]:
+    """All names that the code of the pages asks for."""
+    texts = [file.read_text() for file in Path(app.__file__).parent.rglob("*.py")]
+    asked = r'\.(?:text|texts|whole|one_of)\(\s*"(\w+)"'
+    return sorted({name for text in texts for name in re.findall(asked, text)})
+
+
+def with_parameters(page: Page, text: str) -> str:
+    """The page's path with a text in each of its places."""
+    return "/board" + re.sub(r"\{\w+(:path)?\}", lambda _: quote(text, safe=""), page.path)
+
+
+# Paths
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/board/../v1/models",
+            "/board/%2e%2e/v1/models",
+            "/board/..%2fv1",
+            "/board//",
+            "/board///x",
+        ),
+        *("//board/", "/board/./", "/board/%00", "/board/%0d%0aset-cookie:a=b", "/board/%ff"),
+        *(
+            "/board/%5c%5cevil.example",
+            "/board//evil.example",
+            "/board/do",
+            "/board/do/",
+            "/boardx",
+        ),
+        *("/board/do/nothing", "/board/do/..%2f..%2fv1", "/board/" + "x/" * 2000, "/BOARD/", "/"),
+        *("/board/static", "/board/static/", "/board/login/", "/board;/", "*", "board", ""),
+        *("/board/%E2%80%AE", "/board/login%00", "/board/audit%2f", "/board/audit;a=b"),
+    ],
+)
+def test_no_path_leads_out_of_the_board_or_breaks_it(ask: Asking, path: str) -> None:
+    for verb in ("GET", "HEAD", "POST", "PUT"):
+        answer = ask(path, verb)
+        assert answer.status in {200, 308, 400, 404, 405}, (verb, answer)
+        assert not re.search(r"[^ -~]", answer.location)
+        if answer.location:
+            assert re.match(r"/board/?[^/]?", answer.location), answer.location
+            assert not answer.location.startswith("//")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "../app.py",
+            "..%2fapp.py",
+            "%2e%2e/app.py",
+            "%2e%2e%2fapp.py",
+            "..%5capp.py",
+            "/etc/passwd",
+        ),
+        *(
+            "%2fetc%2fpasswd",
+            "//etc/passwd",
+            "....//app.py",
+            "board.js/../../app.py",
+            "%00",
+            "board.js%00",
+        ),
+        *("..", ".", "", "x" * 5000, "board.js/", "../templates/base.html", "../../../README.md"),
+        *("%c0%ae%c0%ae/app.py", "../static/../app.py", "../__init__.py"),
+    ],
+)
+def test_no_path_leads_out_of_the_folder_of_files(ask: Asking, name: str) -> None:
+    answer = ask(f"/board/static/{name}")
+    assert answer.status in {200, 404}
+    if answer.status == 200:  # a way back into the folder
+        assert "{% extends" not in answer.body
+        assert "import annotations" not in answer.body
+    assert "root:" not in answer.body
+
+
+def test_the_files_are_only_read(ask: Asking) -> None:
+    for verb in ("POST", "PUT", "DELETE", "PATCH"):
+        assert ask("/board/static/board.js", verb).status == 405
+
+
+# Parameters
+
+
+def test_no_page_breaks_at_hostile_parameters(ask: Asking) -> None:
+    names = names_of_parameters()
+    assert {"before", "done"} <= set(names)
+    for page in PAGES:
+        for text in HOSTILE:
+            query = "&".join(f"{name}={quote(text, safe='')}" for name in names)
+            answer = ask(f"{with_parameters(page, text or 'x')}?{query}")
+            seen = (page.path, text[:50], answer.status)
+            assert answer.status in {200, 400, 404}, seen
+            assert "<script>alert" not in answer.body, seen
+            assert "<img src=x" not in answer.body, seen
+            assert "set-cookie" not in answer.headers
+            if text == "{{ 7 * 7 }}{% raw %}":
+                assert "49" not in re.findall(r'value="([^"]*)"', answer.body), seen
+
+
+@pytest.mark.parametrize("name", names_of_parameters())
+def test_no_page_breaks_at_one_hostile_parameter(ask: Asking, name: str) -> None:
+    """Alone, since with others the first that is wrong ends it."""
+    for page in PAGES:
+        if "{" in page.path:
+            continue
+        for text in TRICKY:
+            answer = ask(f"/board{page.path}?{name}={quote(text, safe='')}")
+            assert answer.status in {200, 400, 404}, (page.path, text)
+
+
+def test_no_action_breaks_at_hostile_fields(
+    broker: Server, connection: redis.Redis, keys: Keys
+) -> None:
+    names = [name for name in names_of_parameters() if name != "all"]
+    with opened(broker.url, keys.yard) as ask:
+        for action in ACTIONS:
+            for text in HOSTILE:
+                form = dict.fromkeys(names, text)
+                query = "&".join(f"{name}={quote(text, safe='')}" for name in names)
+                for answer in (
+                    ask(f"/board/do/{action}?{query}"),
+                    ask(f"/board/do/{action}", "POST", form=form),
+                ):
+                    seen = (action, text[:50], answer.status, answer.body[-300:])
+                    assert answer.status in {200, 303, 400, 404}, seen
+                    assert "<script>alert" not in answer.body, seen
+                    assert not re.search(r"[^ -~]", answer.location), seen
+
+
+def test_a_form_has_bounds(ask: Asking) -> None:
+    path = f"/board/do/{next(iter(ACTIONS))}"
+    large = ask(path, "POST", form={"x": ["y" * 1000] * 300})
+    assert (large.status, "more than 262144 bytes" in large.body) == (400, True)
+    many = ask(path, "POST", form={"x": ["y"] * 2001})
+    assert (many.status, "more than 2000 fields" in many.body) == (400, True)
+    long = ask(path, "POST", form={"x": "y" * (MAX_PARAMETER + 1)})
+    assert (long.status, "more than 10000 characters" in long.body) == (400, True)
+    assert ask("/board/audit?" + "x=&" * 3000).status == 400
+    assert ask("/board/audit?before=" + "x" * (MAX_PARAMETER + 1)).status == 400
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "multipart/form-data; boundary=x", "application/json", "", None]
+)
+def test_a_form_comes_as_forms_do(ask: Asking, kind: str | None) -> None:
+    path = f"/board/do/{next(iter(ACTIONS))}"
+    answer = ask(path, "POST", form={"a": "b"}, content_type=kind)
+    assert (answer.status, "send the form as" in answer.body) == (400, True)
+
+
+def test_a_mistake_of_ours_is_told_to_the_log_only(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    broker: Server,
+    keys: Keys,
+) -> None:
+    def view(yard: Yard, given: Given) -> dict[str, Any]:
+        raise RuntimeError("a secret of the inside")
+
+    page = Page("/broken", "Broken", "audit.html", view)
+    monkeypatch.setattr(app, "PAGES", [page])
+    with opened(broker.url, keys.yard) as ask:
+        answer = ask("/board/broken")
+    assert answer.status == 500
+    assert "secret" not in answer.body
+    assert "Traceback" not in answer.body
+    assert "a secret of the inside" in caplog.text
+    assert "content-security-policy" in answer.headers
+
+
+# Holding on
+
+
+def looking(ask: Asking, count: int, most_bytes: int = 2**24) -> Any:
+    headers = [(b"host", HOST.encode()), (b"accept", b"text/event-stream")]
+    return [
+        asyncio.create_task(ask.ask("GET", "/board/audit", headers, most_bytes=most_bytes))
+        for _ in range(count)
+    ]
+
+
+def test_so_many_open_pages_are_kept_up_to_date_and_no_more(broker: Server, keys: Keys) -> None:
+    async def test(ask: Asking) -> None:
+        first = looking(ask, 3)
+        await asyncio.sleep(0.5)
+        (more,) = await asyncio.gather(*looking(ask, 1))
+        assert more.status == 200
+        assert "retry: 30000" in more.body
+        assert "live_error" in more.body
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+        # Their places are free again.
+        (again,) = await asyncio.gather(*looking(ask, 1, most_bytes=1))
+        assert "retry" not in again.body
+        assert "live_entries" in again.body
+
+    with opened(broker.url, keys.yard, max_streams=3) as ask:
+        asyncio.run(asyncio.wait_for(test(ask), 60))
+
+
+def test_an_open_page_has_to_come_back_after_a_time(broker: Server, keys: Keys) -> None:
+    with opened(broker.url, keys.yard, stream_s=0.5) as ask:
+        began = time.monotonic()
+        answer = ask("/board/audit", accept="text/event-stream")
+        assert answer.body.endswith("\n\n")
+        assert time.monotonic() - began < 10
+
+
+def test_a_board_that_stops_ends_its_open_pages(broker: Server, keys: Keys) -> None:
+    async def test(ask: Asking) -> None:
+        open_pages = looking(ask, 3)
+        await asyncio.sleep(0.5)
+        ask.board.end_streams()
+        answers = await asyncio.wait_for(asyncio.gather(*open_pages), 5)
+        assert {answer.status for answer in answers} == {200}
+        (more,) = await asyncio.gather(*looking(ask, 1))
+        assert more.status == 503
+
+    with opened(broker.url, keys.yard) as ask:
+        asyncio.run(asyncio.wait_for(test(ask), 60))
+
+
+def test_a_stream_of_a_head_is_none(ask: Asking) -> None:
+    answer = ask("/board/audit", "HEAD", accept="text/event-stream")
+    assert answer.headers["content-type"].startswith("text/html")
+
+
+def test_who_looks_at_the_same_costs_one_read(
+    monkeypatch: pytest.MonkeyPatch, broker: Server, connection: redis.Redis, keys: Keys
+) -> None:
+    reads = []
+
+    def view(yard: Yard, given: Given) -> dict[str, Any]:
+        reads.append(given)
+        time.sleep(0.2)
+        return {"entries": [], "is_newest": True, "before": "", "most": 1}
+
+    monkeypatch.setattr(app, "PAGES", [Page("/", "Yard", "audit.html", view)])
+    with keyed(broker.url, connection, keys) as door:
+        cookies = [door.log_in("viewer").encode() for _ in range(4)]
+
+        async def test() -> None:
+            await asyncio.gather(
+                *(
+                    door.ask.ask("GET", "/board/?a=1", [(b"host", host), (b"cookie", cookie)])
+                    for cookie in cookies
+                    for host in (HOST.encode(), b"localhost")
+                )
+            )
+
+        asyncio.run(test())
+        assert len(reads) == 1
+        assert reads[0].actor.name == ""
+        door.ask("/board/?a=2", cookie=cookies[0].decode())
+        door.ask("/board/?a=2", cookie=door.log_in("admin"))
+        assert len(reads) == 3
+
+
+# Reads
+
+
+@pytest.fixture
+def reader(broker: Server, keys: Keys) -> Iterator[YardReader]:
+    made = YardReader(broker.url, keys.yard, most_at_once=2, wait_s=0.3)
+    yield made
+    made.close()
+
+
+def test_a_read_that_fails_fails_for_all_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, reader: YardReader, recwarn: pytest.WarningsRecorder
+) -> None:
+    tried = []
+
+    def fail(yard: Yard) -> int:
+        tried.append(1)
+        time.sleep(0.05)
+        raise ValueError(len(tried))
+
+    async def test() -> None:
+        both = await asyncio.gather(
+            reader.shared("a", fail), reader.shared("a", fail), return_exceptions=True
+        )
+        assert [str(one) for one in both] == ["1", "1"]
+        monkeypatch.setattr("tokenyard.board.reading._FRESH_S", -1.0)
+        with pytest.raises(ValueError, match="2"):
+            await reader.shared("a", fail)
+
+    asyncio.run(test())
+
+
+def test_who_asks_first_and_leaves_spoils_nothing(
+    reader: YardReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slow(yard: Yard) -> int:
+        time.sleep(0.2)
+        return 7
+
+    def fail(yard: Yard) -> int:
+        time.sleep(0.1)
+        raise ValueError
+
+    async def test() -> None:
+        first = asyncio.create_task(reader.shared("a", slow))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(reader.shared("a", slow))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        assert await second == 7
+        alone = asyncio.create_task(reader.shared("b", fail))
+        await asyncio.sleep(0.05)
+        alone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await alone
+        await asyncio.sleep(0.2)
+
+    asyncio.run(test())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_what_waits_too_long_is_refused_and_not_done_later(reader: YardReader) -> None:
+    done: list[str] = []
+
+    def slow(yard: Yard) -> None:
+        time.sleep(1.0)
+        done.append("slow")
+
+    async def test() -> None:
+        busy = [asyncio.create_task(reader.run(slow)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(Exception, match="busy"):
+            await reader.run(lambda yard: done.append("late"))
+        await asyncio.gather(*busy)  # what has begun may take its time
+        assert await reader.run(lambda yard: 3) == 3
+
+    asyncio.run(test())
+    assert done == ["slow", "slow"]
+
+
+def test_what_is_kept_has_a_bound(reader: YardReader) -> None:
+    async def test() -> None:
+        for number in range(200):
+            assert await reader.shared(number, lambda yard, n=number: n) == number
+        assert len(reader._kept) <= 64
+        reader.forget()
+        assert await reader.shared(199, lambda yard: "new") == "new"
+
+    asyncio.run(test())
+
+
+def test_lines_of_a_block_cannot_begin_another_event() -> None:
+    told = live._event("live_x", "a\r\nevent: live_y\rdata: b\n\ndata: c\u2028d")
+    lines = re.split(r"\r\n|\n|\r", told)
+    assert lines[0] == "event: live_x"
+    assert all(line.startswith("data: ") or not line for line in lines[1:])
+    assert told.count("\n\n") == 1
+
+
+# On a socket, where the server reads first
+
+
+@pytest.mark.parametrize(
+    ("head", "statuses"),
+    [
+        (f"GET {HERE}/board/ HTTP/1.1\r\nHost: {{host}}", {200}),
+        ("GET http://evil.example/board/ HTTP/1.1\r\nHost: {host}", {200}),
+        ("GET http://{host}/board/ HTTP/1.1\r\nHost: evil.example", {403}),
+        ("GET /board/ HTTP/1.1\r\nHost: {host}\r\nHost: evil.example", {400}),
+        ("GET /board/ HTTP/1.1\r\nHost: evil.example\r\nHost: {host}", {400}),
+        ("GET /board/ HTTP/1.1\r\nHost : {host}", {400}),
+        ("GET /board/ HTTP/1.1\r\nX: y", {400}),
+        ("GET /board/ HTTP/1.0", {400}),
+        ("GET /board/../v1 HTTP/1.1\r\nHost: {host}", {404}),
+        ("POST http://{host}/board/do/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0", {403}),
+        ("OPTIONS * HTTP/1.1\r\nHost: {host}", {400, 403}),
+        ("CONNECT {host} HTTP/1.1\r\nHost: {host}", {400, 403}),
+        ("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}", {400, 405}),
+        ("TRACE /board/ HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}", {405}),
+        ("GET /board/ HTTP/1.1\r\nHost: {host}\r\nX: " + "y" * 70_000, {400, 431}),
+        ("GET /board/?" + "y" * 70_000 + " HTTP/1.1\r\nHost: {host}", {400, 414, 431}),
+    ],
+    ids=lambda one: one[:60] if isinstance(one, str) else "",
+)
+def test_a_socket(served: str, head: str, statuses: set[int]) -> None:
+    host, _, port = served.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as client:
+        client.sendall(head.replace("{host}", served).encode() + b"\r\nConnection: close\r\n\r\n")
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := client.recv(65536):
+                answer += piece
+    assert int(answer.split()[1]) in statuses, answer[:500]
+    assert b"evil.example" not in answer
+    assert answer.startswith(b"HTTP/1.1 ")

@@ -1,0 +1,370 @@
+"""The pages of models, and what operators can do there."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from tests.board.device_yard import DeviceYard, keys_asked_for
+from tests.board.visitor import Visitor, let_in_as, text_of
+from tests.support.waiting import eventually
+from tokenyard.admin.signals import Signals, Unacknowledged
+from tokenyard.board import model_reload
+from tokenyard.board.pages import ACTIONS
+from tokenyard.board.pages.models import MOST_COMMANDS, ROWS
+from tokenyard.protocol.control import Invalid, Order
+from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.worker_info import ModelInfo
+
+HOSTILE = '"><img src=x onerror=alert(1)>\u202e'
+ALL_ACTIONS = ("model.load", "model.unload", "model.sleep", "model.wake", "model.reload")
+
+
+def test_a_yard_without_models_says_so(visitor: Visitor) -> None:
+    text = text_of(visitor.get("/models"))
+    assert "No models: no host is live" in text
+    assert "No model has been placed" in text
+
+
+def test_models_are_listed_with_workers_costs_and_faults(
+    devices: DeviceYard, visitor: Visitor
+) -> None:
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.join("gpu-1-0s", controller="gpu-1", state="asleep")
+    offers = [
+        ModelInfo(name="adder", load_s=12.34, swap_s=1.5, pin=1, adapters=["lora"]),
+        ModelInfo(name="coder", fault="no such file", faults=2, faulted_ms=1, ranks=2),
+    ]
+    devices.offer("gpu-1", *offers)
+    Signals(devices.connection, devices.keys).give(
+        Order(signal="SET_GENERATION_EPOCH", scope="model:adder", epoch=7)
+    )
+
+    text = text_of(visitor.get("/models")).replace("\N{EN DASH}", "-")
+
+    assert "adder 1 adapter 1 ready, 1 asleep 0 12 s 1.5 s 1 its own 7" in text
+    assert (
+        "coder 1 host cannot load it 2 devices none; 1 host may load it 0 - - - its own -" in text
+    )
+    assert "No model has this in its name" in visitor.get("/models", {"q": "llama"})
+    assert "2 models" in text
+    assert "coder" not in text_of(visitor.get("/models", {"q": "ADD"}))
+
+
+def test_the_page_of_a_model_tells_who_waits_and_why(devices: DeviceYard, visitor: Visitor) -> None:
+    devices.lead()
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.offer("gpu-1", ModelInfo(name="coder", fault="bad file", faults=3, faulted_ms=2**43))
+    devices.wait_for("coder", 3)
+
+    text = text_of(visitor.get("/model", {"name": "coder"}))
+
+    assert "Waiting 3 requests, the oldest for" in text
+    assert "could not be loaded, 3 times in a row on gpu-1: bad file" in text
+    assert "3 times in a row, last" in text
+    assert "No worker holds it." in text
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("leaderless", "no coordinator leads the yard"),
+        ("paused", "model coder PAUSED"),
+        ("loading", "gpu-1-0 has been loading it"),
+        ("commanded", r"gpu-1-0 was told \S+ s ago to load it: the test wants it"),
+        ("nowhere", "no live host may load it"),
+        ("busy", "no device is free or idle"),
+    ],
+)
+def test_reasons_for_waiting(devices: DeviceYard, visitor: Visitor, case: str, why: str) -> None:
+    state = "loading" if case == "loading" else "ready"
+    model = "coder" if case in {"loading", "paused"} else "adder"
+    devices.join("gpu-1-0", controller="gpu-1", state=state, model=model)
+    devices.offer("gpu-1", "adder", *([] if case == "nowhere" else ["coder"]))
+    if case != "leaderless":
+        devices.lead()
+    if case == "paused":
+        signals = Signals(devices.connection, devices.keys)
+        signals.give(Order(signal="PAUSE", scope="model:coder"))
+    if case == "commanded":
+        fields = {"model": "coder", "worker": "gpu-1-0", "why": "the test wants it"}
+        visitor.do("model.load", fields)
+    if case == "nowhere":  # or nobody would know it
+        Signals(devices.connection, devices.keys).give(
+            Order(signal="SET_GENERATION_EPOCH", scope="model:coder", epoch=1)
+        )
+    devices.wait_for("coder", 1)
+    assert re.search(why, text_of(visitor.get("/model", {"name": "coder"})))
+
+
+def test_an_unknown_model_is_not_found(visitor: Visitor) -> None:
+    assert "There is no model" in text_of(visitor.get("/model", {"name": "nope"}, status=404))
+
+
+def test_what_waits_is_labelled_as_a_sample(devices: DeviceYard, visitor: Visitor) -> None:
+    devices.lead()
+    devices.offer("gpu-1", "adder", "coder")
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.wait_for("coder", 100)
+    text = text_of(visitor.get("/models"))
+    assert "of 100 waiting requests the oldest 25 are counted by model" in text
+    assert "may load it ≥ 25" in text
+    assert "at least 25 requests" in text_of(visitor.get("/model", {"name": "coder"}))
+
+
+def test_a_thousand_workers_ask_for_few_keys(
+    devices: DeviceYard, visitor: Visitor, redis_url: str, keys: Keys
+) -> None:
+    devices.join_many(1000)
+    devices.lead()
+    devices.offer("host-1", *(f"model-{n:03}" for n in range(120)))
+    devices.wait_for("adder", 200)
+
+    pages: dict[str, str] = {}
+    for path in ("/models", "/model?name=adder"):
+        asked = keys_asked_for(
+            redis_url, keys, lambda path=path: pages.update({path: visitor.get(path)})
+        )
+        assert not any(":lane:" in key for key in asked)
+        assert len(asked) <= MOST_COMMANDS + 80
+
+    assert pages["/models"].count('<th scope="row">') == ROWS
+    assert "1,000 ready" in text_of(pages["/models"])
+    assert "Page 1 of 3" in text_of(pages["/models"])
+    assert "The first 60 of 1,000" in text_of(pages["/model?name=adder"])
+    assert "model-119" in visitor.get("/models", {"page": "3"})
+
+
+def test_hostile_names_are_shown_as_text(devices: DeviceYard, visitor: Visitor) -> None:
+    offer = ModelInfo(name=HOSTILE, fault=HOSTILE, faults=1, faulted_ms=1, adapters=[HOSTILE])
+    devices.join("gpu-1-0", controller="gpu-1", model=HOSTILE, weights=HOSTILE)
+    devices.offer("gpu-1", offer)
+    asking = visitor.get("/do/model.unload", {"model": HOSTILE})
+    for page in (visitor.get("/models"), visitor.get("/model", {"name": HOSTILE}), asking):
+        assert "<img" not in page
+        assert "\u202e" not in text_of(page)
+    assert visitor.post("model.unload", {"model": HOSTILE}).status_code == 303
+    assert visitor.audit()[0].target == f"model {HOSTILE}"
+
+
+# Actions
+
+
+@pytest.fixture
+def two(devices: DeviceYard) -> DeviceYard:
+    """Two devices of a host that may load two models; one holds ``adder``, the other is free."""
+    devices.lead()
+    devices.offer("gpu-1", "adder", "coder", devices=2)
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.join("gpu-1-1", controller="gpu-1", device=1, state="warm", model="")
+    return devices
+
+
+def test_a_load_is_commanded_where_it_displaces_least(two: DeviceYard, visitor: Visitor) -> None:
+    asked = visitor.ask("model.load", {"model": "coder"})
+    assert "coder is to be loaded by gpu-1-1." in asked
+    assert two.commands() == []  # asking changes nothing
+
+    entry = visitor.do("model.load", {"model": "coder", "why": "a test"})
+
+    [(sent, command)] = two.commands()
+    assert (command.verb, command.model, command.why) == ("load", "coder", "a test")
+    assert command.worker.startswith("gpu-1-1.")
+    assert (entry.action, entry.target, entry.why) == ("model.load", "model coder", "a test")
+    assert (entry.who, entry.details) == ("local", {"commands": sent})
+
+
+def test_a_load_may_name_its_worker(two: DeviceYard, visitor: Visitor) -> None:
+    entry = visitor.do("model.load", {"model": "coder", "worker": "gpu-1-0"})
+    [(_, command)] = two.commands()
+    assert command.worker.startswith("gpu-1-0.")
+    assert entry.target == "model coder on gpu-1-0"
+    assert command.why == "requested by local"
+
+
+def test_a_loaded_model_is_not_loaded_again(two: DeviceYard, visitor: Visitor) -> None:
+    assert "loaded already by gpu-1-0." in visitor.ask("model.load", {"model": "adder"})
+    assert "loaded already" in visitor.do("model.load", {"model": "adder"}).text
+    assert two.commands() == []
+
+
+def test_a_load_without_a_place_is_refused_with_what_to_do(
+    devices: DeviceYard, visitor: Visitor
+) -> None:
+    devices.offer("gpu-1", "adder", "coder")
+    worker = devices.join("gpu-1-0", controller="gpu-1")
+    devices.connection.xadd(devices.keys.lane(worker), {"id": "busy"})
+    assert "no device is free or idle" in visitor.ask("model.load", {"model": "coder"})
+    answer = visitor.post("model.load", {"model": "coder"})
+    assert answer.status_code in {400, 409}
+    assert "no device is free or idle" in answer.text
+    assert "no device is free" in visitor.audit()[0].error
+
+
+@pytest.mark.parametrize("action", ALL_ACTIONS)
+@pytest.mark.parametrize("fields", [{"model": "addr"}, {"model": "adder", "worker": "gpu-1-9"}])
+def test_unknown_names_are_refused(
+    two: DeviceYard, visitor: Visitor, action: str, fields: dict[str, str]
+) -> None:
+    answer = visitor.post(action, fields)
+    assert answer.status_code in {400, 409}
+    assert "did you mean" in answer.text
+    assert two.commands() == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "text"),
+    [
+        ("unload", "ready", "unloaded"),
+        ("sleep", "ready", "go to sleep"),
+        ("wake", "asleep", "wake"),
+    ],
+)
+def test_holders_are_commanded(
+    devices: DeviceYard, visitor: Visitor, verb: str, state: str, text: str
+) -> None:
+    for number in range(3):
+        devices.join(f"gpu-1-{number}", controller="gpu-1", device=number, state=state)
+    asked = visitor.ask(f"model.{verb}", {"model": "adder"})
+    assert "3 workers" in asked
+    assert text in asked
+
+    visitor.do(f"model.{verb}", {"model": "adder", "worker": "gpu-1-1"})
+    assert [c.worker.partition(".")[0] for _, c in devices.commands()] == ["gpu-1-1"]
+    entry = visitor.do(f"model.{verb}", {"model": "adder"})
+    assert len(entry.details["commands"].split()) == 3
+    assert {c.verb for _, c in devices.commands()} == {verb}
+
+
+def test_a_sleep_has_a_level(two: DeviceYard, visitor: Visitor) -> None:
+    visitor.do("model.sleep", {"model": "adder", "level": "2"})
+    assert [command.level for _, command in two.commands()] == [2]
+    assert visitor.post("model.sleep", {"model": "adder", "level": "3"}).status_code == 400
+
+
+def test_nothing_is_to_be_done_where_nobody_holds_it(two: DeviceYard, visitor: Visitor) -> None:
+    page = visitor.get("/do/model.unload", {"model": "coder"})
+    assert "no worker holds it" in page
+    assert "<form" not in page.partition("<main")[2]
+    assert two.commands() == []
+
+
+def test_the_answer_of_a_worker_is_shown_when_it_comes(two: DeviceYard, visitor: Visitor) -> None:
+    visitor.do("model.load", {"model": "coder"})
+    [(sent, command)] = two.commands()
+    assert "no answer is kept" in visitor.get("/model", {"name": "coder"})
+    two.answer(sent, command.worker, "out of memory")
+    assert "refused out of memory" in text_of(visitor.get("/models", {"q": "coder"}))
+
+
+def test_actions_are_for_operators(
+    two: DeviceYard, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {ACTIONS[name].role for name in ALL_ACTIONS} == {"operator"}
+    let_in_as(monkeypatch, "viewer")
+    for action in ALL_ACTIONS:
+        assert visitor.post(action, {"model": "adder", "path": "/new"}).status_code == 403
+        visitor.get(f"/do/{action}", {"model": "adder"}, status=403)
+    assert two.commands() == []
+    let_in_as(monkeypatch, "operator")
+    assert 'action="/board/do/model.unload"' in visitor.get("/models", {"q": "a"})
+
+
+# Reloads
+
+
+class PlayedReload:
+    """Takes the place of `Signals.reload`."""
+
+    def __init__(self) -> None:
+        self.outcome: list[Unacknowledged] | Exception = []
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.asked: tuple[object, ...] = ()
+
+    def __call__(self, *asked: object) -> list[Unacknowledged]:
+        self.asked = asked
+        assert self.may_end.wait(30)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def reload(monkeypatch: pytest.MonkeyPatch) -> PlayedReload:
+    played = PlayedReload()
+    monkeypatch.setattr(Signals, "reload", played)  # not bound: it gets no `self`
+    return played
+
+
+def test_a_reload_that_ends_soon_says_so(
+    two: DeviceYard, visitor: Visitor, reload: PlayedReload
+) -> None:
+    asked = visitor.ask("model.reload", {"model": "adder"})
+    assert "the weights are loaded by 1 worker, its epoch becomes 1" in asked
+    fields = {"model": "adder", "path": "/new", "mode": "wait", "timeout": "60"}
+    entry = visitor.do("model.reload", fields)
+    assert entry.text == "adder: /new, in epoch 1."
+    assert reload.asked == ("adder", "/new", 1, "wait", 60, "local")
+
+
+def test_a_slow_reload_returns_and_tells_the_audit_how_it_ends(
+    two: DeviceYard, visitor: Visitor, reload: PlayedReload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_reload, "_SOON_S", 0.0)
+    reload.may_end.clear()
+    reload.outcome = [Unacknowledged("gpu-1-0.1", "gpu-1-0", "no such file")]
+    entry = visitor.do("model.reload", {"model": "adder", "path": "/new", "why": "step 200"})
+    assert "The reload has begun" in entry.text
+
+    reload.may_end.set()
+
+    assert eventually(lambda: len(visitor.audit()) == 2)
+    ended = visitor.audit()[0]
+    assert (ended.action, ended.target, ended.why) == ("model.reload", "model adder", "step 200")
+    assert "gpu-1-0: no such file; adder is RUNNING" in ended.error
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Invalid("RELOAD_WEIGHTS: not now"), "not now"),
+        (BrokerUnavailable("it is away"), "it is away"),
+        ([Unacknowledged("gpu-1-0.1", "gpu-1-0")], "has not answered after 600 s"),
+    ],
+)
+def test_a_failed_reload_is_refused_with_its_reason(
+    two: DeviceYard,
+    visitor: Visitor,
+    reload: PlayedReload,
+    outcome: list[Unacknowledged] | Exception,
+    said: str,
+) -> None:
+    reload.outcome = outcome
+    answer = visitor.post("model.reload", {"model": "adder", "path": "/new"})
+    assert answer.status_code in {400, 409}
+    assert said in answer.text
+    assert said in visitor.audit()[0].error
+
+
+@pytest.mark.parametrize(
+    "fields", [{"path": "new"}, {"path": "/new", "mode": "soon"}, {"path": "/new", "epoch": "-1"}]
+)
+def test_impossible_reloads_do_not_begin(
+    two: DeviceYard, visitor: Visitor, reload: PlayedReload, fields: dict[str, str]
+) -> None:
+    answer = visitor.post("model.reload", {"model": "adder", **fields})
+    assert answer.status_code in {400, 409}
+    assert reload.asked == ()
+
+
+def test_a_reload_without_a_stand_in_pauses_and_reverts(two: DeviceYard, visitor: Visitor) -> None:
+    answer = visitor.post("model.reload", {"model": "adder", "path": "/new", "timeout": "1"})
+    assert answer.status_code in {303, 400, 409}
+    assert eventually(lambda: any("has not answered" in one.error for one in visitor.audit()))
+    [(_, check)] = two.commands()
+    assert (check.verb, check.weights) == ("check", "/new")
+    assert re.search("RUNNING", text_of(visitor.get("/model", {"name": "adder"})))

@@ -1,0 +1,488 @@
+"""The page of one request: its story, its tokens as they come, and what is hidden from whom."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from tests.board.looking import Looker, looking, text_of, values_of
+from tests.board.test_requests import HOSTILE, fail
+from tests.integration.test_listing import one_of_each_state
+from tests.support.builders import make_delta, make_request, make_result, worker_json
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tests.support.yard import LONG_MS, Yard
+from tokenyard.admin.listed import STATES
+from tokenyard.board.addresses import request_address
+from tokenyard.board.requests import listing, one, tokens
+from tokenyard.board.requests.bar import WIDTH, bar_of
+from tokenyard.board.requests.content import MOST_CHARACTERS, MOST_IDS, content_of
+from tokenyard.board.requests.rates import TokenRates
+from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers
+from tokenyard.board.yard import Actor
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Provenance, Usage, json_text
+from tokenyard.protocol.wire import Request, SamplingParams, request_fields
+from tokenyard.scripts import Publication, Scripts
+
+PROMPT = "a secret prompt"
+ANSWER = "a secret answer"
+SEES = Actor("olga", "operator", shows_content=True)
+
+
+@pytest.fixture
+def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def yard(connection: redis.Redis, keys: Keys) -> Yard:
+    return Yard(connection, keys, Scripts(connection, keys))
+
+
+@pytest.fixture
+def looker(
+    monkeypatch: pytest.MonkeyPatch, valkey_broker: Server, connection: redis.Redis, keys: Keys
+) -> Iterator[Looker]:
+    # Other tests leave ledgers on the server, and each look is to be a new one.
+    for module in (listing, one):
+        monkeypatch.setattr(module, "MOST_KEYS_FOR_ID", 1_000_000)
+    monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 0.0)
+    with looking(monkeypatch, valkey_broker.url, connection, keys) as looker:
+        yield looker
+
+
+def asking(request_id: str = "q", **fields: Any) -> Request:
+    return make_request(request_id, client="ann", prompt=PROMPT, tokens=None, **fields)
+
+
+def look(looker: Looker, request: Request) -> str:
+    return looker.get(request_address(request.client, request.id))
+
+
+def seen(looker: Looker, request: Request) -> str:
+    return text_of(look(looker, request))
+
+
+def finish(yard: Yard, worker: str, request: Request, text: str = ANSWER) -> None:
+    assignment = yard.assign(worker, request)
+    said = {
+        "text": text,
+        "finish_reason": "stop",
+        "usage": json_text(Usage(7, 2, 9, 3)),
+        "timing": json_text({"queue_ms": 1500, "engine_ms": 2.0, "first_token_ms": 1.0}),
+        "provenance": json_text(Provenance("adder", "", "vllm", "0.32", worker, 1)),
+    }
+    result = make_result(request.id, [1, 2], **said)
+    yard.scripts.finish(worker, [Publication(assignment, result)])
+
+
+# Its story
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_request_of_each_state(looker: Looker, yard: Yard, state: str) -> None:
+    one_of_each_state(yard)
+    client = "ann" if state in {"completed", "assigned", "cancelled"} else "bob"
+    page = looker.get(f"/request?client={client}&id={state}")
+    assert re.search(rf'<span class="badge[^"]*">{state}</span>', page)
+    assert ("data-live" in page) == (state in {"waiting", "assigned"})
+    assert ("request.cancel" in page) == (state in {"waiting", "assigned"})
+    assert "request.requeue" not in page  # none of them was kept
+
+
+def test_an_ended_request_tells_its_result_and_its_times(looker: Looker, yard: Yard) -> None:
+    request = asking()
+    worker = yard.worker("w")
+    finish(yard, worker, request)
+    shown = seen(looker, request)
+    for words in (
+        "accepted as normal/",
+        f"attempt 1: to {worker} (the test says so)",
+        "first token of this attempt",
+        "Finish reason stop",
+        "Tokens out 2",
+        "Tokens in 7, 3 of them cached",
+        "Waited 1.500 s",
+        f"Made by {worker} with adder on vllm 0.32, attempt 1",
+        "are kept while it waits or runs",
+    ):
+        assert words in shown
+
+
+def test_a_rescued_request_tells_each_attempt_and_the_fence(looker: Looker, yard: Yard) -> None:
+    request = asking(stream=True)
+    first, second = yard.worker("first"), yard.worker("second")
+    assignment = yard.assign(first, request)
+    yard.scripts.emit(first, [Publication(assignment, make_delta("q", 0, [1, 2, 3]))])
+    yard.scripts.retire(first, "lost", "killed by signal 9")
+    yard.rescue(first)
+    shown = seen(looker, request)
+    assert "attempt 1: its worker was lost: killed by signal 9" in shown
+    assert "What that attempt still publishes is refused by its fence." in shown
+    yard.place(yard.waiting(request), second)
+    shown = seen(looker, request)
+    assert f"attempt 2: to {second}" in shown
+    assert f"Worker {second} ( its requests ), attempt 2" in shown
+    assert "3 published" in shown
+
+
+def test_a_waiting_request_says_why(looker: Looker, yard: Yard) -> None:
+    request = asking(tenant="acme", deadline_ms=2**53, priority=3, session="s1")
+    yard.scripts.submit("low", [request])
+    page = look(looker, request)
+    shown = text_of(page)
+    assert "no worker is ready" in shown
+    assert "Tenant acme" in shown
+    assert "Priority class low" in shown
+    assert 'href="/board/tenants/acme"' in page
+    assert "priority 3" in shown
+    assert "session s1" in shown
+
+
+def test_parameters_are_those_that_were_asked_for(looker: Looker, yard: Yard) -> None:
+    params = SamplingParams(max_tokens=77, top_p=0.5, stop=["<b>", "x" * 5000], seed=7)
+    request = asking(params=params, metadata={"a": 1}, model="adder", stream=True)
+    yard.submit(request)
+    page = look(looker, request)
+    shown = text_of(page)
+    for words in ("max_tokens 77", "top_p 0.5", "seed 7", "temperature 1.0", "stream yes"):
+        assert words in shown
+    assert "metadata 1 field" in shown
+    assert "(5,010 characters)" in shown
+    assert "<b>" not in page
+    assert "top_k" not in shown
+
+
+def test_a_dead_letter_is_linked_and_keeps_what_was_asked(looker: Looker, yard: Yard) -> None:
+    request = asking(params=SamplingParams(max_tokens=77))
+    fail(yard, request, "POISONED: <i>it kills engines</i>")
+    fail(yard, asking("other"))
+    page = look(looker, request)
+    letter = yard.connection.xrange(yard.keys.dead)[0][0].decode()
+    assert f'href="/board/dead/{letter}"' in page
+    assert "<i>" not in page
+    assert "max_tokens 77" in text_of(page)
+    [name] = values_of(page, "request")
+    assert looker.do("request.requeue", {"request": name}).text == "1 request waits again."
+    assert "waiting" in seen(looker, request)
+
+
+def test_a_ledger_that_names_the_entry_of_another_shows_nothing_of_it(
+    looker: Looker, yard: Yard
+) -> None:
+    looker.actor = SEES
+    waiting = yard.submit(asking("victim"))
+    forged = {"state": "waiting", "sid": f"normal/{waiting.entry}"}
+    yard.connection.hset(yard.keys.ledger("mallory", "q"), mapping=forged)
+    page = looker.get("/request?client=mallory&id=q")
+    assert PROMPT not in page
+    assert "Its entry cannot be read." in page
+
+
+@pytest.mark.parametrize("odd", ["9" * 5000, "9" * 19, "999999999", "-1", "x", ""])
+def test_a_forged_ledger_is_shown_without_error(looker: Looker, yard: Yard, odd: str) -> None:
+    request = asking()
+    yard.assign(yard.worker(), request)
+    fields = {
+        "attempt": odd,
+        "ended": odd,
+        "r1": f"{odd} w",
+        "t" + odd: f"{odd}-1 w",
+        "t2": f"{odd}-1 w",
+        "sid": f"normal/{odd}-1",
+        "not_before": odd,
+    }
+    yard.connection.hset(yard.keys.ledger("ann", "q"), mapping=fields)
+    assert "Timeline" in look(looker, request)
+    assert "q" in looker.get("/requests?client=ann&state=assigned&state=completed")
+
+
+def test_an_unknown_request_is_not_found(looker: Looker) -> None:
+    told = text_of(looker.get("/request?client=ann&id=%3Cb%3E", 404))
+    assert "the yard knows no request '<b>'" in told
+    assert "<b>" not in looker.get("/request?client=ann&id=%3Cb%3E", 404)
+    assert "Give its client" in looker.get("/request?id=nobodys", 404)
+    assert "1 to 200 bytes" in looker.get("/request?client=ann", 400)
+    assert "client: give" in looker.get("/request?client=a*&id=q", 400)
+
+
+def test_the_client_may_be_left_out_where_one_has_the_id(looker: Looker, yard: Yard) -> None:
+    yard.submit(make_request("q", client="ann"))
+    assert "Client ann" in text_of(looker.get("/request?id=q"))
+    yard.submit(make_request("q", client="bob"))
+    told = text_of(looker.get("/request?id=q", 400))
+    assert "Several clients may have a request with this id; these have one: ann, bob." in told
+
+
+def test_a_search_for_the_client_that_stopped_early_says_so(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = yard.connection.pipeline(transaction=False)
+    for number in range(4000):
+        pipeline.hset(yard.keys.ledger("bob", str(number)), mapping={"state": "waiting"})
+    pipeline.execute()
+    monkeypatch.setattr(one, "MOST_KEYS_FOR_ID", 1000)
+    told = text_of(looker.get("/request?id=nobodys", 404))
+    assert "'nobodys' among the first 1,000 keys of the server. Give its client." in told
+
+
+@pytest.mark.parametrize("request_id", HOSTILE)
+def test_hostile_names_are_text(looker: Looker, yard: Yard, request_id: str) -> None:
+    looker.actor = SEES
+    request = make_request(
+        request_id,
+        client="ann",
+        prompt=request_id,
+        tokens=None,
+        model=request_id,
+        session=request_id,
+        tenant=request_id,
+        cache_salt=request_id,
+        params=SamplingParams(stop=[request_id]),
+    )
+    yard.push(request_fields(request))
+    page = looker.get(f"/request?client=ann&id={quote(request_id, safe='')}")
+    for mark in ("<script>alert", "<img", "\x00", "\x1b", "\u202e", "\u202d", "\u200f", "\x9b"):
+        assert mark not in page
+    [name, *_] = values_of(page, "request")
+    looker.do("request.cancel", {"request": name, "back": values_of(page, "back")[0]})
+    assert "cancelled" in seen(looker, request)
+
+
+# The bar
+
+
+def test_the_bar_has_all_its_width_and_all_parts(looker: Looker, yard: Yard) -> None:
+    request = asking()
+    first = yard.worker("first")
+    yard.assign(first, request)
+    yard.lose(first)
+    finish_at = yard.worker("second")
+    yard.place(yard.waiting(request), finish_at)
+    page = look(looker, request)
+    rects = re.findall(r'<rect class="life-(\w+)" x="(\d+)" y="0" width="(\d+)"', page)
+    assert [phase for phase, *_ in rects] == ["waiting", "lost", "waiting", "answer"]
+    x = 0
+    for _, at, width in rects:
+        assert int(at) == x
+        assert int(width) > 0
+        x += int(width)
+    assert x == WIDTH
+
+
+def test_a_request_that_never_arrived_has_no_bar(yard: Yard, looker: Looker) -> None:
+    yard.scripts.cancel("ann", "q", "for a test")
+    page = looker.get("/request?client=ann&id=q")
+    assert "<rect class" not in page.partition("<main")[2]
+    assert "cancelled: 0 tokens" in page
+    timeline = one.read_timeline(yard.connection, yard.keys, "ann", "q")
+    assert bar_of(timeline) == []
+
+
+# What is hidden
+
+
+def test_without_permission_only_lengths_are_shown(looker: Looker, yard: Yard) -> None:
+    running, ended, dead = asking("running", stream=True), asking("ended"), asking("dead")
+    worker = yard.worker()
+    assignment = yard.assign(worker, running)
+    emitted = [Publication(assignment, make_delta("running", 0, [41, 42, 43], text=ANSWER))]
+    yard.scripts.emit(worker, emitted)
+    finish(yard, worker, ended)
+    fail(yard, dead)
+    for request in (running, ended, dead):
+        page = look(looker, request)
+        assert PROMPT not in page
+        assert ANSWER not in page
+        assert "41 42 43" not in page
+        assert "not shown to you" in page
+    assert "15 characters" in seen(looker, running)
+    assert "3 published" in seen(looker, running)
+
+    looker.actor = SEES
+    assert PROMPT in look(looker, running)
+    assert "41 42 43" in look(looker, running)
+    assert ANSWER in look(looker, ended)
+    assert PROMPT in look(looker, dead)
+
+
+@pytest.mark.parametrize(
+    ("fields", "length", "shown"),
+    [
+        ({"tokens": [5, 6, 7]}, "3 tokens", "5 6 7"),
+        (
+            {"tokens": None, "messages": [{"role": "user", "content": "<b>hi"}]},
+            "1 message, ",
+            '"content": "<b>hi"',
+        ),
+    ],
+)
+def test_prompts_of_each_kind(
+    looker: Looker, yard: Yard, fields: dict[str, Any], length: str, shown: str
+) -> None:
+    request = make_request("q", client="ann", **fields)
+    yard.submit(request)
+    assert length in seen(looker, request)
+    assert shown not in seen(looker, request)
+    looker.actor = SEES
+    assert shown in seen(looker, request)
+    assert "<b>" not in look(looker, request)
+
+
+def test_a_million_characters_are_not_sent(looker: Looker, yard: Yard) -> None:
+    looker.actor = SEES
+    request = make_request("q", client="ann", prompt="\u202e<x>" * 250_000, tokens=None)
+    finish(yard, yard.worker(), request, text="<y>" * 300_000)
+    page = look(looker, request)
+    assert len(page) < 200_000
+    assert "880,000 of 900,000 characters are left out" in page
+    other = make_request("other", client="ann", prompt="\u202e<x>" * 250_000, tokens=None)
+    yard.submit(other)
+    page = look(looker, other)
+    assert len(page) < 400_000
+    assert "980,000 of 1,000,000 characters are left out" in page
+    assert "\u202e" not in page
+
+
+def test_cut_content_says_how_much_is_missing() -> None:
+    assert content_of("x" * MOST_CHARACTERS, ()).cut == ""
+    assert content_of("x" * (MOST_CHARACTERS + 1), ()).cut.startswith("1 of 20,001 characters")
+    assert content_of(None, range(MOST_IDS)).cut == ""
+    assert content_of(None, range(MOST_IDS + 1)).cut.startswith("1 of 2,001 token ids")
+
+
+# Its tokens as they come
+
+
+def test_tokens_grow_in_the_live_block_and_only_the_last_are_read(
+    looker: Looker, yard: Yard
+) -> None:
+    looker.actor = SEES
+    request = asking(stream=True, params=SamplingParams(max_tokens=100_000))
+    worker = yard.worker()
+    assignment = yard.assign(worker, request)
+    assert "None is published yet." in look(looker, request)
+    at = 0
+    for count in (1, 10, 600):
+        made = range(at, at + count)
+        yard.scripts.emit(worker, [Publication(assignment, make_delta("q", at, made))])
+        at += count
+        page = look(looker, request)
+        assert f"{at:,} published" in text_of(page)
+        assert f" {at - 1}</pre>" in page or at == 1
+    assert f"The last {MOST_TOKENS} token ids" in page
+    assert f">{at - MOST_TOKENS} " in page
+    assert f" {at - MOST_TOKENS - 1} " not in page
+    assert len(page) < 20_000
+
+
+def test_the_rate_is_that_of_the_last_looks() -> None:
+    rates = TokenRates()
+    assert rates.note("q", 1_000, 5) is None
+    assert rates.note("q", 2_000, 15) == 10.0
+    assert rates.note("other", 2_000, 15) is None
+    assert rates.note("q", 2_050, 99) == 10.0  # too soon to know
+    for at_ms in range(3_000, 60_000, 1_000):
+        rate = rates.note("q", at_ms, 15 + at_ms // 500)
+    assert rate == 2.0
+    assert rates.note("q", 61_000, 3) is None  # it runs under this id again
+
+
+def test_rates_keep_a_bounded_number() -> None:
+    rates = TokenRates()
+    for number in range(2_000):
+        rates.note(number, 1_000, 1)
+    assert rates.note(0, 3_000, 1) is None
+    assert rates.note(1_999, 2_000, 2) == 1.0
+
+
+class Upper:
+    """A tokenizer whose tokens are letters."""
+
+    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return [[ord(one) for one in text] for text in texts]
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return "".join(map(chr, tokens))
+
+
+def test_tokens_are_text_where_the_tokenizer_is_on_this_host(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looker.actor = SEES
+    loaded: list[str] = []
+    may_load = threading.Event()
+
+    def load(source: object) -> Upper:
+        may_load.wait(30)
+        loaded.append(str(source))
+        return Upper()
+
+    monkeypatch.setattr(tokens, "load_tokenizer", load)
+    monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
+    info = worker_json("w", tokenizer=str(tmp_path))
+    worker = yard.scripts.register("w", LONG_MS, info)
+    request = asking(stream=True)
+    assignment = yard.assign(worker, request)
+    text = "<b>\u202eletters</b>"
+    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, map(ord, text)))])
+    assert " ".join(str(ord(letter)) for letter in text) in look(looker, request)  # not loaded yet
+    may_load.set()
+    shown = eventually(lambda: page if "letters" in (page := look(looker, request)) else "")
+    assert "<b>" not in shown
+    assert "\u202e" not in shown
+    assert "&lt;b&gt;\\u202eletters" in shown
+    assert loaded == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("path", ["", "gpt2", "../..", "/no/such/folder"])
+def test_no_tokenizer_is_fetched_from_elsewhere(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    looker.actor = SEES
+    monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
+    monkeypatch.setattr(tokens, "load_tokenizer", lambda source: pytest.fail(str(source)))
+    worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=path))
+    request = asking(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, [41, 42]))])
+    assert "41 42" in look(looker, request)
+
+
+def test_a_request_that_does_not_stream_says_so(looker: Looker, yard: Yard) -> None:
+    request = asking()
+    yard.assign(yard.worker(), request)
+    assert "It does not stream" in look(looker, request)
+
+
+def test_several_choices_are_all_shown(looker: Looker, yard: Yard) -> None:
+    looker.actor = SEES
+    request = asking(params=SamplingParams(n=2))
+    worker = yard.worker()
+    assignment = yard.assign(worker, request)
+    choices = json.dumps(
+        [{"index": 0, "tokens": [1], "text": "one"}, {"index": 1, "tokens": [2], "text": "two"}]
+    )
+    result = make_result("q", [1], choices=choices)
+    yard.scripts.finish(worker, [Publication(assignment, result)])
+    shown = seen(looker, request)
+    assert "Choices 2" in shown
+    assert "Answer 0 one Answer 1 two" in shown
+
+
+def test_an_expired_request_tells_its_error(looker: Looker, yard: Yard) -> None:
+    request = asking()
+    yard.answer(yard.submit(request), Code.DEADLINE_EXCEEDED)
+    assert "DEADLINE_EXCEEDED the test says so" in seen(looker, request)

@@ -1,0 +1,352 @@
+"""Tenants on the board: who waits, one with its usage, setting and removing."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from tests.board.asking import Asking, opened
+from tests.support.builders import random_name
+from tests.support.servers import Server
+from tokenyard.admin.api_keys import create_key
+from tokenyard.admin.audit import read_audit
+from tokenyard.admin.tenants import read_tenants, set_tenant
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+
+DASH = "\N{EN DASH}"
+HOSTILE = "<b>x</b>\x1b[31m\u202e"
+
+
+@pytest.fixture
+def yard() -> Keys:
+    return Keys(random_name("yard"))
+
+
+@pytest.fixture
+def ask(broker: Server, yard: Keys) -> Iterator[Asking]:
+    with opened(broker.url, yard.yard) as asking:
+        yield asking
+
+
+def wait(
+    connection: redis.Redis, yard: Keys, tenant: str, waiting: int, service: float, **counts: int
+) -> None:
+    """A tenant in line, as the scripts leave it."""
+    fields: Any = {"waiting": waiting, "waiting_tokens": 10 * waiting, "running": 2, **counts}
+    pipeline = connection.pipeline(transaction=False)
+    pipeline.hset(yard.tenant(tenant), mapping=fields)
+    pipeline.zadd(yard.service, {tenant: service})
+    pipeline.zadd(yard.line, {tenant: service})
+    pipeline.execute()
+
+
+def cells(page: str, name: str) -> list[str]:
+    """The texts of a row, by what its heading has."""
+    row = next(row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if name in row)
+    texts = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)
+    return [" ".join(re.sub("<[^>]+>", " ", text).split()) for text in texts]
+
+
+# The list
+
+
+def test_an_empty_yard_says_so(ask: Asking) -> None:
+    answer = ask("/board/tenants")
+    assert answer.status == 200
+    assert "There is no tenant yet" in answer.body
+    assert "No tenant waits." in ask("/board/tenants?show=waiting").body
+
+
+def test_who_waits_stands_first_with_shares_and_limits(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    # Given two tenants in line, one of them with limits, and one that was only set
+    limits = TenantSettings(weight=3, max_waiting_requests=20, tokens_per_day=1_000)
+    connection.hset(yard.tenants, "bob", encode_tenant(limits))
+    connection.hset(yard.tenants, "idle", encode_tenant(TenantSettings(max_tokens=7)))
+    wait(connection, yard, "ann", 5, 10.0)
+    wait(connection, yard, "bob", 7, 5.0, **{"refused:tokens_per_day": 4})
+    page = ask("/board/tenants").body
+    # I expect the one that is next first, with what each should have,
+    assert page.index(">bob</a>") < page.index(">ann</a>")
+    assert cells(page, ">ann</a>")[1:7] == ["5", "50", "2", "1", "25.0 %", DASH]
+    assert cells(page, ">bob</a>")[1:7] == ["7", "70", "2", "3", "75.0 %", DASH]
+    # how far its limits are used and what they refused,
+    assert "7 of 20 max_waiting_requests" in cells(page, ">bob</a>")[7]
+    assert "0 of 1,000 tokens_per_day" in cells(page, ">bob</a>")[7]
+    assert cells(page, ">bob</a>")[8] == "4"
+    # who is next and why,
+    assert "bob is served next: of 2 tenants in line it has had least for its weight." in page
+    # and the third among all.
+    assert ">idle</a>" not in page
+    assert ">idle</a>" in ask("/board/tenants?show=all").body
+
+
+def test_who_may_run_no_more_is_passed_over(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    limit = TenantSettings(max_running_requests=2)
+    connection.hset(yard.tenants, "ann", encode_tenant(limit))
+    wait(connection, yard, "ann", 5, 1.0)
+    wait(connection, yard, "bob", 7, 5.0)
+    page = ask("/board/tenants").body
+    assert "bob is served next" in page
+    assert "but for those at max_running_requests: ann" in page
+    assert "2 of its requests run, and max_running_requests is 2" in ask("/board/tenants/ann").body
+
+
+def test_had_is_what_they_were_given_since_somebody_looked(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    wait(connection, yard, "ann", 5, 10.0)
+    wait(connection, yard, "bob", 7, 10.0)
+    ask("/board/tenants")
+    wait(connection, yard, "ann", 5, 20.0)
+    wait(connection, yard, "bob", 7, 40.0)
+    page = ask("/board/tenants?again=1").body
+    assert (cells(page, ">ann</a>")[6], cells(page, ">bob</a>")[6]) == ("25.0 %", "75.0 %")
+
+
+def test_ten_thousand_tenants_are_paged_and_found(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    # Given 10,000 tenants that were served, each with settings, and 1,500 in line
+    packed = encode_tenant(TenantSettings(tokens_per_minute=100))
+    names = [f"tenant-{number:05}" for number in range(10_000)]
+    connection.hset(yard.tenants, mapping=dict.fromkeys(names, packed))  # type: ignore[arg-type]
+    connection.zadd(yard.service, {name: at for at, name in enumerate(names)})
+    connection.zadd(yard.line, {name: at for at, name in enumerate(names[:1_500])})
+    # I expect pages of 50 each, in line
+    page = ask("/board/tenants").body
+    assert "More than 1,000 tenants wait" in page
+    assert page.count("<tr>") == 51
+    assert ">tenant-00049</a>" in page
+    assert ">tenant-00050</a>" in ask("/board/tenants?show=waiting&page=2").body
+    # and among all, who has had most first,
+    page = ask("/board/tenants?show=all").body
+    assert "Page 1 of 200" in page
+    assert ">tenant-09999</a>" in page
+    last = ask("/board/tenants?show=all&page=200").body
+    assert last.count("<tr>") == 51
+    assert ">tenant-00000</a>" in last
+    assert "There is no tenant" in ask("/board/tenants?show=all&page=201").body
+    # and each by a part of its name.
+    found = ask("/board/tenants?q=NANT-0731").body
+    assert re.findall(r">(tenant-\d+)</a>", found) == [f"tenant-0731{n}" for n in range(10)]
+    assert "There are more" in ask("/board/tenants?q=tenant").body
+
+
+def test_a_page_reads_a_bounded_number_of_keys(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    names = [f"tenant-{number:05}" for number in range(5_000)]
+    connection.zadd(yard.service, {name: at for at, name in enumerate(names)})
+    connection.hset(yard.tenants, mapping=dict.fromkeys(names, b"{}"))  # type: ignore[arg-type]
+    before = connection.info("commandstats")
+    ask("/board/tenants?show=all")
+    after = connection.info("commandstats")
+    calls = sum(
+        one["calls"] - before.get(name, {"calls": 0})["calls"] for name, one in after.items()
+    )
+    assert calls < 250
+
+
+@pytest.mark.parametrize("text", ["*", "?", "[a-z]", "\\", HOSTILE, "x" * 5_000, "^", "a" * 90])
+def test_a_search_takes_any_text(ask: Asking, text: str) -> None:
+    answer = ask(f"/board/tenants?q={quote(text)}")
+    assert answer.status == 200
+    assert "No tenant has such a name." in answer.body
+    assert "<b>x" not in answer.body
+    assert "\x1b" not in answer.body
+    assert "\u202e" not in answer.body
+
+
+# One tenant
+
+
+def test_a_tenant_that_nobody_knows_is_not_found(ask: Asking) -> None:
+    for name in ("nobody", "a%20b", "%3Cb%3E"):
+        answer = ask(f"/board/tenants/{name}")
+        assert answer.status == 404
+        assert "<b>" not in answer.body
+
+
+def test_one_tenant_shows_limits_usage_refusals_and_keys(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    settings = TenantSettings(weight=2, max_running_requests=4, models=["llama", HOSTILE])
+    connection.hset(yard.tenants, "ann", encode_tenant(settings))
+    wait(connection, yard, "ann", 3, 1.0, **{"refused:models": 9, "refused_at:models": 1000})
+    for number in range(3):
+        connection.xadd(yard.intake("high:ann"), {"id": f"q{number}"})
+    now = datetime.datetime.now(datetime.UTC)
+    today = f"{now:%Y%m%d}"
+    earlier = f"{now - datetime.timedelta(3):%Y%m%d}"
+    used: Any = {
+        f"{today} llama requests": 100,
+        f"{today} llama in": 5_000,
+        f"{today} llama out": 700,
+        f"{today} llama failed": 3,
+        f"{today} llama failed:WORKER_LOST": 2,
+        f"{today} llama failed:POISONED": 1,
+        f"{today} llama failed:<b>made up</b>": 1,
+        f"{today} llama wait:8": 99,
+        f"{today} llama wait:65536": 2,
+        f"{today} {HOSTILE} in": 1,
+        f"{earlier} llama in": 4,
+    }
+    connection.hset(yard.usage("ann"), mapping=used)
+    key, key_id = create_key(connection, yard, "ann", name=HOSTILE)
+    create_key(connection, yard, "bob", name="of bob")
+
+    page = ask("/board/tenants/ann").body
+
+    assert "3 high" in page
+    assert "ann" in page
+    assert cells(page, ">max_running_requests</th>")[1:] == ["4", "2", "50 %"]
+    assert cells(page, ">models</th>")[1].startswith("llama+")
+    assert cells(page, ">models</th>")[:2] != cells(page, ">9</td>")[:2]
+    row = cells(page, "2 WORKER_LOST, 1 POISONED")
+    assert row[2:] == [
+        *("100", "5,000", "0", "700", "8 ms", "1 m", "3"),
+        "2 WORKER_LOST, 1 POISONED",
+        "0",
+    ]
+    assert "made up" not in page
+    assert cells(page, ">All</th>")[1:3] == ["100", "5,005"]
+    assert page.count('<rect class="bar') == 3
+    assert key_id in page
+    assert key not in page
+    assert "of bob" not in page
+    assert '/board/requests?tenant=ann"' in page
+    for text in ("<b>x", "\x1b", "\u202e"):
+        assert text not in page
+    assert "5,001" in cells(ask("/board/tenants/ann?days=1").body, ">All</th>")
+
+
+def test_settings_that_cannot_be_read_are_said(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    connection.hset(yard.tenants, "ann", b"\x1b{")
+    assert "cannot be read" in ask("/board/tenants/ann").body
+    assert "cannot be read" in ask("/board/tenants?show=all").body
+
+
+# Setting and removing
+
+
+def set_by_form(ask: Asking, **fields: str) -> Any:
+    form = {"back": "/board/tenants", "why": "asked by them", **fields}
+    return ask("/board/do/tenant.set", "POST", form=form)
+
+
+def test_a_tenant_is_set_as_on_the_command_line(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    # Given the form for a new tenant
+    form = ask("/board/do/tenant.set").body
+    for name in TenantSettings.__struct_fields__:
+        assert f'name="{name}"' in form
+    # If it is filled in,
+    done = set_by_form(
+        ask,
+        tenant="ann",
+        weight="2.5",
+        tokens_per_day="1,000,000",
+        classes="low, normal",
+        models="",
+    )
+    # I expect its settings, an event for the leader and an entry in the audit.
+    assert done.status == 303
+    assert done.location.startswith("/board/tenants?done=")
+    [one] = read_tenants(connection, yard, ["ann"])
+    assert one.settings == TenantSettings(
+        weight=2.5, tokens_per_day=1_000_000, classes=["low", "normal"]
+    )
+    assert [fields for _, fields in connection.xrange(yard.events)] == [{b"event": b"tenants"}]
+    [entry] = read_audit(connection, yard)
+    assert (entry.action, entry.target, entry.why) == ("tenant.set", "tenant ann", "asked by them")
+    assert entry.text == "ann: new, weight 2.5, tokens_per_day 1,000,000, classes low+normal"
+    assert "ann: new, weight 2.5" in ask(done.location).body
+
+
+def test_what_somebody_else_has_changed_meanwhile_stays(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    set_tenant(connection, yard, "ann", lambda _: TenantSettings(weight=2, max_tokens=7))
+    form = ask("/board/do/tenant.set?tenant=ann").body
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+    assert (fields["weight"], fields["max_tokens"]) == ("2", "7")
+    set_tenant(connection, yard, "ann", lambda _: TenantSettings(weight=9))
+    answer = set_by_form(ask, **{**fields, "weight": "3"})
+    assert answer.status == 400
+    assert "Somebody else has changed ann" in answer.body
+    # The same with what stands there now is done.
+    form = ask("/board/do/tenant.set?tenant=ann").body
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+    assert set_by_form(ask, **{**fields, "weight": "3"}).status == 303
+    [one] = read_tenants(connection, yard, ["ann"])
+    assert one.settings == TenantSettings(weight=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"tenant": "a b"}, "A-Z a-z 0-9"),
+        ({"tenant": "x" * 91}, "1 to 90"),
+        ({"tenant": "ann", "weight": "0"}, "Weight: Expected"),
+        ({"tenant": "ann", "weight": "nan"}, "Weight: Expected"),
+        ({"tenant": "ann", "weight": HOSTILE}, "is no number"),
+        ({"tenant": "ann", "max_tokens": "-5"}, "Tokens that one request may ask for: Expected"),
+        ({"tenant": "ann", "max_tokens": "9" * 5_000}, "is no number"),
+        ({"tenant": "ann", "classes": "fast"}, "use high, normal, low"),
+        ({"tenant": "client", "guest": "yes"}, "has a user of this name"),
+    ],
+)
+def test_mistakes_set_nothing(
+    connection: redis.Redis, yard: Keys, ask: Asking, fields: dict[str, str], reason: str
+) -> None:
+    answer = set_by_form(ask, **fields)
+    assert answer.status == 400
+    assert reason in answer.body
+    assert "<b>x" not in answer.body
+    assert not connection.exists(yard.tenants)
+
+
+def test_removed_is_as_never_set(connection: redis.Redis, yard: Keys, ask: Asking) -> None:
+    for name in ("ann", "bob", "cem"):
+        set_tenant(connection, yard, name, lambda _: TenantSettings(weight=2))
+    asked = ask("/board/do/tenant.remove?tenant=ann&tenant=bob&tenant=nobody").body
+    assert "for 2 tenants" in asked
+    assert connection.hlen(yard.tenants) == 3
+    form = {"tenant": ["ann", "bob", "nobody"], "back": "/board/tenants"}
+    assert ask("/board/do/tenant.remove", "POST", form=form).status == 303
+    assert connection.hkeys(yard.tenants) == [b"cem"]
+    assert read_audit(connection, yard)[0].target == "tenant ann, tenant bob"
+    assert ask("/board/do/tenant.remove", "POST", form=form).status == 400
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_only_an_admin_sets_and_removes(
+    broker: Server, connection: redis.Redis, yard: Keys, role: Any
+) -> None:
+    set_tenant(connection, yard, "ann", lambda _: TenantSettings(weight=2))
+    key, _ = create_key(connection, yard, role=role)
+    with opened(broker.url, yard.yard, needs_keys=True) as ask:
+        bearer = {"authorization": f"Bearer {key}"}
+        page = ask("/board/tenants/ann", **bearer)
+        assert page.status == 200
+        assert "/board/do/" not in page.body.replace("/board/do/logout", "")
+        for name in ("tenant.set", "tenant.remove"):
+            form = {"tenant": "ann", "weight": "9"}
+            assert ask(f"/board/do/{name}?tenant=ann", **bearer).status == 403
+            assert ask(f"/board/do/{name}", "POST", form=form, **bearer).status == 403
+    [one] = read_tenants(connection, yard, ["ann"])
+    assert one.settings.weight == 2

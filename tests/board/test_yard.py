@@ -1,0 +1,244 @@
+"""The page of the yard: figures, charts, tenants, errors, coordinators, broker, doctor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.board.yard_rig import Look, looking, text_of, worker
+from tests.support.builders import make_request
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.admin.signals import Signals
+from tokenyard.board import checkup
+from tokenyard.doctor import Evidence, diagnose
+from tokenyard.protocol.control import Order
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.history import HistorySample, history_fields
+from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
+
+
+@pytest.fixture
+def look(broker: Server, connection: redis.Redis) -> Iterator[Look]:
+    with looking(broker.url, connection) as opened:
+        yield opened
+
+
+def record(look: Look, ago_s: float, **fields: object) -> None:
+    """Add an entry to the history, some time ago."""
+    seconds, _ = look.yard.connection.time()
+    values = {"at_ms": 0, "waiting": {}, "seconds": 10.0, **fields}
+    packed = history_fields(HistorySample(**values))  # type: ignore[arg-type]
+    key = look.yard.keys.history
+    look.yard.connection.xadd(key, packed, id=f"{int(1000 * (seconds - ago_s))}-*")  # type: ignore[arg-type]
+
+
+def test_an_empty_yard_is_told_in_words(look: Look) -> None:
+    page = text_of(look.at("/"))
+
+    assert "first figures 10 s after a coordinator leads" in page
+    assert "nothing in this time" in page
+    assert "No tenant waits." in page
+    assert "No dead letter, no crashed worker, no load that failed." in page
+    assert "Leads coordinator, epoch 1" in page
+    assert "Stand by none If the leader's host dies, nobody takes over." in page
+    assert "no model is served" in page
+
+
+def test_without_a_leader_it_says_what_that_means(look: Look) -> None:
+    look.yard.scripts.resign(look.yard.token)
+    assert "No coordinator leads" in text_of(look.live("/", "live_state"))
+
+
+def test_figures_of_the_last_minute_and_of_the_last_hour(look: Look) -> None:
+    # Given a minute in which 300 requests ended, 6 of them failed, and an hour with more
+    record(look, 1_800, finished=1_000, tokens=70_000, dead=2)
+    for ago_s in range(55, 0, -10):
+        record(look, ago_s, finished=50, failed=1, tokens=5_000, running=7, ttft=[0] * 6 + [100])
+    for name in ("a", "b"):
+        worker(look, name)
+
+    page = text_of(look.live("/", "live_figures"))
+
+    assert "Requests 5 per second 6 failed in the last minute" in page
+    assert "Tokens 500 per second 100 k in the last hour" in page
+    assert "Waiting 0 requests 7 on lanes" in page
+    assert "Workers 2 of 2 ready 1 model served" in page
+    assert "First token 75 ms p50 100 ms p99" in page
+    assert "Wait - p50 - p99" in page
+    assert "Dead letters 0 2 in the last hour" in page
+
+
+def test_charts_have_gaps_where_nobody_wrote(look: Look) -> None:
+    for ago_s in (*range(1_495, 900, -10), *range(295, 0, -10)):
+        record(look, ago_s, finished=50, wait=[0] * 7 + [9, 1])
+
+    page = look.at("/")
+
+    assert page.count('<svg viewBox="0 0 360 132"') == 6
+    wait = page[page.index('id="wait-text"') :]
+    lines = [one for one in wait.split("</svg>")[0].split("<path") if "line" in one]
+    assert len(lines) == 2, "p50 and p99"
+    assert all(one.count("M") == 2 for one in lines), "one gap in each"
+
+
+def test_waiting_requests_and_the_wait_to_expect(look: Look) -> None:
+    worker(look)
+    look.yard.connection.hset(look.yard.keys.info, "rate", "2.0")
+    for _ in range(10):
+        look.yard.submit(make_request(), "low")
+
+    page = text_of(look.live("/", "live_queue"))
+    assert "low 10" in page
+    assert "5.0 s" in page
+    assert "at 2 requests per second" in page
+
+
+def test_nobody_knows_the_wait_while_no_worker_serves(look: Look) -> None:
+    look.yard.connection.hset(look.yard.keys.info, "rate", "2.0")
+    look.yard.submit(make_request(), "low")
+
+    assert "No worker serves now" in text_of(look.live("/", "live_queue"))
+
+
+def test_tenants_in_line_with_share_and_wait(look: Look) -> None:
+    worker(look)
+    look.yard.connection.hset(look.yard.keys.info, "rate", "1.0")
+    look.yard.connection.hset(
+        look.yard.keys.tenants, "ann", encode_tenant(TenantSettings(weight=3.0))
+    )
+    for tenant, count in (("ann", 3), ("bob", 9)):
+        for _ in range(count):
+            look.yard.submit(make_request(tenant=tenant))
+
+    page = text_of(look.live("/", "live_tenants"))
+    assert "bob 9 0 25.0 % 12 s ann 3 0 75.0 % 4.0 s" in page
+    assert "12 of these are of tenants" in text_of(look.live("/", "live_queue"))
+
+
+def test_of_many_tenants_a_bounded_number_is_read(look: Look) -> None:
+    for number in range(150):
+        look.yard.submit(make_request(tenant=f"t{number:03}"))
+
+    page = text_of(look.live("/", "live_tenants"))
+    assert page.count("t0") + page.count("t1") == 10
+    assert "140 more are in line; these have most, of the 100 that are served next." in page
+
+
+def test_errors_are_named_and_are_text(look: Look) -> None:
+    queued = look.yard.submit(make_request(f"q-{HOSTILE}"))
+    reply = refusal(queued.request, Code.POISONED, "bad", published=b"")
+    place = (queued.intake, queued.entry, queued.request)
+    look.yard.scripts.answer(look.yard.token, *place, reply, dead=f"POISONED: {HOSTILE}")
+    now_ms = look.yard.connection.time()[0] * 1000
+    worker(look, "frail", last_error=HOSTILE + "z" * 1_000_000, last_error_ms=now_ms)
+
+    page = look.at("/")
+
+    assert "<img" not in page
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    assert "dead letter: POISONED: &lt;img" in page
+    assert "(1,000,0" in page, "its length is told"
+    assert len(page) < 60_000
+    assert "Dead letters 1 Look at them" in text_of(page)
+
+
+def test_a_pause_is_told(look: Look) -> None:
+    order = Order(signal="PAUSE", by="ann@host", why="new driver")
+    Signals(look.yard.connection, look.yard.keys).give(order)
+
+    state = text_of(look.live("/", "live_state"))
+    assert "all workers PAUSED by ann@host: new driver" in state
+
+
+def test_standbys_are_named_and_the_leader_is_none(look: Look) -> None:
+    for name in ("north", "south", "coordinator"):
+        look.yard.scripts.stand_by(name, 60_000)
+
+    assert "Stand by north, south" in text_of(look.live("/", "live_coordinators"))
+
+
+def test_the_broker_and_what_it_can_confirm(look: Look) -> None:
+    page = text_of(look.live("/", "live_broker"))
+
+    assert "Server Valkey" in page or "Server Redis" in page
+    assert "memory confirmed" in page
+    assert "replicated cannot be confirmed no replica is online" in page
+
+
+def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a doctor who takes long
+    looks: list[float] = []
+    may_end = False
+
+    def gather(*args: object) -> Evidence:
+        looks.append(time.monotonic())
+        eventually(lambda: may_end)
+        return Evidence(unseen={"INFO": "not allowed"})
+
+    monkeypatch.setattr(checkup, "gather", gather)
+
+    # I expect the page not to wait for it,
+    assert "The first examination is under way." in text_of(look.live("/", "live_doctor"))
+    may_end = True
+    # to show what it finds, with its age,
+    count = len(list(diagnose(Evidence(unseen={"INFO": "not allowed"}))))
+
+    def shown() -> str:
+        page = text_of(look.live("/", "live_doctor"))
+        return page if f"{count} checks at" in page else ""
+
+    page = eventually(shown)
+    assert "unknown version INFO is refused" in page
+    # and not to ask again.
+    look.at("/")
+    assert len(looks) == 1
+
+
+def test_a_doctor_who_cannot_look_says_why(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(*args: object) -> Evidence:
+        raise redis.ConnectionError("it is <gone>")
+
+    monkeypatch.setattr(checkup, "gather", gather)
+
+    def shown() -> str:
+        page = look.live("/", "live_doctor")
+        return page if "It could not look" in page else ""
+
+    assert "it is &lt;gone&gt;" in eventually(shown)
+
+
+def test_the_page_asks_for_as_many_keys_of_a_large_yard(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkup, "gather", lambda *_: Evidence())
+
+    def commands() -> int:
+        before = look.yard.connection.info("commandstats")
+        look.at("/")
+        after = look.yard.connection.info("commandstats")
+        return sum(
+            one["calls"] - before.get(name, {"calls": 0})["calls"] for name, one in after.items()
+        )
+
+    worker(look, "first")
+    few = commands()
+    for number in range(300):
+        worker(look, f"w{number}")
+        look.yard.submit(make_request())
+    assert commands() <= few + 3
+
+
+def test_an_open_page_gets_blocks_only_when_they_change(look: Look) -> None:
+    record(look, 5, finished=50)
+    first = {name: look.live("/", name) for name in ("live_figures", "live_charts")}
+    assert first == {name: look.live("/", name) for name in first}
