@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.board.browser.serving import serving
+from tests.board.browser.serving import serve
 from tests.board.browser.stage import Stage, staged
 from tests.board.browser.window import Window
 from tests.support.absence import imported, lacks
 from tests.support.servers import Server, find_binary
-from tokenyard.board.settings import BoardOptions
 
 NewWindow = Callable[..., Window]
 _NO_DRIVER = "Playwright is missing (tests/board/requirements.txt): no page was seen"
@@ -76,11 +75,9 @@ def speaking(stage: Stage) -> Stage:
 
 
 @pytest.fixture(scope="session")
-def board(stage: Stage) -> Iterator[str]:
+def board(stage: Stage) -> str:
     """The URL of a board without keys, which shows prompts and answers."""
-    options = BoardOptions(needs_keys=False, shows_content_to="viewer")
-    with serving(stage.url, stage.yard, options) as url:
-        yield url
+    return serve(stage.plant, content="viewer")
 
 
 @pytest.fixture
