@@ -15,6 +15,7 @@ from tests.board.looking import Looker, links_of, looking, text_of, values_of
 from tests.integration.test_listing import Counting, fill, one_of_each_state
 from tests.support.builders import make_request, random_name
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.admin.listed import STATES
 from tokenyard.board.addresses import named_request, request_name
@@ -85,6 +86,11 @@ def fail(yard: Yard, request: Request, reason: str = "POISONED: it kills engines
 def state_of(yard: Yard, client: str, request_id: str) -> str:
     state = yard.connection.hget(yard.keys.ledger(client, request_id), "state")
     return (state or b"").decode()
+
+
+def server_ms(yard: Yard) -> int:
+    seconds, micros = yard.connection.time()
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 # What is found
@@ -415,13 +421,9 @@ def test_all_that_match_are_cancelled_but_not_what_came_later(looker: Looker, ya
         yard.submit(make_request(f"q{number}", client="bob"))
     page = looker.get("/requests?client=ann")
     fields = {"all": "matching", "client": "ann", "until": values_of(page, "until")[0]}
-    now_ms = int(fields["until"])
-    late: Any = request_fields(make_request("late", client="ann"))
-    yard.push(late, entry=f"{now_ms + 60_000}-0")
-    running: Any = make_request("running", client="ann")
-    yard.place(
-        yard.push(request_fields(running), running, entry=f"{now_ms + 60_001}-0"), yard.worker()
-    )
+    eventually(lambda: server_ms(yard) > int(fields["until"]))
+    yard.submit(make_request("late", client="ann"))
+    yard.assign(yard.worker(), make_request("running", client="ann"))
 
     asked = text_of(looker.ask("request.cancel", fields))
     assert "Cancel 30 requests (30 waiting)?" in asked
