@@ -14,8 +14,9 @@ from typing import Any, Final
 import redis
 from redis.exceptions import NoScriptError
 
-from tokenyard.admin.dead_letters import DeadLetter, text_of, why_not_requeued
+from tokenyard.admin.dead_letters import DeadLetter, text_of
 from tokenyard.admin.letter_lists import LetterFilter, LetterHead, all_heads, named_heads
+from tokenyard.admin.requeueing import what_is_in_the_way
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts, command_of, requeue
 
@@ -97,7 +98,7 @@ def obstacles(
 
 
 def _obstacle(state: str) -> str:
-    return f"its request {why_not_requeued(state)}" if state in _IN_PROGRESS else _OTHER
+    return f"its request {what_is_in_the_way(state)}" if state in _IN_PROGRESS else _OTHER
 
 
 def drop_letters(connection: redis.Redis, keys: Keys, heads: Sequence[LetterHead]) -> list[str]:
