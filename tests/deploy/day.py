@@ -248,7 +248,7 @@ def board_is_used(day: Day) -> None:
     with opened(day.url("admin"), day.keys.yard, needs_keys=True) as ask:
         cookie = ask("/board/login", "POST", form={"key": key}).cookie
         for page in PAGES:
-            if "{" not in page.path:
+            if "{" not in page.path and "batch" not in page.path:  # these need RQ's keys, too
                 answer = ask(f"/board{page.path}", cookie=cookie)
                 assert answer.status in {200, 400, 404}, page.path  # some ask for a name
         form = {"name": "made at the board", "tenant": "research"}
