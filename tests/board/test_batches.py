@@ -222,7 +222,7 @@ def test_a_batch_of_a_gateway_has_its_tenant_and_file_ids(
     job = queue.enqueue(JobOrder(spec=spec), function=PERFORM_FOR_GATEWAYS)
     listed = text_of(looker.get("/batches"))
     assert f"{job.id} file-0a validating" in listed
-    assert listed.endswith("Z lab")
+    assert listed.endswith("Z by lab")
     page = text_of(looker.get(f"/batches/{job.id}", parameters={"errors": "open"}))
     assert "a client of the gateway , tenant lab" in page or "gateway, tenant lab" in page
     assert "file-0b" in page

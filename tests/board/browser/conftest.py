@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.board.browser.serving import serving
+from tests.board.browser.serving import serve
 from tests.board.browser.stage import Stage, staged
 from tests.board.browser.window import Window
 from tests.support.absence import imported, lacks
-from tests.support.servers import Server, ServerName
-from tokenyard.board.settings import BoardOptions
+from tests.support.servers import Server, find_binary
 
 NewWindow = Callable[..., Window]
 _NO_DRIVER = "Playwright is missing (tests/board/requirements.txt): no page was seen"
@@ -57,16 +56,15 @@ def new_window(chromium: Any) -> Iterator[NewWindow]:
 
 
 @pytest.fixture(scope="session")
-def stage(
-    no_leftover_processes: None,
-    shared_server: Callable[[ServerName], Server],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stage]:
-    """The live yard of all tests that do not kill its parts."""
+def stage(no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The live yard of all tests that do not kill its parts, on a server of its own."""
     folder = tmp_path_factory.mktemp("stage")
-    with staged(shared_server("valkey"), folder, with_vllm=True) as running:
+    broker = Server("valkey", find_binary("valkey"), folder, aof=True)
+    broker.start()
+    with staged(broker, folder, with_vllm=True, name="main") as running:
         running.fill()
         yield running
+    broker.stop()
 
 
 @pytest.fixture(scope="session")
@@ -77,11 +75,9 @@ def speaking(stage: Stage) -> Stage:
 
 
 @pytest.fixture(scope="session")
-def board(stage: Stage) -> Iterator[str]:
+def board(stage: Stage) -> str:
     """The URL of a board without keys, which shows prompts and answers."""
-    options = BoardOptions(needs_keys=False, shows_content_to="viewer")
-    with serving(stage.url, stage.yard, options) as url:
-        yield url
+    return serve(stage.plant, content="viewer")
 
 
 @pytest.fixture

@@ -1,34 +1,28 @@
-"""The board on a loopback port."""
+"""The board on a loopback port: its own program."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
 
-import uvicorn
+import httpx
 
+from tests.support.processes import Plant
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
-from tokenyard.board.app import Board
-from tokenyard.board.settings import BoardOptions
+from tokenyard.board.forms import ROOT
 
 
-@contextmanager
-def serving(redis_url: str, yard: str, options: BoardOptions | None = None) -> Iterator[str]:
-    """Serve the board in a thread; its URL without the path."""
-    board = Board(options or BoardOptions(needs_keys=False), redis_url, yard)
+def serve(plant: Plant, **options: object) -> str:
+    """Start the board of a yard, which ends with it; its URL without the path."""
     port = free_port()
-    config = uvicorn.Config(
-        board.app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        eventually(lambda: server.started)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        board.close()
+    url = f"http://127.0.0.1:{port}"
+    program = plant._start("tokenyard.board", {"port": port, **options})
+
+    def answers() -> bool:
+        assert program.is_running, program.log[-3000:]
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}{ROOT}/static/board.css", timeout=20.0).is_success
+        return False
+
+    eventually(answers, timeout_s=60.0)
+    return url

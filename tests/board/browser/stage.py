@@ -7,6 +7,8 @@ are those of a plausible yard, since its pages are also the pictures of docs/boa
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.batch.running import batch, start
+from tests.board.browser.past import write_hour
 from tests.gateway.speaker import MAX_LEN, write_speaker
 from tests.support.builders import entry_fields, make_request, random_name
 from tests.support.processes import Plant
@@ -80,14 +83,15 @@ class Stage:
         self._workers: list[subprocess.Popen[bytes]] = []
 
     def start(self, *, with_vllm: bool) -> None:
-        """Start the processes and put requests in."""
+        """Start the processes."""
+        write_hour(self.plant.connection, self.plant.keys)
         for name in ("coordinator-a", "coordinator-b"):
-            self.plant.coordinator(name=name, lease_ms=1500, max_model_wait_s=0.2)
+            self.plant.coordinator(name=name, max_model_wait_s=0.2)
         models = self._folder / "models.toml"
         models.write_text(_MODELS)
         # As slow as a large model, so that there is something to see.
         speed = {"simulated_step_s": 0.04, "simulated_load_s": 0.5, "simulated_prefill_rate": 4000}
-        self.plant.host(models, name="gpu-a", slots=4, sleepers=1, **speed)
+        self.plant.host(models, name="gpu-a", slots=6, sleepers=1, **speed)
         if with_vllm:
             speaker = write_speaker(self._folder / "speaker")
             of_vllm = self._folder / "vllm.toml"
@@ -113,17 +117,17 @@ class Stage:
         connection, keys = self.plant.connection, self.plant.keys
         create_key(connection, keys, "product", models=["llama-3.1-8b"], classes=["high", "normal"])
         create_key(connection, keys, "free", models=["mistral-7b"], classes=["low"])
-        order = Order(signal="PAUSE", scope=worker_scope("gpu-a-3"), why="new driver", by="ops@gw")
+        order = Order(signal="PAUSE", scope=worker_scope("gpu-a-5"), why="new driver", by="ops@gw")
         Signals(connection, keys).give(order)
         for request_id, model, reason in _DEATHS:
             self.bury(request_id, model, reason)
-        self.submit_batch("evaluation", 600, "llama-3.1-8b")
+        self.submit_batch("evaluation", 2000, "llama-3.1-8b")
         self.submit_batch("summaries", 40, "mistral-7b", '{"custom_id": "x", "body": 1}\n')
         self._workers.append(start(self.plant, self._folder / "batch.log", "worker"))
 
     def bury(self, request_id: str, model: str, reason: str, **fields: Any) -> str:
         """Write a dead letter; its name."""
-        request = make_request(request_id, client="nightly", model=model, tokens=[1] * 900)
+        request = make_request(request_id, client="nightly", model=model, tokens=range(1, 61))
         told = {b"dead_reason": reason.encode(), b"dead_sid": b"low/1-0", b"crashes": b"2"}
         letter = entry_fields(request, **fields) | told
         added: Any = self.plant.connection.xadd(self.plant.keys.dead, letter)
@@ -139,6 +143,23 @@ class Stage:
         output = self._folder / f"{name}.out.jsonl"
         done = batch(self.plant, "submit", path, "-o", output, "--model", model)
         assert done.returncode == 0, done.stderr
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """vLLM generates nothing in this block, which must be shorter than a lease."""
+        (info,) = (one for one in self.plant.roster().values() if one.name == "cpu-b")
+        os.kill(info.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(info.pid, signal.SIGCONT)
+
+    @contextmanager
+    def writing(self) -> Iterator[str]:
+        """vLLM is in the middle of a text, and stays there in this block; the request's id."""
+        request_id = self.speak()
+        with self.held():
+            yield request_id
 
     def _names(self) -> set[str]:
         return {one.name for one in self.plant.roster().values()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from tokenyard.board.app import ROOT
+from tokenyard.board.forms import ROOT
 
 #: Rules of WCAG 2.2, levels A and AA, and what axe calls good practice.
 _AXE = "axe.run(document, {resultTypes: ['violations']})"

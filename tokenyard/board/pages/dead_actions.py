@@ -47,14 +47,14 @@ class _Kind:
 _REQUEUE: Final = _Kind(
     "Requeue",
     "requeued",
-    "Their requests wait again under their ids, and new results replace the failed ones."
+    "Requests wait again under their ids, and new results replace the failed ones."
     " An expired deadline stays expired.",
     requeue_letters,
 )
 _DROP: Final = _Kind(
     "Drop",
     "dropped",
-    "They cannot be brought back. The results of their requests stay until they expire.",
+    "This cannot be undone. Results of requests stay until they expire.",
     drop_letters,
 )
 
