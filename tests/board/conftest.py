@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tests.board.device_yard import DeviceYard
-from tests.board.visitor import Visitor
+from tests.board.looking import Looker, looking
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.keys import Keys
@@ -20,17 +20,18 @@ from tokenyard.scripts import Scripts
 
 
 @pytest.fixture
-def devices(connection: redis.Redis, keys: Keys, scripts: Scripts, redis_url: str) -> DeviceYard:
+def devices(connection: redis.Redis, keys: Keys, scripts: Scripts) -> DeviceYard:
     """A yard whose hosts and workers the test writes."""
-    return DeviceYard(connection, keys, scripts, redis_url)
+    return DeviceYard(connection, keys, scripts)
 
 
 @pytest.fixture
-def visitor(redis_url: str, keys: Keys) -> Iterator[Visitor]:
-    """Somebody at the board of that yard, who may do everything."""
-    visiting = Visitor(redis_url, keys.yard)
-    yield visiting
-    visiting.close()
+def visitor(
+    monkeypatch: pytest.MonkeyPatch, redis_url: str, connection: redis.Redis, keys: Keys
+) -> Iterator[Looker]:
+    """An operator at the board of that yard."""
+    with looking(monkeypatch, redis_url, connection, keys) as looker:
+        yield looker
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ class DeviceYard:
     connection: redis.Redis
     keys: Keys
     scripts: Scripts
-    url: str
 
     def join(self, name: str, **fields: Any) -> str:
         """A worker; its name with incarnation."""

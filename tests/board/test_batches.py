@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,7 +222,7 @@ def test_a_batch_of_a_gateway_has_its_tenant_and_file_ids(
     job = queue.enqueue(JobOrder(spec=spec), function=PERFORM_FOR_GATEWAYS)
     listed = text_of(looker.get("/batches"))
     assert f"{job.id} file-0a validating" in listed
-    assert listed.endswith("Z lab")
+    assert listed.endswith("Z by lab")
     page = text_of(looker.get(f"/batches/{job.id}", parameters={"errors": "open"}))
     assert "a client of the gateway , tenant lab" in page or "gateway, tenant lab" in page
     assert "file-0b" in page
@@ -320,6 +321,17 @@ def test_errors_are_read_to_a_bound(tmp_path: Path) -> None:
     assert [one.error.line for one in found.lines] == list(range(100))
     assert not found.is_whole
     assert len(read_line_errors(path, 10_000).lines) < 1_100
+
+
+def test_a_compressed_flood_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "errors.jsonl.gz"
+    path.write_bytes(gzip.compress(failed(1) + bytes(200_000_000), 1))
+    tracemalloc.start()
+    found = read_line_errors(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [one.error.line for one in found.lines] == [1]
+    assert most < 150_000_000  # a piece of 64 KiB may unpack to 64 MiB
 
 
 def test_compressed_errors_are_read_as_far_as_they_are_written(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from tests.support.builders import entry_fields, make_request
 from tests.support.servers import Server
 from tests.support.yard import Yard
 from tokenyard.admin import letter_lists
-from tokenyard.admin.letter_lists import LOOKED_AT
+from tokenyard.admin.letter_changes import GONE, drop_letters, requeue_letters
+from tokenyard.admin.letter_lists import LOOKED_AT, LetterFilter, read_page
 from tokenyard.board.pages.dead import ACTIONS
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.errors import Code
@@ -319,6 +320,14 @@ def test_what_cannot_run_again_is_told_with_the_reason(looker: Looker, yard: Yar
     assert set(done.details["not done"].split()) == set(left(yard))
 
 
+def test_a_letter_that_disappears_meanwhile_was_gone(yard: Yard) -> None:
+    bury(yard)
+    heads = read_page(yard.connection, yard.keys, LetterFilter()).heads
+    yard.connection.delete(yard.keys.dead)
+    assert requeue_letters(yard.connection, yard.keys, heads) == [GONE]
+    assert drop_letters(yard.connection, yard.keys, heads) == [GONE]
+
+
 def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: Yard) -> None:
     bury_many(yard, 1_000)
     page = looker.get("/dead", parameters={"client": "ann"})
@@ -358,8 +367,8 @@ def test_pieces_of_long_letters_are_small(
     for number in range(60):
         bury(yard, make_request(f"q{number}", prompt="x" * 20_000))
     calls = Calls(yard.connection)
-    done = looker.do("dead.requeue", {"upto": left(yard)[-1]})
-    assert done.text == "60 dead letters requeued."
+    done = looker.do("dead.drop", {"upto": left(yard)[-1]})
+    assert done.text == "60 dead letters dropped."
     # Twenty, and then five at a time.
     assert calls.made()["xrange"] >= 1 + 40 // 5
 
@@ -367,8 +376,8 @@ def test_pieces_of_long_letters_are_small(
 def test_an_action_that_takes_too_long_says_so(
     looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenyard.board.pages.dead._ACT_S", -1.0)
-    monkeypatch.setattr("tokenyard.board.pages.dead._COUNT_S", -1.0)
+    monkeypatch.setattr("tokenyard.board.pages.dead_actions._ACT_S", -1.0)
+    monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", -1.0)
     names = bury_many(yard, 300)
     asked = asked_of(looker, "dead.drop", {"upto": names[-1], "client": "bob"})
     assert "Drop at least 10 dead letters with client bob" in asked  # of the first twenty

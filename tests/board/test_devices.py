@@ -7,11 +7,13 @@ import re
 import pytest
 
 from tests.board.device_yard import DeviceYard, keys_asked_for
-from tests.board.visitor import Visitor, let_in_as, text_of
+from tests.board.looking import Looker, text_of
 from tests.support.builders import make_request
 from tests.support.yard import LONG_MS
 from tokenyard.admin.signals import Signals
-from tokenyard.board.pages.devices import MOST_COMMANDS, TILES, rates_of
+from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, TILES, rates_of
+from tokenyard.board.rendering import Templates
+from tokenyard.board.yard import Actor, Given, Yard
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
@@ -21,13 +23,13 @@ HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e\\x1b[31m"
 
 
-def test_a_yard_without_workers_says_so(visitor: Visitor) -> None:
+def test_a_yard_without_workers_says_so(visitor: Looker) -> None:
     text = text_of(visitor.get("/devices"))
     assert "No worker has joined this yard" in text
     assert "No model has been placed" in text
 
 
-def test_a_ready_device_shows_its_figures(devices: DeviceYard, visitor: Visitor) -> None:
+def test_a_ready_device_shows_its_figures(devices: DeviceYard, visitor: Looker) -> None:
     tally = WorkerTotals(tokens=100, ttft_ms=250.0, temperature_c=61, power_w=305)
     worker = devices.join(
         "gpu-1-0", controller="gpu-1", memory_bytes=3 * 2**30, tally=tally, phases_s={"weights": 2}
@@ -39,13 +41,13 @@ def test_a_ready_device_shows_its_figures(devices: DeviceYard, visitor: Visitor)
 
     for said in (
         *("1 device of 1 host", "1 ready", "gpu-1 · device 0", "adder", "Running 1 of 4"),
-        *("Lane 1 of 6", "First token 0.2 s", "Memory 3.0 GiB", "Temperature 61 °C"),
-        *("Power 305 W", "Last change took 2.0 s", "Tokens measuring"),
+        *("Lane 1 of 6", "First token 250 ms", "Memory 3.0 GiB", "Temperature 61 °C"),
+        *("Power 305 W", "Loaded in 2.0 s weights 2.0 s", "Tokens measuring"),
     ):
         assert said in text
 
 
-def test_what_the_driver_does_not_say_is_left_out(devices: DeviceYard, visitor: Visitor) -> None:
+def test_what_the_driver_does_not_say_is_left_out(devices: DeviceYard, visitor: Looker) -> None:
     devices.join("cpu-0", controller="cpu")
     text = text_of(visitor.get("/devices"))
     for absent in ("Temperature", "Power", "Memory", "°C"):
@@ -53,7 +55,7 @@ def test_what_the_driver_does_not_say_is_left_out(devices: DeviceYard, visitor: 
 
 
 def test_tokens_per_second_come_with_the_second_look(
-    devices: DeviceYard, visitor: Visitor, redis_url: str, keys: Keys
+    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
 ) -> None:
     worker = devices.join("gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=100))
     assert "Tokens measuring" in text_of(visitor.get("/devices"))
@@ -61,13 +63,15 @@ def test_tokens_per_second_come_with_the_second_look(
     object.__setattr__(sample, "at_ms", sample.at_ms - 10_000)  # as if it were ten seconds old
     devices.show(worker, "gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=1100))
 
-    text = text_of(visitor.get("/devices", {"state": "ready"}))  # another filter, another read
+    text = text_of(
+        visitor.get("/devices", parameters={"state": "ready"})
+    )  # another filter, another read
 
     [rate] = re.findall(r"Tokens (\d+)/s", text)
     assert 90 <= int(rate) <= 100
 
 
-def test_a_loading_device_shows_its_progress(devices: DeviceYard, visitor: Visitor) -> None:
+def test_a_loading_device_shows_its_progress(devices: DeviceYard, visitor: Looker) -> None:
     now_ms = int(devices.connection.time()[0] * 1000)
     devices.offer("gpu-1", ModelInfo(name="adder", load_s=80.0))
     devices.join("gpu-1-0", controller="gpu-1", state="loading", since_ms=now_ms - 20_000)
@@ -78,7 +82,7 @@ def test_a_loading_device_shows_its_progress(devices: DeviceYard, visitor: Visit
     assert re.search(r'<progress max="80000" value="2\d{4}"', page)
 
 
-def test_a_waking_device_is_not_measured_by_a_load(devices: DeviceYard, visitor: Visitor) -> None:
+def test_a_waking_device_is_not_measured_by_a_load(devices: DeviceYard, visitor: Looker) -> None:
     devices.offer("gpu-1", ModelInfo(name="adder", load_s=80.0))
     devices.join("gpu-1-0", controller="gpu-1", state="loading", engine_version="0.32")
     page = visitor.get("/devices")
@@ -86,14 +90,14 @@ def test_a_waking_device_is_not_measured_by_a_load(devices: DeviceYard, visitor:
     assert "<progress" not in page
 
 
-def test_a_failed_device_shows_its_last_error(devices: DeviceYard, visitor: Visitor) -> None:
+def test_a_failed_device_shows_its_last_error(devices: DeviceYard, visitor: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1", state="failed", last_error="out of memory")
     text = text_of(visitor.get("/devices"))
     assert "failed" in text
     assert "out of memory" in text
 
 
-def test_a_group_is_one_tile_that_names_its_members(devices: DeviceYard, visitor: Visitor) -> None:
+def test_a_group_is_one_tile_that_names_its_members(devices: DeviceYard, visitor: Looker) -> None:
     names = ["gpu-1-0", "gpu-1-1"]
     devices.join(names[0], controller="gpu-1", device=0, group=names)
     devices.join(names[1], controller="gpu-1", device=1, group=names, state="attached")
@@ -108,14 +112,14 @@ def test_a_group_is_one_tile_that_names_its_members(devices: DeviceYard, visitor
     assert "gpu-1 · device 2" in text
 
 
-def test_a_sleeping_spare_is_listed_on_its_device(devices: DeviceYard, visitor: Visitor) -> None:
+def test_a_sleeping_spare_is_listed_on_its_device(devices: DeviceYard, visitor: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     spare = devices.join("gpu-1-0s", controller="gpu-1", state="asleep", model="coder")
     page = visitor.get("/devices")
     assert page.count('class="tile"') == 1
     assert f"{spare}: asleep with coder" in text_of(page)
-    assert page != visitor.get("/devices", {"model": "none"})
-    assert 'class="tile"' in visitor.get("/devices", {"model": "code"})
+    assert page != visitor.get("/devices", parameters={"model": "none"})
+    assert 'class="tile"' in visitor.get("/devices", parameters={"model": "code"})
 
 
 @pytest.mark.parametrize(
@@ -129,26 +133,26 @@ def test_a_sleeping_spare_is_listed_on_its_device(devices: DeviceYard, visitor: 
     ],
 )
 def test_filters_choose_devices(
-    devices: DeviceYard, visitor: Visitor, filters: dict[str, str], names: list[str]
+    devices: DeviceYard, visitor: Looker, filters: dict[str, str], names: list[str]
 ) -> None:
     devices.join("north-0", controller="north", run_state="PAUSED")
     devices.join("south-0", controller="south", state="asleep", model="coder")
 
-    page = visitor.get("/devices", filters)
+    page = visitor.get("/devices", parameters=filters)
 
-    found = re.findall(r'<h3><a href="/board/devices/([^"]*)"', page)
+    found = re.findall(r'<h2><a href="/board/devices/([^"]*)"', page)
     assert found == names
     assert ("No device fits this filter" in page) == (not names)
     for value in filters.values():
         assert value in page  # the form keeps what was chosen
 
 
-def test_an_unknown_state_is_refused(visitor: Visitor) -> None:
-    assert "give one of" in visitor.get("/devices", {"state": "gone"}, status=400)
+def test_an_unknown_state_is_refused(visitor: Looker) -> None:
+    assert "give one of" in visitor.get("/devices", parameters={"state": "gone"}, status=400)
 
 
 def test_the_last_placements_tell_why_and_what_came_of_them(
-    devices: DeviceYard, visitor: Visitor
+    devices: DeviceYard, visitor: Looker
 ) -> None:
     worker = devices.join("gpu-1-0", controller="gpu-1")
     visitor.do("model.unload", {"model": "adder", "why": "room is needed"})
@@ -158,12 +162,12 @@ def test_the_last_placements_tell_why_and_what_came_of_them(
 
     devices.answer(entry, worker, "it is busy")
 
-    text = text_of(visitor.get("/devices", {"page": "1"}))
+    text = text_of(visitor.get("/devices", parameters={"page": "1"}))
     assert f"unload {worker} room is needed refused it is busy" in text
 
 
 def test_a_model_that_no_worker_holds_waits_for_a_reason(
-    devices: DeviceYard, visitor: Visitor
+    devices: DeviceYard, visitor: Looker
 ) -> None:
     devices.lead()
     devices.join("gpu-1-0", controller="gpu-1")
@@ -175,18 +179,18 @@ def test_a_model_that_no_worker_holds_waits_for_a_reason(
     assert "adder 2" not in text  # a worker serves it
 
 
-def test_hostile_texts_are_shown_as_text(devices: DeviceYard, visitor: Visitor) -> None:
+def test_hostile_texts_are_shown_as_text(devices: DeviceYard, visitor: Looker) -> None:
     devices.join(
         *("gpu-1-0",), controller="gpu-1", state="failed", model=HOSTILE, last_error=HOSTILE * 2
     )
     for path, given in (("/devices", {}), ("/devices/gpu-1-0", {}), ("/model", {"name": HOSTILE})):
-        page = visitor.get(path, given)
+        page = visitor.get(path, parameters=given)
         assert "<script>alert" not in page
         assert ESCAPED in page
         assert "\u202e" not in text_of(page)  # a form has to send the name as it is
 
 
-def test_long_texts_are_cut_with_their_length(devices: DeviceYard, visitor: Visitor) -> None:
+def test_long_texts_are_cut_with_their_length(devices: DeviceYard, visitor: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1", state="failed", last_error="x" * 1_000_000)
     for path in ("/devices", "/devices/gpu-1-0"):
         page = visitor.get(path)
@@ -194,7 +198,7 @@ def test_long_texts_are_cut_with_their_length(devices: DeviceYard, visitor: Visi
         assert len(page) < 30_000
 
 
-def test_unreadable_and_lost_workers_have_tiles(devices: DeviceYard, visitor: Visitor) -> None:
+def test_unreadable_and_lost_workers_have_tiles(devices: DeviceYard, visitor: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     devices.connection.hset(devices.keys.workers, "broken.7", b"{")
     devices.connection.zadd(devices.keys.leases, {"broken.7": 2**52, "lost.8": 1})
@@ -208,7 +212,7 @@ def test_unreadable_and_lost_workers_have_tiles(devices: DeviceYard, visitor: Vi
 
 
 def test_the_page_of_a_worker_shows_its_entry_and_its_lane(
-    devices: DeviceYard, visitor: Visitor
+    devices: DeviceYard, visitor: Looker
 ) -> None:
     token = devices.lead()
     devices.connection.xgroup_create(
@@ -234,19 +238,19 @@ def test_the_page_of_a_worker_shows_its_entry_and_its_lane(
         assert "1 request; those that its engine runs come first" in text
 
 
-def test_an_unknown_worker_is_not_found(visitor: Visitor) -> None:
+def test_an_unknown_worker_is_not_found(visitor: Looker) -> None:
     assert "There is no worker" in text_of(visitor.get("/devices/nobody", status=404))
 
 
 def test_the_page_of_a_worker_names_its_pauses_and_what_can_be_done(
-    devices: DeviceYard, visitor: Visitor
+    devices: DeviceYard, visitor: Looker
 ) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     assert "/do/signal.pause" in visitor.get("/devices/gpu-1-0")
     signals = Signals(devices.connection, devices.keys)
     signals.give(Order(signal="PAUSE", scope="worker:gpu-1-0", by="olga", why="its fan"))
 
-    page = visitor.get("/devices/gpu-1-0", {"again": "1"})
+    page = visitor.get("/devices/gpu-1-0", parameters={"again": "1"})
 
     assert re.search(r"worker gpu-1-0 PAUSED for .* by olga: its fan", text_of(page))
     for action in ("signal.unpause", "signal.suspend", "signal.drain", "signal.stop"):
@@ -255,12 +259,10 @@ def test_the_page_of_a_worker_names_its_pauses_and_what_can_be_done(
     assert "/do/signal.pause" not in page
 
 
-def test_a_viewer_sees_no_buttons(
-    devices: DeviceYard, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_viewer_sees_no_buttons(devices: DeviceYard, visitor: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     devices.offer("gpu-1", "adder", "coder")
-    let_in_as(monkeypatch, "viewer")
+    visitor.actor = Actor("olga", "viewer")
     for path in ("/devices", "/devices/gpu-1-0", "/models", "/model?name=adder"):
         assert "/do/" not in visitor.get(path)
 
@@ -269,7 +271,7 @@ def test_a_viewer_sees_no_buttons(
 
 
 def test_a_page_of_a_thousand_devices_has_sixty_and_asks_for_few_keys(
-    devices: DeviceYard, visitor: Visitor, redis_url: str, keys: Keys
+    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
 ) -> None:
     devices.join_many(1000)
     devices.lead()
@@ -286,15 +288,42 @@ def test_a_page_of_a_thousand_devices_has_sixty_and_asks_for_few_keys(
     assert sum(":lane:" in key for key in asked) == TILES
     assert len(asked) <= TILES + MOST_COMMANDS + 80
 
-    last = visitor.get("/devices", {"page": "17", "state": "ready"})
+    last = visitor.get("/devices", parameters={"page": "17", "state": "ready"})
     assert last.count('class="tile"') == 1000 - 16 * TILES
     assert "state=ready&amp;page=16" in last
 
 
 def test_the_page_of_one_of_a_thousand_workers_asks_for_one_lane(
-    devices: DeviceYard, visitor: Visitor, redis_url: str, keys: Keys
+    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
 ) -> None:
     devices.join_many(1000)
     asked = keys_asked_for(redis_url, keys, lambda: visitor.get("/devices/host-3-7"))
     assert {key.rpartition(":lane:")[2] for key in asked if ":lane:" in key} == {"host-3-7.1"}
     assert len(asked) <= 40
+
+
+def test_a_device_without_figures_has_no_empty_list(devices: DeviceYard, visitor: Looker) -> None:
+    devices.join("gpu-1-0", controller="gpu-1", state="warm", model="")
+    assert "<dl" not in visitor.get("/devices")
+
+
+def test_live_blocks_change_only_with_the_yard(
+    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
+) -> None:
+    """An open page of a quiet yard is sent nothing."""
+    devices.lead()
+    devices.offer("gpu-1", ModelInfo(name="adder", load_s=2.0))
+    devices.join("gpu-1-0", controller="gpu-1", phases_s={"weights": 2}, since_ms=1)
+    for path, page in zip(("/devices", "/devices/gpu-1-0"), PAGES, strict=True):
+        visitor.get(path)  # the first look has no rates
+        [sample, *_] = rates_of(redis_url, keys.yard)._samples
+        object.__setattr__(sample, "at_ms", sample.at_ms - 3_000)
+        given = Given({"worker": ["gpu-1-0"]}, Actor("olga", "operator"))
+        yard = Yard(devices.connection, devices.keys, redis_url)
+        context = {"root": "/board", "actor": given.actor, "page": page}
+        first, second = (
+            Templates().live_blocks(page.template, context | page.view(yard, given))
+            for _ in range(2)
+        )
+        assert first
+        assert first == second

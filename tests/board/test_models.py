@@ -8,12 +8,13 @@ import threading
 import pytest
 
 from tests.board.device_yard import DeviceYard, keys_asked_for
-from tests.board.visitor import Visitor, let_in_as, text_of
+from tests.board.looking import Looker, text_of
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.board import model_reload
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.pages.models import MOST_COMMANDS, ROWS
+from tokenyard.board.yard import Actor
 from tokenyard.protocol.control import Invalid, Order
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
@@ -23,14 +24,14 @@ HOSTILE = '"><img src=x onerror=alert(1)>\u202e'
 ALL_ACTIONS = ("model.load", "model.unload", "model.sleep", "model.wake", "model.reload")
 
 
-def test_a_yard_without_models_says_so(visitor: Visitor) -> None:
+def test_a_yard_without_models_says_so(visitor: Looker) -> None:
     text = text_of(visitor.get("/models"))
     assert "No models: no host is live" in text
     assert "No model has been placed" in text
 
 
 def test_models_are_listed_with_workers_costs_and_faults(
-    devices: DeviceYard, visitor: Visitor
+    devices: DeviceYard, visitor: Looker
 ) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     devices.join("gpu-1-0s", controller="gpu-1", state="asleep")
@@ -49,18 +50,18 @@ def test_models_are_listed_with_workers_costs_and_faults(
     assert (
         "coder 1 host cannot load it 2 devices none; 1 host may load it 0 - - - its own -" in text
     )
-    assert "No model has this in its name" in visitor.get("/models", {"q": "llama"})
+    assert "No model has this in its name" in visitor.get("/models", parameters={"q": "llama"})
     assert "2 models" in text
-    assert "coder" not in text_of(visitor.get("/models", {"q": "ADD"}))
+    assert "coder" not in text_of(visitor.get("/models", parameters={"q": "ADD"}))
 
 
-def test_the_page_of_a_model_tells_who_waits_and_why(devices: DeviceYard, visitor: Visitor) -> None:
+def test_the_page_of_a_model_tells_who_waits_and_why(devices: DeviceYard, visitor: Looker) -> None:
     devices.lead()
     devices.join("gpu-1-0", controller="gpu-1")
     devices.offer("gpu-1", ModelInfo(name="coder", fault="bad file", faults=3, faulted_ms=2**43))
     devices.wait_for("coder", 3)
 
-    text = text_of(visitor.get("/model", {"name": "coder"}))
+    text = text_of(visitor.get("/model", parameters={"name": "coder"}))
 
     assert "Waiting 3 requests, the oldest for" in text
     assert "could not be loaded, 3 times in a row on gpu-1: bad file" in text
@@ -79,7 +80,7 @@ def test_the_page_of_a_model_tells_who_waits_and_why(devices: DeviceYard, visito
         ("busy", "no device is free or idle"),
     ],
 )
-def test_reasons_for_waiting(devices: DeviceYard, visitor: Visitor, case: str, why: str) -> None:
+def test_reasons_for_waiting(devices: DeviceYard, visitor: Looker, case: str, why: str) -> None:
     state = "loading" if case == "loading" else "ready"
     model = "coder" if case in {"loading", "paused"} else "adder"
     devices.join("gpu-1-0", controller="gpu-1", state=state, model=model)
@@ -97,14 +98,16 @@ def test_reasons_for_waiting(devices: DeviceYard, visitor: Visitor, case: str, w
             Order(signal="SET_GENERATION_EPOCH", scope="model:coder", epoch=1)
         )
     devices.wait_for("coder", 1)
-    assert re.search(why, text_of(visitor.get("/model", {"name": "coder"})))
+    assert re.search(why, text_of(visitor.get("/model", parameters={"name": "coder"})))
 
 
-def test_an_unknown_model_is_not_found(visitor: Visitor) -> None:
-    assert "There is no model" in text_of(visitor.get("/model", {"name": "nope"}, status=404))
+def test_an_unknown_model_is_not_found(visitor: Looker) -> None:
+    assert "There is no model" in text_of(
+        visitor.get("/model", parameters={"name": "nope"}, status=404)
+    )
 
 
-def test_what_waits_is_labelled_as_a_sample(devices: DeviceYard, visitor: Visitor) -> None:
+def test_what_waits_is_labelled_as_a_sample(devices: DeviceYard, visitor: Looker) -> None:
     devices.lead()
     devices.offer("gpu-1", "adder", "coder")
     devices.join("gpu-1-0", controller="gpu-1")
@@ -112,11 +115,11 @@ def test_what_waits_is_labelled_as_a_sample(devices: DeviceYard, visitor: Visito
     text = text_of(visitor.get("/models"))
     assert "of 100 waiting requests the oldest 25 are counted by model" in text
     assert "may load it ≥ 25" in text
-    assert "at least 25 requests" in text_of(visitor.get("/model", {"name": "coder"}))
+    assert "at least 25 requests" in text_of(visitor.get("/model", parameters={"name": "coder"}))
 
 
 def test_a_thousand_workers_ask_for_few_keys(
-    devices: DeviceYard, visitor: Visitor, redis_url: str, keys: Keys
+    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
 ) -> None:
     devices.join_many(1000)
     devices.lead()
@@ -135,15 +138,19 @@ def test_a_thousand_workers_ask_for_few_keys(
     assert "1,000 ready" in text_of(pages["/models"])
     assert "Page 1 of 3" in text_of(pages["/models"])
     assert "The first 60 of 1,000" in text_of(pages["/model?name=adder"])
-    assert "model-119" in visitor.get("/models", {"page": "3"})
+    assert "model-119" in visitor.get("/models", parameters={"page": "3"})
 
 
-def test_hostile_names_are_shown_as_text(devices: DeviceYard, visitor: Visitor) -> None:
+def test_hostile_names_are_shown_as_text(devices: DeviceYard, visitor: Looker) -> None:
     offer = ModelInfo(name=HOSTILE, fault=HOSTILE, faults=1, faulted_ms=1, adapters=[HOSTILE])
     devices.join("gpu-1-0", controller="gpu-1", model=HOSTILE, weights=HOSTILE)
     devices.offer("gpu-1", offer)
-    asking = visitor.get("/do/model.unload", {"model": HOSTILE})
-    for page in (visitor.get("/models"), visitor.get("/model", {"name": HOSTILE}), asking):
+    asking = visitor.get("/do/model.unload", parameters={"model": HOSTILE})
+    for page in (
+        visitor.get("/models"),
+        visitor.get("/model", parameters={"name": HOSTILE}),
+        asking,
+    ):
         assert "<img" not in page
         assert "\u202e" not in text_of(page)
     assert visitor.post("model.unload", {"model": HOSTILE}).status_code == 303
@@ -163,8 +170,8 @@ def two(devices: DeviceYard) -> DeviceYard:
     return devices
 
 
-def test_a_load_is_commanded_where_it_displaces_least(two: DeviceYard, visitor: Visitor) -> None:
-    asked = visitor.ask("model.load", {"model": "coder"})
+def test_a_load_is_commanded_where_it_displaces_least(two: DeviceYard, visitor: Looker) -> None:
+    asked = text_of(visitor.ask("model.load", {"model": "coder"}))
     assert "coder is to be loaded by gpu-1-1." in asked
     assert two.commands() == []  # asking changes nothing
 
@@ -174,30 +181,30 @@ def test_a_load_is_commanded_where_it_displaces_least(two: DeviceYard, visitor: 
     assert (command.verb, command.model, command.why) == ("load", "coder", "a test")
     assert command.worker.startswith("gpu-1-1.")
     assert (entry.action, entry.target, entry.why) == ("model.load", "model coder", "a test")
-    assert (entry.who, entry.details) == ("local", {"commands": sent})
+    assert (entry.who, entry.details) == ("olga", {"commands": sent})
 
 
-def test_a_load_may_name_its_worker(two: DeviceYard, visitor: Visitor) -> None:
+def test_a_load_may_name_its_worker(two: DeviceYard, visitor: Looker) -> None:
     entry = visitor.do("model.load", {"model": "coder", "worker": "gpu-1-0"})
     [(_, command)] = two.commands()
     assert command.worker.startswith("gpu-1-0.")
     assert entry.target == "model coder on gpu-1-0"
-    assert command.why == "requested by local"
+    assert command.why == "requested by olga"
 
 
-def test_a_loaded_model_is_not_loaded_again(two: DeviceYard, visitor: Visitor) -> None:
-    assert "loaded already by gpu-1-0." in visitor.ask("model.load", {"model": "adder"})
+def test_a_loaded_model_is_not_loaded_again(two: DeviceYard, visitor: Looker) -> None:
+    assert "loaded already by gpu-1-0." in text_of(visitor.ask("model.load", {"model": "adder"}))
     assert "loaded already" in visitor.do("model.load", {"model": "adder"}).text
     assert two.commands() == []
 
 
 def test_a_load_without_a_place_is_refused_with_what_to_do(
-    devices: DeviceYard, visitor: Visitor
+    devices: DeviceYard, visitor: Looker
 ) -> None:
     devices.offer("gpu-1", "adder", "coder")
     worker = devices.join("gpu-1-0", controller="gpu-1")
     devices.connection.xadd(devices.keys.lane(worker), {"id": "busy"})
-    assert "no device is free or idle" in visitor.ask("model.load", {"model": "coder"})
+    assert "no device is free or idle" in text_of(visitor.ask("model.load", {"model": "coder"}))
     answer = visitor.post("model.load", {"model": "coder"})
     assert answer.status_code in {400, 409}
     assert "no device is free or idle" in answer.text
@@ -207,7 +214,7 @@ def test_a_load_without_a_place_is_refused_with_what_to_do(
 @pytest.mark.parametrize("action", ALL_ACTIONS)
 @pytest.mark.parametrize("fields", [{"model": "addr"}, {"model": "adder", "worker": "gpu-1-9"}])
 def test_unknown_names_are_refused(
-    two: DeviceYard, visitor: Visitor, action: str, fields: dict[str, str]
+    two: DeviceYard, visitor: Looker, action: str, fields: dict[str, str]
 ) -> None:
     answer = visitor.post(action, fields)
     assert answer.status_code in {400, 409}
@@ -224,11 +231,11 @@ def test_unknown_names_are_refused(
     ],
 )
 def test_holders_are_commanded(
-    devices: DeviceYard, visitor: Visitor, verb: str, state: str, text: str
+    devices: DeviceYard, visitor: Looker, verb: str, state: str, text: str
 ) -> None:
     for number in range(3):
         devices.join(f"gpu-1-{number}", controller="gpu-1", device=number, state=state)
-    asked = visitor.ask(f"model.{verb}", {"model": "adder"})
+    asked = text_of(visitor.ask(f"model.{verb}", {"model": "adder"}))
     assert "3 workers" in asked
     assert text in asked
 
@@ -239,38 +246,36 @@ def test_holders_are_commanded(
     assert {c.verb for _, c in devices.commands()} == {verb}
 
 
-def test_a_sleep_has_a_level(two: DeviceYard, visitor: Visitor) -> None:
+def test_a_sleep_has_a_level(two: DeviceYard, visitor: Looker) -> None:
     visitor.do("model.sleep", {"model": "adder", "level": "2"})
     assert [command.level for _, command in two.commands()] == [2]
     assert visitor.post("model.sleep", {"model": "adder", "level": "3"}).status_code == 400
 
 
-def test_nothing_is_to_be_done_where_nobody_holds_it(two: DeviceYard, visitor: Visitor) -> None:
-    page = visitor.get("/do/model.unload", {"model": "coder"})
+def test_nothing_is_to_be_done_where_nobody_holds_it(two: DeviceYard, visitor: Looker) -> None:
+    page = visitor.get("/do/model.unload", parameters={"model": "coder"})
     assert "no worker holds it" in page
     assert "<form" not in page.partition("<main")[2]
     assert two.commands() == []
 
 
-def test_the_answer_of_a_worker_is_shown_when_it_comes(two: DeviceYard, visitor: Visitor) -> None:
+def test_the_answer_of_a_worker_is_shown_when_it_comes(two: DeviceYard, visitor: Looker) -> None:
     visitor.do("model.load", {"model": "coder"})
     [(sent, command)] = two.commands()
-    assert "no answer is kept" in visitor.get("/model", {"name": "coder"})
+    assert "no answer is kept" in visitor.get("/model", parameters={"name": "coder"})
     two.answer(sent, command.worker, "out of memory")
-    assert "refused out of memory" in text_of(visitor.get("/models", {"q": "coder"}))
+    assert "refused out of memory" in text_of(visitor.get("/models", parameters={"q": "coder"}))
 
 
-def test_actions_are_for_operators(
-    two: DeviceYard, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actions_are_for_operators(two: DeviceYard, visitor: Looker) -> None:
     assert {ACTIONS[name].role for name in ALL_ACTIONS} == {"operator"}
-    let_in_as(monkeypatch, "viewer")
+    visitor.actor = Actor("olga", "viewer")
     for action in ALL_ACTIONS:
         assert visitor.post(action, {"model": "adder", "path": "/new"}).status_code == 403
-        visitor.get(f"/do/{action}", {"model": "adder"}, status=403)
+        visitor.get(f"/do/{action}", parameters={"model": "adder"}, status=403)
     assert two.commands() == []
-    let_in_as(monkeypatch, "operator")
-    assert 'action="/board/do/model.unload"' in visitor.get("/models", {"q": "a"})
+    visitor.actor = Actor("olga", "operator")
+    assert 'action="/board/do/model.unload"' in visitor.get("/models", parameters={"q": "a"})
 
 
 # Reloads
@@ -301,18 +306,18 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> PlayedReload:
 
 
 def test_a_reload_that_ends_soon_says_so(
-    two: DeviceYard, visitor: Visitor, reload: PlayedReload
+    two: DeviceYard, visitor: Looker, reload: PlayedReload
 ) -> None:
-    asked = visitor.ask("model.reload", {"model": "adder"})
+    asked = text_of(visitor.ask("model.reload", {"model": "adder"}))
     assert "the weights are loaded by 1 worker, its epoch becomes 1" in asked
     fields = {"model": "adder", "path": "/new", "mode": "wait", "timeout": "60"}
     entry = visitor.do("model.reload", fields)
     assert entry.text == "adder: /new, in epoch 1."
-    assert reload.asked == ("adder", "/new", 1, "wait", 60, "local")
+    assert reload.asked == ("adder", "/new", 1, "wait", 60, "olga")
 
 
 def test_a_slow_reload_returns_and_tells_the_audit_how_it_ends(
-    two: DeviceYard, visitor: Visitor, reload: PlayedReload, monkeypatch: pytest.MonkeyPatch
+    two: DeviceYard, visitor: Looker, reload: PlayedReload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_reload, "_SOON_S", 0.0)
     reload.may_end.clear()
@@ -338,7 +343,7 @@ def test_a_slow_reload_returns_and_tells_the_audit_how_it_ends(
 )
 def test_a_failed_reload_is_refused_with_its_reason(
     two: DeviceYard,
-    visitor: Visitor,
+    visitor: Looker,
     reload: PlayedReload,
     outcome: list[Unacknowledged] | Exception,
     said: str,
@@ -354,17 +359,17 @@ def test_a_failed_reload_is_refused_with_its_reason(
     "fields", [{"path": "new"}, {"path": "/new", "mode": "soon"}, {"path": "/new", "epoch": "-1"}]
 )
 def test_impossible_reloads_do_not_begin(
-    two: DeviceYard, visitor: Visitor, reload: PlayedReload, fields: dict[str, str]
+    two: DeviceYard, visitor: Looker, reload: PlayedReload, fields: dict[str, str]
 ) -> None:
     answer = visitor.post("model.reload", {"model": "adder", **fields})
     assert answer.status_code in {400, 409}
     assert reload.asked == ()
 
 
-def test_a_reload_without_a_stand_in_pauses_and_reverts(two: DeviceYard, visitor: Visitor) -> None:
+def test_a_reload_without_a_stand_in_pauses_and_reverts(two: DeviceYard, visitor: Looker) -> None:
     answer = visitor.post("model.reload", {"model": "adder", "path": "/new", "timeout": "1"})
     assert answer.status_code in {303, 400, 409}
     assert eventually(lambda: any("has not answered" in one.error for one in visitor.audit()))
     [(_, check)] = two.commands()
     assert (check.verb, check.weights) == ("check", "/new")
-    assert re.search("RUNNING", text_of(visitor.get("/model", {"name": "adder"})))
+    assert re.search("RUNNING", text_of(visitor.get("/model", parameters={"name": "adder"})))

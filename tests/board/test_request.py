@@ -438,13 +438,30 @@ def test_tokens_are_text_where_the_tokenizer_is_on_this_host(
     assignment = yard.assign(worker, request)
     text = "<b>\u202eletters</b>"
     yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, map(ord, text)))])
-    assert " ".join(str(ord(letter)) for letter in text) in look(looker, request)  # not loaded yet
+    assert "The model's tokenizer is being loaded." in look(looker, request)
     may_load.set()
     shown = eventually(lambda: page if "letters" in (page := look(looker, request)) else "")
     assert "<b>" not in shown
     assert "\u202e" not in shown
     assert "&lt;b&gt;\\u202eletters" in shown
     assert loaded == [str(tmp_path)]
+
+
+def test_ids_are_shown_where_the_tokenizer_cannot_be_loaded(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looker.actor = SEES
+
+    def load(source: object) -> Upper:
+        raise RuntimeError(f"{source} is empty")
+
+    monkeypatch.setattr(tokens, "load_tokenizer", load)
+    monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
+    worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=str(tmp_path)))
+    request = asking(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, [41, 42]))])
+    eventually(lambda: "41 42" in look(looker, request))
 
 
 @pytest.mark.parametrize("path", ["", "gpt2", "../..", "/no/such/folder"])

@@ -169,8 +169,8 @@ def test_the_broker_and_what_it_can_confirm(look: Look) -> None:
     page = text_of(look.live("/", "live_broker"))
 
     assert "Server Valkey" in page or "Server Redis" in page
-    assert "memory confirmed" in page
-    assert "replicated cannot be confirmed no replica is online" in page
+    assert "Durability memory confirmed" in page
+    assert "Durability replicated cannot be confirmed no replica is online" in page
 
 
 def test_the_doctor_looks_in_the_background_at_most_once_a_minute(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ StartUp = Callable[..., Up]
 
 
 def test_up_prints_when_it_is_ready_and_serves(yard: dict[str, Any]) -> None:
-    assert set(yard["pids"]) == {"broker", "coordinator", "worker"}
+    assert set(yard["pids"]) == {"broker", "coordinator", "worker", "board"}
     assert all(psutil.pid_exists(pid) for pid in yard["pids"].values())
     with Client(yard["url"], yard=yard["yard"]) as client:
         assert client.submit("hello", max_tokens=3).result(timeout=30).tokens
@@ -35,6 +36,12 @@ def test_processes_have_distinct_titles(yard: dict[str, Any]) -> None:
     titles = {part: " ".join(psutil.Process(pid).cmdline()) for part, pid in yard["pids"].items()}
     assert titles["coordinator"].startswith("tokenyard coordinator main")
     assert titles["worker"].startswith("tokenyard worker main")
+
+
+def test_without_a_gateway_the_board_runs_by_itself(yard: dict[str, Any]) -> None:
+    assert yard["http_url"] is None
+    with urllib.request.urlopen(f"{yard['board_url']}/audit", timeout=30) as answer:
+        assert (answer.status, b"Nothing has been done yet" in answer.read()) == (200, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

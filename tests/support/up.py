@@ -47,13 +47,13 @@ def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess
 
 @contextmanager
 def running_up(folder: Path, *options: str, before: Sequence[str] = ()) -> Iterator[Up]:
-    """Run `tokenyard up`, without a gateway unless ``options`` ask for one.
+    """Run `tokenyard up`, without gateway and board unless ``options`` ask for them.
 
     Ctrl-C at the end must stop it with status 0.
     """
     command = [sys.executable, "-m", "tokenyard", *before, "up", "--json"]
     command += ["--data-dir", str(folder / "yard"), "--port", "0", "--grace-s", "5"]
-    command += ["--no-gateway", *options]
+    command += ["--no-gateway", "--no-board", *options]
     # Commands and clients without a URL must not find this yard.
     apart = {**os.environ, "XDG_DATA_HOME": str(folder / "xdg")}
     with (

@@ -18,6 +18,8 @@ from tokenyard.protocol.keys import Keys
 HOUR_MS: Final = 3_600_000
 #: A rate of now is that of the entries of so long.
 LATELY_MS: Final = 60_000
+#: A leader that waits for requests writes so much later.
+_LATE_MS: Final = 2_000
 
 
 def read_history(
@@ -36,15 +38,16 @@ def lately(samples: Sequence[HistorySample], now_ms: int) -> HistorySample | Non
 def by_time(
     samples: Iterable[HistorySample], now_ms: int, step_ms: int, span_ms: int = HOUR_MS
 ) -> list[HistorySample | None]:
-    """A sample for each step up to ``now_ms``; None where nobody has written any.
+    """A sample for each step; None where nobody has written any.
 
-    Steps begin at whole numbers of their length, so that they are the same at the next look.
+    The last step is the newest of which there should be an entry by ``now_ms``. Steps begin at
+    whole numbers of their length, so that they are the same at the next look.
     """
     steps: defaultdict[int, list[HistorySample]] = defaultdict(list)
     for one in samples:
         # An entry is of the time before it.
         steps[(one.at_ms - EVERY_MS // 2) // step_ms].append(one)
-    last = now_ms // step_ms
+    last = (now_ms - EVERY_MS - _LATE_MS) // step_ms
     return [joined(steps[at]) for at in range(last - span_ms // step_ms + 1, last + 1)]
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import redis
 from redis.exceptions import NoScriptError
 
-from tokenyard.admin.dead_letters import DeadLetter, text_of, why_not_requeued
+from tokenyard.admin.dead_letters import DeadLetter, text_of
 from tokenyard.admin.letter_lists import LetterFilter, LetterHead, all_heads, named_heads
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts, command_of, requeue
@@ -22,7 +22,10 @@ from tokenyard.scripts import Scripts, command_of, requeue
 #: Why nothing was done with a letter.
 GONE: Final = "gone"
 NO_CLIENT: Final = "without a client that could be answered"
-_IN_PROGRESS: Final = frozenset({"waiting", "assigned"})
+_IN_PROGRESS: Final[Mapping[str, str]] = {
+    "waiting": "its request waits already",
+    "assigned": "its request runs already",
+}
 _OTHER: Final = "its id belongs to another request"
 _MOST_EXAMPLES: Final = 20
 _LONGEST: Final = 200  # characters of a reason
@@ -91,13 +94,11 @@ def obstacles(
         pipeline.hget(keys.ledger(letter.client, letter.id), "state")
     found = pipeline.execute(raise_on_error=False)
     return [
-        _obstacle(text_of(state) if isinstance(state, bytes) else "") if is_there else GONE
+        _IN_PROGRESS.get(text_of(state) if isinstance(state, bytes) else "", _OTHER)
+        if is_there
+        else GONE
         for is_there, state in zip(found[::2], found[1::2], strict=True)
     ]
-
-
-def _obstacle(state: str) -> str:
-    return f"its request {why_not_requeued(state)}" if state in _IN_PROGRESS else _OTHER
 
 
 def drop_letters(connection: redis.Redis, keys: Keys, heads: Sequence[LetterHead]) -> list[str]:

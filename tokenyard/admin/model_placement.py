@@ -18,6 +18,10 @@ class NoPlace(PermanentError):
     """A model cannot be loaded now; the message says what to do."""
 
 
+class NoRoom(NoPlace):
+    """Only a worker that is busy could load it: one has to be named."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
     """The worker and devices for a model."""
@@ -59,7 +63,7 @@ def place_anywhere(view: YardView, model: str) -> LoadTarget:
         if (option := _together(devices, controller, info.ranks, model))
     ]
     if not found:
-        raise NoPlace(
+        raise NoRoom(
             f"no device is free or idle for {model!r}: wait, or name a worker with --worker, whose"
             " running requests finish first"
         )

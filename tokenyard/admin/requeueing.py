@@ -66,7 +66,7 @@ def matching_letters(
     """The letters whose requests fit a query, the oldest first; whether there are more."""
     if "failed" not in query.states:
         return [], False
-    seconds, micros = connection.time()  # type: ignore[misc]
+    seconds, micros = connection.time()
     now_ms = seconds * 1000 + micros // 1000
     wanted = LetterFilter(
         model=query.model,

@@ -29,7 +29,7 @@ from tokenyard.protocol.keys import (
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import counted, printable, span
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo
+from tokenyard.protocol.worker_info import WorkerInfo
 
 #: Entries of each common intake that are read, the oldest ones.
 MOST_COMMON: Final = 25
@@ -134,7 +134,7 @@ def _reasons(view: YardView, model: str, commands: Sequence[RecentCommand]) -> I
         yield f"{counted(ready, 'worker')} {'serves' if ready == 1 else 'serve'} it: in turn"
     yield from (_loading(one.info, view) for one in holders if one.info and one.state == "loading")
     yield from _commanded(view, model, commands)
-    yield from _hopeless(view.hosts, model, view.at_ms)
+    yield from _hopeless(view, model)
     draining = [one.worker for one in holders if one.state in {"draining", "unloading"}]
     if draining:
         yield f"{', '.join(draining)} is giving it up"
@@ -155,26 +155,17 @@ def _commanded(view: YardView, model: str, commands: Sequence[RecentCommand]) ->
             yield printable(f"{one.worker_name} was told {span(age_ms)} ago to load it{why}")
 
 
-def _hopeless(hosts: Sequence[HostInfo], model: str, now_ms: int) -> Iterator[str]:
-    """Why no host can load it now."""
-    from coordinator.placement.needs import Catalog
-
-    catalog = Catalog(
-        {host.name: host for host in hosts}, now_ms=now_ms, max_model_wait_s=0.0, max_swap_share=1.0
-    )
-    offers, fitting = catalog.offers(model), catalog.fitting(model)
+def _hopeless(view: YardView, model: str) -> Iterator[str]:
+    """Why no host can load it, or could when it last tried."""
+    offers = [(host, info) for host in view.hosts for info in host.models if info.name == model]
+    fitting = [(host, info) for host, info in offers if info.ranks <= host.devices]
     if not offers:
         yield "no live host may load it: put it into a models file"
     elif not fitting:
-        ranks = min(info.ranks for info in offers.values())
+        ranks = min(info.ranks for _, info in offers)
         yield f"it takes {ranks} devices of one host, and no host that may load it has so many"
-    elif fitting and all(map(catalog.pauses, fitting.values())):
-        yield _failed(fitting)
-
-
-def _failed(fitting: Mapping[str, ModelInfo]) -> str:
-    controller, last = max(fitting.items(), key=lambda item: item[1].faulted_ms)
-    times = counted(last.faults, "time")
-    return printable(
-        f"it could not be loaded, {times} in a row on {controller}: {last.fault}; it is tried again"
-    )
+    elif all(info.fault for _, info in fitting):
+        host, last = max(fitting, key=lambda one: one[1].faulted_ms)
+        times = counted(last.faults, "time")
+        fault = f"it could not be loaded, {times} in a row on {host.name}: {last.fault}"
+        yield printable(f"{fault}; it is tried again after a pause")

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 Values = Sequence[float | None]
 #: The drawing, and in it the place of the lines.
 WIDTH, HEIGHT = 360, 132
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 354, 8, 112
 _LOOKS: Final = ("first", "second", "third")
-_STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class Unit:
 
     text: Callable[[float], str]
     least: float  # the axis reaches at least to here
+    steps: Sequence[float] = (1.0, 2.0, 5.0, 10.0)  # its ends, times a power of ten
 
 
 def duration(seconds: float) -> str:
@@ -56,7 +56,8 @@ def number(value: float) -> str:
 
 DURATION: Final = Unit(duration, 0.01)
 RATE: Final = Unit(lambda value: f"{number(value)}/s", 1.0)
-COUNT: Final = Unit(number, 1.0)
+#: Half of the axis is a whole number, too.
+COUNT: Final = Unit(number, 2.0, (1.0, 2.0, 4.0, 10.0))
 
 
 def _short(value: float) -> str:
@@ -69,7 +70,7 @@ def _short(value: float) -> str:
 def chart(name: str, title: str, lines: Sequence[Line], unit: Unit, minutes: int) -> Markup:
     """A figure with its title, the newest values, and the drawing; ``name`` is its id."""
     known = [value for line in lines for value in line.values if value is not None]
-    top = _nice(max([*known, unit.least]))
+    top = _end(max([*known, unit.least]), unit)
     parts = [
         Markup('<figure class="chart"><figcaption><strong>{}</strong> {}</figcaption>').format(
             title, Markup(" ").join(_keys(lines, unit))
@@ -146,14 +147,7 @@ def _y(value: float, top: float) -> float:
     return round(_BOTTOM - (_BOTTOM - _TOP) * min(1.0, value / top), 1)
 
 
-def _nice(value: float) -> float:
-    """The next number that reads well: 1, 2 or 5 times a power of ten."""
+def _end(value: float, unit: Unit) -> float:
+    """The next number that reads well."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in _STEPS if step * power >= value * (1 - 1e-9))
-
-
-def meter(share: float, text: str) -> Markup:
-    """A share from 0 to 1 as a meter, with what it means in words."""
-    return Markup(
-        '<meter min="0" max="1" high="0.8" optimum="0" value="{}" aria-label="{}">{}</meter>'
-    ).format(f"{min(1.0, max(0.0, share)):.3f}", text, escape(text))
+    return next(step * power for step in unit.steps if step * power >= value * (1 - 1e-9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from tokenyard.board.yard import Yard
 from tokenyard.broker.connection import translated
 from tokenyard.doctor import Finding, diagnose, gather
 from tokenyard.protocol.errors import TokenyardError
+
+log = logging.getLogger("tokenyard.board")
 
 #: Shortest time between two examinations, and how much longer than one took.
 LEAST_S: Final = 60.0
@@ -65,6 +68,9 @@ class Checkup:
         findings: Sequence[Finding] = ()
         try:
             findings, error = _findings(yard)
+        except Exception:
+            log.exception("the doctor has failed")
+            error = "it has failed; the board's log says why"
         finally:
             now = time.monotonic()
             with self._lock:

@@ -8,6 +8,7 @@ from typing import Final
 from markupsafe import Markup
 
 from tokenyard.admin.usage import TenantUsage
+from tokenyard.board.charts import number
 
 WIDTH: Final = 720
 HEIGHT: Final = 150
@@ -22,10 +23,10 @@ def day_bars(days: Sequence[TenantUsage]) -> Markup:
     told = f"{tokens:,} tokens in {len(days)} days, at most {most:,} on one day"
     return Markup("").join(
         [
-            Markup('<svg class="bars" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
+            Markup('<svg class="day-bars" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
                 WIDTH, HEIGHT, told
             ),
-            _text(_LEFT - 6, _TOP + 10, "end", f"{most:,}"),
+            _text(_LEFT - 6, _TOP + 10, "end", number(most)),
             _text(_LEFT - 6, _BOTTOM, "end", "0"),
             Markup('<path class="grid" d="M{} {}H{}"/>').format(_LEFT, _BOTTOM, WIDTH),
             *_bars(days, most, each),
@@ -39,22 +40,22 @@ def day_bars(days: Sequence[TenantUsage]) -> Markup:
 def _bars(days: Sequence[TenantUsage], most: int, each: float) -> Iterator[Markup]:
     for at, day in enumerate(days):
         x, bottom = _LEFT + at * each + each * 0.1, float(_BOTTOM)
-        for look, tokens in (("first", day.tokens_in), ("second", day.tokens_out)):
+        for way, tokens in (("in", day.tokens_in), ("out", day.tokens_out)):
             height = (_BOTTOM - _TOP) * tokens / most
             bottom -= height
             if tokens:
                 yield Markup(
-                    '<rect class="bar {}" x="{}" y="{}" width="{}" height="{}">'
+                    '<rect class="tokens-{}" x="{}" y="{}" width="{}" height="{}">'
                     "<title>{}: {} tokens {}</title></rect>"
                 ).format(
-                    look,
+                    way,
                     f"{x:.1f}",
                     f"{bottom:.1f}",
                     f"{each * 0.8:.1f}",
                     f"{height:.1f}",
                     day.day,
                     f"{tokens:,}",
-                    "in" if look == "first" else "out",
+                    way,
                 )
 
 

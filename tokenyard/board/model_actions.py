@@ -16,7 +16,7 @@ from tokenyard.admin.model_commands import (
     plan_load,
     send,
 )
-from tokenyard.admin.model_placement import NoPlace
+from tokenyard.admin.model_placement import NoPlace, NoRoom
 from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
 from tokenyard.board.model_choice import Asked, asked_for
 from tokenyard.board.model_reload import preview_reload, run_reload
@@ -49,7 +49,7 @@ def _preview_load(yard: Yard, given: Given) -> Preview:
     try:
         plan = plan_load(asked.view, asked.model, asked.worker)
     except NoPlace as error:
-        text = f"{asked.model} cannot be loaded now: {error}."
+        text = f"{asked.model} cannot be loaded now: {_reason(error)}."
     else:
         said = plan.sent or f"{plan.done}; name another worker to load it once more"
         text = f"{asked.model} {said}. What runs there finishes first."
@@ -62,8 +62,15 @@ def _run_load(yard: Yard, given: Given) -> Outcome:
     try:
         plan = plan_load(asked.view, asked.model, asked.worker)
     except NoPlace as error:
-        raise Refused(f"{asked.model}: {error}") from error
+        raise Refused(f"{asked.model}: {_reason(error)}.") from error
     return _sent(yard, given, asked, plan)
+
+
+def _reason(error: NoPlace) -> str:
+    """Why there is no place, in the words of the board, which has no options."""
+    if isinstance(error, NoRoom):
+        return "no device is free or idle: wait, or name a worker, which finishes its requests"
+    return str(error)
 
 
 def _preview_change(verb: Change, yard: Yard, given: Given) -> Preview:

@@ -62,6 +62,8 @@ async def _serve(settings: BoardSettings, board: Board, listener: socket.socket)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    # Before it is told: who reads that may connect immediately.
+    listener.listen()
     log.info("the board is at %s%s", address(settings, listener), ROOT)
     turning = asyncio.create_task(_turn(probes))
     try:

@@ -1,4 +1,4 @@
-"""`tokenyard keys`: the keys of the HTTP gateway."""
+"""`tokenyard keys`: the keys of the HTTP gateway and of the board."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup, words
-from tokenyard.protocol.api_keys import ApiKey
+from tokenyard.protocol.api_keys import ApiKey, Role
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.texts import counted, printable
 
-ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`).
+ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`) and the board.
 
-A key belongs to a tenant: requests under it carry the tenant's name, and what one tenant asked
-nobody else can read, cancel or continue. Redis keeps only a digest of each key.
+A key of a tenant opens the gateway: requests under it carry the tenant's name, and what one tenant
+asked nobody else can read, cancel or continue. A key with a role opens the board: a viewer looks,
+an operator also cancels, requeues, pauses and loads, an admin also sets tenants and keys. Redis
+keeps only a digest of each key.
 
 \b
 Examples:
   tokenyard keys create --tenant research
   tokenyard keys create --tenant nightly --models llama-8b --classes low
+  tokenyard keys create --role operator --name "on call"
   tokenyard keys list
   tokenyard keys revoke 3f9a0c1d2b4e
 """
 _COLUMNS: Final = (
     Column("Key", is_whole=True),
     Column("Tenant", is_whole=True),
+    Column("Role", is_whole=True),
     Column("Name"),
     Column("Models"),
     Column("Classes"),
@@ -39,13 +43,20 @@ _COLUMNS: Final = (
 )
 
 
-@click.group(cls=PlainGroup, help=ABOUT, short_help="Create, list or revoke keys of the gateway.")
+@click.group(
+    cls=PlainGroup, help=ABOUT, short_help="Create, list or revoke keys of gateway and board."
+)
 def keys() -> None:
     """The group; its commands do the work."""
 
 
 @keys.command(cls=PlainCommand, short_help="Create one; it is shown once.")
-@click.option("--tenant", required=True, help="Whose key it is.")
+@click.option("--tenant", default="", help="Whose key it is; without one it opens no gateway.")
+@click.option(
+    "--role",
+    type=click.Choice(get_args(Role)),
+    help="What it may do at the board; without one it opens no board.",
+)
 @click.option("--name", default="", help="What it is for.")
 @click.option("--models", type=words, help="Models that it may use, separated by commas.  [all]")
 @click.option(
@@ -58,12 +69,15 @@ def keys() -> None:
 def create(
     ctx: click.Context,
     tenant: str,
+    role: Role | None,
     name: str,
     models: tuple[str, ...] | None,
     classes: tuple[PriorityClass, ...] | None,
     as_json: bool,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
+    if not tenant and role is None:
+        raise click.UsageError("give --tenant, --role, or both")
     wrong = set(classes or ()) - set(get_args(PriorityClass))
     if wrong:
         raise click.BadParameter(f"there is no class {min(wrong)!r}", param_hint="--classes")
@@ -72,15 +86,18 @@ def create(
             connection,
             yard,
             tenant,
+            role=role,
             name=name,
             models=list(models) if models is not None else None,
             classes=list(classes) if classes is not None else None,
         )
     if as_json:
-        say(msgspec.json.encode({"id": key_id, "key": key, "tenant": tenant}))
+        say(msgspec.json.encode({"id": key_id, "key": key, "tenant": tenant, "role": role}))
     else:
+        whose = f" of {tenant}" if tenant else ""
+        at_board = f", {role} at the board" if role else ""
         say(key)
-        say(f"Key {key_id} of {tenant}. Keep it: it cannot be shown again.", err=True)
+        say(f"Key {key_id}{whose}{at_board}. Keep it: it cannot be shown again.", err=True)
 
 
 @keys.command("list", cls=PlainCommand, short_help="List them.")
@@ -111,13 +128,14 @@ def revoke(ctx: click.Context, key: str) -> None:
     if not is_revoked:
         say("Error: there is no such key; see `tokenyard keys list`", err=True)
         ctx.exit(Exit.FAILED)
-    say("Revoked; gateways notice within seconds.")
+    say("Revoked; gateways and boards notice within seconds.")
 
 
 def _row(key: ApiKey) -> list[str]:
     created = datetime.datetime.fromtimestamp(key.created_ms / 1000, datetime.UTC).astimezone()
     return [
-        printable(key.tenant),
+        printable(key.tenant) or "-",
+        key.role or "-",
         printable(key.name) or "-",
         printable(", ".join(key.models)) if key.models is not None else "all",
         ", ".join(key.classes) if key.classes is not None else "all",

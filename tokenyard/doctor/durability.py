@@ -21,6 +21,7 @@ class Grade:
     level: Durability
     is_possible: bool
     why: str  # what it is worth here, or why the server cannot confirm it
+    is_certain: bool = True  # whether what it confirms is always so
 
 
 def durability_grades(evidence: Evidence) -> Iterator[Grade]:
@@ -50,7 +51,8 @@ def _disk(evidence: Evidence) -> Grade:
     if how == "no":
         return Grade("disk", False, "appendfsync no: the server does not tell")
     told = f"appendfsync {how}" if how else "appendfsync cannot be seen"
-    return Grade("disk", True, f"{told}: certain only under always, see tokenyard doctor")
+    why = f"{told}: some servers confirm before it is on the disk; certain under always"
+    return Grade("disk", True, why, is_certain=False)
 
 
 def _replicated(evidence: Evidence) -> Grade:

@@ -70,6 +70,16 @@ def why_no_gateway() -> str:
     )
 
 
+def why_no_board() -> str:
+    """Why the board cannot be served here, and what to do; "" where it can."""
+    import importlib.util
+
+    for package, extra in EXTRAS.items():
+        if extra == "board" and importlib.util.find_spec(package) is None:
+            return f"the board needs {package}: pip install 'tokenyard[board]'"
+    return ""
+
+
 def refuse(error: ImportError) -> NoReturn:
     """End a program with that message and status 2; raises any other error again."""
     message = how_to_install(error)

@@ -10,7 +10,14 @@ from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.admin.dead_letters import DeadLetter
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.admin.tenants import TenantView
-from tokenyard.doctor import Evidence, Finding, Verdict, diagnose
+from tokenyard.doctor import (
+    Evidence,
+    Finding,
+    Verdict,
+    check_server,
+    diagnose,
+    durability_grades,
+)
 from tokenyard.doctor.evidence import AclRefusal, ConsumerGroup, Disk, LostEntries
 from tokenyard.doctor.sampling import KeySample, Kind
 from tokenyard.protocol.control import DesiredState, DesiredStates
@@ -372,3 +379,40 @@ def test_tenants_that_our_user_may_not_see_are_unknown() -> None:
 def looked_at_tenants(*tenants: TenantView) -> Evidence:
     snapshot = make_snapshot(60_000, (make_view_worker("w.1"),), handshake=HANDSHAKE)
     return sound(snapshot=snapshot, tenants=tenants)
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "expected"),
+    [
+        ({}, {}, ("yes", "unsure", "no")),
+        ({}, {"appendfsync": "always"}, ("yes", "yes", "no")),
+        ({}, {"appendfsync": "no"}, ("yes", "no", "no")),
+        ({"aof_enabled": 0}, {}, ("yes", "no", "no")),
+        ({"redis_version": "7.0.15"}, {}, ("yes", "no", "no")),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, {}, ("yes", "unsure", "no")),
+        ({"connected_slaves": 1, "slave0": {"state": "online"}}, {}, ("yes", "unsure", "yes")),
+        ({"connected_slaves": 1, "slave0": {"state": "wait_bgsave"}}, {}, ("yes", "unsure", "no")),
+    ],
+)
+def test_which_durability_the_server_can_confirm(
+    info: dict[str, Any], config: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    evidence = Evidence(info=INFO | info, config=CONFIG | config)
+
+    grades = list(durability_grades(evidence))
+
+    assert [one.level for one in grades] == ["memory", "disk", "replicated"]
+    told = [
+        "no" if not one.is_possible else "yes" if one.is_certain else "unsure" for one in grades
+    ]
+    assert tuple(told) == expected
+    assert list(durability_grades(Evidence())) == []
+
+
+def test_a_glance_suffices_for_the_checks_of_the_server() -> None:
+    bad = Evidence(info=INFO | {"aof_enabled": 0, "evicted_keys": 3}, config=CONFIG)
+
+    found = {one.name: one.verdict for one in check_server(bad)}
+    assert found["persistence"] == found["eviction"] == "fault"
+    assert found["version"] == "ok"
+    assert {one.name for one in check_server(sound())} >= {"replication", "connections"}

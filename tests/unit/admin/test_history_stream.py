@@ -31,11 +31,12 @@ def test_steps_are_whole_and_those_without_an_entry_are_gaps() -> None:
     # An entry at 60 s is about the ten seconds before, and so of the step from 30 to 60
     samples = [sample(at) for at in (10.1, 20.1, 30.1, 60.1, 120.1)]
 
-    steps = by_time(samples, 121_000, 30_000, 150_000)
+    steps = by_time(samples, 133_000, 30_000, 150_000)
 
     assert [one and one.seconds for one in steps] == [30.0, 10.0, None, 10.0, None]
-    # and a later look in the same step shows the same.
-    assert by_time(samples, 149_000, 30_000, 150_000) == steps
+    # a later look shows the same until there should be an entry of the next step.
+    assert by_time(samples, 161_000, 30_000, 150_000) == steps
+    assert by_time(samples, 163_000, 30_000, 150_000) == [*steps[1:], None]
 
 
 def test_now_is_the_last_minute() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tokenyard.protocol.chat import MAX_CHAT_DEPTH
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.parse import parse_owner, parse_request
 from tokenyard.protocol.wire import (
     MAX_FIELDS,
     Refused,
@@ -292,6 +292,24 @@ VALUES = (
 @example({b"id": b"x", b"prompt": b"x", b"params": b'{"stop":"\\ud800\\ud800"}'})
 def test_nothing_in_an_entry_makes_the_reader_raise(fields: dict[bytes, bytes]) -> None:
     assert isinstance(parse_request(fields), Request | Refused | Unanswerable)
+
+
+COMMONS = st.dictionaries(st.sampled_from(["id", "client", "model", "prompt", "v"]), st.text())
+
+
+@given(
+    st.dictionaries(FIELD_NAMES, VALUES, max_size=8),
+    st.none() | VALUES | COMMONS.map(msgspec.json.encode),
+)
+@example(GOOD, b"{}")
+@example(GOOD | {b"client": b"ann"}, b"[")
+@example({b"prompt": b"x"}, b'{"id":"q","client":"ann"}')
+def test_owner_is_that_of_the_request(fields: dict[bytes, bytes], common: bytes | None) -> None:
+    if common is not None:
+        fields = fields | {b"common": common}
+    found = parse_request(fields)
+    is_known = isinstance(found, Request | Refused)
+    assert parse_owner(fields) == ((found.client, found.id) if is_known else None)
 
 
 @given(st.dictionaries(FIELD_NAMES, VALUES, max_size=12))

@@ -124,7 +124,6 @@ def _tenant(yard: Yard, given: Given) -> dict[str, Any]:
     line, had = _line(yard)
     [row] = _rows(yard, [name], line, had)
     held, one = read_held(yard.connection, yard.keys, name), line.of(name)
-    used = {limit.name: limit.used for limit in row.limits}
     report = read_report(yard.connection, yard.keys, name, days)
     return {
         "row": row,
@@ -132,7 +131,7 @@ def _tenant(yard: Yard, given: Given) -> dict[str, Any]:
         "classes": ", ".join(f"{count:,} {key}" for key, count in held.items() if count),
         "why": tenant_turn(line, one) if one else "",
         "settings": [
-            (key, value_text(key, getattr(row.view.settings, key)), used.get(key))
+            (key, value_text(key, getattr(row.view.settings, key)))
             for key in row.view.settings.__struct_fields__
         ],
         "limits": {limit.name: limit for limit in row.limits},

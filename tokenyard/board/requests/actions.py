@@ -65,9 +65,9 @@ def preview_cancel(yard: Yard, given: Given) -> Preview:
     which = " and ".join(f"{states[state]:,} {state}" for state in sorted(states))
     their = "Its" if len(running) == 1 else "Each"
     return Preview(
-        f"Cancel {counted(len(running), 'request')} ({which})? {their} result becomes `cancelled`,"
+        f"Cancel {counted(len(running), 'request')} ({which})? {their} result becomes “cancelled”,"
         f" with the tokens published so far; workers stop at once.{ended}{chosen.note}",
-        items=_named([f"{_name(one.client, one.id)}, {one.state}" for one in running]),
+        items=[f"{_name(one.client, one.id)}, {one.state}" for one in running[:_MOST_NAMED]],
         count=len(running),
     )
 
@@ -105,7 +105,7 @@ def preview_requeue(yard: Yard, given: Given) -> Preview:
     return Preview(
         f"Submit {counted(count, 'failed request')} again? New results replace the failed ones;"
         f" {what}.{letters.note}",
-        items=_named([_name(one.client, one.id) for one in letters.heads]),
+        items=[_name(one.client, one.id) for one in letters.heads[:_MOST_NAMED]],
         count=count,
     )
 
@@ -205,11 +205,6 @@ def _told(problems: Counter[str]) -> str:
 
 def _have_ended(count: int) -> str:
     return f"{counted(count, 'request')} had ended already"
-
-
-def _named(names: list[str]) -> list[str]:
-    more = len(names) - _MOST_NAMED
-    return [*names[:_MOST_NAMED], f"and {more:,} more"] if more > 0 else names
 
 
 def _name(client: str, request_id: str) -> str:

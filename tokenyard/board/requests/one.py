@@ -113,12 +113,14 @@ def _tokens(
         "most": request.params.max_tokens if request else None,
         "ids": (),
         "text": None,
+        "is_loading": False,
     }
     if shows and count and timeline.attempts:
         found["ids"] = last_tokens(yard, timeline.client, timeline.id)
         if request is None or request.params.n == 1:
             worker = timeline.attempts[-1].worker
-            found["text"] = _TOKENIZERS.text(yard, worker, found["ids"])
+            made = _TOKENIZERS.text(yard, worker, found["ids"])
+            found |= {"text": made.text, "is_loading": made.is_loading}
     return found
 
 

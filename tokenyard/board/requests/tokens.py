@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,15 +13,24 @@ import msgspec
 
 from tokenyard.board.yard import Yard
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
-from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.wire import unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
 
+log = logging.getLogger("tokenyard.board")
+
 #: Tokens that are read at a look, however many there are.
-MOST_TOKENS: Final = 256
+MOST_TOKENS: Final = 512
 _TOKEN_BYTES: Final = 4
 #: Tokenizers that are kept.
 _MOST_TOKENIZERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text of some tokens; None where it cannot be known, or not yet."""
+
+    text: str | None = None
+    is_loading: bool = False
 
 
 def last_tokens(yard: Yard, client: str, request_id: str) -> list[int]:
@@ -34,29 +45,38 @@ class Tokenizers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, Tokenizer | None] = {}
+        self._known: dict[str, Tokenizer | None] = {}  # None: it cannot be loaded
+        self._loading: set[str] = set()
 
-    def text(self, yard: Yard, worker: str, tokens: Sequence[int]) -> str | None:
-        """The text of tokens by the tokenizer of a worker's model; None: it is not here (yet)."""
-        tokenizer = self._of(_path_of(yard, worker)) if tokens else None
-        return tokenizer.decode(tokens, skip_special_tokens=False) if tokenizer else None
-
-    def _of(self, path: str) -> Tokenizer | None:
+    def text(self, yard: Yard, worker: str, tokens: Sequence[int]) -> Text:
+        """The text of tokens by the tokenizer of a worker's model."""
+        path = _path_of(yard, worker) if tokens else ""
         if not path:
-            return None
+            return Text()
         with self._lock:
-            if path not in self._known and len(self._known) < _MOST_TOKENIZERS:
-                self._known[path] = None
-                threading.Thread(target=self._load, args=[path], daemon=True).start()
-            return self._known.get(path)
+            if path in self._known:
+                tokenizer = self._known[path]
+            elif len(self._known) + len(self._loading - {path}) >= _MOST_TOKENIZERS:
+                tokenizer = None
+            else:
+                self._load_soon(path)
+                return Text(is_loading=True)
+        return Text(tokenizer.decode(tokens, skip_special_tokens=False)) if tokenizer else Text()
+
+    def _load_soon(self, path: str) -> None:
+        if path not in self._loading:
+            self._loading.add(path)
+            threading.Thread(target=self._load, args=[path], daemon=True).start()
 
     def _load(self, path: str) -> None:
+        tokenizer: Tokenizer | None = None
         try:
             tokenizer = load_tokenizer(path)
-        except SettingsError:
-            return  # ids are shown
+        except Exception as error:  # noqa: BLE001 - of any library that reads tokenizers
+            log.warning("tokenizer %r: %s; token ids are shown", path, error)
         with self._lock:
             self._known[path] = tokenizer
+            self._loading.discard(path)
 
 
 def _path_of(yard: Yard, worker: str) -> str:

@@ -25,7 +25,7 @@ from tokenyard.cli.up.engine_options import (
 from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up.progress import spinner
-from tokenyard.process.extras import why_no_gateway
+from tokenyard.process.extras import why_no_board, why_no_gateway
 from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
@@ -50,6 +50,8 @@ Examples:
   tokenyard up --server auto          with this machine's valkey-server or redis-server
   tokenyard --redis-url redis://localhost:6379 up
   tokenyard up --engine simulated     invented answers, without a model and vLLM; no gateway
+
+It prints the URL of the board, which shows the yard in a browser.
 
 Then, in another terminal: tokenyard submit "12+34="
 
@@ -112,7 +114,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     "--http-port",
     envvar="TOKENYARD_GATEWAY_PORT",
     type=click.IntRange(0, 65535),
-    help="Port of the gateway, which speaks OpenAI's HTTP API; 0 is any free one."
+    help="Port of the gateway, which speaks OpenAI's HTTP API, and of the board; 0 is any free one."
     "  [default: 8000, or any if it is taken]",
 )
 @click.option(
@@ -120,6 +122,13 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     default=None,
     help="Whether to run a gateway, and a worker for its batches."
     "  [default: with engine vllm, if it is new enough]",
+)
+@click.option(
+    "--board/--no-board",
+    default=True,
+    show_default=True,
+    envvar="TOKENYARD_GATEWAY_BOARD",
+    help="Whether to serve the board: the yard in a browser.",
 )
 @worker_option("grace_s", "Time for running requests to finish on a stop.", click.FloatRange(0))
 @worker_option("start_timeout_s", "Longest wait for the workers' engines.", click.FloatRange(1))
@@ -143,6 +152,7 @@ def up(
     port: int | None,
     http_port: int | None,
     gateway: bool | None,
+    board: bool,
     grace_s: float,
     start_timeout_s: float,
     as_json: bool,
@@ -161,6 +171,10 @@ def up(
     why_none = why_no_gateway() if wants_gateway else ""
     if gateway and why_none:
         raise click.UsageError(f"--gateway: {why_none}")
+    has_gateway = wants_gateway and not why_none
+    why_no = why_no_board() if board else ""
+    has_board = board and not why_no
+    free_port = choose_http_port(http_port) if has_gateway or has_board else None
     plan = LocalPlan(
         yard=choice.yard,
         redis_url=choice.redis_url,
@@ -179,13 +193,17 @@ def up(
         start_timeout_s=start_timeout_s,
         name=name or default_name("worker"),
         enforce_eager=example,
-        http_port=choose_http_port(http_port) if wants_gateway and not why_none else None,
+        http_port=free_port if has_gateway else None,
+        has_board=has_board,
+        board_port=free_port if has_board and not has_gateway else None,
         debug=choice.debug,
     )
     # With --json, standard output is only JSON.
     console = HarmlessConsole(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
     if why_none:
         console.print(f"No gateway: {why_none}.")
+    if why_no:
+        console.print(f"No board: {why_no}.")
     Foreground(plan, console, used, as_json=as_json).run()
 
 
@@ -200,7 +218,7 @@ def _given_first(model: str | None, models: Path | None) -> tuple[str | None, Pa
     return model, models
 
 
-up.reads = ("coordinator", "worker", "gateway")
+up.reads = ("coordinator", "worker", "gateway", "board")
 
 
 def _existing(model: str) -> str:
@@ -292,13 +310,17 @@ class Foreground:
                 "pids": self._yard.pids,
             }
             ready |= {"server": self._yard.server, "http_url": self._yard.http_url}
+            ready |= {"board_url": self._yard.board_url}
             say(msgspec.json.encode(ready | {"data_dir": str(self._plan.data_dir)}))
         else:
-            how = how_to_try(self._plan, url, self._yard.http_url, is_found=self._is_found)
+            urls = (self._yard.http_url, self._yard.board_url)
+            how = how_to_try(self._plan, url, *urls, is_found=self._is_found)
             self._console.print(how)
 
 
-def how_to_try(plan: LocalPlan, url: str, http_url: str | None, *, is_found: bool) -> str:
+def how_to_try(
+    plan: LocalPlan, url: str, http_url: str | None, board_url: str | None, *, is_found: bool
+) -> str:
     """Instructions for a yard that is up."""
     keys = Keys(plan.yard)
     options = "" if plan.yard == "main" else f" --yard {plan.yard}"
@@ -318,6 +340,8 @@ def how_to_try(plan: LocalPlan, url: str, http_url: str | None, *, is_found: boo
   curl {http_url}/completions -H 'Content-Type: application/json' -d {body}
 
 """
+    if board_url is not None:
+        served += f"The board is at {board_url}\n"
     return f"""
 The yard {plan.yard!r} is up at {public_url(url)}
 {served}Logs are in {plan.data_dir / "logs"}

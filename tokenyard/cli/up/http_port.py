@@ -1,4 +1,4 @@
-"""The port of a local yard's gateway."""
+"""The port of a local yard's gateway, or of its board."""
 
 from __future__ import annotations
 

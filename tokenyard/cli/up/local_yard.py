@@ -1,6 +1,6 @@
 """Runs a whole yard on this machine: broker, coordinator, controller with workers, gateway.
 
-Beside a gateway runs a batch worker, for its batches.
+Beside a gateway runs a batch worker, for its batches. Without one, the board runs by itself.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ _CONTROLLER_STOP_S: Final = 15.0
 _WORKER: Final = "worker"
 _GATEWAY: Final = "gateway"
 _BATCH: Final = "batch"
+_BOARD: Final = "board"
+#: Time for a board, which has little to finish.
+_BOARD_STOP_S: Final = 15.0
 #: Parts without which a yard still serves.
-_OPTIONAL: Final = frozenset({_GATEWAY, _BATCH})
+_OPTIONAL: Final = frozenset({_GATEWAY, _BATCH, _BOARD})
 #: Variables that say where the gateway keeps files.
 _FILES: Final = frozenset({"TOKENYARD_GATEWAY_FILES_DIR", "TOKENYARD_GATEWAY_FILES_URL"})
 #: Variables that the plan contains already; the child must not read them again.
@@ -85,6 +88,8 @@ class LocalPlan:
     devices: tuple[str, ...] = ()  # GPUs, one for each worker
     # Of a gateway on loopback, beside which a batch worker runs; None: there is neither.
     http_port: int | None = None
+    has_board: bool = False  # at the gateway
+    board_port: int | None = None  # of a board by itself, on loopback; None: there is none
     debug: bool = False
 
     @property
@@ -169,12 +174,15 @@ class LocalYard:
         yield Child(_WORKER, controller, logs / "worker.log", env, stop_s)
         if plan.http_port is not None:
             gateway = [*program, "gateway", *debug, f"--port={plan.http_port}"]
-            gateway += [f"--grace-s={plan.grace_s}"]
+            gateway += [f"--grace-s={plan.grace_s}", f"--{'' if plan.has_board else 'no-'}board"]
             if not _FILES & env.keys():
                 env["TOKENYARD_GATEWAY_FILES_DIR"] = str(plan.data_dir.absolute() / "files")
             yield Child(_GATEWAY, gateway, logs / "gateway.log", env, stop_s)
             batch = [*program, "batch", "worker", *debug]
             yield Child(_BATCH, batch, logs / "batch.log", env, _BATCH_STOP_S)
+        if plan.board_port is not None:
+            board = [*program, "board", *debug, f"--port={plan.board_port}"]
+            yield Child(_BOARD, board, logs / "board.log", env, _BOARD_STOP_S)
 
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
         """Wait until a coordinator leads and all our workers are ready, or warm.
@@ -207,23 +215,24 @@ class LocalYard:
     @property
     def http_url(self) -> str | None:
         """The base URL for OpenAI's clients; None without a gateway."""
-        has_gateway = any(child.name == _GATEWAY for child in self._children)
-        return f"http://127.0.0.1:{self._plan.http_port}/v1" if has_gateway else None
+        return f"http://127.0.0.1:{self._plan.http_port}/v1" if self._has(_GATEWAY) else None
+
+    @property
+    def board_url(self) -> str | None:
+        """The URL of the board; None without one."""
+        if self._has(_BOARD):
+            return f"http://127.0.0.1:{self._plan.board_port}/board"
+        has_one = self._plan.has_board and self._has(_GATEWAY)
+        return f"http://127.0.0.1:{self._plan.http_port}/board" if has_one else None
+
+    def _has(self, name: str) -> bool:
+        return any(child.name == name for child in self._children)
 
     def _serves_http(self) -> bool:
-        """Whether the gateway answers, if there is one."""
-        if self.http_url is None or self._plan.http_port is None:
-            return True
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", self._plan.http_port, timeout=_HEALTH_S
-        )
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        """Whether the gateway and the board answer, where there are any."""
+        gateway = self._plan.http_port if self._has(_GATEWAY) else None
+        board = self._plan.board_port if self._has(_BOARD) else None
+        return _answers(gateway, "/health") and _answers(board, "/board/static/board.js")
 
     def _is_up(self, worker: WorkerView) -> bool:
         """Whether it can serve, or load a model."""
@@ -314,6 +323,20 @@ class LocalYard:
             self._connection.close()
         if self._broker is not None:
             self._broker.stop()
+
+
+def _answers(port: int | None, path: str) -> bool:
+    """Whether a server on loopback answers well; also where there is none."""
+    if port is None:
+        return True
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _worker_arguments(plan: LocalPlan) -> list[str]:

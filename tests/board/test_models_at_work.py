@@ -1,0 +1,83 @@
+"""What operators do with models on the board, on a running yard of simulated workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.board.looking import Looker, looking, text_of
+from tests.cli.running import Up
+from tests.support.waiting import eventually
+from tokenyard.protocol.keys import Keys
+
+MODELS = """
+[models.one]
+path = "org/one"
+[models.two]
+path = "org/two"
+"""
+#: Slow enough that the page can show a load.
+SLOW_LOADS = {"TOKENYARD_WORKER_SIMULATED_LOAD_S": "1.5"}
+
+
+@pytest.fixture
+def at_board(
+    no_leftover_processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Looker]:
+    """The board of a yard with two devices and two models."""
+    (tmp_path / "models.toml").write_text(MODELS)
+    options = ("--models", str(tmp_path / "models.toml"), "--sleepers", "1", "--grace-s", "1")
+    up = Up(tmp_path, *options, env=SLOW_LOADS)
+    try:
+        url = str(up.wait_ready()["url"])
+        with (
+            redis.Redis.from_url(url) as connection,
+            looking(monkeypatch, url, connection, Keys("main")) as looker,
+        ):
+            yield looker
+    finally:
+        up.end()
+
+
+def test_a_model_is_loaded_put_to_sleep_woken_and_unloaded(at_board: Looker) -> None:
+    looks = iter(range(10_000))
+
+    def shows(pattern: str) -> str:
+        """What a page shows, once it does; each look is a new one."""
+
+        def found() -> str:
+            again = {"name": "one", "look": str(next(looks))}
+            match = re.search(pattern, text_of(at_board.get("/model", parameters=again)))
+            return match[0] if match else ""
+
+        return eventually(found)
+
+    at_board.do("model.load", {"model": "one", "why": "the test wants it"})
+    page = text_of(at_board.get("/devices", parameters={"model": "one"}))
+    assert "loads for" in page
+    assert shows(r"Workers 1 ready")
+    assert shows(r"the test wants it done")  # the worker's answer
+    assert shows(r"Last load 1\.[5-9] s")
+    assert re.search(
+        r"Loaded in 1\.\d s", text_of(at_board.get("/devices", parameters={"state": "ready"}))
+    )
+
+    at_board.do("model.sleep", {"model": "one"})
+    assert shows(r"Workers 1 asleep")
+    at_board.do("model.wake", {"model": "one"})
+    assert shows(r"Workers 1 ready")
+
+    done = at_board.do("model.reload", {"model": "one", "path": "/step-1"})
+    assert done.text in {
+        "one: /step-1, in epoch 1.",
+        "The reload has begun: one: /step-1, in epoch 1. The audit will tell how it ends.",
+    }
+    assert shows(r"Weights /step-1 Epoch 1")
+    assert shows(r"RUNNING /step-1 1")  # its worker
+
+    at_board.do("model.unload", {"model": "one"})
+    assert shows(r"Workers none")
