@@ -36,9 +36,9 @@ class Desk:
         """Open a page of the board."""
         assert self.window.open(path).status == 200
 
-    def press(self, name: str, within: str = "main", **fields: str) -> str:
+    def press(self, button: str, /, within: str = "main", **fields: str) -> str:
         """Press a button, fill in what is asked, confirm; what the board says then."""
-        self.page.locator(within).get_by_role("button", name=name, exact=True).first.click()
+        self.page.locator(within).get_by_role("button", name=button, exact=True).first.click()
         self.page.wait_for_url("**/do/**")
         assert self.window.axe() == []
         self.confirmed = self.window.text()
@@ -87,7 +87,7 @@ def every_action_is_pressed(served: tuple[Stage, str]) -> Iterator[None]:
 
 
 def test_cancel_selected_requests(desk: Desk) -> None:
-    desk.stage.submit("mistral-7b", 3, 4000, client="chosen")
+    desk.stage.submit("llama-3.1-8b", 3, 4000, client="chosen")
     desk.open("/requests?client=chosen")
     boxes = desk.page.locator("[name=request]")
     boxes.nth(0).check()
@@ -106,7 +106,7 @@ def test_cancel_selected_requests(desk: Desk) -> None:
 
 
 def test_cancel_all_requests_that_match(desk: Desk) -> None:
-    desk.stage.submit("mistral-7b", 4, 4000, client="matching")
+    desk.stage.submit("llama-3.1-8b", 4, 4000, client="matching")
     desk.open("/requests?client=matching")
 
     desk.press("Cancel all")
@@ -187,7 +187,7 @@ def test_load_sleep_wake_reload_and_unload_a_model(desk: Desk) -> None:
         desk.press(name, within=row)
         eventually(lambda state=state: state in desk.states(model))
     desk.open("/models")
-    desk.press("Reload", within=row, to="mistral/other-weights")
+    desk.press("Reload", within=row, path="/weights/next")
     desk.open("/models")
     desk.press("Unload", within=row)
     eventually(lambda: desk.states(model) == [])
