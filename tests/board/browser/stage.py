@@ -127,11 +127,21 @@ class Stage:
 
     def bury(self, request_id: str, model: str, reason: str, **fields: Any) -> str:
         """Write a dead letter; its name."""
-        request = make_request(request_id, client="nightly", model=model, tokens=range(1, 61))
+        client = fields.pop("client", "nightly")
+        request = make_request(request_id, client=client, model=model, tokens=range(1, 61))
         told = {b"dead_reason": reason.encode(), b"dead_sid": b"low/1-0", b"crashes": b"2"}
         letter = entry_fields(request, **fields) | told
         added: Any = self.plant.connection.xadd(self.plant.keys.dead, letter)
         return bytes(added).decode()
+
+    def fail(self, request_id: str) -> str:
+        """Have a request fail as one that crashed its workers; its id."""
+        keys, connection = self.plant.keys, self.plant.connection
+        letter = self.bury(request_id, "mistral-7b", "POISONED: it ran alone", client="web")
+        ended = letter.partition("-")[0]
+        state = {"state": "failed", "sid": "normal/1-0", "ended": ended}
+        connection.hset(keys.ledger("web", request_id), mapping=state)
+        return request_id
 
     def submit_batch(self, name: str, lines: int, model: str, more: str = "") -> None:
         """Submit a file as users do."""
