@@ -33,6 +33,13 @@ def _letter(stage: Stage) -> str:
     return f"/dead/{letters[0][0].decode()}"
 
 
+@pytest.fixture(scope="module")
+def flowing(speaking: Stage) -> Stage:
+    """The yard while much is going on."""
+    speaking.flow()
+    return speaking
+
+
 #: By name: the page, which may depend on what is on the yard.
 PICTURES: dict[str, str | Callable[[Stage], str]] = {
     "yard": "/",
@@ -43,6 +50,7 @@ PICTURES: dict[str, str | Callable[[Stage], str]] = {
     "dead": "/dead",
     "letter": _letter,
     "tenants": "/tenants",
+    "keys": "/keys",
     "batches": "/batches",
     "signals": "/signals",
     "audit": "/audit",
@@ -55,20 +63,20 @@ def taken(window: Window) -> bytes:
     window.page.set_viewport_size({"width": WIDTH, "height": min(max(height, HEIGHT), MOST_HEIGHT)})
     window.page.evaluate("document.fonts.ready")
     picture = Image.open(io.BytesIO(window.page.screenshot()))
-    small = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
     written = io.BytesIO()
     small.save(written, "PNG", optimize=True)
     return written.getvalue()
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures(new_window: NewWindow, board: str, speaking: Stage, name: str) -> None:
+def test_pictures(new_window: NewWindow, board: str, flowing: Stage, name: str) -> None:
     path = PICTURES[name]
     window = new_window(board, WIDTH, HEIGHT)
     for scheme in ("light", "dark"):
         window.page.emulate_media(color_scheme=scheme)
-        with speaking.writing() if name == "request" else contextlib.nullcontext():
-            window.open(path if isinstance(path, str) else path(speaking))
+        with flowing.writing() if name == "request" else contextlib.nullcontext():
+            window.open(path if isinstance(path, str) else path(flowing))
             picture = taken(window)
         assert len(picture) < MOST_BYTES
         if folder := os.environ.get("TOKENYARD_TEST_PICTURES"):
