@@ -316,6 +316,8 @@ class Dispatcher:
         if not plan:
             return False
         self._intake.tenants.describe({item.queued.tenant for item in plan})
+        tenants, now_ms = self._backlog.tenants, self._roster.server_ms()
+        tenants.begin_turn(now_ms)
         moves = [
             Move(
                 item.queued.intake,
@@ -325,10 +327,10 @@ class Dispatcher:
                 item.lane.worker,
                 item.lane.limit,
                 alone=item.alone,
-                why=item.why,
+                why=tenants.explain(item.queued, now_ms, item.why),
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
-                charge=self._backlog.tenants.charge(item.queued),
+                charge=tenants.charge(item.queued),
             )
             for item in plan
         ]
@@ -338,9 +340,10 @@ class Dispatcher:
         self._counts.assign.observe(took_s)
         log.debug("dispatched %d in %.1f ms", len(moves), took_s * 1e3)
         self._settle(token, plan, codes)
-        for move, code in zip(moves, codes, strict=True):
+        for item, move, code in zip(plan, moves, codes, strict=True):
             if move.charge and code is _DISPATCHED:
-                self._backlog.tenants.note_dispatched(move.charge)
+                tenants.note_dispatched(move.charge)
+                tenants.served.note(item.queued)
         return True
 
     def _settle(

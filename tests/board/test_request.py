@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +15,7 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from tests.board.asking import opened
 from tests.board.looking import Looker, looking, text_of, values_of
 from tests.board.test_requests import HOSTILE, fail
 from tests.integration.test_listing import one_of_each_state
@@ -503,3 +506,42 @@ def test_an_expired_request_tells_its_error(looker: Looker, yard: Yard) -> None:
     request = asking()
     yard.answer(yard.submit(request), Code.DEADLINE_EXCEEDED)
     assert "DEADLINE_EXCEEDED the test says so" in seen(looker, request)
+
+
+@contextmanager
+def running(publish: Callable[[], None], ended: threading.Event) -> Iterator[None]:
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_an_open_page_is_sent_its_tokens_as_they_are_published(
+    yard: Yard, valkey_broker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 0.0)
+    request = asking(stream=True)
+    worker = yard.worker()
+    assignment = yard.assign(worker, request)
+    ended = threading.Event()
+
+    def publish() -> None:
+        for seq in itertools.count():
+            if ended.wait(0.05):
+                return
+            yard.scripts.emit(worker, [Publication(assignment, make_delta("q", seq, [seq]))])
+
+    with opened(valkey_broker.url, yard.keys.yard) as asked, running(publish, ended):
+        answer = asked(
+            f"/board{request_address('ann', 'q')}", accept="text/event-stream", most_bytes=9_000
+        )
+    # Each look has more, and only what has changed is sent.
+    blocks = re.findall(r"event: (live_\w+)\n((?:data: .*\n)+)", answer.body)
+    shown = [text_of(html) for name, html in blocks if name == "live_tokens"]
+    counts = [int(found[1]) for one in shown if (found := re.search(r"(\d+) published", one))]
+    assert len(counts) >= 2
+    assert counts == sorted(set(counts))
+    assert [name for name, _ in blocks].count("live_state") == 1

@@ -11,6 +11,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from tests.board.asking import opened
 from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request
@@ -21,6 +22,7 @@ from tests.support.waiting import eventually
 from tokenyard import Client, QuotaExceeded
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.tenant_listing import list_tenants, search_tenants
+from tokenyard.board.pages import PAGES
 from tokenyard.cli import main
 from tokenyard.protocol.control import Order, Signal, Trial, model_scope
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
@@ -238,6 +240,21 @@ def operator_acts(day: Day) -> None:
     day.command("cancel", waiting.id, "--client", "client")
     assert running.id in day.command("requests", "--state", "assigned")
     day.command("cancel", running.id)
+
+
+def board_is_used(day: Day) -> None:
+    """Log in at a board, look at each page, do something, and log out."""
+    key = json.loads(day.command("keys", "create", "--role", "admin", "--json"))["key"]
+    with opened(day.url("admin"), day.keys.yard, needs_keys=True) as ask:
+        cookie = ask("/board/login", "POST", form={"key": key}).cookie
+        for page in PAGES:
+            if "{" not in page.path:
+                answer = ask(f"/board{page.path}", cookie=cookie)
+                assert answer.status in {200, 400, 404}, page.path  # some ask for a name
+        form = {"name": "made at the board", "tenant": "research"}
+        assert ask("/board/do/key.create", "POST", form=form, cookie=cookie).status == 200
+        assert "key.create" in ask("/board/audit", cookie=cookie).body
+        assert ask("/board/logout", "POST", cookie=cookie).status == 303
 
 
 def operator_looks_for_faults(day: Day) -> None:

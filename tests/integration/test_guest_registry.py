@@ -142,8 +142,21 @@ def test_news_are_read_now_and_then_and_not_all_the_time(
     yard.set("ann", guest=True)
     turn(yard)
     assert announced(yard) == []  # it was read a moment ago
-    monkeypatch.setattr(registry, "EVERY_S", 0.0)
     assert yard.leader is not None
     yard.leader._guests._due = 0.0
     turn(yard)
     assert announced(yard) == [mark_of(yard.keys.yard, "ann")]
+
+
+def test_a_registry_that_cannot_be_read_stops_no_leader(
+    yard: TenantYard, caplog: pytest.LogCaptureFixture
+) -> None:
+    yard.connection.set(yard.keys.tenants, "no hash")
+    yard.lead(guests=("old",))
+    assert announced(yard) == [mark_of(yard.keys.yard, "old")]
+    assert "cannot read which tenants are guests" in caplog.text
+    # Once it can be read again, it is.
+    yard.connection.delete(yard.keys.tenants)
+    yard.set("ann", guest=True)
+    turn(yard)
+    assert announced(yard)[1:] == [mark_of(yard.keys.yard, "ann")]

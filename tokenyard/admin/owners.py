@@ -11,7 +11,7 @@ from typing import Any, Final
 import redis
 
 from tokenyard.admin.requests import find_waiting
-from tokenyard.admin.searching import Budget, LedgerScan
+from tokenyard.admin.searching import Budget, LedgerSearch
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import DEFAULT_CLIENT
 
@@ -45,7 +45,7 @@ def find_owners(
     if run.exists(keys.ledger(DEFAULT_CLIENT, request_id)):
         return Owners([DEFAULT_CLIENT])
     budget, found = Budget(most_keys), set[str]()
-    for page in LedgerScan(connection, keys, budget, request_id=request_id).pages():
+    for page in LedgerSearch(connection, keys, budget, request_id=request_id).pages():
         found |= {client for client, _ in page}
     if budget.is_spent:
         return Owners(sorted(found), is_whole=False)

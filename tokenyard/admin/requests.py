@@ -31,7 +31,7 @@ from tokenyard.admin.listed import (
     with_results,
 )
 from tokenyard.admin.pauses import pauses_of_model, pauses_of_worker
-from tokenyard.admin.searching import Budget, LedgerScan, entries, pages
+from tokenyard.admin.searching import Budget, LedgerSearch, entries, pages
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.admin.submitted import read_submitted
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
@@ -279,7 +279,7 @@ class _Search:
 
     def _scan(self) -> Iterator[list[Owned]]:
         query, budget = self._query, Budget(self._query.most_keys)
-        scan = LedgerScan(
+        scan = LedgerSearch(
             self._connection,
             self._keys,
             budget,

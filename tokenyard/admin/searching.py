@@ -58,7 +58,7 @@ def entries(
         first, size = f"({page[-1][0].decode()}", _PAGE
 
 
-class LedgerScan:
+class LedgerSearch:
     """A search of ledgers by SCAN, optionally those of one client or with one id.
 
     It goes on at ``cursor``, which is that of an earlier search that reached its limit.

@@ -121,7 +121,7 @@ class Door:
         """A browser that wants to see a page is led to the login."""
         is_page = request.method in {"GET", "HEAD"} and "authorization" not in request.headers
         if is_page and "text/event-stream" not in request.headers.get("accept", ""):
-            path = quote(request.url.path)
+            path = quote(request.scope["path"])
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(f"{LOGIN}?{urlencode({'back': path + query})}", 303)
         if "authorization" in request.headers:

@@ -63,9 +63,9 @@ def preview_cancel(yard: Yard, given: Given) -> Preview:
         return Preview(f"There is nothing to cancel.{ended}{chosen.note}", count=0)
     states = Counter(one.state for one in running)
     which = " and ".join(f"{states[state]:,} {state}" for state in sorted(states))
-    their = "Its" if len(running) == 1 else "Each"
+    they = "It ends" if len(running) == 1 else "They end"
     return Preview(
-        f"Cancel {counted(len(running), 'request')} ({which})? {their} result becomes “cancelled”,"
+        f"Cancel {counted(len(running), 'request')} ({which})? {they} as cancelled,"
         f" with the tokens published so far; workers stop at once.{ended}{chosen.note}",
         items=[f"{_name(one.client, one.id)}, {one.state}" for one in running[:_MOST_NAMED]],
         count=len(running),

@@ -23,7 +23,7 @@ PHASES: Final[dict[Phase, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """One part of the bar."""
 
     phase: Phase
@@ -33,7 +33,7 @@ class Part:
     width: int
 
 
-def bar_of(timeline: Timeline) -> list[Part]:
+def bar_of(timeline: Timeline) -> list[BarPart]:
     """The parts, from acceptance to the end or to now; none where it never arrived."""
     spans = [one for one in _spans(timeline) if one[2] >= 0]
     total = sum(took_ms for *_, took_ms in spans)
@@ -43,7 +43,7 @@ def bar_of(timeline: Timeline) -> list[Part]:
     parts, x = [], 0.0
     for (phase, name, took_ms), width in zip(spans, widths, strict=True):
         scaled = width * WIDTH / sum(widths)
-        parts.append(Part(phase, name, took_ms, round(x), round(x + scaled) - round(x)))
+        parts.append(BarPart(phase, name, took_ms, round(x), round(x + scaled) - round(x)))
         x += scaled
     return parts
 
@@ -83,7 +83,7 @@ def _last(timeline: Timeline, attempt: Attempt, end_ms: int) -> Iterator[tuple[P
     yield "answer", f"{name}, to the end", end_ms - first_ms
 
 
-def phases_of(parts: Sequence[Part]) -> list[tuple[Phase, str]]:
+def phases_of(parts: Sequence[BarPart]) -> list[tuple[Phase, str]]:
     """The phases in a bar, for its legend."""
     seen = {part.phase for part in parts}
     return [(phase, name) for phase, name in PHASES.items() if phase in seen]

@@ -112,6 +112,9 @@
       if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
       source = undefined;
       again = setTimeout(connect, AGAIN_MS);
+      // Who is not logged in any more is led to the login.
+      fetch(location.href, { method: "HEAD", redirect: "manual" })
+        .then((answer) => { if (answer.type === "opaqueredirect") location.reload(); }).catch(() => {});
     };
   }
 
