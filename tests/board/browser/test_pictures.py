@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from PIL import Image
 from tests.board.browser.conftest import NewWindow
 from tests.board.browser.stage import Stage
 from tests.board.browser.window import Window
+from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -77,8 +79,17 @@ def test_pictures(new_window: NewWindow, board: str, flowing: Stage, name: str) 
         window.page.emulate_media(color_scheme=scheme)
         with flowing.writing() if name == "request" else contextlib.nullcontext():
             window.open(path if isinstance(path, str) else path(flowing))
+            if name == "request":
+                window.page.locator("#live_tokens pre").wait_for()
             picture = taken(window)
         assert len(picture) < MOST_BYTES
         if folder := os.environ.get("TOKENYARD_TEST_PICTURES"):
             Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / f"{name}-{scheme}.png").write_bytes(picture)
+
+
+def test_the_page_of_the_board_shows_every_picture() -> None:
+    page = (ROOT / "docs" / "board.md").read_text(encoding="utf-8")
+    names = {f"board/{name}-{scheme}.png" for name in PICTURES for scheme in ("light", "dark")}
+    assert set(re.findall(r'"(board/[^"]+\.png)"', page)) == names
+    assert all((ROOT / "docs" / name).is_file() for name in names)
