@@ -12,16 +12,16 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import click
-import psutil
 
 from benchmarks.board.asked import Watcher
 from benchmarks.board.big_yard import Sizes, big_yard
 from benchmarks.board.serving import Visitor, serving_board
 from benchmarks.machine import machine
-from benchmarks.measure import Latencies, print_table
+from benchmarks.measure import Latencies, cpu_seconds, print_table
 from benchmarks.progress import publish, tell
 from benchmarks.yard import embedded_broker, end_in_order
 from tokenyard.protocol.keys import Keys
@@ -45,7 +45,7 @@ def measure(sizes: Sizes, rounds: int, open_s: float) -> Figures:
             for path in visitor.paths():
                 tell(f"board: {path}")
                 times = Latencies([_time_ms(visitor, path) for _ in range(rounds)])
-                asked = watcher.during(lambda path=path: visitor.get(path), prefix)
+                asked = watcher.during(partial(visitor.get, path), prefix)
                 found[path] = {
                     "p50_ms": times.percentile(50),
                     "p99_ms": times.percentile(99),
@@ -73,10 +73,10 @@ def _open_percent(visitor: Visitor, path: str, pid: int, seconds: float) -> floa
 
 
 def _percent(pid: int, seconds: float) -> float:
-    process = psutil.Process(pid)
-    before, began = sum(process.cpu_times()[:2]), time.perf_counter()
+    pids = {"broker": [pid]}
+    before, began = cpu_seconds(pids)["broker"], time.perf_counter()
     time.sleep(seconds)
-    return 100 * (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+    return 100 * (cpu_seconds(pids)["broker"] - before) / (time.perf_counter() - began)
 
 
 def missed(figures: Figures, *, is_quick: bool = False) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import re
 import sys
@@ -22,7 +23,17 @@ from tokenyard.process.children import start_child, stop_child
 
 _TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
-_HREF: Final = re.compile(r'href="([^"?#]+)')
+_HREF: Final = re.compile(r'href="([^"#]+)')
+#: Lists that are filtered: what matches stands nowhere, or at the end.
+SEARCHES: Final = (
+    "/requests?error=nothing-is-like-this",
+    "/requests?tenant=tenant-00099",
+    "/dead?text=nothing-is-like-this",
+    "/tenants?show=all",
+    "/tenants?q=tenant-00099",
+    "/devices?q=host-00",
+    "/signals?q=host-00",
+)
 
 
 @contextmanager
@@ -66,14 +77,18 @@ class Visitor:
         return answer.content
 
     def paths(self) -> list[str]:
-        """The pages of the menu, and one of each kind that they lead to."""
-        found = [page.path for page in PAGES if "{" not in page.path]
-        links = {link for path in found for link in _HREF.findall(self.get(path).decode())}
+        """The pages of the menu, one of each kind that they lead to, and searches."""
+        found = [page.path for page in PAGES if page.menu]
+        links = {
+            html.unescape(link).removeprefix(ROOT)
+            for path in found
+            for link in _HREF.findall(self.get(path).decode())
+        }
         for page in PAGES:
-            if "{" in page.path:
-                pattern = re.compile(re.escape(ROOT) + re.sub(r"\{[^}]*\}", "[^/]+", page.path))
+            if not page.menu:
+                pattern = re.compile(re.sub(r"\{[^}]*\}", "[^/?]+", page.path) + r"(\?.*)?")
                 found += sorted(link for link in links if pattern.fullmatch(link))[:1]
-        return [path.removeprefix(ROOT) for path in found]
+        return [*found, *SEARCHES]
 
     @contextmanager
     def looking(self, path: str) -> Iterator[None]:

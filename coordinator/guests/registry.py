@@ -51,7 +51,11 @@ class GuestRegistry:
         if now < self._due:
             return False
         self._read, self._due = now, now + EVERY_S
-        found = guests_among(self._connection.hscan_iter(self._keys.tenants, count=_PAGE))
+        try:
+            found = guests_among(self._connection.hscan_iter(self._keys.tenants, count=_PAGE))
+        except redis.ResponseError as error:  # among others, a user without the right to
+            log.warning("cannot read which tenants are guests: %s", error)
+            return False
         before, self.names = self.names, (*self._fixed, *self._heard(found))
         return before != self.names
 

@@ -132,7 +132,7 @@ class HistoryRecorder:
 
 
 def _added(before: WorkerTotals, now: WorkerTotals) -> WorkerTotals:
-    """What a worker has counted since; all of it where it began anew."""
+    """What a worker has counted since; all of it where it began again."""
     if now is before or now == before:
         return NOTHING
     if now.finished < before.finished or now.tokens < before.tokens:

@@ -388,6 +388,8 @@ def test_who_asks_first_and_leaves_spoils_nothing(
         with contextlib.suppress(asyncio.CancelledError):
             await alone
         await asyncio.sleep(0.2)
+        reader.forget()
+        gc.collect()
 
     asyncio.run(test())
     gc.collect()

@@ -11,6 +11,7 @@ from tests.board.looking import Looker, text_of
 from tests.support.builders import make_request
 from tests.support.yard import LONG_MS
 from tokenyard.admin.signals import Signals
+from tokenyard.board.pages import ACTIONS
 from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, TILES, rates_of
 from tokenyard.board.rendering import Templates
 from tokenyard.board.yard import Actor, Given, Yard
@@ -257,6 +258,31 @@ def test_the_page_of_a_worker_names_its_pauses_and_what_can_be_done(
         assert f'action="/board/do/{action}"' in page
     assert 'name="scope" value="worker:gpu-1-0"' in page
     assert "/do/signal.pause" not in page
+
+
+def test_buttons_lead_to_actions_that_there_are(devices: DeviceYard, visitor: Looker) -> None:
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.join("gpu-1-0s", controller="gpu-1", state="asleep")
+    devices.offer("gpu-1", "adder", "coder")
+    found: set[str] = set()
+    for path in (
+        "/devices",
+        "/devices/gpu-1-0",
+        "/devices/gpu-1-0s",
+        "/models",
+        "/model?name=adder",
+    ):
+        found |= set(re.findall(r'action="/board/do/([^"]*)"', visitor.get(path)))
+    assert found <= ACTIONS.keys()
+    assert {"signal.pause", "model.load", "model.wake", "model.sleep", "model.unload"} <= found
+
+
+def test_a_worker_is_paused_from_its_page(devices: DeviceYard, visitor: Looker) -> None:
+    devices.join("gpu-1-0", controller="gpu-1")
+    visitor.do("signal.pause", {"scope": "worker:gpu-1-0", "why": "its fan"})
+    page = visitor.get("/devices/gpu-1-0")
+    assert re.search("worker gpu-1-0 PAUSED for .* by .*: its fan", text_of(page))
+    assert "/do/signal.unpause" in page
 
 
 def test_a_viewer_sees_no_buttons(devices: DeviceYard, visitor: Looker) -> None:

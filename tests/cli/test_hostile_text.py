@@ -48,6 +48,7 @@ CALLS: dict[str, list[list[str]]] = {
     "dead show": [["{letter}"], ["{letter}", "--json"], [EVIL]],
     "dead requeue": [["{letter}"], [EVIL]],
     "dead drop": [["{letter}"], [EVIL]],
+    "audit": [[], ["--json"]],
     "requeue": [[ID, "--client", "evil"], [ID]],
     "models list": [[], ["--verbose"], ["--json"]],
     "models load": [["sim", "--worker", "none" + EVIL, "--timeout-s", "1"]],
@@ -76,7 +77,7 @@ CALLS: dict[str, list[list[str]]] = {
 #: Commands that print no text of a client, and the reason.
 NOTHING = {
     **dict.fromkeys(["up", "demo", "bench"], "run a yard or requests of their own"),
-    **dict.fromkeys(["coordinator", "gateway", "worker"], "log: see below"),
+    **dict.fromkeys(["board", "coordinator", "gateway", "worker"], "log: see below"),
     "completion": "prints a script for shells",
     **dict.fromkeys(["keys create", "keys list", "keys revoke"], "show what operators wrote"),
     **dict.fromkeys(["tenants acl", "tenants apply", "tenants set"], "show what operators wrote"),

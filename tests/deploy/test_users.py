@@ -62,6 +62,7 @@ def test_a_day_of_work_needs_exactly_the_rights_of_the_users(guarded: GuardedSer
         work.workers_fail(day)
         work.models_are_placed(day)
         work.operator_acts(day)
+        work.board_is_used(day)
         work.operator_looks_for_faults(day)
         work.operator_signals(day)
         work.metrics_are_read(day)

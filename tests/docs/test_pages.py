@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
 from tokenyard.cli import COMMANDS
+from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.control import RUN_STATES, TRANSITIONS
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.replies import TERMINAL
@@ -21,7 +22,10 @@ SETTINGS = {
     "### Coordinator": CoordinatorSettings,
     "### Worker": WorkerSettings,
     "### Gateway": GatewaySettings,
+    "### Board": BoardSettings,
 }
+#: They give their metrics, but no traces, and read no lane.
+SERVING = (BoardSettings, GatewaySettings)
 SCRIPTS = {file.stem for file in (ROOT / "tokenyard/scripts/lua").glob("*.lua")}
 #: Programs that others start.
 PARTS = {"cycles_child.py", "llama_weights.py"}
@@ -41,7 +45,9 @@ def test_every_setting_is_explained_with_its_default(heading: str) -> None:
     operations = page("docs/operations.md")
     text = section(operations, "### Both programs") + section(operations, heading)
     fields = {field.name: field for field in dataclasses.fields(SETTINGS[heading])}
-    others = {"block_ms", "reply_maxlen", "otlp_endpoint"} if "Gateway" in heading else set()
+    others = (
+        {"block_ms", "reply_maxlen", "otlp_endpoint"} if SETTINGS[heading] in SERVING else set()
+    )
     assert first_names(text) == set(fields) | others
     for row in rows(text):
         if row[0].strip("`") in others:

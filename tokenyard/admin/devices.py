@@ -83,7 +83,7 @@ class StateChange:
 
 
 @dataclass(slots=True)
-class _Place:
+class _DeviceWorkers:
     """The workers of one device, while it is sorted out."""
 
     controller: str
@@ -97,12 +97,12 @@ def device_views(workers: Iterable[WorkerView]) -> list[DeviceView]:
     Workers that are gone are shown only on devices that have no other. One that names no controller
     has a device of its own.
     """
-    places: dict[tuple[str, object], _Place] = {}
+    places: dict[tuple[str, object], _DeviceWorkers] = {}
     for one in workers:
         controller = one.info.controller if one.info else ""
         index = one.info.device if one.info else 0
         key = (controller, index if controller else one.worker)
-        places.setdefault(key, _Place(controller, index)).workers.append(one)
+        places.setdefault(key, _DeviceWorkers(controller, index)).workers.append(one)
     views = [_device(place) for place in places.values()]
     return sorted(_grouped(views), key=lambda one: (one.controller, min(one.indexes), one.name))
 
@@ -144,7 +144,7 @@ def _alone(worker: WorkerView, others: Sequence[WorkerView] = ()) -> DeviceView:
     return DeviceView(controller, [index], worker, others)
 
 
-def _device(place: _Place) -> DeviceView:
+def _device(place: _DeviceWorkers) -> DeviceView:
     ordered = sorted(place.workers, key=_rank)
     first, others = ordered[0], [one for one in ordered[1:] if one.state not in {"lost", "left"}]
     members = first.info.group if first.info and first.state != "attached" else ()

@@ -30,6 +30,7 @@ from tokenyard.protocol.tenants import (
     encode_tenant,
     guests_among,
 )
+from tokenyard.protocol.token_windows import DAY, MINUTE
 from tokenyard.scripts import Scripts
 
 #: Tenants whose counters are read in one round trip.
@@ -37,9 +38,6 @@ _PAGE: Final = 1_000
 #: Tries of a change that loses the race against other operators.
 _MAX_TRIES: Final = 100
 _COUNTERS: Final = ("waiting", "waiting_tokens", "running")
-#: Field, width in ms and number of buckets of each window, as `lua/include/token_windows.lua` has
-#: them.
-_WINDOWS: Final = {"tokens_per_minute": ("m", 5_000, 13), "tokens_per_day": ("d", 1_800_000, 49)}
 _FIELDS: Final = (
     *_COUNTERS,
     *(f"refused:{name}" for name in LIMITS),
@@ -208,19 +206,16 @@ def read_each_windows(
     pipeline: Any = connection.pipeline(transaction=False)
     pipeline.time()
     for name in names:
-        pipeline.hgetall(keys.tenant(name))
+        pipeline.hmget(keys.tenant(name), *MINUTE.fields, *DAY.fields)
     (seconds, micros), *found = pipeline.execute()
-    return [_windows(fields, seconds * 1000 + micros // 1000) for fields in found]
-
-
-def _windows(fields: Mapping[bytes, bytes], now_ms: int) -> dict[str, int]:
-    return {
-        limit: sum(
-            whole(fields.get(f"{mark}{at % count}".encode(), b"").removeprefix(f"{at} ".encode()))
-            for at in range(now_ms // width - count + 1, now_ms // width + 1)
-        )
-        for limit, (mark, width, count) in _WINDOWS.items()
-    }
+    now_ms = seconds * 1000 + micros // 1000
+    return [
+        {
+            MINUTE.limit: MINUTE.read(values[: MINUTE.count], now_ms)[0],
+            DAY.limit: DAY.read(values[MINUTE.count :], now_ms)[0],
+        }
+        for values in found
+    ]
 
 
 def _of(run: Any, keys: Keys, names: Sequence[str]) -> tuple[dict[bytes, bytes], dict[str, float]]:

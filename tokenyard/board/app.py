@@ -210,7 +210,7 @@ class Board:
         actor = await self._door.enter(request, "viewer")
         if isinstance(actor, Response):
             return actor
-        path = request.url.path
+        path = request.scope["path"]
         if path.rstrip("/") != path:
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(quote(path.rstrip("/")) + query, status_code=308)

@@ -25,7 +25,7 @@ REST: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckupReport:
     """The last examination."""
 
     findings: Sequence[Finding]
@@ -46,9 +46,9 @@ class Checkup:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: threading.Thread | None = None
-        self._report: Report | None = None
+        self._report: CheckupReport | None = None
 
-    def latest(self, yard: Yard) -> Report | None:
+    def latest(self, yard: Yard) -> CheckupReport | None:
         """The last report; begins another examination where it is old. None: not yet."""
         with self._lock:
             if self._running is None and self._is_due():
@@ -75,7 +75,7 @@ class Checkup:
             now = time.monotonic()
             with self._lock:
                 self._running = None
-                self._report = Report(
+                self._report = CheckupReport(
                     findings, now, time.time_ns() // 1_000_000, now - began, error
                 )
 

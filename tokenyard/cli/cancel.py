@@ -8,6 +8,7 @@ from typing import Final
 import click
 import msgspec
 
+from tokenyard.cli.shared.auditing import noting
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.request_owner import client_option, owner_of, request_ids
@@ -56,15 +57,17 @@ def cancel(ctx: click.Context, ids: tuple[str, ...], client: str | None, as_json
     """Cancel each, print the outcome, and set the exit status."""
     choice: YardChoice = ctx.obj
     was_over = False
-    with opened(choice) as (connection, keys):
+    with opened(choice) as (connection, keys), contextlib.ExitStack() as closing:
         owners = [owner_of(connection, keys, each, client) for each in ids]
-    with contextlib.ExitStack() as closing:
+        noted = noting(connection, keys, "request.cancel", "request", "cancelled")
+        done = closing.enter_context(noted)
         # Not `with`, which needs a coordinator.
         callers = {name: Client(url_of(choice), choice.yard, name) for name in set(owners)}
         for caller in callers.values():
             closing.callback(caller.close)
         for owner, request_id in zip(owners, ids, strict=True):
             what = callers[owner].cancel(request_id)
+            done.extend([] if what is Cancellation.OVER else [f"{owner}/{request_id}"])
             was_over = was_over or what is Cancellation.OVER
             if as_json:
                 said = {"id": request_id, "client": owner, "cancel": what.value}

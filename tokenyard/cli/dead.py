@@ -19,6 +19,7 @@ from tokenyard.admin.dead_letters import (
     requeue_letter,
 )
 from tokenyard.admin.letter_changes import obstacles
+from tokenyard.cli.shared.auditing import noting
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
@@ -113,10 +114,14 @@ def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json
     The exit status is 1 if a letter could not be requeued.
     """
     failed = False
-    with opened(ctx.obj) as (connection, keys):
+    with (
+        opened(ctx.obj) as (connection, keys),
+        noting(connection, keys, "dead.requeue", "dead letter", "requeued") as done,
+    ):
         for name, letter in _chosen(connection, keys, names, takes_all=takes_all):
             sid = requeue_letter(connection, keys, letter) if letter else ""
             problem = "" if sid else _no_requeue(connection, keys, name, letter)
+            done.extend([letter.letter] if letter and sid else [])
             _say(name, letter, f"waits again as {sid}", problem, as_json, server_id=sid)
             failed = failed or bool(problem)
     ctx.exit(Exit.FAILED if failed else Exit.OK)
@@ -133,10 +138,14 @@ def drop(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: b
     The exit status is 1 if there is no such letter.
     """
     failed = False
-    with opened(ctx.obj) as (connection, keys):
+    with (
+        opened(ctx.obj) as (connection, keys),
+        noting(connection, keys, "dead.drop", "dead letter", "dropped") as done,
+    ):
         for name, letter in _chosen(connection, keys, names, takes_all=takes_all):
             is_done = letter is not None and drop_letter(connection, keys, letter)
             _say(name, letter, "dropped", "" if is_done else _no_such(name), as_json)
+            done.extend([letter.letter] if letter and is_done else [])
             failed = failed or not is_done
     ctx.exit(Exit.FAILED if failed else Exit.OK)
 

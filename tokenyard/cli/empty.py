@@ -12,6 +12,7 @@ import msgspec
 import redis
 
 from tokenyard.admin.intakes import intakes
+from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
@@ -83,6 +84,10 @@ def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: b
         done: dict[IntakeClass, Counter[Emptied]] = {name: Counter() for name, _ in names}
         for of_class, name in names:
             done[of_class] += _empty(connection, keys, name, why)
+        count = sum(each[Emptied.CANCELLED] for each in done.values())
+        if count:
+            text = f"{_requests(count)} cancelled"
+            note(connection, keys, "yard.empty", [f"priority {priority}"], text, why=why)
     cancelled = {name: each[Emptied.CANCELLED] for name, each in done.items()}
     rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     if as_json:

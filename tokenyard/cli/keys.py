@@ -9,11 +9,12 @@ import click
 import msgspec
 
 from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
+from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup, words
-from tokenyard.protocol.api_keys import ApiKey, Role
+from tokenyard.protocol.api_keys import ID_DIGITS, PREFIX, ApiKey, Role, key_digest
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.texts import counted, printable
 
@@ -91,13 +92,14 @@ def create(
             models=list(models) if models is not None else None,
             classes=list(classes) if classes is not None else None,
         )
+        whose = f" of {tenant}" if tenant else ""
+        whose += f", {role} at the board" if role else ""
+        note(connection, yard, "key.create", [f"key {key_id}"], f"Key {key_id}{whose} created.")
     if as_json:
         say(msgspec.json.encode({"id": key_id, "key": key, "tenant": tenant, "role": role}))
     else:
-        whose = f" of {tenant}" if tenant else ""
-        at_board = f", {role} at the board" if role else ""
         say(key)
-        say(f"Key {key_id}{whose}{at_board}. Keep it: it cannot be shown again.", err=True)
+        say(f"Key {key_id}{whose}. Keep it: it cannot be shown again.", err=True)
 
 
 @keys.command("list", cls=PlainCommand, short_help="List them.")
@@ -125,6 +127,9 @@ def revoke(ctx: click.Context, key: str) -> None:
     """Revoke a key by its id (see `keys list`) or by itself. Running requests go on."""
     with opened(ctx.obj) as (connection, yard):
         is_revoked = revoke_key(connection, yard, key)
+        if is_revoked:
+            name = key_digest(key)[:ID_DIGITS] if key.startswith(PREFIX) else key
+            note(connection, yard, "key.revoke", [f"key {name}"], f"Key {name} revoked.")
     if not is_revoked:
         say("Error: there is no such key; see `tokenyard keys list`", err=True)
         ctx.exit(Exit.FAILED)
@@ -139,5 +144,5 @@ def _row(key: ApiKey) -> list[str]:
         printable(key.name) or "-",
         printable(", ".join(key.models)) if key.models is not None else "all",
         ", ".join(key.classes) if key.classes is not None else "all",
-        created.isoformat(sep=" ", timespec="minutes"),
+        f"{created:%Y-%m-%d %H:%M}",
     ]

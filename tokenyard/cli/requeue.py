@@ -11,6 +11,7 @@ import redis
 
 from tokenyard.admin.dead_letters import DeadLetter, all_letters, requeue_letter
 from tokenyard.admin.requeueing import what_is_in_the_way
+from tokenyard.cli.shared.auditing import noting
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.request_owner import client_name, owner_of, request_ids
@@ -56,7 +57,10 @@ def requeue(
     if bool(ids) == takes_all:
         raise click.UsageError("name requests, or give --all")
     failed = False
-    with opened(ctx.obj) as (connection, keys):
+    with (
+        opened(ctx.obj) as (connection, keys),
+        noting(connection, keys, "request.requeue", "request", "requeued") as done,
+    ):
         letters = _letters(connection, keys, client)
         wanted = list(letters) if takes_all else [
             (_owner(connection, keys, letters, each, client), each) for each in ids
@@ -66,6 +70,7 @@ def requeue(
             sid = requeue_letter(connection, keys, letter) if letter else ""
             problem = "" if sid else _problem(connection, keys, owner, name)
             _say(owner, name, sid, problem, as_json=as_json)
+            done.extend([f"{owner}/{name}"] if sid else [])
             failed = failed or bool(problem)
     ctx.exit(Exit.FAILED if failed else Exit.OK)
 

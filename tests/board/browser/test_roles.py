@@ -14,9 +14,13 @@ from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key
+from tokenyard.board.forms import ROOT
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.yard import RANK
 from tokenyard.protocol.api_keys import Role
+
+#: What a page of the board may send, whatever its buttons are.
+POST = "(to) => fetch(to, {method: 'POST', body: new URLSearchParams()}).then((it) => it.status)"
 
 
 class Keyed:
@@ -69,11 +73,7 @@ def test_each_action_is_refused_to_lesser_roles_by_the_server(
         if RANK[role] >= RANK[action.role]:
             continue
         assert window.open(f"/do/{name}").status == 403
-        posted = window.page.evaluate(
-            "(to) => fetch(to, {method: 'POST', body: new URLSearchParams()}).then((a) => a.status)",
-            f"/board/do/{name}",
-        )
-        assert posted == 403
+        assert window.page.evaluate(POST, f"{ROOT}/do/{name}") == 403
     window.faults.clear()  # those refusals
 
 

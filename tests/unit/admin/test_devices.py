@@ -121,6 +121,7 @@ def tokens(rates: WorkerRates, at_ms: int, count: int, worker: str = "a.1") -> T
 def test_a_rate_needs_two_samples_and_covers_the_last_seconds() -> None:
     rates = WorkerRates()
     assert tokens(rates, 0, 100) is None
+    assert tokens(rates, 500, 200) is None  # too early to say
     assert tokens(rates, 2_000, 300) == Throughput(0.0, 100.0)
     for second in range(3, 60):
         last = tokens(rates, 1000 * second, 300)

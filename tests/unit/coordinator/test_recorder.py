@@ -29,7 +29,7 @@ class Bench:
         self.seconds = 0.0
         self.written: list[HistorySample] = []
         self.refuses = False
-        self.is_deposed = False
+        self.is_replaced = False
         clock = SimpleNamespace(monotonic=lambda: self.seconds)
         monkeypatch.setattr(module, "time", clock)
         self.roster: Any = SimpleNamespace(
@@ -46,9 +46,9 @@ class Bench:
             name.encode(): value if isinstance(value, bytes) else str(value).encode()
             for name, value in fields.items()
         }
-        if not self.is_deposed:
+        if not self.is_replaced:
             self.written.append(parse_history(f"{self.roster.server_ms():.0f}-0", packed))
-        return not self.is_deposed
+        return not self.is_replaced
 
     def see(self, load: int = 0, lease_ms: float = LEASE_MS, **workers: WorkerTotals) -> None:
         """Read a roster of these workers."""
@@ -114,7 +114,7 @@ def test_a_worker_that_left_in_between_counts(bench: Bench) -> None:
     assert [one.finished for one in bench.written] == [4, 0]
 
 
-def test_a_worker_that_began_anew_counts_from_nothing(bench: Bench) -> None:
+def test_a_worker_that_began_again_counts_from_nothing(bench: Bench) -> None:
     bench.see(a=totals(50, 500, 9))
     bench.run(0.5)
     bench.see(a=totals(2, 20, 1))
@@ -124,7 +124,7 @@ def test_a_worker_that_began_anew_counts_from_nothing(bench: Bench) -> None:
     assert list(bench.written[0].ttft) == [1]
 
 
-def test_another_term_begins_anew(bench: Bench) -> None:
+def test_another_term_begins_again(bench: Bench) -> None:
     # Given a leader that has lost the lead for a while in which others counted
     bench.see(a=totals(10))
     bench.run(10)
@@ -157,7 +157,7 @@ def test_workers_without_a_lease_are_not_counted_as_workers(bench: Bench) -> Non
 
 
 def test_a_fenced_leader_learns_that_it_is_none(bench: Bench) -> None:
-    bench.is_deposed = True
+    bench.is_replaced = True
     with pytest.raises(LostLeadership):
         bench.run(10)
     assert bench.written == []

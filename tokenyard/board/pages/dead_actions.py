@@ -35,7 +35,7 @@ _COUNT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _LetterAction:
     """One of the two things to do with letters."""
 
     verb: str  # "Requeue"
@@ -44,14 +44,14 @@ class _Kind:
     change: Change
 
 
-_REQUEUE: Final = _Kind(
+_REQUEUE: Final = _LetterAction(
     "Requeue",
     "requeued",
     "Requests wait again under their ids, and new results replace the failed ones."
     " An expired deadline stays expired.",
     requeue_letters,
 )
-_DROP: Final = _Kind(
+_DROP: Final = _LetterAction(
     "Drop",
     "dropped",
     "This cannot be undone. Results of requests stay until they expire.",
@@ -59,7 +59,7 @@ _DROP: Final = _Kind(
 )
 
 
-def _preview(yard: Yard, given: Given, kind: _Kind) -> Preview:
+def _preview(yard: Yard, given: Given, kind: _LetterAction) -> Preview:
     """What would be done, counted."""
     names = _named(given)
     if names:
@@ -80,7 +80,7 @@ def _preview(yard: Yard, given: Given, kind: _Kind) -> Preview:
     )
 
 
-def _run(yard: Yard, given: Given, kind: _Kind) -> Outcome:
+def _run(yard: Yard, given: Given, kind: _LetterAction) -> Outcome:
     names = _named(given)
     if names:
         changed = change_named(yard.connection, yard.keys, names, kind.change)
@@ -129,7 +129,7 @@ def _item(name: str, head: LetterHead | None) -> str:
     return f"{name} ({owner}): {cut(head.reason, _ITEM)}"
 
 
-def _told(kind: _Kind, changed: Changed) -> str:
+def _told(kind: _LetterAction, changed: Changed) -> str:
     """What was done, and what not and why."""
     said = [f"{_letters(changed.done)} {kind.done}."]
     if changed.problems:
@@ -144,7 +144,7 @@ def _letters(count: int) -> str:
     return "1 dead letter" if count == 1 else f"{count:,} dead letters"
 
 
-def _action(name: str, kind: _Kind, *, is_dangerous: bool = False) -> Action:
+def _action(name: str, kind: _LetterAction, *, is_dangerous: bool = False) -> Action:
     return Action(
         name=name,
         title=f"{kind.verb} dead letters",

@@ -154,7 +154,8 @@ def _is_known(yard: Yard, name: str) -> bool:
     pipeline.hget(yard.keys.tenants, name)
     pipeline.zscore(yard.keys.service, name)
     pipeline.hlen(yard.keys.tenant(name))
-    return any(found not in {None, 0} for found in pipeline.execute())
+    packed, service, counts = pipeline.execute()
+    return packed is not None or service is not None or counts > 0
 
 
 def _keys_of(yard: Yard, name: str) -> dict[str, ApiKey] | None:

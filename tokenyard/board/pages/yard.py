@@ -56,7 +56,7 @@ class WaitingTenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerFacts:
     """What INFO says of the broker; 0 and "" for what it does not."""
 
     name: str  # "Valkey 9.1.2"
@@ -66,7 +66,7 @@ class Server:
     commands_per_s: int
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Server | None:
+    def of(cls, evidence: Evidence) -> ServerFacts | None:
         """None where INFO is refused."""
         info = evidence.info
         if info is None:
@@ -105,7 +105,7 @@ def _view(yard: Yard, given: Given) -> dict[str, Any]:
         "tenants": _tenants(line, rate),
         "errors": recent_errors(view, letters)[:_MOST_ERRORS],
         "standbys": read_standbys(connection, keys, view.leader, view.at_ms),
-        "server": Server.of(evidence),
+        "server": ServerFacts.of(evidence),
         "server_findings": list(check_server(evidence)),
         "grades": list(durability_grades(evidence)),
         "report": checkup,

@@ -19,6 +19,7 @@ from tokenyard.admin.model_placement import NoPlace
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.cli.models.command_report import report
+from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.completion import complete_model, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.names import find_model, find_worker
@@ -148,6 +149,8 @@ def _command(
         chosen = plan(view, model, name)
         reason = why or "requested by an operator"
         sent = send(Scripts(connection, keys), view, chosen.commands, reason)
+        if sent:
+            note(connection, keys, f"model.{verb}", [model], f"{model}: {chosen.sent}", why=why)
         unacknowledged = wait_for(connection, keys, sent, timeout_s) if waits else []
     report(
         ctx,

@@ -10,6 +10,7 @@ import msgspec
 from tokenyard.admin.reloads import is_checkpoint_path, next_epoch, reload_failure
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import read_yard
+from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.completion import complete_model
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
@@ -89,6 +90,9 @@ def reload(
             unacknowledged = signals.reload(model, path, number, mode, timeout_s, by)
         except Invalid as error:
             raise click.ClickException(str(error)) from error
+        weights = path or "its own weights"
+        text = f"{model}: reload of {weights}, in epoch {number}"
+        note(connection, keys, "model.reload", [model], text, by=by)
         now = signals.desired_states().of("", model)
     if as_json:
         about = {

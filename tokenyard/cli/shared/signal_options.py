@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -16,6 +13,7 @@ from tokenyard.admin.pauses import Pause
 from tokenyard.admin.scopes import other_pauses
 from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
 from tokenyard.admin.snapshot import read_yard
+from tokenyard.cli.shared.auditing import note, operator
 from tokenyard.cli.shared.completion import complete_model, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
@@ -64,15 +62,6 @@ class SignalOptions:
         return f" --worker {self.worker}" if self.worker else ""
 
 
-def _operator() -> str:
-    """The user who runs this, as ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container a uid may have no name
-        user = f"uid-{os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
-
-
 wait_option = click.option(
     "--wait/--no-wait",
     "waits",
@@ -102,7 +91,7 @@ by_option = click.option(
     "--by",
     envvar="TOKENYARD_OPERATOR",
     show_envvar=True,
-    default=_operator,
+    default=operator,
     show_default="user@host",
     help="The operator; shown with a pause.",
 )
@@ -170,6 +159,16 @@ def _give(
             )
         except Invalid as error:
             raise click.ClickException(f"{error}{_first(signal, options)}") from error
+        if not receipt.is_redundant:
+            note(
+                connection,
+                keys,
+                f"signal.{signal.lower()}",
+                [said(scope)],
+                f"{said(scope)}: {signal} is given",
+                why=options.why,
+                by=options.by,
+            )
         unacknowledged = signals.wait(receipt, options.timeout_s) if options.waits else []
         others = other_pauses(view.living, signals.desired_states(), scope)
         return SignalOutcome(receipt, unacknowledged, others, view.at_ms)

@@ -12,6 +12,7 @@ import msgspec
 from tokenyard.admin.tenant_texts import differences, words_of
 from tokenyard.admin.tenants import TenantChange, apply_changes, changes_to, stored_tenants
 from tokenyard.admin.tenants_file import read_tenants_file
+from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
@@ -60,6 +61,9 @@ def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_
                 raise click.ClickException(
                     "others have changed these tenants meanwhile: look again"
                 )
+            names = [change.name for change in changes]
+            text = f"{counted(len(changes), 'tenant')} changed by {file.name}"
+            note(connection, keys, "tenant.apply", names, text)
     if as_json:
         listed = [change_fields(change) for change in changes]
         say(msgspec.json.encode({"changes": listed, "applied": not dry_run}))

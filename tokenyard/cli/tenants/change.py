@@ -10,6 +10,7 @@ import msgspec
 from tokenyard.admin.tenant_texts import as_fields, differences, words_of
 from tokenyard.admin.tenants import TenantChange, set_tenant, stored_tenants
 from tokenyard.admin.tenants_file import setting_fault
+from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
@@ -86,12 +87,16 @@ def set_one(ctx: click.Context, /, tenant: str, as_json: bool, **options: Any) -
 
     with opened(ctx.obj) as (connection, keys):
         change = set_tenant(connection, keys, tenant, after)
+        if change.before is None:
+            text = f"new, {words_of(change.after)}"
+        else:
+            text = differences(change.before, change.after)
+        if text:
+            note(connection, keys, "tenant.set", [tenant], f"{tenant}: {text}")
     if as_json:
         say(msgspec.json.encode(change_fields(change)))
-    elif change.before is None:
-        say(f"{tenant}: new, {words_of(change.after)}")
     else:
-        say(f"{tenant}: {differences(change.before, change.after) or 'nothing to change'}")
+        say(f"{tenant}: {text or 'nothing to change'}")
 
 
 @click.command(cls=PlainCommand, help=REMOVE, short_help="Remove settings.")
@@ -108,6 +113,7 @@ def remove(ctx: click.Context, tenants: tuple[str, ...], as_json: bool) -> None:
             known_tenant(stored, name)
         for name in dict.fromkeys(tenants):
             change = set_tenant(connection, keys, name, lambda _: None)
+            note(connection, keys, "tenant.remove", [name], f"{name}: removed")
             if as_json:
                 say(msgspec.json.encode(change_fields(change)))
             else:

@@ -1,0 +1,229 @@
+"""Each action once, as an operator does it: pressed on its page, confirmed, and done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.board.browser.conftest import NewWindow
+from tests.board.browser.serving import serve
+from tests.board.browser.stage import TENANTS, Stage, staged
+from tests.board.browser.window import Window
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+from tokenyard.admin.api_keys import list_keys
+from tokenyard.admin.audit import read_audit
+from tokenyard.board.pages import ACTIONS
+from tokenyard.protocol.tenants import decode_tenant
+
+WHY = "a test presses <b>all</b> buttons"
+
+
+class Desk:
+    """An operator at the board of a yard with simulated engines."""
+
+    def __init__(self, stage: Stage, window: Window) -> None:
+        self.stage = stage
+        self.plant = stage.plant
+        self.window = window
+        self.page = window.page
+        self.confirmed: str = ""  # what the page that asked has said
+
+    def open(self, path: str) -> None:
+        """Open a page of the board."""
+        assert self.window.open(path).status == 200
+
+    def press(self, button: str, /, within: str = "main", **fields: str) -> str:
+        """Press a button, fill in what is asked, confirm; what the board says then."""
+        self.page.locator(within).get_by_role("button", name=button, exact=True).first.click()
+        self.page.wait_for_url("**/do/**")
+        assert self.window.axe() == []
+        self.confirmed = self.window.text()
+        for label, value in fields.items():
+            field = self.page.locator(f"#field_{label}")
+            is_list = field.evaluate("(one) => one.tagName === 'SELECT'")
+            field.select_option(value) if is_list else field.fill(value)
+        self.page.get_by_label("Why", exact=True).fill(WHY)
+        self.page.locator("form.fields button").click()
+        self.page.wait_for_url(lambda url: "/do/" not in url or "create" in url)
+        return self.window.text()
+
+    def hget(self, key: str, field: str) -> bytes | None:
+        """A field of a hash."""
+        found: Any = self.plant.connection.hget(key, field)
+        return found
+
+    def states(self, model: str) -> list[str]:
+        """The states of the workers that have a model."""
+        return [one.state for one in self.plant.roster().values() if one.model == model]
+
+
+@pytest.fixture(scope="module")
+def served(
+    shared_server: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Stage, str]]:
+    server: Server = shared_server("valkey")
+    folder: Path = tmp_path_factory.mktemp("desk")
+    with staged(server, folder, with_vllm=False) as stage:
+        yield stage, serve(stage.plant)
+
+
+@pytest.fixture
+def desk(served: tuple[Stage, str], new_window: NewWindow) -> Desk:
+    stage, url = served
+    return Desk(stage, new_window(url))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_action_is_pressed(served: tuple[Stage, str]) -> Iterator[None]:
+    """After the last test, the audit has an entry of each action, with its reason."""
+    yield
+    plant = served[0].plant
+    entries = read_audit(plant.connection, plant.keys, most=1000)
+    assert {one.action for one in entries if one.why == WHY} >= set(ACTIONS)
+
+
+def test_cancel_selected_requests(desk: Desk) -> None:
+    desk.stage.submit("llama-3.1-8b", 3, 4000, client="chosen")
+    desk.open("/requests?client=chosen")
+    boxes = desk.page.locator("[name=request]")
+    boxes.nth(0).check()
+    boxes.nth(2).check()
+
+    told = desk.press("Cancel")
+
+    assert "2" in desk.confirmed
+    assert "2" in told
+    ids = [f"chosen-0{at:03d}" for at in range(3)]
+    eventually(
+        lambda: (
+            [desk.plant.ledger(one, "chosen").get("state") for one in ids].count("cancelled") == 2
+        )
+    )
+
+
+def test_cancel_all_requests_that_match(desk: Desk) -> None:
+    desk.stage.submit("llama-3.1-8b", 4, 4000, client="matching")
+    desk.open("/requests?client=matching")
+
+    desk.press("Cancel all")
+
+    assert "4" in desk.confirmed
+    last = desk.plant.result("matching-0003", "matching")
+    assert last.status == "cancelled"
+
+
+def test_requeue_dead_letters(desk: Desk) -> None:
+    desk.stage.bury("again", "mistral-7b", "POISONED: 2 workers crashed while it ran alone")
+    desk.open("/dead?text=again")
+    desk.page.locator("[name=letter]").check()
+
+    desk.press("Requeue", within="#chosen")
+
+    assert desk.plant.result("again", "nightly").ok
+
+
+def test_requeue_a_request_from_its_own_page(desk: Desk) -> None:
+    failed = desk.stage.fail("failed-1")
+
+    desk.open(f"/request?client=web&id={failed}")
+    desk.press("Requeue")
+
+    eventually(lambda: desk.plant.ledger(failed, "web").get("state") in {"assigned", "completed"})
+
+
+def test_drop_all_dead_letters_that_match(desk: Desk) -> None:
+    for number in range(3):
+        desk.stage.bury(f"gone-{number}", "mistral-7b", "INFERENCE_ERROR: failed 3 times")
+    desk.stage.bury("stays", "mistral-7b", "POISONED: 2 workers crashed while it ran alone")
+    desk.open("/dead?text=gone-")
+
+    desk.press("Drop all")
+
+    assert "3" in desk.confirmed
+    desk.open("/dead")
+    assert "gone-" not in desk.window.text()
+    assert "stays" in desk.window.text()
+
+
+def test_set_and_remove_a_tenant(desk: Desk) -> None:
+    tenants = desk.plant.keys.tenants
+    desk.open("/tenants/product")
+    desk.press("Set", weight="7")
+    changed = desk.hget(tenants, "product")
+    assert changed is not None
+    assert decode_tenant(changed).weight == 7
+    assert decode_tenant(changed).max_running_requests == TENANTS["product"].max_running_requests
+
+    desk.press("Remove settings")
+    assert desk.hget(tenants, "product") is None
+
+
+def test_create_a_key_which_is_shown_once_and_revoke_it(desk: Desk) -> None:
+    desk.open("/keys")
+    desk.press("Create a key", tenant="research", name="laptop")
+    secret = desk.page.locator(".secret").inner_text()
+    assert desk.window.axe() == []
+    [(key_id, key)] = list_keys(desk.plant.connection, desk.plant.keys).items()
+    assert (key.tenant, key.name) == ("research", "laptop")
+
+    desk.open("/keys")
+    assert secret not in desk.page.content()
+    desk.page.locator(f"[value='{key_id}']").check()
+    desk.press("Revoke selected")
+    assert list_keys(desk.plant.connection, desk.plant.keys) == {}
+
+
+def test_load_sleep_wake_reload_and_unload_a_model(desk: Desk) -> None:
+    model, row = "mistral-7b", "#live_models tr:has(a:text-is('mistral-7b'))"
+    desk.open("/models")
+    desk.press("Load", within=row)
+    eventually(lambda: "ready" in desk.states(model))
+    for name, state in (("Sleep", "asleep"), ("Wake", "ready")):
+        desk.open("/models")
+        desk.press(name, within=row)
+        eventually(lambda state=state: state in desk.states(model))
+    desk.open("/models")
+    desk.press("Reload", within=row, path="/weights/next")
+    desk.open("/models")
+    desk.press("Unload", within=row)
+    eventually(lambda: desk.states(model) == [])
+
+
+def test_pause_suspend_resume_unpause_drain_and_stop_workers(desk: Desk) -> None:
+    desk.stage.submit("llama-3.1-8b", 1, 1, client="first")
+    desk.plant.result("first-0000", "first")
+
+    def run_states() -> set[str]:
+        return {one.run_state for one in desk.plant.roster().values() if one.model}
+
+    everybody = "#live_scopes tr:has(th:text-is('all workers'))"
+    for name, state in (
+        ("Pause", "PAUSED"),
+        ("Suspend", "SUSPENDED"),
+        ("Resume", "PAUSED"),
+        ("Unpause", "RUNNING"),
+    ):
+        desk.open("/signals")
+        desk.press(name, within=everybody)
+        eventually(lambda state=state: run_states() == {state})
+    for name, worker in (("Drain", "gpu-a-4"), ("Stop", "gpu-a-3")):
+        desk.open(f"/devices/{worker}")
+        desk.press(name)
+        eventually(
+            lambda worker=worker: worker not in {one.name for one in desk.plant.roster().values()}
+        )
+
+
+def test_cancel_and_resume_a_batch(desk: Desk) -> None:
+    desk.stage.submit_batch("held", 5, "mistral-7b")  # without a worker of batches: it waits
+    desk.open("/batches")
+    desk.page.get_by_role("link", name="batch_").first.click()
+
+    desk.press("Cancel")
+    desk.window.wait_for_text("cancelled")
+    desk.press("Resume")
+    assert "waits for a worker again" in desk.window.text()

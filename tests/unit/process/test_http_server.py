@@ -1,0 +1,30 @@
+"""The port of the programs that serve HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from tokenyard.process.http_server import listen
+from tokenyard.protocol.board_settings import BoardSettings
+
+
+def test_small_writes_are_sent_without_a_delay() -> None:
+    async def no_delay() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def heard(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found = writer.get_extra_info("socket")
+            accepted.set_result(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        server = await asyncio.start_server(heard, sock=listener)
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        try:
+            return await accepted
+        finally:
+            writer.close()
+            server.close()
+
+    with listen(BoardSettings(redis_url="redis://x", port=0)) as listener:
+        assert asyncio.run(no_delay())

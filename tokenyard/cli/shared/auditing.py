@@ -1,0 +1,66 @@
+"""Records in the audit what a command has changed, beside what is done at the board."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import redis
+
+from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, record
+from tokenyard.cli.shared.console import say
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.texts import counted
+
+_VARIABLE = "TOKENYARD_OPERATOR"
+
+
+def operator() -> str:
+    """The user who runs this, as ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container a uid may have no name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def note(
+    connection: redis.Redis,
+    keys: Keys,
+    action: str,
+    targets: Iterable[str],
+    text: str,
+    *,
+    why: str = "",
+    by: str = "",
+) -> None:
+    """Record what was done; where that fails, a warning: it is done all the same."""
+    entry = AuditEntry(
+        who=by or os.environ.get(_VARIABLE) or operator(),
+        role=COMMAND_LINE,
+        action=action,
+        target=", ".join(targets),
+        text=text,
+        why=why,
+    )
+    try:
+        record(connection, keys, entry)
+    except redis.RedisError as error:
+        say(f"Warning: this is not in the audit: {error}", err=True)
+
+
+@contextmanager
+def noting(
+    connection: redis.Redis, keys: Keys, action: str, noun: str, done: str, *, why: str = ""
+) -> Iterator[list[str]]:
+    """Collects the names of what is changed one by one, and records them at the end of it."""
+    names: list[str] = []
+    try:
+        yield names
+    finally:
+        if names:
+            text = f"{counted(len(names), noun)} {done}"
+            note(connection, keys, action, names, text, why=why)
