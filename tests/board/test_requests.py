@@ -320,8 +320,9 @@ def test_a_search_of_ledgers_goes_on_where_it_stopped(
 
 
 def test_a_list_of_ended_ones_is_not_live(looker: Looker) -> None:
-    assert 'id="live_list" class="requests" data-live' in looker.get("/requests")
-    assert 'id="live_list" class="requests" data-live' not in looker.get("/requests?state=completed")
+    live = '<section id="live_list" class="requests" data-live>'
+    assert live in looker.get("/requests")
+    assert live not in looker.get("/requests?state=completed")
 
 
 # Hostile names
