@@ -20,9 +20,9 @@ MOST_STREAMS: Final = 20
 #: Most keys of the server to look at for an id, whose ledgers alone are then read.
 MOST_KEYS_FOR_ID: Final = 100_000
 #: Most keys to look at for ended requests, whose ledgers are all read.
-MOST_KEYS: Final = 8_000
+MOST_KEYS: Final = 5_000
 #: The same where their results must be read, too: for a model or an error.
-MOST_KEYS_WITH_RESULTS: Final = 4_000
+MOST_KEYS_WITH_RESULTS: Final = 2_500
 _MOST_CURSOR: Final = 2**64 - 1
 
 
