@@ -23,6 +23,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.api_keys import create_key
+from tokenyard.admin.audit import AuditEntry, record
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import Order, worker_scope
 from tokenyard.protocol.keys import PriorityClass
@@ -61,6 +62,25 @@ _DEATHS: Final = (
     ("batch-0311", "llama-3.1-8b", "POISONED: 2 workers crashed while it ran alone"),
     ("web-7f31", "qwen3-32b", "INFERENCE_ERROR: failed 3 times: device-side assert triggered"),
 )
+#: What operators have done, for the audit.
+_DONE: Final = (
+    AuditEntry(
+        who="3f2a91 on call",
+        role="operator",
+        action="request.cancel",
+        target="web/web-0007",
+        why="the user asked for it",
+        text="1 request is being cancelled.",
+    ),
+    AuditEntry(
+        who="ops@gw",
+        role="admin",
+        action="dead.requeue",
+        target="dead letters of llama-3.1-8b",
+        why="fixed by the new driver",
+        text="17 dead letters requeued.",
+    ),
+)
 TENANTS: Final = {
     "research": TenantSettings(weight=4.0, tokens_per_day=50_000_000),
     "product": TenantSettings(weight=2.0, max_running_requests=64),
@@ -79,6 +99,7 @@ class Stage:
         self.url = broker.url
         self.yard = self.plant.keys.yard
         self.spoken = ""
+        self._flows = 0
         self._folder = folder
         self._workers: list[subprocess.Popen[bytes]] = []
 
@@ -108,22 +129,30 @@ class Stage:
         connection.xadd(keys.events, {"event": "tenants"})
 
     def fill(self) -> None:
-        """Requests that have ended, run and wait; and what operators have done."""
+        """Requests, dead letters and batches, and what operators have done."""
         self.plant.results(self.submit("llama-3.1-8b", 12, 8, client="web", tenant="product"))
-        self.submit("llama-3.1-8b", 6, 4000, client="web", tenant="product")
-        self.submit("qwen3-32b", 2, 4000, client="agents", tenant="research")
-        self.submit("llama-3.1-8b", 24, 500, client="nightly", tenant="research")
-        self.submit("mistral-7b", 8, 500, "low", client="trial", tenant="free")
+        self.flow()
         connection, keys = self.plant.connection, self.plant.keys
         create_key(connection, keys, "product", models=["llama-3.1-8b"], classes=["high", "normal"])
         create_key(connection, keys, "free", models=["mistral-7b"], classes=["low"])
+        create_key(connection, keys, "ops", name="on call", role="operator")
         order = Order(signal="PAUSE", scope=worker_scope("gpu-a-5"), why="new driver", by="ops@gw")
         Signals(connection, keys).give(order)
         for request_id, model, reason in _DEATHS:
             self.bury(request_id, model, reason)
-        self.submit_batch("evaluation", 2000, "llama-3.1-8b")
+        for entry in _DONE:
+            record(connection, keys, entry)
         self.submit_batch("summaries", 40, "mistral-7b", '{"custom_id": "x", "body": 1}\n')
         self._workers.append(start(self.plant, self._folder / "batch.log", "worker"))
+
+    def flow(self) -> None:
+        """Requests that run for a while, and others that wait for them."""
+        self._flows += 1
+        self.submit("llama-3.1-8b", 9, 1500, client="web", tenant="product")
+        self.submit("qwen3-32b", 2, 1500, client="agents", tenant="research")
+        self.submit("llama-3.1-8b", 30, 800, client="nightly", tenant="research")
+        self.submit("mistral-7b", 14, 800, "low", client="trial", tenant="free")
+        self.submit_batch(f"evaluation-{self._flows}", 2000, "llama-3.1-8b")
 
     def bury(self, request_id: str, model: str, reason: str, **fields: Any) -> str:
         """Write a dead letter; its name."""
@@ -146,7 +175,7 @@ class Stage:
     def submit_batch(self, name: str, lines: int, model: str, more: str = "") -> None:
         """Submit a file as users do."""
         asked = [
-            {"id": f"{name}-{at}", "prompt": [1, 2, 3], "max_tokens": 8} for at in range(lines)
+            {"id": f"{name}-{at}", "tokens": [1, 2, 3], "max_tokens": 50} for at in range(lines)
         ]
         path = self._folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(one) + "\n" for one in asked) + more)
@@ -192,7 +221,7 @@ class Stage:
         params = SamplingParams(max_tokens=max_tokens)
         requests = [
             make_request(
-                f"{fields['client']}-{max_tokens}-{number:03d}",
+                f"{fields['client']}-{self._flows}{number:03d}",
                 tokens=list(range(1, 100 + 7 * number)),
                 model=model,
                 stream=True,

@@ -97,7 +97,7 @@ def test_cancel_selected_requests(desk: Desk) -> None:
 
     assert "2" in desk.confirmed
     assert "2" in told
-    ids = [f"chosen-4000-{at:03d}" for at in range(3)]
+    ids = [f"chosen-0{at:03d}" for at in range(3)]
     eventually(
         lambda: (
             [desk.plant.ledger(one, "chosen").get("state") for one in ids].count("cancelled") == 2
@@ -112,7 +112,7 @@ def test_cancel_all_requests_that_match(desk: Desk) -> None:
     desk.press("Cancel all")
 
     assert "4" in desk.confirmed
-    last = desk.plant.result("matching-4000-003", "matching")
+    last = desk.plant.result("matching-0003", "matching")
     assert last.status == "cancelled"
 
 
@@ -195,7 +195,7 @@ def test_load_sleep_wake_reload_and_unload_a_model(desk: Desk) -> None:
 
 def test_pause_suspend_resume_unpause_drain_and_stop_workers(desk: Desk) -> None:
     desk.stage.submit("llama-3.1-8b", 1, 1, client="first")
-    desk.plant.result("first-1-000", "first")
+    desk.plant.result("first-0000", "first")
 
     def run_states() -> set[str]:
         return {one.run_state for one in desk.plant.roster().values() if one.model}

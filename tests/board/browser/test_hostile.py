@@ -104,7 +104,7 @@ def test_every_text_of_a_client_is_shown_as_text(
         answer = window.open(path)
         body = answer.text()
         assert len(body) < MOST_BYTES, path
-        assert "owned" not in window.page.title().partition("·")[0].partition("evil")[0], path
+        assert window.page.title() != "owned", path
         assert window.page.locator("main mark, main img, main script").count() == 0, path
         assert moves(window.page.locator("body").inner_text()) == [], path
         assert answer.status in {200, 400, 404}, path

@@ -107,6 +107,7 @@ def page(new_window: NewWindow, played: Played) -> Any:
     """The page, with its stream open."""
     window: Window = new_window(played.url)
     window.page.goto(played.url)
+    wait_for(window.page, lambda: played.streams == 1)
     return window.page
 
 

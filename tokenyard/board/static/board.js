@@ -6,15 +6,13 @@
 "use strict";
 (() => {
   const QUIET_MS = 10_000; // so long after the last movement, what lies under the pointer may change
-  const LOST_MS = 4_000; // longer than an ordinary reconnection
-  const AGAIN_MS = 3_000;
+  const LOST_MS = 4_000, AGAIN_MS = 3_000; // a stream ends now and then, and comes back sooner
   const root = document.documentElement;
   const banner = document.getElementById("live_error");
   const places = [...document.querySelectorAll("[data-live]")];
   const waiting = new Map(); // live blocks that have changed, with their new HTML
   let source, again, lost, hiding;
-  let touched = -QUIET_MS;
-  let isPressed = false;
+  let touched = -QUIET_MS, isPressed = false;
 
   // Taking on new content
 
@@ -31,23 +29,23 @@
   function change(node, fresh) {
     if (node.isEqualNode(fresh)) return;
     if (node.nodeType !== Node.ELEMENT_NODE) {
-      if (fresh.data.startsWith(node.data)) node.appendData(fresh.data.slice(node.data.length));
-      else node.data = fresh.data;
+      if (!fresh.data.startsWith(node.data)) node.data = fresh.data;
+      else node.appendData(fresh.data.slice(node.data.length)); // a selection stays
       return;
     }
-    for (const { name } of [...node.attributes]) {
-      if (!fresh.hasAttribute(name) && name !== "open") node.removeAttribute(name);
-    }
-    for (const { name, value } of fresh.attributes) {
-      if (node.getAttribute(name) !== value && name !== "open") node.setAttribute(name, value);
+    for (const { name } of [...node.attributes, ...fresh.attributes]) {
+      const value = fresh.getAttribute(name);
+      if (name === "open" || node.getAttribute(name) === value) continue; // the user unfolds
+      if (value === null) node.removeAttribute(name);
+      else node.setAttribute(name, value);
     }
     changeChildren(node, fresh);
   }
 
   function changeChildren(parent, fresh) {
     const isAtEnd = parent.scrollTop + parent.clientHeight >= parent.scrollHeight - 4;
-    const kept = new Set([...fresh.childNodes].map(keyOf));
-    for (const child of [...parent.childNodes]) if (!kept.has(keyOf(child)) && keyOf(child)) child.remove();
+    const kept = new Set([...fresh.childNodes].map(keyOf)).add("");
+    for (const child of [...parent.childNodes]) if (!kept.has(keyOf(child))) child.remove();
     let at = parent.firstChild;
     const drop = () => { const gone = at; at = at.nextSibling; gone.remove(); };
     for (const wanted of [...fresh.childNodes]) {
@@ -65,11 +63,10 @@
   }
 
   function isInUse(place) {
-    if (isPressed) return true;
-    if (performance.now() - touched > QUIET_MS) return false;
+    if (isPressed || performance.now() - touched > QUIET_MS) return isPressed;
     const selection = getSelection();
-    if (!selection.isCollapsed && selection.containsNode(place, true)) return true;
-    return place.querySelector(":is(a, button, input, select, summary, label):hover") !== null;
+    return (!selection.isCollapsed && selection.containsNode(place, true))
+      || place.querySelector(":is(a, button, input, select, summary, label):hover") !== null;
   }
 
   function renew() {
@@ -91,9 +88,8 @@
 
   const clock = () => new Date().toLocaleTimeString();
   function tell(problem) {
-    if (!banner || (!problem && !root.classList.contains("is-stale"))) return;
+    if (problem ? banner.dataset.problem === problem : !root.classList.contains("is-stale")) return;
     clearTimeout(hiding);
-    if (problem && banner.dataset.problem === problem) return;
     banner.textContent = problem
       ? `${problem} What you see is from ${clock()}; trying again.` : `Up to date again since ${clock()}.`;
     banner.dataset.problem = problem;
@@ -107,14 +103,14 @@
     if (source || document.hidden || !places.length) return;
     clearTimeout(again);
     source = new EventSource(location.href);
-    source.addEventListener("live_error", (event) => { found(); tell(event.data); });
+    source.addEventListener("live_error", ({ data }) => { lost = clearTimeout(lost); tell(data); });
     for (const place of places) {
-      source.addEventListener(place.id, (event) => { waiting.set(place, event.data); renew(); });
+      source.addEventListener(place.id, ({ data }) => { waiting.set(place, data); renew(); });
     }
     source.onerror = () => {
       lost ??= setTimeout(() => tell("The board does not answer."), LOST_MS);
       if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
-      disconnect();
+      source = undefined;
       again = setTimeout(connect, AGAIN_MS);
       // Who is not logged in any more is led to the login.
       fetch(location.href, { method: "HEAD", redirect: "manual" })
@@ -122,34 +118,23 @@
     };
   }
 
-  function disconnect() {
-    source?.close();
-    source = undefined;
-  }
-
-  function found() { // what was lost
-    clearTimeout(lost);
-    lost = undefined;
-  }
-
   function rest() {
     clearTimeout(again);
-    found();
-    disconnect();
+    lost = clearTimeout(lost);
+    source = source?.close();
   }
 
   addEventListener("pagehide", rest);
   addEventListener("pageshow", connect);
   document.addEventListener("visibilitychange", () => (document.hidden ? rest() : connect()));
-  document.addEventListener("pointermove", () => { touched = performance.now(); }, { passive: true });
-  document.addEventListener("pointerdown", () => { touched = performance.now(); isPressed = true; });
+  addEventListener("pointermove", () => { touched = performance.now(); }, { passive: true });
+  addEventListener("pointerdown", () => { isPressed = true; });
   for (const end of ["pointerup", "pointercancel", "dragend", "blur"]) {
     addEventListener(end, () => setTimeout(() => { isPressed = false; }, 50)); // after the click
   }
 
   // Small comforts
 
-  root.classList.add("has-script");
   const here = new URL(location.href);
   if (here.searchParams.has("done")) { // told once, not again at each reload
     here.searchParams.delete("done");
@@ -157,8 +142,7 @@
   }
   document.addEventListener("change", ({ target }) => { // <input type="checkbox" data-all="id">
     if (!target.dataset.all) return;
-    const all = document.querySelectorAll(`input[type=checkbox][name="${CSS.escape(target.dataset.all)}"]`);
-    for (const one of all) one.checked = target.checked;
+    for (const one of document.getElementsByName(target.dataset.all)) one.checked = target.checked;
   });
   if (document.querySelector("[data-retry]") && !location.pathname.includes("/do/")) {
     setInterval(async () => {
