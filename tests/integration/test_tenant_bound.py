@@ -14,7 +14,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -214,6 +214,13 @@ steps = st.lists(
     suppress_health_check=list(HealthCheck),
 )
 @given(play=plays, steps=steps)
+@example(  # one joins while another is given a whole plan: exactly the bound
+    play=Play((5,), (1.0,) * 4, page=64, is_exact=True, is_joined=True),
+    steps=[
+        ("join", "b", 12, MOST_TOKENS, MOST_OUTPUT, MOST_OUTPUT, 1),
+        ("ask", "a", 12, MOST_TOKENS, MOST_OUTPUT, MOST_OUTPUT, 1),
+    ],
+)
 def test_waiting_tenants_stay_within_the_bound(broker: Server, play: Play, steps: list) -> None:
     with tenant_yard(broker.url) as yard, pytest.MonkeyPatch.context() as patch:
         for name in ("PAGE", "MOST_PAGE"):
