@@ -18,7 +18,7 @@ import redis
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
-from coordinator.dispatch.tenant_streams import Command, Part, TenantStreams, intakes_of
+from coordinator.dispatch.tenant_streams import Command, Slice, TenantStreams, intakes_of
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
@@ -165,7 +165,7 @@ class TenantIntakes:
             self._shares.note(tenant, service)
         return [name for name in others if name not in self._shares.first], in_line
 
-    def _read_entries(self, parts: Sequence[Part]) -> tuple[list[Entry], set[str]]:
+    def _read_entries(self, parts: Sequence[Slice]) -> tuple[list[Entry], set[str]]:
         """The entries, and the intakes that have none; and what must be known of the first."""
         strange = [name for name in self._shares.first if name not in self._described]
         limited = [name for name in self._shares.first if self._shares.state(name).is_limited]

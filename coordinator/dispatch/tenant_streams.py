@@ -25,8 +25,8 @@ _BEGIN: Final = "0-0"
 Command = tuple[str | int, ...]
 
 
-class Part(Struct, frozen=True):
-    """A part of an intake to read."""
+class Slice(Struct, frozen=True):
+    """A part of an intake, to read."""
 
     intake: str
     after: str
@@ -79,7 +79,7 @@ class TenantStreams:
         """Whether all that a tenant has waiting was read."""
         return self._exhausted.issuperset(intakes_of(tenant))
 
-    def wanted(self, names: Iterable[str], urgent: Container[str], in_line: int) -> list[Part]:
+    def wanted(self, names: Iterable[str], urgent: Container[str], in_line: int) -> list[Slice]:
         """What to read of tenants.
 
         Where there is no room in the backlog, only of the ``urgent`` ones of whom nothing is known.
@@ -102,7 +102,7 @@ class TenantStreams:
             open_ += [pair for pair in held if pair[0] not in exhausted and 2 * pair[1] <= most]
         share = max(LOOK_AHEAD, self._max_batch // max(1, len(open_)))
         return [
-            Part(
+            Slice(
                 intake,
                 self._after.get(intake, _BEGIN) if number else _BEGIN,
                 min(share, most - number),
@@ -110,9 +110,9 @@ class TenantStreams:
             for intake, number in open_
         ]
 
-    def commands(self, parts: Iterable[Part]) -> list[Command]:
+    def commands(self, parts: Iterable[Slice]) -> list[Command]:
         """Commands that read these; what is empty is not in their answers."""
-        by_count: dict[int, list[Part]] = {}
+        by_count: dict[int, list[Slice]] = {}
         for one in parts:
             by_count.setdefault(one.count, []).append(one)
         return [
@@ -124,7 +124,7 @@ class TenantStreams:
             for count, group in by_count.items()
         ]
 
-    def take(self, parts: Iterable[Part], answers: Iterable[Any]) -> tuple[list[Entry], set[str]]:
+    def take(self, parts: Iterable[Slice], answers: Iterable[Any]) -> tuple[list[Entry], set[str]]:
         """The entries that are new, and the intakes that have none."""
         streams = {key: items for answer in answers for key, items in answer or ()}
         entries: list[Entry] = []
