@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import uvloop
 
-from tokenyard.process.http_server import Server, address, exit_after, listen
+from tokenyard.process.http_server import HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.telemetry.endpoint import Endpoint
@@ -69,7 +69,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     endpoint = None
     if settings.metrics_port:
         endpoint = Endpoint(app.metrics, probes, settings.metrics_host, settings.metrics_port)
-    server = Server(app, settings, GatewayConnection)
+    server = HttpServer(app, settings, GatewayConnection)
     try:
         await health.start()
         await models.start()
@@ -95,7 +95,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
 
 
 async def _stop_on_signal(
-    server: Server, app: Gateway, probes: Health, settings: GatewaySettings
+    server: HttpServer, app: Gateway, probes: Health, settings: GatewaySettings
 ) -> None:
     """End in order: take nothing new, let answers finish, then cut what is left.
 

@@ -58,6 +58,16 @@ def test_keys_are_listed_without_what_opens_anything(
     assert "of bob" not in of_ann
 
 
+def test_names_of_a_million_characters_are_cut(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    create_key(connection, yard, "ann", name="n" * 1_000_000, models=["m" * 1_000_000])
+    for path in ("/board/keys", "/board/tenants/ann"):
+        assert len(ask(path).body) < 20_000
+    [key_id] = list_keys(connection, yard)
+    assert len(ask(f"/board/do/key.revoke?key={key_id}").body) < 20_000
+
+
 def test_many_keys_are_paged(connection: redis.Redis, yard: Keys, ask: Asking) -> None:
     for number in range(120):
         create_key(connection, yard, "ann", name=f"number-{number:03}")

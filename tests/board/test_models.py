@@ -118,6 +118,22 @@ def test_what_waits_is_labelled_as_a_sample(devices: DeviceYard, visitor: Looker
     assert "at least 25 requests" in text_of(visitor.get("/model", parameters={"name": "coder"}))
 
 
+def test_fewer_long_requests_are_read(devices: DeviceYard, visitor: Looker) -> None:
+    devices.lead()
+    devices.offer("gpu-1", "adder", "coder")
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.wait_for("coder", 100, tokens=range(10_000))
+    assert "of 100 waiting requests the oldest 2 are counted" in text_of(visitor.get("/models"))
+
+
+def test_tenants_in_line_are_in_the_sample(devices: DeviceYard, visitor: Looker) -> None:
+    devices.lead()
+    devices.offer("gpu-1", "coder")
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.wait_for("coder", 3, tenant="acme")
+    assert "Waiting 3 requests" in text_of(visitor.get("/model", parameters={"name": "coder"}))
+
+
 def test_a_thousand_workers_ask_for_few_keys(
     devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
 ) -> None:

@@ -418,6 +418,10 @@ def test_all_that_match_are_cancelled_but_not_what_came_later(looker: Looker, ya
     now_ms = int(fields["until"])
     late: Any = request_fields(make_request("late", client="ann"))
     yard.push(late, entry=f"{now_ms + 60_000}-0")
+    running: Any = make_request("running", client="ann")
+    yard.place(
+        yard.push(request_fields(running), running, entry=f"{now_ms + 60_001}-0"), yard.worker()
+    )
 
     asked = text_of(looker.ask("request.cancel", fields))
     assert "Cancel 30 requests (30 waiting)?" in asked

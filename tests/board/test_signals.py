@@ -83,7 +83,7 @@ def test_a_pause_is_given_at_once_and_shows_who_has_not_obeyed(look: Look) -> No
     obey(look, slow, "PAUSED")
     assert "Every live worker follows" in look.live("/signals", "live_left")
     row = text_of(look.live("/signals", "live_set"))
-    assert "all workers PAUSED wait local@board: the driver" in row
+    assert "PAUSED wait local@board: the driver" in row
 
 
 def test_why_a_worker_refuses_is_shown(look: Look) -> None:

@@ -240,6 +240,25 @@ def test_settings_that_cannot_be_read_are_said(
     assert "cannot be read" in ask("/board/tenants?show=all").body
 
 
+def test_settings_of_a_million_characters_are_cut(
+    connection: redis.Redis, yard: Keys, ask: Asking
+) -> None:
+    packed = encode_tenant(TenantSettings(models=["m" * 1_000_000]))
+    connection.hset(yard.tenants, "ann", packed)
+    for path in (
+        "tenants/ann",
+        "tenants?show=all",
+        "do/tenant.remove?tenant=ann",
+        "do/tenant.set?tenant=ann",
+    ):
+        assert len(ask(f"/board/{path}").body) < 20_000
+    # What no form can hold stays as it is.
+    assert set_by_form(ask, tenant="ann", weight="2").status == 303
+    [one] = read_tenants(connection, yard, ["ann"])
+    assert one.settings == TenantSettings(weight=2, models=["m" * 1_000_000])
+    assert len(repr(read_audit(connection, yard))) < 20_000
+
+
 # Setting and removing
 
 

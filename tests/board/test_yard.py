@@ -236,6 +236,10 @@ def test_the_page_asks_for_as_many_keys_of_a_large_yard(
         worker(look, f"w{number}")
         look.yard.submit(make_request())
     assert commands() <= few + 3
+    # Of tenants the first hundred in line are counted.
+    for number in range(300):
+        look.yard.submit(make_request(tenant=f"t{number}"))
+    assert commands() <= few + 3 + 100
 
 
 def test_an_open_page_gets_blocks_only_when_they_change(look: Look) -> None:

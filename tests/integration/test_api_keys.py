@@ -16,7 +16,7 @@ from tests.support.builders import random_name
 from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
 from tokenyard.cli import main
-from tokenyard.protocol.api_keys import ApiKey, encode_key, key_digest
+from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_digest
 from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
@@ -244,3 +244,60 @@ def test_keys_can_be_off_on_loopback_only(host: str) -> None:
     with pytest.raises(SettingsError, match="keys"):
         GatewaySettings(redis_url="redis://unused", host=host, keys="off")
     assert GatewaySettings(redis_url="redis://unused", host=host).needs_keys
+
+
+# Roles
+
+
+def test_a_key_of_before_roles_has_none() -> None:
+    key = decode_key(b'{"tenant":"research","created_ms":1}')
+    assert (key.tenant, key.role) == ("research", None)
+
+
+def test_a_gateway_of_before_roles_cannot_take_a_key_without_a_tenant_for_one() -> None:
+    """It asked for the field, and would have served it as nobody's."""
+    assert b"tenant" not in encode_key(ApiKey(role="admin"))
+    assert b"role" not in encode_key(ApiKey(tenant="research"))
+
+
+def test_a_key_opens_something(connection: redis.Redis, yard: Keys) -> None:
+    with pytest.raises(InvalidRequest, match="a tenant, a role for the board, or both"):
+        create_key(connection, yard)
+    create_key(connection, yard, role="viewer")
+    create_key(connection, yard, "research", role="admin")
+    found = [(key.tenant, key.role) for key in list_keys(connection, yard).values()]
+    assert sorted(found) == [("", "viewer"), ("research", "admin")]
+
+
+def test_the_api_refuses_a_key_without_a_tenant(
+    broker: Server, connection: redis.Redis, yard: Keys
+) -> None:
+    key, _ = create_key(connection, yard, role="admin")
+    both, _ = create_key(connection, yard, "research", role="viewer")
+    empty = "ty-empty"
+    connection.hset(yard.api_keys, key_digest(empty), b"{}")
+
+    async def test(lookup: PrincipalLookup) -> None:
+        assert (await lookup.find(bearer(both))).client == "http.research"
+        for one in (key, empty):
+            with pytest.raises(GatewayError, match="opens the board only") as refused:
+                await lookup.find(bearer(one))
+            assert refused.value.status == 403
+
+    looked_up(broker.url, yard, test)
+
+
+def test_the_command_gives_roles_and_shows_them(command: Command) -> None:
+    made = json.loads(command("create", "--role", "operator", "--json").stdout)
+    assert (made["tenant"], made["role"]) == ("", "operator")
+    done = command("create", "--tenant", "research", "--role", "viewer", "--name", "a wall")
+    assert "of research, viewer at the board" in done.stderr
+    table = command("list").stdout
+    assert re.search(rf"{made['id']}\s+-\s+operator", table)
+    assert max(map(len, table.splitlines())) <= 80
+    assert [one.get("role") for one in json.loads(command("list", "--json").stdout)] == [
+        "operator",
+        "viewer",
+    ]
+    assert command("create", "--role", "owner").exit_code == 2
+    assert "give --tenant, --role, or both" in command("create").stderr

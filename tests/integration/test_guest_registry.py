@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
 
 from coordinator.guests import registry
+from coordinator.guests.inbox_watcher import IDLE_S, InboxWatcher
 from tests.support.servers import Server
 from tests.support.tenants import TenantYard, tenant_yard
 from tests.support.waiting import eventually
@@ -146,6 +148,14 @@ def test_news_are_read_now_and_then_and_not_all_the_time(
     yard.leader._guests._due = 0.0
     turn(yard)
     assert announced(yard) == [mark_of(yard.keys.yard, "ann")]
+
+
+def test_many_guests_leave_time_to_others(yard: TenantYard) -> None:
+    """A thousand inboxes are looked at ten times a second, one fifty times."""
+    for count, pause_s in ((1, IDLE_S), (1_000, 0.1)):
+        watcher = InboxWatcher(yard.url, yard.keys, [f"g{number}" for number in range(count)])
+        watcher._taken_until = math.inf
+        assert watcher._poll(yard.connection) == pytest.approx(pause_s)
 
 
 def test_a_registry_that_cannot_be_read_stops_no_leader(

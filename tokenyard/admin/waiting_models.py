@@ -27,7 +27,7 @@ from tokenyard.protocol.keys import (
     is_tenant,
 )
 from tokenyard.protocol.parse import unfold
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.texts import counted, printable, span
 from tokenyard.protocol.worker_info import WorkerInfo
 
@@ -36,6 +36,9 @@ MOST_COMMON: Final = 25
 #: Tenants in line whose intakes are read, and entries of each.
 MOST_TENANTS: Final = 10
 MOST_OF_TENANT: Final = 5
+#: Of requests that are longer than this on average, fewer are read.
+_USUAL_BYTES: Final = 4096
+_TOKEN_BYTES: Final = 4
 #: The leader gives up on a load without an effect after about so long.
 _PATIENCE_MS: Final = 60_000
 Fields = Mapping[bytes, bytes]
@@ -72,7 +75,7 @@ class WaitingSample:
 def read_waiting_sample(connection: redis.Redis, keys: Keys, view: YardView) -> WaitingSample:
     """Read the oldest requests of each common intake and of the first tenants in line."""
     waiting = sum(view.waiting.values())
-    entries = list(_oldest(connection, keys)) if waiting else []
+    entries = list(_oldest(connection, keys, waiting)) if waiting else []
     counts: Counter[str] = Counter()
     since: dict[str, int] = {}
     bases: dict[str, str] = {}
@@ -90,15 +93,21 @@ def read_waiting_sample(connection: redis.Redis, keys: Keys, view: YardView) -> 
     return WaitingSample(models, len(entries), max(len(entries), waiting))
 
 
-def _oldest(connection: redis.Redis, keys: Keys) -> Iterator[tuple[bytes, Fields]]:
+def _oldest(connection: redis.Redis, keys: Keys, waiting: int) -> Iterator[tuple[bytes, Fields]]:
     run: Any = connection
-    line = (one.decode(errors="replace") for one in run.zrange(keys.line, 0, MOST_TENANTS))
+    tokens = run.hget(keys.tally, "queued_tokens")
+    size = _TOKEN_BYTES * max(0, whole(tokens)) / waiting
+    share = min(1.0, _USUAL_BYTES / size) if size else 1.0
+    common, tenants, of_tenant = (
+        max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)
+    )
+    line = (one.decode(errors="replace") for one in run.zrange(keys.line, 0, tenants))
     pipeline = run.pipeline(transaction=False)
     for name in INTAKE_CLASSES:
-        pipeline.xrange(keys.intake(name), count=MOST_COMMON)
+        pipeline.xrange(keys.intake(name), count=common)
     for tenant in filter(is_tenant, line):
         for priority_class in PRIORITY_CLASSES:
-            pipeline.xrange(keys.intake(intake_name(priority_class, tenant)), count=MOST_OF_TENANT)
+            pipeline.xrange(keys.intake(intake_name(priority_class, tenant)), count=of_tenant)
     for page in pipeline.execute():
         yield from page
 

@@ -50,7 +50,7 @@ Answer = Callable[[Request, int, str], Response]
 Show = Callable[[Request, str, dict[str, Any], int], Response]
 
 
-class Session(Struct, frozen=True):
+class BoardSession(Struct, frozen=True):
     """What Redis has of a session."""
 
     key: str  # digest
@@ -146,7 +146,7 @@ class Door:
             return self._login_page(request, back, 401)
         # A new number, whatever the browser has brought: nobody can prepare a session for others.
         session, before = secrets.token_urlsafe(32), self._session(request)
-        packed = msgspec.json.encode(Session(key_digest(key)))
+        packed = msgspec.json.encode(BoardSession(key_digest(key)))
         await self._reader.run(lambda yard: self._begin(yard, session, packed, before))
         log.info("%s (%s) has logged in", actor.name, actor.role)
         answer = RedirectResponse(back, 303)
@@ -234,7 +234,7 @@ def _look_up(yard: Yard, kind: str, digest: str) -> Actor | None:
             packed = run.get(_name(yard, digest))
             if packed is None:
                 return None
-            digest = msgspec.json.decode(packed, type=Session).key
+            digest = msgspec.json.decode(packed, type=BoardSession).key
         packed = run.hget(yard.keys.api_keys, digest)
         key = None if packed is None else decode_key(packed)
     except msgspec.DecodeError:

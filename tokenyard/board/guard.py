@@ -39,7 +39,7 @@ _FOREIGN_PAGE: Final = "This request comes from another page than the board's.\n
 _PROXY: Final = "The board is reached by a proxy: it needs keys (set keys required).\n"
 
 
-class _Place(NamedTuple):
+class _Authority(NamedTuple):
     """A host and a port, of which there may be none."""
 
     name: str
@@ -101,7 +101,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> _Refusal | None:
         """Why a request is refused; it also sets whether it has come by TLS."""
         headers, method = Headers(scope=scope), scope["method"]
-        host = _place(headers.getlist("host"))
+        host = _authority(headers.getlist("host"))
         if host is None:
             return _Refusal(400, "Give one Host.\n")
         if not self._options.is_known(host.name):
@@ -117,13 +117,13 @@ class Guard:
             return _Refusal(405, "The board knows GET, HEAD and POST.\n")
         return None
 
-    def _is_from_here(self, headers: Headers, host: _Place, is_tls: bool) -> bool:
+    def _is_from_here(self, headers: Headers, host: _Authority, is_tls: bool) -> bool:
         """Whether it comes from a page of the board, or from a program with a key."""
         origins = headers.getlist("origin")
         if not origins:
             return self._options.needs_keys and "authorization" in headers
         scheme, _, rest = origins[0].lower().partition("://")
-        origin = _place([rest])
+        origin = _authority([rest])
         if len(origins) > 1 or scheme not in _PORTS or origin is None:
             return False
         if is_tls and scheme != "https":
@@ -133,12 +133,12 @@ class Guard:
         return origin.name == host.name and same_port
 
 
-def _place(values: list[str]) -> _Place | None:
+def _authority(values: list[str]) -> _Authority | None:
     """The one host that is given; None where it is none, or not one."""
     found = _HOST.fullmatch(values[0].lower()) if len(values) == 1 else None
     if found is None:
         return None
-    return _Place(found["name"], int(found["port"]) if found["port"] else None)
+    return _Authority(found["name"], int(found["port"]) if found["port"] else None)
 
 
 def _is_part_of_another_page(method: str, headers: Headers) -> bool:

@@ -15,7 +15,7 @@ from tokenyard.board.app import Board
 from tokenyard.board.forms import ROOT
 from tokenyard.board.settings import BoardOptions
 from tokenyard.process.http_connection import BoundedConnection
-from tokenyard.process.http_server import Server, address, exit_after, listen
+from tokenyard.process.http_server import HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
 from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.telemetry.endpoint import Endpoint
@@ -43,7 +43,7 @@ def serve(settings: BoardSettings) -> int:
 
 
 async def _serve(settings: BoardSettings, board: Board, listener: socket.socket) -> None:
-    server = Server(board.app, settings, BoundedConnection)
+    server = HttpServer(board.app, settings, BoundedConnection)
     server.config.timeout_graceful_shutdown = math.ceil(settings.grace_s)
     probes = Health(settings.liveness_timeout_s)
     endpoint = None

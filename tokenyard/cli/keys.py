@@ -144,5 +144,5 @@ def _row(key: ApiKey) -> list[str]:
         printable(key.name) or "-",
         printable(", ".join(key.models)) if key.models is not None else "all",
         ", ".join(key.classes) if key.classes is not None else "all",
-        created.isoformat(sep=" ", timespec="minutes"),
+        f"{created:%Y-%m-%d %H:%M}",
     ]

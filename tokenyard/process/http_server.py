@@ -21,8 +21,8 @@ from tokenyard.protocol.http_settings import HttpSettings
 def listen(settings: HttpSettings) -> socket.socket:
     """Open the port first: a port that is taken should not cost the time of an import."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # With the protocol's number: only then asyncio turns off Nagle's algorithm, which would hold back
-    # the second write of an answer for 40 ms.
+    # With the protocol's number: only then asyncio turns off Nagle's algorithm, which would hold
+    # back the second write of an answer for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -41,7 +41,7 @@ def address(settings: HttpSettings, listener: socket.socket) -> str:
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn with our bounds, and without its own signal handlers."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, kind: type[BoundedConnection]) -> None:

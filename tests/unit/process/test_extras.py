@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from tokenyard.process.extras import (
     GATEWAY_VLLM,
     how_to_install,
     refuse,
+    why_no_board,
     why_no_gateway,
 )
 from worker.host.diagnosis import FailedStart, diagnose
@@ -145,3 +147,14 @@ run()
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: ")
     assert line.endswith(f"pip install 'tokenyard[{EXTRAS[package]}]'")
+
+
+def test_a_board_without_its_packages_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not why_no_board()
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name)
+    )
+    assert why_no_board() == "the board needs jinja2: pip install 'tokenyard[board]'"

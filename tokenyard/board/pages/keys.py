@@ -7,6 +7,7 @@ from typing import Any, Final, get_args
 
 from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
 from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
+from tokenyard.board.cutting import cut
 from tokenyard.board.page import Page
 from tokenyard.board.yard import BadInput, Given, Yard
 from tokenyard.protocol.api_keys import ApiKey, Role
@@ -110,7 +111,7 @@ def _preview_revoke(yard: Yard, given: Given) -> Preview:
     if not found:
         return Preview("There is no such key any more.", count=0)
     items = [
-        f"{key_id} {_whose(key.tenant, key.role)}" + (f": {key.name}" if key.name else "")
+        f"{key_id} {_whose(key.tenant, key.role)}" + (f": {cut(key.name, 100)}" if key.name else "")
         for key_id, key in list(found.items())[:_MOST_SHOWN]
     ]
     text = f"Revoke {counted(len(found), 'key')}. Gateways notice within seconds; running requests"

@@ -12,7 +12,8 @@ from tokenyard.admin.tenant_texts import differences, words_of
 from tokenyard.admin.tenants import TenantView, read_tenants, set_tenant
 from tokenyard.admin.tenants_file import FIELDS, setting_fault
 from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
-from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.board.cutting import cut
+from tokenyard.board.yard import MAX_PARAMETER, BadInput, Given, Yard
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, encode_tenant
@@ -32,6 +33,7 @@ _LABELS: Final = {
 }
 _LISTS: Final = ("models", "classes")
 _MOST_SHOWN: Final = 20
+_MOST_TOLD: Final = 1_000  # characters of settings in words
 
 
 def _preview_set(yard: Yard, given: Given) -> Preview:
@@ -53,12 +55,14 @@ def _preview_set(yard: Yard, given: Given) -> Preview:
 
 
 def _inputs(settings: TenantSettings) -> Sequence[Input]:
-    return [
+    """A field for each setting; one that no form can send stays as it is."""
+    fields = [
         Input(name, *_field(name, getattr(settings, name)), hint=hint)
         if name != "guest"
         else Input(name, label, "yes" if settings.guest else "no", ("no", "yes"), hint)
         for name, (label, hint) in _LABELS.items()
     ]
+    return [one for one in fields if len(one.value) <= MAX_PARAMETER]
 
 
 def _field(name: str, value: object) -> tuple[str, str]:
@@ -92,8 +96,12 @@ def _set(yard: Yard, given: Given) -> Outcome:
         text = f"{name}: new, {words_of(change.after)}"
     else:
         text = f"{name}: {differences(change.before, change.after) or 'nothing to change'}"
-    details = {"before": words_of(change.before), "after": words_of(change.after)}
-    return Outcome(text, f"tenant {name}", details=details)
+    details = {"before": _words(change.before), "after": _words(change.after)}
+    return Outcome(cut(text, _MOST_TOLD), f"tenant {name}", details=details)
+
+
+def _words(settings: TenantSettings | None) -> str:
+    return cut(words_of(settings), _MOST_TOLD)
 
 
 def _value(key: str, given: Given) -> tuple[str, Any]:
@@ -129,7 +137,7 @@ def _preview_remove(yard: Yard, given: Given) -> Preview:
     return Preview(
         f"Remove what is set for {counted(len(views), 'tenant')}: weight 1 and no limits are left."
         " Waiting requests, keys of the gateway and usage stay.",
-        items=[f"{one.name}: {words_of(one.settings)}" for one in views[:_MOST_SHOWN]],
+        items=[f"{one.name}: {_words(one.settings)}" for one in views[:_MOST_SHOWN]],
         count=len(views),
     )
 
@@ -143,7 +151,7 @@ def _remove(yard: Yard, given: Given) -> Outcome:
     return Outcome(
         f"Settings of {counted(len(removed), 'tenant')} removed.",
         ", ".join(f"tenant {change.name}" for change in removed[:_MOST_SHOWN]),
-        details={change.name: words_of(change.before) for change in removed[:_MOST_SHOWN]},
+        details={change.name: _words(change.before) for change in removed[:_MOST_SHOWN]},
     )
 
 
