@@ -22,7 +22,7 @@ from tokenyard.protocol.tenants import decode_tenant
 WHY = "a test presses <b>all</b> buttons"
 
 
-class Desk:
+class Operator:
     """An operator at the board of a yard with simulated engines."""
 
     def __init__(self, stage: Stage, window: Window) -> None:
@@ -66,15 +66,15 @@ def served(
     shared_server: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Stage, str]]:
     server: Server = shared_server("valkey")
-    folder: Path = tmp_path_factory.mktemp("desk")
+    folder: Path = tmp_path_factory.mktemp("operator")
     with staged(server, folder, with_vllm=False) as stage:
         yield stage, serve(stage.plant)
 
 
 @pytest.fixture
-def desk(served: tuple[Stage, str], new_window: NewWindow) -> Desk:
+def operator(served: tuple[Stage, str], new_window: NewWindow) -> Operator:
     stage, url = served
-    return Desk(stage, new_window(url))
+    return Operator(stage, new_window(url))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,119 +86,122 @@ def every_action_is_pressed(served: tuple[Stage, str]) -> Iterator[None]:
     assert {one.action for one in entries if one.why == WHY} >= set(ACTIONS)
 
 
-def test_cancel_selected_requests(desk: Desk) -> None:
-    desk.stage.submit("llama-3.1-8b", 3, 4000, client="chosen")
-    desk.open("/requests?client=chosen")
-    boxes = desk.page.locator("[name=request]")
+def test_cancel_selected_requests(operator: Operator) -> None:
+    operator.stage.submit("llama-3.1-8b", 3, 4000, client="chosen")
+    operator.open("/requests?client=chosen")
+    boxes = operator.page.locator("[name=request]")
     boxes.nth(0).check()
     boxes.nth(2).check()
 
-    told = desk.press("Cancel")
+    told = operator.press("Cancel")
 
-    assert "2" in desk.confirmed
+    assert "2" in operator.confirmed
     assert "2" in told
     ids = [f"chosen-0{at:03d}" for at in range(3)]
     eventually(
         lambda: (
-            [desk.plant.ledger(one, "chosen").get("state") for one in ids].count("cancelled") == 2
+            [operator.plant.ledger(one, "chosen").get("state") for one in ids].count("cancelled")
+            == 2
         )
     )
 
 
-def test_cancel_all_requests_that_match(desk: Desk) -> None:
-    desk.stage.submit("llama-3.1-8b", 4, 4000, client="matching")
-    desk.open("/requests?client=matching")
+def test_cancel_all_requests_that_match(operator: Operator) -> None:
+    operator.stage.submit("llama-3.1-8b", 4, 4000, client="matching")
+    operator.open("/requests?client=matching")
 
-    desk.press("Cancel all")
+    operator.press("Cancel all")
 
-    assert "4" in desk.confirmed
-    last = desk.plant.result("matching-0003", "matching")
+    assert "4" in operator.confirmed
+    last = operator.plant.result("matching-0003", "matching")
     assert last.status == "cancelled"
 
 
-def test_requeue_dead_letters(desk: Desk) -> None:
-    desk.stage.bury("again", "mistral-7b", "POISONED: 2 workers crashed while it ran alone")
-    desk.open("/dead?text=again")
-    desk.page.locator("[name=letter]").check()
+def test_requeue_dead_letters(operator: Operator) -> None:
+    operator.stage.bury("again", "mistral-7b", "POISONED: 2 workers crashed while it ran alone")
+    operator.open("/dead?text=again")
+    operator.page.locator("[name=letter]").check()
 
-    desk.press("Requeue", within="#chosen")
+    operator.press("Requeue", within="#chosen")
 
-    assert desk.plant.result("again", "nightly").ok
-
-
-def test_requeue_a_request_from_its_own_page(desk: Desk) -> None:
-    failed = desk.stage.fail("failed-1")
-
-    desk.open(f"/request?client=web&id={failed}")
-    desk.press("Requeue")
-
-    eventually(lambda: desk.plant.ledger(failed, "web").get("state") in {"assigned", "completed"})
+    assert operator.plant.result("again", "nightly").ok
 
 
-def test_drop_all_dead_letters_that_match(desk: Desk) -> None:
+def test_requeue_a_request_from_its_own_page(operator: Operator) -> None:
+    failed = operator.stage.fail("failed-1")
+
+    operator.open(f"/request?client=web&id={failed}")
+    operator.press("Requeue")
+
+    eventually(
+        lambda: operator.plant.ledger(failed, "web").get("state") in {"assigned", "completed"}
+    )
+
+
+def test_drop_all_dead_letters_that_match(operator: Operator) -> None:
     for number in range(3):
-        desk.stage.bury(f"gone-{number}", "mistral-7b", "INFERENCE_ERROR: failed 3 times")
-    desk.stage.bury("stays", "mistral-7b", "POISONED: 2 workers crashed while it ran alone")
-    desk.open("/dead?text=gone-")
+        operator.stage.bury(f"gone-{number}", "mistral-7b", "INFERENCE_ERROR: failed 3 times")
+    operator.stage.bury("stays", "mistral-7b", "POISONED: 2 workers crashed while it ran alone")
+    operator.open("/dead?text=gone-")
 
-    desk.press("Drop all")
+    operator.press("Drop all")
 
-    assert "3" in desk.confirmed
-    desk.open("/dead")
-    assert "gone-" not in desk.window.text()
-    assert "stays" in desk.window.text()
+    assert "3" in operator.confirmed
+    operator.open("/dead")
+    assert "gone-" not in operator.window.text()
+    assert "stays" in operator.window.text()
 
 
-def test_set_and_remove_a_tenant(desk: Desk) -> None:
-    tenants = desk.plant.keys.tenants
-    desk.open("/tenants/product")
-    desk.press("Set", weight="7")
-    changed = desk.hget(tenants, "product")
+def test_set_and_remove_a_tenant(operator: Operator) -> None:
+    tenants = operator.plant.keys.tenants
+    operator.open("/tenants/product")
+    operator.press("Set", weight="7")
+    changed = operator.hget(tenants, "product")
     assert changed is not None
     assert decode_tenant(changed).weight == 7
     assert decode_tenant(changed).max_running_requests == TENANTS["product"].max_running_requests
 
-    desk.press("Remove settings")
-    assert desk.hget(tenants, "product") is None
+    operator.press("Remove settings")
+    assert operator.hget(tenants, "product") is None
 
 
-def test_create_a_key_which_is_shown_once_and_revoke_it(desk: Desk) -> None:
-    desk.open("/keys")
-    desk.press("Create a key", tenant="research", name="laptop")
-    secret = desk.page.locator(".secret").inner_text()
-    assert desk.window.axe() == []
-    [(key_id, key)] = list_keys(desk.plant.connection, desk.plant.keys).items()
+def test_create_a_key_which_is_shown_once_and_revoke_it(operator: Operator) -> None:
+    operator.open("/keys")
+    operator.press("Create a key", tenant="research", name="laptop")
+    secret = operator.page.locator(".secret").inner_text()
+    assert operator.window.axe() == []
+    [(key_id, key)] = list_keys(operator.plant.connection, operator.plant.keys).items()
     assert (key.tenant, key.name) == ("research", "laptop")
 
-    desk.open("/keys")
-    assert secret not in desk.page.content()
-    desk.page.locator(f"[value='{key_id}']").check()
-    desk.press("Revoke selected")
-    assert list_keys(desk.plant.connection, desk.plant.keys) == {}
+    operator.open("/keys")
+    assert secret not in operator.page.content()
+    operator.page.locator(f"[value='{key_id}']").check()
+    operator.press("Revoke selected")
+    assert list_keys(operator.plant.connection, operator.plant.keys) == {}
 
 
-def test_load_sleep_wake_reload_and_unload_a_model(desk: Desk) -> None:
+def test_load_sleep_wake_reload_and_unload_a_model(operator: Operator) -> None:
     model, row = "mistral-7b", "#live_models tr:has(a:text-is('mistral-7b'))"
-    desk.open("/models")
-    desk.press("Load", within=row)
-    eventually(lambda: "ready" in desk.states(model))
+    operator.open("/models")
+    operator.press("Load", within=row)
+    eventually(lambda: "ready" in operator.states(model))
     for name, state in (("Sleep", "asleep"), ("Wake", "ready")):
-        desk.open("/models")
-        desk.press(name, within=row)
-        eventually(lambda state=state: state in desk.states(model))
-    desk.open("/models")
-    desk.press("Reload", within=row, path="/weights/next")
-    desk.open("/models")
-    desk.press("Unload", within=row)
-    eventually(lambda: desk.states(model) == [])
+        operator.open("/models")
+        operator.press(name, within=row)
+        eventually(lambda state=state: state in operator.states(model))
+    operator.open("/models")
+    operator.press("Reload", within=row, path="/weights/next")
+    operator.open("/models")
+    operator.press("Unload", within=row)
+    eventually(lambda: operator.states(model) == [])
 
 
-def test_pause_suspend_resume_unpause_drain_and_stop_workers(desk: Desk) -> None:
-    desk.stage.submit("llama-3.1-8b", 1, 1, client="first")
-    desk.plant.result("first-0000", "first")
+def test_pause_suspend_resume_unpause_drain_and_stop_workers(operator: Operator) -> None:
+    operator.stage.submit("llama-3.1-8b", 1, 1, client="first")
+    operator.plant.result("first-0000", "first")
 
     def run_states() -> set[str]:
-        return {one.run_state for one in desk.plant.roster().values() if one.model}
+        return {one.run_state for one in operator.plant.roster().values() if one.model}
 
     everybody = "#live_scopes tr:has(th:text-is('all workers'))"
     for name, state in (
@@ -207,23 +210,25 @@ def test_pause_suspend_resume_unpause_drain_and_stop_workers(desk: Desk) -> None
         ("Resume", "PAUSED"),
         ("Unpause", "RUNNING"),
     ):
-        desk.open("/signals")
-        desk.press(name, within=everybody)
+        operator.open("/signals")
+        operator.press(name, within=everybody)
         eventually(lambda state=state: run_states() == {state})
     for name, worker in (("Drain", "gpu-a-4"), ("Stop", "gpu-a-3")):
-        desk.open(f"/devices/{worker}")
-        desk.press(name)
+        operator.open(f"/devices/{worker}")
+        operator.press(name)
         eventually(
-            lambda worker=worker: worker not in {one.name for one in desk.plant.roster().values()}
+            lambda worker=worker: (
+                worker not in {one.name for one in operator.plant.roster().values()}
+            )
         )
 
 
-def test_cancel_and_resume_a_batch(desk: Desk) -> None:
-    desk.stage.submit_batch("held", 5, "mistral-7b")  # without a worker of batches: it waits
-    desk.open("/batches")
-    desk.page.get_by_role("link", name="batch_").first.click()
+def test_cancel_and_resume_a_batch(operator: Operator) -> None:
+    operator.stage.submit_batch("held", 5, "mistral-7b")  # without a worker of batches: it waits
+    operator.open("/batches")
+    operator.page.get_by_role("link", name="batch_").first.click()
 
-    desk.press("Cancel")
-    desk.window.wait_for_text("cancelled")
-    desk.press("Resume")
-    assert "waits for a worker again" in desk.window.text()
+    operator.press("Cancel")
+    operator.window.wait_for_text("cancelled")
+    operator.press("Resume")
+    assert "waits for a worker again" in operator.window.text()
