@@ -129,6 +129,7 @@ class Outcome:
             "wrong_tenant": found.count("tenant"),
             "wrong_counts": found.count("count"),
             "of_tenants": found.of_tenants,
+            "of_tenants_over_http": found.of_tenants_over_http,
             "charged_again": found.charged_again,
             "stale_refused": self.stale_refused,
             "kills": found.kills.total(),
@@ -148,7 +149,13 @@ def perform(run: Run) -> Outcome:
     """Execute a run and judge it."""
     yard = f"chaos-{secrets.token_hex(4)}"
     plant = Plant(
-        run.server, run.engine, yard, run.folder, run.timing, has_gateways=run.has_gateways
+        run.server,
+        run.engine,
+        yard,
+        run.folder,
+        run.timing,
+        has_gateways=run.has_gateways,
+        tenants=run.tenants,
     )
     began = time.monotonic()
     try:
@@ -180,7 +187,6 @@ def perform(run: Run) -> Outcome:
 def play(run: Run, plant: Plant) -> None:
     """Apply load and faults together, then wait until all requests are answered."""
     stop = run.folder / "stop"
-    plant.set_tenants(run.tenants)
     plant.start_clients(client_commands(run, plant, stop))
     plant.wait_for_tokens()
     history = HistoryWriter(run.folder / "faults.jsonl")
@@ -214,6 +220,7 @@ def client_commands(run: Run, plant: Plant, stop: Path) -> Iterator[list[str]]:
     if run.has_gateways:
         over_http = HttpLoadSettings(
             ports=plant.ports,
+            api_keys=plant.api_keys,
             model=ADDER.name,
             engine=run.engine,
             name="http-client",
@@ -251,6 +258,7 @@ def print_outcome(run: Run, outcome: Outcome) -> None:
         ("accepted", found.accepted),
         ("  over HTTP", found.over_http),
         ("  of tenants", found.of_tenants),
+        ("    over HTTP", found.of_tenants_over_http),
         ("    charged more than once", found.charged_again),
         ("results", found.results),
         ("  cancelled among them", found.cancelled),
@@ -315,7 +323,7 @@ def print_violations(outcome: Outcome) -> None:
     type=click.IntRange(0, 1000),
     default=TENANTS,
     show_default=True,
-    help="Of the clients of Redis, beside requests without a tenant.",
+    help="Each with a key of the gateways, which then need one; other requests have no tenant.",
 )
 @click.option("--default-timing", is_flag=True, help="Leases as by default, not short ones.")
 @click.option("--keep", is_flag=True, help="Keep history and logs of a clean run, too.")

@@ -301,6 +301,7 @@ class Report:
     entries_lost: int
     over_http: int  # of the accepted
     of_tenants: int  # of the accepted
+    of_tenants_over_http: int  # of these
     charged_again: int  # of these, after an attempt that was lost
     resumed: int  # streams over HTTP that went on behind an event
     hinted: int  # of these, behind the hint of a gateway that stopped
@@ -325,6 +326,9 @@ def report(history: History, violations: Sequence[Violation]) -> Report:
         ),
         over_http=sum(story.is_accepted and story.is_over_http for story in stories),
         of_tenants=sum(story.is_accepted and story.is_of_tenant for story in stories),
+        of_tenants_over_http=sum(
+            story.is_accepted and story.is_of_tenant and story.is_over_http for story in stories
+        ),
         charged_again=sum(story.is_of_tenant and story.lanes > 1 for story in stories),
         resumed=sum(bool(story.resumed) for story in stories),
         hinted=sum(any(one.hints for one in story.resumed) for story in stories),

@@ -38,7 +38,7 @@ from benchmarks.chaos.history import (
 )
 from benchmarks.chaos.http_reader import AskAgain, BrokenPromise, Reading
 from benchmarks.chaos.http_sdk import SdkReading, has_sdk
-from benchmarks.chaos.plant import HTTP_CLIENT
+from gateway.http.principal import Principal
 from gateway.http.records import durable_id
 from tokenyard.protocol.settings import EngineName
 
@@ -52,6 +52,7 @@ class HttpLoadSettings(Struct, frozen=True, kw_only=True):
     """The settings of a client process."""
 
     ports: list[int]  # of the gateways
+    api_keys: dict[str, str]  # of the tenants whose requests it sends, by chance; "" is none
     model: str
     engine: EngineName
     name: str
@@ -96,15 +97,18 @@ class HttpLoad:
         stop, count = Path(settings.stop), 0
         while not stop.exists():
             key = f"{settings.name}-{life}-{number}-{count}"
+            tenant = draw.choice(list(settings.api_keys))
+            client = Principal(tenant).client
             asked = draw_over_http(
                 draw,
                 settings.engine,
-                client=HTTP_CLIENT,
-                request_id=f"cmpl-{durable_id(HTTP_CLIENT, key)}-0",
+                client=client,
+                request_id=f"cmpl-{durable_id(client, key)}-0",
                 key=key,
                 stream=is_long or draw.random() < _STREAM_SHARE,
                 is_long=is_long,
             )
+            asked = msgspec.structs.replace(asked, tenant=tenant)
             count += 1
             self._history.write(asked)
             by_sdk = not is_long and has_sdk() and draw.random() < _SDK_SHARE
@@ -120,7 +124,10 @@ class HttpLoad:
         """Ask until there is a whole answer; None if a gateway broke a promise."""
         make = SdkReading if by_sdk else Reading
         reading = make(
-            durable_id(HTTP_CLIENT, asked.key), asked.key, _body(asked, self._settings.model)
+            durable_id(asked.client, asked.key),
+            asked.key,
+            _body(asked, self._settings.model),
+            self._settings.api_keys[asked.tenant],
         )
         port = draw.choice(self._settings.ports)
         while not reading.is_over:

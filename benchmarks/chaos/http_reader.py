@@ -21,6 +21,11 @@ _LATER: Final = frozenset({429, 503, 504})
 _DELETED: Final = "deleted its entry"
 
 
+def bearer(api_key: str) -> dict[str, str]:
+    """The header with a key; none where gateways need none."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 class AskAgain(Exception):
     """The connection was lost, or the gateway cannot answer now."""
 
@@ -49,6 +54,7 @@ class Reading:
     name: str
     key: str
     body: Mapping[str, Any]
+    api_key: str = ""
     number: int = 0  # of the last event
     raw: bytes = b""  # the events, or the body of an answer that is not a stream
     tokens: list[int] = field(default_factory=list)
@@ -61,6 +67,7 @@ class Reading:
     def read(self, port: int) -> Iterator[Piece]:
         """Read on at a gateway; raises `AskAgain` or `BrokenPromise`."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": self.key}
+        headers |= bearer(self.api_key)
         if self.number:
             headers["Last-Event-ID"] = f"{self.name}:{self.number}"
         with closing(http.client.HTTPConnection(HOST, port, timeout=READ_S)) as connection:

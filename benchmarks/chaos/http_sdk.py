@@ -22,10 +22,10 @@ def has_sdk() -> bool:
 
 
 @functools.cache
-def _client(port: int) -> Any:
+def _client(port: int, api_key: str) -> Any:
     from openai import OpenAI
 
-    return OpenAI(base_url=f"http://{HOST}:{port}/v1", api_key="none", timeout=READ_S)
+    return OpenAI(base_url=f"http://{HOST}:{port}/v1", api_key=api_key or "none", timeout=READ_S)
 
 
 class SdkReading(Reading):
@@ -39,7 +39,7 @@ class SdkReading(Reading):
         options: dict[str, Any] = {name: body.pop(name) for name in _OWN if name in body}
         headers = {"Idempotency-Key": self.key}
         try:
-            answer = _client(port).completions.create(
+            answer = _client(port, self.api_key).completions.create(
                 **options, extra_body=body, extra_headers=headers
             )
             self.is_accepted = True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import psutil
@@ -22,12 +23,14 @@ import redis
 from benchmarks.chaos.accounts import Accounts, read_accounts
 from benchmarks.chaos.faults import Part
 from benchmarks.chaos.history import Key
+from benchmarks.chaos.http_reader import bearer
 from benchmarks.chaos.record import request_of
 from benchmarks.chaos.targets import NOBODY, WorkerProcess, find_workers
 from benchmarks.cold_start.serve import HOST, free_port
 from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName, server_named
 from tokenyard import Client
+from tokenyard.admin.api_keys import create_key
 from tokenyard.admin.intakes import intakes
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
@@ -58,7 +61,7 @@ _COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
 #: Seconds until a yard whose clients are gone has ended what they left.
 _REST_S: Final = 30.0
-#: Owner of the requests of all gateways, where they need no keys.
+#: What the owners of all requests of gateways begin with.
 HTTP_CLIENT: Final = "http"
 _BUSY_STREAMS: Final = 4
 #: A gateway that is not stopped answers sooner.
@@ -228,7 +231,9 @@ class Plant:
         timing: Timing,
         *,
         has_gateways: bool = False,
+        tenants: Mapping[str, TenantSettings] = MappingProxyType({}),
     ) -> None:
+        """With ``tenants``, gateways serve only them."""
         self.yard = yard
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
@@ -238,6 +243,9 @@ class Plant:
         self.gateways: list[Program] = []
         self.ports = [free_port() for _ in range(GATEWAYS if has_gateways else 0)]
         self.clients: list[Program] = []
+        #: A key of each tenant; of no tenant, where gateways need none, "".
+        self.api_keys: dict[str, str] = {}
+        self._tenants = tenants
         self._engine: EngineName = engine
         self._timing = timing
         self._roster: dict[bytes, bytes] = {}
@@ -262,6 +270,7 @@ class Plant:
     def start(self) -> None:
         """Start everything and wait until all workers serve."""
         self.broker.start()
+        self._set_tenants()
         timing = self._timing
         for number in range(COORDINATORS):
             options = ["--lease-ms", timing.leader_lease_ms, *_ACQUITTAL]
@@ -275,6 +284,7 @@ class Plant:
         for number, port in enumerate(self.ports):
             options = ["--host", HOST, "--port", port, "--keep-alive-s", 1.0]
             options += ["--grace-s", timing.gateway_grace_s]
+            options += ["--keys", "required" if self._tenants else "off"]
             self.gateways.append(self._program("gateway", f"gateway-{number}", options))
         for program in (*self.coordinators, *self.controllers, *self.gateways):
             program.start()
@@ -330,7 +340,7 @@ class Plant:
     def has_http_streams(self) -> bool:
         """Whether several requests of gateways have published tokens and are not finished."""
         found: list[object] = []
-        pattern = Keys(self.yard).tokens(HTTP_CLIENT, "*")
+        pattern = Keys(self.yard).tokens(f"{HTTP_CLIENT}*", "*")
         with contextlib.suppress(redis.RedisError), self._connection(socket_timeout=0.5) as broker:
             found = list(broker.scan_iter(pattern, count=5000))
         return len(found) >= _BUSY_STREAMS
@@ -357,8 +367,9 @@ class Plant:
     def _get(self, port: int, path: str) -> object:
         """What a gateway answers; None if it is not there."""
         connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_S)
+        headers = bearer(next(iter(self.api_keys.values())))
         with contextlib.suppress(OSError, http.client.HTTPException), closing(connection):
-            connection.request("GET", path)
+            connection.request("GET", path, headers=headers)
             return json.loads(connection.getresponse().read())
         return None
 
@@ -397,11 +408,14 @@ class Plant:
                         found.append(key)
         return found
 
-    def set_tenants(self, tenants: Mapping[str, TenantSettings]) -> None:
-        """Set tenants as an operator does."""
+    def _set_tenants(self) -> None:
+        """Set tenants, and make their keys, as an operator does."""
+        keys = Keys(self.yard)
+        self.api_keys = {} if self._tenants else {"": ""}
         with self._connection(socket_timeout=10.0) as broker:
-            for name, settings in tenants.items():
-                broker.hset(Keys(self.yard).tenants, name, encode_tenant(settings))
+            for name, settings in self._tenants.items():
+                broker.hset(keys.tenants, name, encode_tenant(settings))
+                self.api_keys[name], _ = create_key(broker, keys, name)
 
     def accounts(self) -> Accounts:
         """What the yard counts for its tenants, as soon as it is at rest, or after a while."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from benchmarks.chaos.check import History
+from benchmarks.chaos.check import History, Story
 from benchmarks.chaos.faults import FIRST, Kind, Part, Planned
 from benchmarks.chaos.recovery import recoveries, tenants_hit
 
@@ -45,6 +45,16 @@ def shortcomings(
             yield "no stream over HTTP was continued: no killed gateway had one under way"
     if tenants and "worker kill" in hit and not tenants_hit(history):
         yield "no killed worker had a request of a tenant"
+    if (
+        tenants
+        and "gateway" in parts
+        and not any(map(_is_of_tenant_over_http, history.stories.values()))
+    ):
+        yield "no tenant's request came over HTTP"
+
+
+def _is_of_tenant_over_http(story: Story) -> bool:
+    return story.is_of_tenant and story.is_over_http and bool(story.results)
 
 
 def _missed(planned: Sequence[Planned], history: History) -> Iterator[str]:

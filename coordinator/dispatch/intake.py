@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis
 
@@ -20,9 +20,12 @@ from coordinator.dispatch.shares import TurnOf, by_client
 from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
+from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.streams import position
 
+#: Events of arrivals that the broker keeps for a leader at least.
+_MOST_ARRIVALS: Final = 1000
 #: The year 2286.
 FAR_FUTURE_MS = 10**13
 #: Requests of each class that are read while the backlog is full and no lane has room, so that
@@ -96,13 +99,12 @@ class Intake:
         run: Any = self._connection  # redis-py gives no types for commands by name
         if not self._unacknowledged:
             return run.execute_command(*command)
-        with run.pipeline(transaction=False) as pipeline:
-            for stream, events in self._unacknowledged.items():
-                pipeline.execute_command("XACK", stream, GROUP, *events)
-            pipeline.execute_command(*command)
-            answer = pipeline.execute()[-1]
+        told = self._unacknowledged.items()
+        acknowledge = [("XACK", stream, GROUP, *events) for stream, events in told]
+        answer = ask_all(self._connection, [*acknowledge, command])[-1]
         self._unacknowledged.clear()
-        return answer
+        read: Any = self._connection.response_callbacks
+        return read["XREADGROUP"](answer)
 
     def _wants(self, room: int) -> tuple[int, list[IntakeClass]]:
         """How many entries to read, at most, and of which classes."""
@@ -139,6 +141,8 @@ class Intake:
             self._unacknowledged.setdefault(stream, []).extend(events)
         if len(events) < count:
             self._pending_streams.discard(stream)
+        if stream == self._keys.arrivals and len(events) >= min(count, _MOST_ARRIVALS):
+            self.tenants.miss()
         is_spoilt = events and position(events[-1].decode())[0] >= FAR_FUTURE_MS
         if is_spoilt and stream == self._keys.arrivals:
             self._connection.delete(stream)  # the next read finds it missing, and it is made again

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Final, cast
 
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.receipts import owns
 
 #: How often each class is served while all of them wait.
@@ -121,10 +121,7 @@ class Shares:
 
         Nothing changes until `note_served`.
         """
-        requests = {name: iter(queue) for name, queue in queues.items() if queue}
-        if len(requests) == 1:
-            yield from next(iter(requests.values()))
-            return
+        requests = {name: iter(queues[name]) for name in WEIGHTS if queues.get(name)}
         due = {name: self._served[name] + 1 / WEIGHTS[name] for name in requests}
         while due:
             name = min(due, key=due.__getitem__)
@@ -150,46 +147,48 @@ class PriorityQueue:
 
     def __init__(self, turn_of: TurnOf = by_client) -> None:
         """``turn_of`` names who has a turn with a request."""
-        self._by_class = {name: ClassQueue(turn_of) for name in PRIORITY_CLASSES}
+        self._turn_of = turn_of
+        self._by_class: dict[PriorityClass, ClassQueue] = {}  # none is empty
         self._shares = Shares()
-        self._classes = 0  # with requests
 
     def __bool__(self) -> bool:
-        return self._classes > 0
+        return bool(self._by_class)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """All requests, in the order in which they should be served."""
+        if len(self._by_class) == 1:
+            return iter(next(iter(self._by_class.values())))
         return self._shares.order(self._by_class)
 
     def add(self, queued: QueuedRequest) -> None:
         """Put a request behind those of its class and client."""
         name = _priority_class(queued)
-        queue = self._by_class[name]
-        if not queue:
+        queue = self._by_class.get(name)
+        if queue is None:
             self._shares.join(name)
-            self._classes += 1
+            queue = self._by_class[name] = ClassQueue(self._turn_of)
         queue.add(queued)
 
     def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> bool:
         """Take a request out; whether it was here. ``is_served`` uses its class's turn."""
         name = _priority_class(queued)
-        queue = self._by_class[name]
-        was_here = queue.discard(queued, is_served=is_served)
-        if is_served and self._classes > 1:
+        queue = self._by_class.get(name)
+        was_here = queue is not None and queue.discard(queued, is_served=is_served)
+        if is_served and len(self._by_class) > 1:
             self._shares.note_served(name)
         if was_here and not queue:
-            self._classes -= 1
+            del self._by_class[name]
         return was_here
 
     @property
     def clients(self) -> int:
         """How many clients compete, at most: those of the class that has most."""
-        return max(queue.clients for queue in self._by_class.values())
+        return max((queue.clients for queue in self._by_class.values()), default=0)
 
     @property
     def since_ms(self) -> float:
         """When the oldest came in, about."""
-        return min(queue.since_ms for queue in self._by_class.values() if queue)
+        return min(queue.since_ms for queue in self._by_class.values())
 
 
 def _priority_class(queued: QueuedRequest) -> PriorityClass:

@@ -4,43 +4,35 @@ The line is a sorted set of the tenants with waiting requests. A turn looks at i
 where those want nothing that has room, at another page behind it, so that models that only those
 farther back want are not idle. A yard without tenants costs one more command each time that the
 roster is read.
-
-These intakes have no consumer group: an entry is there until it was dispatched or answered, and
-what was read is known by its id. So nothing is lost if what was read is forgotten.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import redis
-from msgspec import Struct
 
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
+from coordinator.dispatch.tenant_streams import Command, Slice, TenantStreams, intakes_of
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name, is_tenant, split_intake
+from tokenyard.broker.direct import ask_all
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
 
 #: Tenants of one page of the line.
 PAGE: Final = 64
-#: Requests of each intake that are read at least: with a page of them about a batch.
-LOOK_AHEAD: Final = 4
+#: Of the first, where there is room for so many.
+MOST_PAGE: Final = 256
+#: Tenants whose settings and counts are read again, at most: of very many, each less often.
+DESCRIBED_PER_S: Final = 1000
 #: Fields of a tenant's counts that the leader needs.
 _COUNTS: Final = ("usual", "running")
-
-
-class _Wanted(Struct, frozen=True):
-    """A part of an intake to read."""
-
-    intake: str
-    after: str
-    count: int
 
 
 class TenantIntakes:
@@ -60,11 +52,10 @@ class TenantIntakes:
         self._keys = keys
         self._backlog = backlog
         self._shares = backlog.tenants
-        self._max_batch = max_batch
         self._max_held = max_held
-        self._after: dict[str, str] = {}  # last entry read, by intake
-        self._exhausted: set[str] = set()  # intakes of which everything was read
+        self._streams = TenantStreams(keys, backlog, max_batch=max_batch, max_held=max_held)
         self._described: set[str] = set()  # tenants whose settings and counts are fresh
+        self._described_at = 0.0  # the first of these (monotonic)
         self._cursor = PAGE  # where the page behind the first begins
         # Intakes to compare with the backlog, now and later.
         self._to_check: list[str] = []
@@ -75,8 +66,7 @@ class TenantIntakes:
     def begin(self) -> None:
         """Forget everything; the backlog is empty, too."""
         self._shares.clear()
-        self._after.clear()
-        self._exhausted.clear()
+        self._streams.clear()
         self._described.clear()
         self._cursor = PAGE
         #: Whether somebody is in line; True until the line was read.
@@ -92,7 +82,7 @@ class TenantIntakes:
         """A request came into an intake; "": settings of tenants have changed."""
         self.is_in_use = True
         self._has_lapped = False
-        self._exhausted.discard(intake)
+        self._streams.wake(intake)
         if not intake:
             self._described.clear()
             self._is_changed = True
@@ -102,39 +92,40 @@ class TenantIntakes:
         is_changed, self._is_changed = self._is_changed, False
         return is_changed
 
+    def miss(self) -> None:
+        """Events may have been lost: any intake may have requests that were not read."""
+        self.is_in_use = True
+        self._has_lapped = False
+        self._streams.doubt()
+
     def refresh(self, in_line: int) -> None:
         """Now and then: what was known is read again, in case that an event was lost."""
         self.is_in_use = in_line > 0
         self._looks_behind, self._has_lapped = True, False
-        self._described.clear()
-        if not self._unchecked:
-            self._begin_lap()
+        now = time.monotonic()
+        if len(self._described) <= DESCRIBED_PER_S * (now - self._described_at):
+            self._described.clear()
+            self._described_at = now
+        if not self._unchecked:  # once a lap, since this walks over all tenants
+            self._unchecked = self._streams.begin_lap()
         self._to_check, self._unchecked = self._unchecked[:PAGE], self._unchecked[PAGE:]
-        self._exhausted.difference_update(*map(_intakes, self._shares.first))
+        self._streams.doubt(self._shares.first)
 
-    def _begin_lap(self) -> None:
-        """The intakes of the backlog are to be checked, page by page; of others nothing is known.
+    def read(self, room: int = 0) -> list[Entry]:
+        """Requests that were not read before, of those who are next in line.
 
-        Once a lap, since this walks over all tenants.
+        There is ``room`` for so many: where each is another tenant's, a plan is no longer than the
+        page.
         """
-        held = self._backlog.intakes
-        self._unchecked = [intake for intake in held if split_intake(intake)[1]]
-        names = {split_intake(intake)[1] for intake in self._unchecked}
-        self._exhausted = {one for one in self._exhausted if split_intake(one)[1] in names}
-        self._after = {intake: at for intake, at in self._after.items() if intake in held}
-
-    def read(self) -> list[Entry]:
-        """Requests that were not read before, of those who are next in line."""
         if not self.is_in_use:
             return []
-        others, in_line = self.read_line()
+        others, in_line = self.read_line(max(PAGE, min(room, MOST_PAGE)))
         if not self._shares.first:
             self.is_in_use = False
             return []
-        wanted = list(
-            self._wants([*filter(None, self._shares.first), *filter(None, others)], in_line)
-        )
-        entries, empty = self._read_entries(wanted)
+        first = self._shares.first
+        names = [*filter(None, first), *filter(None, others)]
+        entries, empty = self._read_entries(self._streams.wanted(names, first, in_line))
         self._note_unread(empty)
         return entries
 
@@ -143,11 +134,8 @@ class TenantIntakes:
         strange = [name for name in names if name and name not in self._described]
         if not strange:
             return
-        pipeline = self._connection.pipeline(transaction=False)
-        for name in strange:
-            pipeline.hmget(self._keys.tenant(name), _COUNTS)
-        pipeline.hmget(self._keys.tenants, strange)
-        *counts, packed = pipeline.execute()
+        ask = [("HMGET", self._keys.tenant(name), *_COUNTS) for name in strange]
+        *counts, packed = ask_all(self._connection, [*ask, ("HMGET", self._keys.tenants, *strange)])
         self._set(strange, packed)
         self._count(strange, counts)
 
@@ -162,19 +150,20 @@ class TenantIntakes:
         self._looks_behind = self._shares.has_more and has_room and not self._has_lapped
         return self._looks_behind
 
-    def read_line(self) -> tuple[list[str], int]:
+    def read_line(self, page: int = 0) -> tuple[list[str], int]:
         """Read who is first; who is in the page behind them, and how many there are."""
-        line, cursor = self._keys.line, self._cursor
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.zrange(line, 0, PAGE - 1, withscores=True)
-        pipeline.zcard(line)
-        pipeline.zscore(line, "")
+        line, cursor, page = self._keys.line, self._cursor, page or PAGE
+        commands: list[Command] = [
+            ("ZRANGE", line, 0, page - 1, "WITHSCORES"),
+            ("ZCARD", line),
+            ("ZSCORE", line, ""),
+        ]
         looks_behind, self._looks_behind = self._looks_behind and self._shares.has_more, False
         if looks_behind:
-            pipeline.zrange(line, cursor, cursor + PAGE - 1, withscores=True)
-        first, in_line, common, *behind = pipeline.execute()
+            commands.append(("ZRANGE", line, cursor, cursor + PAGE - 1, "WITHSCORES"))
+        first, in_line, common, *behind = ask_all(self._connection, commands)
         self.has_common = common is not None
-        self._shares.see(_services(first), has_more=in_line > len(first))
+        self._shares.see(_services(first), has_more=in_line > len(first) // 2)
         others = _services(behind[0]) if behind else {}
         if looks_behind:
             self._has_lapped = cursor + PAGE >= in_line
@@ -183,64 +172,20 @@ class TenantIntakes:
             self._shares.note(tenant, service)
         return [name for name in others if name not in self._shares.first], in_line
 
-    def _wants(self, names: Sequence[str], in_line: int) -> Iterator[_Wanted]:
-        """What to read: where there is no room in the backlog, only what nothing is known of."""
-        has_room = len(self._backlog) < self._max_held
-        most = max(LOOK_AHEAD, self._max_held // in_line) if has_room else LOOK_AHEAD
-        fresh = [name for name in names if not self._holds(name)]
-        for name in fresh:
-            self._exhausted.difference_update(_intakes(name))
-        urgent = [name for name in fresh if name in self._shares.first]
-        open_ = [
-            intake
-            for name in (names if has_room else urgent)
-            for intake in _intakes(name)
-            if intake not in self._exhausted and self._backlog.count(intake) < most
-        ]
-        share = max(LOOK_AHEAD, self._max_batch // max(1, len(open_)))
-        for intake in open_:
-            held = self._backlog.count(intake)
-            after = self._after.get(intake, "") if held else ""
-            yield _Wanted(intake, f"({after}" if after else "-", min(share, most - held))
-
-    def _holds(self, name: str) -> bool:
-        return any(self._backlog.count(intake) for intake in _intakes(name))
-
-    def _read_entries(self, wanted: Sequence[_Wanted]) -> tuple[list[Entry], set[str]]:
-        """The entries, and the intakes that have none."""
+    def _read_entries(self, parts: Sequence[Slice]) -> tuple[list[Entry], set[str]]:
+        """The entries, and the intakes that have none; and what must be known of the first."""
         strange = [name for name in self._shares.first if name not in self._described]
         limited = [name for name in self._shares.first if self._shares.state(name).is_limited]
         counted = [name for name in {*strange, *limited} if name]
-        if not wanted and not counted:
-            return [], set()
-        pipeline = self._connection.pipeline(transaction=False)
-        for one in wanted:
-            pipeline.xrange(self._keys.intake(one.intake), one.after, "+", one.count)
-        for name in counted:
-            pipeline.hmget(self._keys.tenant(name), _COUNTS)
+        reads = self._streams.commands(parts)
+        commands = [*reads, *(("HMGET", self._keys.tenant(one), *_COUNTS) for one in counted)]
         if strange:
-            pipeline.hmget(self._keys.tenants, strange)
-        answers = pipeline.execute()
+            commands.append(("HMGET", self._keys.tenants, *strange))
+        answers = ask_all(self._connection, commands)
         if strange:
             self._set(strange, answers.pop())
-        self._count(counted, answers[len(wanted) :])
-        return self._take(wanted, answers)
-
-    def _take(
-        self, wanted: Iterable[_Wanted], answers: Iterable[Any]
-    ) -> tuple[list[Entry], set[str]]:
-        entries: list[Entry] = []
-        empty: set[str] = set()
-        for one, items in zip(wanted, answers, strict=False):
-            found = [Entry(one.intake, item.decode(), fields) for item, fields in items]
-            if found:
-                self._after[one.intake] = found[-1].id
-            elif one.after == "-":
-                empty.add(one.intake)
-            if len(found) < one.count:
-                self._exhausted.add(one.intake)
-            entries += [each for each in found if not self._backlog.get(one.intake, each.id)]
-        return entries, empty
+        self._count(counted, answers[len(reads) :])
+        return self._streams.take(parts, answers[: len(reads)])
 
     def _set(self, names: Sequence[str], packed: Sequence[bytes | None]) -> None:
         """Keep the settings of these tenants."""
@@ -258,10 +203,8 @@ class TenantIntakes:
 
     def _note_unread(self, empty: set[str]) -> None:
         first = [name for name in self._shares.first if name]
-        self.missing = [name for name in first if empty.issuperset(_intakes(name))]
-        self._shares.unread = {
-            name for name in first if not self._exhausted.issuperset(_intakes(name))
-        }
+        self.missing = [name for name in first if empty.issuperset(intakes_of(name))]
+        self._shares.unread = {name for name in first if not self._streams.is_exhausted(name)}
 
     def gone(self) -> list[QueuedRequest]:
         """Requests of the backlog that may not wait any more, of a page of intakes a second.
@@ -272,27 +215,20 @@ class TenantIntakes:
         page, self._to_check = self._to_check, []
         if not page:
             return []
-        pipeline = self._connection.pipeline(transaction=False)
-        for intake in page:
-            pipeline.xlen(self._keys.intake(intake))
+        lengths = ask_all(self._connection, [("XLEN", self._keys.intake(one)) for one in page])
         return [
             queued
-            for intake, length in zip(page, pipeline.execute(), strict=True)
+            for intake, length in zip(page, lengths, strict=True)
             if length < self._backlog.count(intake)
-            for queued in self._forget(intake)
+            for queued in self._streams.forget(intake)
         ]
 
-    def _forget(self, intake: str) -> list[QueuedRequest]:
-        self._exhausted.discard(intake)
-        self._after.pop(intake, None)
-        found = (self._backlog.get(intake, entry) for entry in self._backlog.ids(intake))
-        return [queued for queued in found if queued]
 
-
-def _services(items: Iterable[tuple[bytes, float]]) -> Mapping[str, float]:
+def _services(items: Sequence[bytes]) -> Mapping[str, float]:
     """By tenant; what cannot be a tenant's name is left out, "" is none."""
-    found = {name.decode(errors="replace"): service for name, service in items}
-    return {name: service for name, service in found.items() if not name or is_tenant(name)}
+    names = [name.decode(errors="replace") for name in items[::2]]
+    pairs = zip(names, map(float, items[1::2]), strict=True)
+    return {name: service for name, service in pairs if not name or is_tenant(name)}
 
 
 def _number(value: bytes | None, default: float) -> float:
@@ -301,8 +237,3 @@ def _number(value: bytes | None, default: float) -> float:
     except ValueError:
         return default
     return number if 0 <= number < math.inf else default
-
-
-@functools.lru_cache(2 * PAGE)  # asked for several times in a turn
-def _intakes(tenant: str) -> Sequence[str]:
-    return [intake_name(name, tenant) for name in PRIORITY_CLASSES]

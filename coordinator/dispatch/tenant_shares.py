@@ -89,7 +89,10 @@ class TenantShares:
 
     def state(self, tenant: str) -> TenantState:
         """What is known of a tenant."""
-        return self._states.setdefault(tenant, TenantState())
+        state = self._states.get(tenant)
+        if state is None:
+            state = self._states[tenant] = TenantState()
+        return state
 
     def configure(self, tenant: str, settings: TenantSettings | None) -> None:
         """The settings of a tenant; None: it has none."""
@@ -110,17 +113,20 @@ class TenantShares:
         tenant = queued.tenant
         if not tenant and not self.first:
             return None
-        state = self.state(tenant)
-        per_input = self._input_weight / state.settings.weight
-        per_output = self._output_weight / state.settings.weight
-        output = min(state.usual, queued.max_output)
-        amount = queued.tokens * per_input + output * per_output
-        return Charge(tenant, amount, per_input, per_output, queued.model)
+        weight = self.state(tenant).settings.weight
+        per_input, per_output = self._input_weight / weight, self._output_weight / weight
+        return Charge(tenant, self.amount(queued), per_input, per_output, queued.model)
 
     def amount(self, queued: QueuedRequest) -> float:
         """The amount of that charge."""
-        charge = self.charge(queued)
-        return charge.amount if charge else 0.0
+        tenant = queued.tenant
+        if not tenant and not self.first:
+            return 0.0
+        state = self.state(tenant)
+        weight, output = state.settings.weight, min(state.usual, queued.max_output)
+        return queued.tokens * (self._input_weight / weight) + output * (
+            self._output_weight / weight
+        )
 
     def order(
         self, queues: Mapping[str, Iterable[QueuedRequest]], spent: Mapping[str, float]

@@ -21,7 +21,7 @@ path = "org/one"
 path = "org/two"
 """
 #: Slow enough that the page can show a load.
-SLOW_LOADS = {"TOKENYARD_WORKER_SIMULATED_LOAD_S": "1.5"}
+SLOW_LOADS = {"TOKENYARD_WORKER_SIMULATED_LOAD_S": "3"}
 
 
 @pytest.fixture
@@ -46,25 +46,22 @@ def at_board(
 def test_a_model_is_loaded_put_to_sleep_woken_and_unloaded(at_board: Looker) -> None:
     looks = iter(range(10_000))
 
-    def shows(pattern: str) -> str:
+    def shows(pattern: str, path: str = "/model") -> str:
         """What a page shows, once it does; each look is a new one."""
 
         def found() -> str:
             again = {"name": "one", "look": str(next(looks))}
-            match = re.search(pattern, text_of(at_board.get("/model", parameters=again)))
+            match = re.search(pattern, text_of(at_board.get(path, parameters=again)))
             return match[0] if match else ""
 
         return eventually(found)
 
     at_board.do("model.load", {"model": "one", "why": "the test wants it"})
-    page = text_of(at_board.get("/devices", parameters={"model": "one"}))
-    assert "loads for" in page
+    assert shows(r"loads for", "/devices")
     assert shows(r"Workers 1 ready")
     assert shows(r"the test wants it done")  # the worker's answer
-    assert shows(r"Last load 1\.[5-9] s")
-    assert re.search(
-        r"Loaded in 1\.\d s", text_of(at_board.get("/devices", parameters={"state": "ready"}))
-    )
+    assert shows(r"Last load [3-9]\.\d s")
+    assert shows(r"Loaded in [3-9]\.\d s", "/devices")
 
     at_board.do("model.sleep", {"model": "one"})
     assert shows(r"Workers 1 asleep")
@@ -72,10 +69,7 @@ def test_a_model_is_loaded_put_to_sleep_woken_and_unloaded(at_board: Looker) -> 
     assert shows(r"Workers 1 ready")
 
     done = at_board.do("model.reload", {"model": "one", "path": "/step-1"})
-    assert done.text in {
-        "one: /step-1, in epoch 1.",
-        "The reload has begun: one: /step-1, in epoch 1. The audit will tell how it ends.",
-    }
+    assert "one: /step-1, in epoch 1." in done.text  # it has begun, or ended already
     assert shows(r"Weights /step-1 Epoch 1")
     assert shows(r"RUNNING /step-1 1")  # its worker
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tests.board.yard_rig import Look, looking, text_of, worker
-from tests.support.builders import make_request
+from tests.support.builders import make_request, random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals
@@ -202,6 +202,31 @@ def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
     # and not to ask again.
     look.at("/")
     assert len(looks) == 1
+
+
+def test_what_the_user_may_not_ask_is_asked_once(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a board whose user may ask for neither INFO nor CONFIG nor the log of refusals
+    yard = look.yard
+    user = random_name("user")
+    rights = ("on", ">secret", "~*", "+@all", "-info", "-config", "-acl")
+    yard.connection.execute_command("ACL", "SETUSER", user, *rights)
+    url = look.url.replace("//", f"//{user}:secret@")
+    monkeypatch.setattr(checkup, "LEAST_S", 0.0)
+    monkeypatch.setattr(checkup, "REST", 0.0)
+    with looking(url, yard.connection) as guarded:
+        # If it is looked at again and again
+        eventually(lambda: "checks at" in text_of(guarded.live("/", "live_doctor")))
+        yard.connection.acl_log_reset()
+        for _ in range(5):
+            assert "does not let us read INFO" in guarded.live("/", "live_broker")
+            time.sleep(0.05)
+
+    # I expect no more refusals in the server's log than those of the first time.
+    refused = [one for one in yard.connection.acl_log() if one["username"].decode() == user]
+    yard.connection.execute_command("ACL", "DELUSER", user)
+    assert refused == []
 
 
 def test_a_doctor_who_cannot_look_says_why(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

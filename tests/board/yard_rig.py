@@ -26,7 +26,7 @@ class Look:
     """A browser without a script, before the board of one yard."""
 
     def __init__(self, yard: Yard, url: str) -> None:
-        self.yard = yard
+        self.yard, self.url = yard, url
         self._looks = 0
         self.board = Board(BoardOptions(needs_keys=False), url, yard.keys.yard)
         self._client = TestClient(self.board.app, base_url=HERE, follow_redirects=False)

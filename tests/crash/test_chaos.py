@@ -58,6 +58,8 @@ def test_a_quick_run_kills_gateways_with_streams() -> None:
 
     figures = json.loads(result.stdout)
     assert figures["kills_by_kind"]["gateway kill"] > 0
+    assert figures["of_tenants_over_http"] > 0
+    assert (figures["wrong_tenant"], figures["wrong_counts"]) == (0, 0)
     assert figures["over_http"] > 0
     assert figures["resumed"] > 0
     assert result.exit_code == 0, result.stderr

@@ -16,6 +16,7 @@ import tokenyard.broker.direct
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tokenyard.broker.connection import open_connection
+from tokenyard.broker.direct import ask_all
 
 
 @pytest.fixture
@@ -67,6 +68,36 @@ def test_an_error_is_raised_and_the_connection_stays_good(direct: redis.Redis) -
         direct.lpush(name, "one")
 
     assert (direct.get(name), direct.client_id()) == (b"text", before)
+
+
+def test_commands_sent_in_one_go_have_their_answers_in_order(direct: redis.Redis) -> None:
+    name, before = random_name("key"), direct.client_id()
+    commands = [("RPUSH", name, "one"), *[("ECHO", f"{at}" * 9000) for at in range(50)]]
+
+    answers = ask_all(direct, [*commands, ("LRANGE", name, 0, -1), ("DEL", name)])
+
+    assert answers == [1, *[f"{at}".encode() * 9000 for at in range(50)], [b"one"], 1]
+    assert ask_all(direct, []) == []
+    assert direct.client_id() == before
+
+
+def test_the_first_error_of_commands_sent_in_one_go_is_raised(direct: redis.Redis) -> None:
+    name, before = random_name("key"), direct.client_id()
+    commands = [("SET", name, "x", "EX", 60), ("LPUSH", name, "y"), ("NO",), ("GET", name)]
+
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        ask_all(direct, commands)
+
+    # I expect no answer of those to be left.
+    assert (direct.get(name), direct.client_id()) == (b"x", before)
+
+
+def test_commands_sent_in_one_go_over_a_pool_that_is_not_ours(broker: Server) -> None:
+    with redis.Redis.from_url(broker.url) as client:
+        assert ask_all(client, [("ECHO", "1"), ("ECHO", 2)]) == [b"1", b"2"]
+        with pytest.raises(redis.ResponseError):
+            ask_all(client, [("NO",), ("ECHO", 2)])
+        assert client.ping()
 
 
 @pytest.mark.parametrize("bad", ["\ud800", None, object()])

@@ -183,6 +183,7 @@ class TestPlaces:
     ) -> None:
         # Given more tenants than a page, whose model has no room, and behind them one for another
         monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "PAGE", 4)
+        monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "MOST_PAGE", 4)
         yard.worker("busy", lane_limit=0, model="busy")
         idle = yard.worker("idle", lane_limit=10, model="idle")
         for number in range(13):
@@ -194,10 +195,30 @@ class TestPlaces:
 
         assert len(yard.ids(idle)) == 1
 
+    def test_a_request_whose_event_was_lost_is_read_before_more_of_another_class(
+        self, yard: TenantYard
+    ) -> None:
+        # Given a leader that knows that a tenant has nothing in another class
+        worker = yard.worker(lane_limit=1)
+        yard.ask("a", 8, priority_class="low")
+        yard.lead()
+        # and more events than it reads at once, the first of which the server has not kept.
+        urgent = yard.ask("a", priority_class="high")
+        yard.connection.xtrim(yard.keys.arrivals, maxlen=0)
+        for number in range(256):
+            yard.connection.xadd(
+                yard.keys.arrivals, {"event": "tenants", "intake": f"low:{number}"}
+            )
+
+        served = yard.run(worker, 2)
+
+        assert served[1] == urgent[0].id
+
     def test_more_tenants_than_a_page_are_all_served_in_turn(
         self, yard: TenantYard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "PAGE", 4)
+        monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "MOST_PAGE", 4)
         worker = yard.worker(lane_limit=3)
         for number in range(20):
             yard.ask(f"t{number:02}", 4)

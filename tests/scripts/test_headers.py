@@ -46,6 +46,7 @@ CONSTANTS = {
     },
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
     "recognize": {"NOT_LEADER": -1},
+    "record": {"RECORDED": 1, "NOT_LEADER": 0},
     "recount": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
     "take_over": {"NOT_LEADER": -1, "READY": 1},
@@ -65,6 +66,7 @@ WITHOUT_CODES = {
     "requeue",
     "settle",
     "signal",
+    "stand_by",
     "watch_clients",
 }
 

@@ -399,6 +399,26 @@ def test_emptied_intake_lives_again_with_the_next_request(yard: Yard, worker: st
     assert yard.ttl_s(yard.keys.intake("normal:acme")) == -1
 
 
+def test_results_of_one_call_are_counted_as_those_of_several(yard: Yard, worker: str) -> None:
+    tenants, lengths = ("acme", "other", "acme", "acme"), (3, 100, 40, 7)
+    waiting = [submit(yard, one) for one in tenants]
+    running = [dispatch(yard, worker, one) for one in waiting]
+    results = [result(*each) for each in zip(running, lengths, strict=True)]
+
+    yard.scripts.finish(worker, results)
+
+    assert service(yard) == 3 * TOKENS + 2 * (3 + 40 + 7)
+    assert service(yard, "other") == TOKENS + 2 * 100
+    assert usage(yard)["adder requests"] == 3
+    assert usage(yard)["adder out"] == 3 + 40 + 7
+    assert counts(yard) == counts(yard, "other") == {}
+    usual = 32.0
+    for length in (3, 40, 7):
+        usual += (length - usual) / 8
+    found = yard.connection.hget(yard.keys.tenant("acme"), "usual")
+    assert float(found or 0) == pytest.approx(usual, abs=0.1)
+
+
 def test_wait_before_the_first_attempt_is_counted_once(yard: Yard, worker: str) -> None:
     first = dispatch(yard, worker, submit(yard))
     yard.lose(worker)

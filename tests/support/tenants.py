@@ -112,13 +112,15 @@ class TenantYard(Lanes):
         suffix = f":{tenant}" if tenant else ""
         return sum(self.connection.xlen(self.keys.intake(f"{one}{suffix}")) for one in names)
 
-    def end(self, worker: str, *assignments: Assignment, output: int | None = None) -> None:
+    def end(
+        self, worker: str, *assignments: Assignment, output: int | None = None, cached: int = 0
+    ) -> None:
         """Finish requests with so many tokens each, as many as they may have by default."""
         items = []
         for one in assignments:
             tokens = len(one.request.tokens or b"") // 4
             made = one.request.params.max_tokens or 0 if output is None else output
-            usage = Usage(tokens, made, tokens + made)
+            usage = Usage(tokens, made, tokens + made, min(cached, tokens))
             result = make_result(
                 one.request.id, range(made), usage=msgspec.json.encode(usage).decode()
             )

@@ -14,7 +14,7 @@ import redis
 
 from tokenyard.board.yard import Yard
 from tokenyard.broker.connection import translated
-from tokenyard.doctor import Finding, diagnose, gather
+from tokenyard.doctor import Evidence, Finding, diagnose, gather
 from tokenyard.protocol.errors import TokenyardError
 
 log = logging.getLogger("tokenyard.board")
@@ -32,6 +32,7 @@ class CheckupReport:
     ended_s: float  # monotonic
     at_ms: int  # unix time
     took_s: float
+    evidence: Evidence | None  # that they go by
     error: str = ""  # why there was none
 
     @property
@@ -65,9 +66,15 @@ class Checkup:
 
     def _examine(self, yard: Yard) -> None:
         began, error = time.monotonic(), ""
+        evidence = self._report.evidence if self._report else None
         findings: Sequence[Finding] = ()
         try:
-            findings, error = _findings(yard)
+            with translated(yard.url):
+                refused = evidence.refused if evidence else {}
+                evidence = gather(yard.connection, yard.keys, yard.url, refused)
+            findings = tuple(diagnose(evidence))
+        except TokenyardError as refusal:
+            error = str(refusal)
         except Exception:
             log.exception("the doctor has failed")
             error = "it has failed; the board's log says why"
@@ -76,17 +83,8 @@ class Checkup:
             with self._lock:
                 self._running = None
                 self._report = CheckupReport(
-                    findings, now, time.time_ns() // 1_000_000, now - began, error
+                    findings, now, time.time_ns() // 1_000_000, now - began, evidence, error
                 )
-
-
-def _findings(yard: Yard) -> tuple[Sequence[Finding], str]:
-    """What it finds, or why it cannot look."""
-    try:
-        with translated(yard.url):
-            return tuple(diagnose(gather(yard.connection, yard.keys, yard.url))), ""
-    except TokenyardError as error:
-        return (), str(error)
 
 
 _checkups: WeakKeyDictionary[redis.Redis, Checkup] = WeakKeyDictionary()

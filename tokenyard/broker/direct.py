@@ -45,11 +45,11 @@ class DirectRedis(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command and read its answer, with the connection's retries."""
-        if not (_IS_SUPPORTED and isinstance(self.connection_pool, WaitingPool)):
+        if not self.is_direct:
             run: Any = super().execute_command
             return run(*args, **options)
         options.pop("keys", None)  # only redis-py's cache uses it
-        connection = self._take()
+        connection = self.take()
         callbacks: Any = self.response_callbacks
         read = callbacks.get(args[0])
         try:
@@ -60,16 +60,25 @@ class DirectRedis(redis.Redis):
                 if options or sock is None:
                     connection.send_packed_command(command)
                     return parse(connection, args[0], **options)
-                answer = _talk(connection, sock, command)
+                [answer] = _talk(connection, sock, command, 1)
                 return read(answer) if read else answer
 
             parse: Any = self.parse_response
             return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
         finally:
-            self._used_at[connection] = time.monotonic()
-            self._idle().put_nowait(connection)
+            self.give_back(connection)
 
-    def _take(self) -> Any:
+    @property
+    def is_direct(self) -> bool:
+        """Whether it may use connections without redis-py's checks."""
+        return _IS_SUPPORTED and isinstance(self.connection_pool, WaitingPool)
+
+    def give_back(self, connection: Any) -> None:
+        """Inverse of `take`, also for a connection that broke."""
+        self._used_at[connection] = time.monotonic()
+        self._idle().put_nowait(connection)
+
+    def take(self) -> Any:
         """The connection that was used last, unchecked, or one that redis-py has checked."""
         pool = self.connection_pool
         if pool.pid == os.getpid():  # after a fork the connections are the parent's
@@ -87,18 +96,48 @@ class DirectRedis(redis.Redis):
         return idle
 
 
+def ask_all(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Send commands in one go; their answers as the server gives them. Raises the first error.
+
+    A pipeline of redis-py takes much longer for each of them.
+    """
+    if not commands:
+        return []
+    pool: Any = client.connection_pool
+    direct = client if isinstance(client, DirectRedis) and client.is_direct else None
+    connection = direct.take() if direct else pool.get_connection()
+    try:
+        packed = b"".join(part for one in commands for part in _packed(connection, one))
+
+        def ask() -> list[Any]:
+            sock = _socket_of(connection) if direct else None
+            if sock is None:
+                return _ask_in_turn(connection, packed, len(commands))
+            return _talk(connection, sock, [packed], len(commands))
+
+        retry: Any = connection.retry
+        answers: list[Any] = retry.call_with_retry(ask, lambda _: connection.disconnect())
+        return answers
+    finally:
+        if direct:
+            direct.give_back(connection)
+        else:
+            pool.release(connection)
+
+
 def _socket_of(connection: Any) -> Any:
     """The connection's socket; None where it has none, or overrides `read_response`."""
     is_plain = type(connection).read_response is AbstractConnection.read_response
     return connection._sock if is_plain else None  # noqa: SLF001 - redis-py has no public way
 
 
-def _talk(connection: Any, sock: Any, command: Sequence[bytes]) -> Any:
-    """Send a command and read its answer over the socket; raises redis-py's errors."""
+def _talk(connection: Any, sock: Any, packed: Sequence[bytes], count: int) -> list[Any]:
+    """Send commands and read their answers over the socket; raises redis-py's errors."""
     try:
-        for part in command:
+        for part in packed:
             sock.sendall(part)
-        answer = connection._parser.read_response()  # noqa: SLF001 - redis-py has no public way
+        read = connection._parser.read_response  # noqa: SLF001 - redis-py has no public way
+        answers = [read() for _ in range(count)]
     except OSError as error:
         connection.disconnect()
         kind = redis.TimeoutError if isinstance(error, TimeoutError) else redis.ConnectionError
@@ -106,9 +145,20 @@ def _talk(connection: Any, sock: Any, command: Sequence[bytes]) -> Any:
     except BaseException:
         connection.disconnect()  # a late answer would be read as that of the next command
         raise
-    if isinstance(answer, redis.ResponseError):
-        raise answer
-    return answer
+    for answer in answers:
+        if isinstance(answer, redis.ResponseError):
+            raise answer
+    return answers
+
+
+def _ask_in_turn(connection: Any, packed: bytes, count: int) -> list[Any]:
+    """`_talk` for a connection that overrides `read_response`, or that is not open yet."""
+    connection.send_packed_command([packed])
+    try:
+        return [connection.read_response() for _ in range(count)]
+    except BaseException:
+        connection.disconnect()  # with the answers that were not read
+        raise
 
 
 def _packed(connection: Any, args: tuple[Any, ...]) -> Sequence[bytes]:

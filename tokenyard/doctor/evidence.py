@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 #: Settings of the server that the checks use.
 _SETTINGS: Final = ("appendfsync", "bind", "dir", "protected-mode", "tcp-keepalive", "timeout")
 _REFUSALS: Final = 20
+#: Queries that a user may be refused for good, whatever the state of the yard.
+_BY_RIGHTS: Final = frozenset({"INFO", "CONFIG", "ACL GETUSER", "ACL LOG", "SCAN and MEMORY USAGE"})
 #: Keys in one step of the search for lost entries, and most steps.
 _STEP: Final = 1000
 _MAX_STEPS: Final = 50
@@ -88,6 +91,11 @@ class Evidence:
     unseen: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def refused(self) -> Mapping[str, str]:
+        """What our user may not ask, with the server's answer."""
+        return {what: why for what, why in self.unseen.items() if what in _BY_RIGHTS}
+
+    @property
     def is_local(self) -> bool:
         """Whether the server is on this host."""
         return self.host in LOOPBACK or self.host.startswith("/")
@@ -96,12 +104,14 @@ class Evidence:
 class _Reader:
     """Runs queries, and records those that are refused."""
 
-    def __init__(self, connection: redis.Redis) -> None:
+    def __init__(self, connection: redis.Redis, unseen: Mapping[str, str]) -> None:
         self.run: Any = connection  # redis-py's replies have no types
-        self.unseen: dict[str, str] = {}
+        self.unseen = dict(unseen)
 
     def __call__(self, what: str, ask: Callable[[], T]) -> T | None:
         """The reply; None if this user or this server does not allow the query."""
+        if what in self.unseen:
+            return None
         try:
             return ask()
         except (redis.exceptions.NoPermissionError, redis.exceptions.ResponseError) as refused:
@@ -109,10 +119,20 @@ class _Reader:
             return None
 
 
-def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
-    """Read broker and yard. Errors of redis-py pass, except for missing rights."""
-    read = _Reader(connection)
-    info, config = _server(read)
+def gather(
+    connection: redis.Redis,
+    keys: Keys,
+    url: str,
+    refused: Mapping[str, str] = types.MappingProxyType({}),
+) -> Evidence:
+    """Read broker and yard. Errors of redis-py pass, except for missing rights.
+
+    What was refused before (`Evidence.refused`) is not asked for again: each refusal is an entry of
+    the server's ACL LOG.
+    """
+    read = _Reader(connection, refused)
+    info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
+    config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
     clock_ms, round_trip_ms = _clock(connection)
     return Evidence(
         host=_host(url),
@@ -134,16 +154,12 @@ def gather(connection: redis.Redis, keys: Keys, url: str) -> Evidence:
     )
 
 
-def glance(connection: redis.Redis, url: str) -> Evidence:
-    """Read INFO and CONFIG alone: enough for `tokenyard.doctor.check_server`, and quick."""
-    read = _Reader(connection)
-    info, config = _server(read)
-    return Evidence(host=_host(url), info=info, config=config, unseen=read.unseen)
-
-
-def _server(read: _Reader) -> tuple[dict[str, Any] | None, dict[str, str] | None]:
+def glance(connection: redis.Redis, url: str, known: Evidence | None) -> Evidence:
+    """Read INFO alone, the rest as ``known``: enough for `tokenyard.doctor.check_server`."""
+    known = known or Evidence()
+    read = _Reader(connection, known.refused)
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
-    return info, read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
+    return Evidence(host=_host(url), info=info, config=known.config, unseen=read.unseen)
 
 
 def _host(url: str) -> str:

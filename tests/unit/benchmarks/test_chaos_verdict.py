@@ -103,6 +103,17 @@ def test_a_run_in_which_no_kill_hit_a_tenant_fails() -> None:
     assert told(*of(""), *faults()) == ""
 
 
+@pytest.mark.parametrize(("tenant", "key"), [("acme", "key-0"), ("acme", ""), ("", "key-0")])
+def test_a_run_in_which_gateways_had_no_tenants_request_fails(tenant: str, key: str) -> None:
+    asked = Asked(100.1, C, "http-0", 4, stream=True, tenant=tenant, key=key)
+    ended = Published(100.2, C, "http-0", "result", 0, [1], "completed")
+    parts = sorted({part for part, _ in FIRST})
+
+    why = told(*stream(), asked, ended, *faults(), parts=parts, tenants=["acme"])
+
+    assert ("no tenant's request came over HTTP" in why) == (not (tenant and key))
+
+
 def test_faults_without_a_target_fail_the_run() -> None:
     misses = [Missed(100.5, "worker kill")] * 2
 

@@ -86,8 +86,8 @@ def _view(yard: Yard, given: Given) -> dict[str, Any]:
     serves = any(one.is_serving for one in view.workers)
     rate = _rate(view) if serves else 0.0
     letters = dead_letters(connection, keys, _MOST_ERRORS) if view.dead else []
-    evidence = glance(connection, yard.url)
     checkup = checkup_of(yard).latest(yard)
+    evidence = glance(connection, yard.url, checkup.evidence if checkup else None)
     return {
         "view": view,
         "pauses": [one.text(0) for one in all_pauses(view.desired_states)],

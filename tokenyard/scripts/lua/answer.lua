@@ -59,7 +59,7 @@ end
 local sid = sid_of(known[2], here)
 local output = redis.call('STRLEN', KEYS[4]) / 4
 end_charge(ledger, ARGV[6], {input = output > 0 and queued_tokens_of(waits[2]) or 0,
-  output = output}, intake, ARGV[14])
+  output = output, code = ARGV[14]}, intake)
 
 redis.call('HSET', ledger, 'state', ARGV[6], 'sid', sid, 'result', item, 'ended', server_ms())
 if not known[1] then redis.call('HSET', ledger, 'digest', digest) end

@@ -23,14 +23,11 @@
 -- Atomic, because the entry must be in the intake or on the lane at every moment, and because
 -- a former leader must move nothing.
 
--- @include bill
 -- @include count_in
 -- @include count_of_tenants
--- @include count_usage
 -- @include counted
 -- @include has_lease
 -- @include is_reused
--- @include keep_count
 -- @include leave_intake
 -- @include prefix_of
 -- @include queued_tokens_of
@@ -38,6 +35,7 @@
 -- @include server_ms
 -- @include sid_of
 -- @include tenant_settings
+-- @include tenant_sums
 -- @include waits_at
 -- @include whole
 
@@ -144,29 +142,28 @@ end
 
 -- A charge is counted from here on, see `settle_charge`. The wait is that before the first attempt, by
 -- powers of two of ms.
-local function charge_to(lane, ledger, text, sid, attempt)
-  local charge, prefix = read_charge(text), prefix_of(lane)
-  if not charge then return end
-  redis.call('HSET', ledger, 'charge', text)
-  bill(prefix, charge.tenant, charge.amount)
+local prefix = prefix_of(KEYS[1])
+local sums, now = tenant_sums(prefix), nil
+local function count_charge(charge, sid, attempt)
+  sums.charge(charge.tenant, charge.amount)
   if charge.tenant == '' then return end
-  keep_count(prefix .. 'tenant:' .. charge.tenant, 'running', 1)
+  sums.run(charge.tenant, 1)
   if attempt > 1 then return end
-  local bucket, waited = 1, server_ms() - tonumber(sid:match('/(%d+)'))
+  now = now or server_ms()
+  local bucket, waited = 1, now - tonumber(sid:match('/(%d+)'))
   while bucket < waited do bucket = 2 * bucket end
-  count_usage(prefix, charge.tenant, charge.model, {['wait:' .. bucket] = 1})
+  sums.use(charge.tenant, charge.model, {['wait:' .. bucket] = 1})
 end
 
 -- Whether a tenant has as many requests running as it may. A retry was one of them, and is not held.
 local most_running = {}
-local function is_held(lane, tenant)
-  local prefix = prefix_of(lane)
+local function is_held(tenant)
   if most_running[tenant] == nil then
     local most = (tenant_settings(prefix, tenant) or {})['max_running_requests']
     most_running[tenant] = type(most) == 'number' and most > 0 and most
   end
   local most = most_running[tenant]
-  return most and counted(prefix .. 'tenant:' .. tenant, 'running') >= most
+  return most and counted(prefix .. 'tenant:' .. tenant, 'running') + sums.running(tenant) >= most
 end
 
 local function dispatch(route, ledger, entry, why, digest, charge)
@@ -190,7 +187,7 @@ local function dispatch(route, ledger, entry, why, digest, charge)
   if target.quarantined or target.load >= (route.alone and 1 or route.most)
     or (route.group and target.tries) then return FULL end
 
-  if charge and route.tenant and is_held(route.lane, route.tenant) then return HELD end
+  if charge and route.tenant and is_held(route.tenant) then return HELD end
 
   local sid = sid_of(known[2], here)
   local attempt = whole(known[5]) + 1
@@ -203,12 +200,14 @@ local function dispatch(route, ledger, entry, why, digest, charge)
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
       unpack(lane_fields(fields, false, charge)))
   end
+  local charged = charge and read_charge(charge)
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
-    'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why)
+    'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why,
+    unpack(charged and {'charge', charge} or {}))
   leave(intake, entry, route.tenant and queued_tokens_of(fields))
-  if charge then
-    charge_to(route.lane, ledger, charge, sid, attempt)
-  elseif is_retry then
+  if charged then
+    count_charge(charged, sid, attempt)
+  elseif is_retry and not charge then
     redis.call('HDEL', ledger, 'charge') -- of an earlier attempt: its end would not settle it
   end
   if not known[1] then
@@ -254,6 +253,7 @@ for _, route in ipairs(routes) do
     redis.call('HSET', KEYS[4], route.worker, route.first .. '+' .. route.size)
   end
 end
+sums.write()
 local gone_of = {}
 for intake, entries in pairs(leaving) do
   leave_intake(intake, ARGV[2], entries, entries.size, gone_of)

@@ -24,7 +24,9 @@
 -- @include end_charge
 -- @include has_lease
 -- @include keep_for
+-- @include prefix_of
 -- @include server_ms
+-- @include tenant_sums
 
 local LEASE_LOST, FINISHED, REPEATED, STALE = -1, 1, 2, 0
 -- Lua cannot unpack thousands of values at once.
@@ -51,6 +53,7 @@ local function finish(ledger, tokens, choices, entry, attempt, status, ttl, item
   return FINISHED
 end
 
+local sums = tenant_sums(prefix_of(KEYS[1]))
 local replies, freed, k, a = {}, 0, 5, 4
 while k <= #KEYS do
   local destination, kind, count = KEYS[k], ARGV[a], tonumber(ARGV[a + 1])
@@ -68,7 +71,8 @@ while k <= #KEYS do
       freed = freed + 1
       if charged then
         end_charge(KEYS[k], ARGV[a + 2], {input = tonumber(ARGV[a + 6]),
-          cached = tonumber(ARGV[a + 7]), output = tonumber(ARGV[a + 8])}, nil, ARGV[a + 9])
+          cached = tonumber(ARGV[a + 7]), output = tonumber(ARGV[a + 8]),
+          code = ARGV[a + 9]}, nil, sums)
       end
     end
     replies[#replies + 1] = code
@@ -79,6 +83,7 @@ while k <= #KEYS do
     keep_for(destination, longest)
   end
 end
+sums.write()
 local alone = #places > 0 and redis.call('HGET', KEYS[4], ARGV[1])
 for first = 1, #places, MOST_UNPACKED do
   local last = math.min(first + MOST_UNPACKED - 1, #places)

@@ -67,8 +67,8 @@ for k = 6, #KEYS, 5 do
     redis.call('EXPIRE', ledger, ARGV[3])
     redis.call('DEL', tokens)
     -- What came in is gone with the entry.
-    end_charge(ledger, 'failed', {input = 0, output = #published / 4}, state == 'waiting' and place,
-      'ENTRY_LOST')
+    end_charge(ledger, 'failed', {input = 0, output = #published / 4, code = 'ENTRY_LOST'},
+      state == 'waiting' and place)
     if state == 'waiting' and where ~= '' then
       leave_intake(place, ARGV[5], {entry}) -- it may be pending still
       local prefix, _, tenant = tenant_of(place)

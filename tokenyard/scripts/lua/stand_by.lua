@@ -9,8 +9,7 @@
 
 -- @include server_ms
 
-local SHOWN = 1
 local now = server_ms()
 redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-return SHOWN
+return 1

@@ -1,18 +1,12 @@
--- Settle what a running request was charged at its dispatch by the tokens that it has used, in and out.
--- Returns the charge; nil where there is none.
--- @include bill
--- @include keep_count
--- @include prefix_of
+-- Settle what a running request was charged at its dispatch, `text`, by the tokens that it has used, in and
+-- out, in `tenant_sums`. Returns the charge; nil where there is none.
 -- @include read_charge
-local function settle_charge(ledger, input, output, waits)
-  local text = redis.call('HMGET', ledger, 'charge')[1]
+local function settle_charge(sums, ledger, text, input, output, waits)
   if not text then return nil end
   redis.call('HDEL', ledger, 'charge')
-  local charge, prefix = read_charge(text), prefix_of(ledger)
+  local charge = read_charge(text)
   if not charge then return nil end
-  bill(prefix, charge.tenant, input * charge.input + output * charge.output - charge.amount)
-  if charge.tenant ~= '' and not waits then
-    keep_count(prefix .. 'tenant:' .. charge.tenant, 'running', -1)
-  end
+  sums.charge(charge.tenant, input * charge.input + output * charge.output - charge.amount)
+  if charge.tenant ~= '' and not waits then sums.run(charge.tenant, -1) end
   return charge
 end

@@ -1,11 +1,10 @@
--- Correct the tokens that were reserved for a request of a tenant, now that it is over and has used
+-- Correct the tokens that were reserved for a request of a tenant, `held`, now that it is over and has used
 -- these. A bucket that has left the window stays as it is. A client may have written the field of the
 -- ledger.
 -- @include prefix_of
 -- @include token_windows
-local function settle_tokens(ledger, used)
+local function settle_tokens(ledger, held, used)
   local MOST, MOST_BYTES = 1e12, 200
-  local held = redis.call('HMGET', ledger, 'reserved')[1]
   if not held then return end
   redis.call('HDEL', ledger, 'reserved')
   if #held > MOST_BYTES then return end
