@@ -28,7 +28,7 @@ from tokenyard.protocol.keys import Keys
 
 #: Targets: ms of a page, keys that it asks for, share of a core of the broker for an open page.
 PAGE_MS: Final = 300.0
-PAGE_KEYS: Final = 3_000
+PAGE_KEYS: Final = 4_000
 OPEN_PERCENT: Final = 1.0
 QUICK: Final = Sizes(workers=20, waiting=2_000, dead=200, tenants=100, ended=50)
 #: By path, by name.

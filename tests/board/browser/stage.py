@@ -152,7 +152,7 @@ class Stage:
         self.submit("qwen3-32b", 2, 1500, client="agents", tenant="research")
         self.submit("llama-3.1-8b", 30, 800, client="nightly", tenant="research")
         self.submit("mistral-7b", 14, 800, "low", client="trial", tenant="free")
-        self.submit_batch(f"evaluation-{self._flows}", 2000, "llama-3.1-8b")
+        self.submit_batch(f"evaluation-{self._flows}", 120, "llama-3.1-8b")
 
     def bury(self, request_id: str, model: str, reason: str, **fields: Any) -> str:
         """Write a dead letter; its name."""

@@ -70,6 +70,10 @@ class Played:
                 else:
                     self._stream()
 
+            def do_HEAD(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+
             def _page(self) -> None:
                 script = importlib.resources.files("tokenyard.board") / "static" / "board.js"
                 rows = table("a", "b", "c")
@@ -210,7 +214,7 @@ def test_a_stream_that_ends_by_itself_is_not_worth_a_word(page: Any, played: Pla
 def test_a_hidden_page_has_no_stream(page: Any, played: Played) -> None:
     page.evaluate("""() => {
         Object.defineProperty(document, "hidden", {value: true, configurable: true});
-        document.dispatchEvent(new Event("visibilitychange"));
+        document.dispatchEvent(new Event("visibilitychange", {bubbles: true}));
     }""")
     played.cut()
     page.wait_for_timeout(500)
@@ -218,7 +222,7 @@ def test_a_hidden_page_has_no_stream(page: Any, played: Played) -> None:
 
     page.evaluate("""() => {
         Object.defineProperty(document, "hidden", {value: false, configurable: true});
-        document.dispatchEvent(new Event("visibilitychange"));
+        document.dispatchEvent(new Event("visibilitychange", {bubbles: true}));
     }""")
     wait_for(page, lambda: played.streams == 2)
 

@@ -7,15 +7,12 @@
 (() => {
   const QUIET_MS = 10_000; // so long after the last movement, what lies under the pointer may change
   const LOST_MS = 4_000, AGAIN_MS = 3_000; // a stream ends now and then, and comes back sooner
-  const root = document.documentElement;
-  const banner = document.getElementById("live_error");
+  const root = document.documentElement, banner = document.getElementById("live_error");
   const places = [...document.querySelectorAll("[data-live]")];
   const waiting = new Map(); // live blocks that have changed, with their new HTML
-  let source, again, lost, hiding;
-  let touched = -QUIET_MS, isPressed = false;
+  let source, again, lost, hiding, touched = -QUIET_MS, isPressed = false;
 
   // Taking on new content
-
   const keyOf = (node) => {
     if (node.nodeType !== Node.ELEMENT_NODE) return "";
     if (node.id || node.dataset.key) return node.id || node.dataset.key;
@@ -85,7 +82,6 @@
   setInterval(() => { if (waiting.size) renew(); }, 250);
 
   // Being connected
-
   const clock = () => new Date().toLocaleTimeString();
   function tell(problem) {
     if (problem ? banner.dataset.problem === problem : !root.classList.contains("is-stale")) return;
@@ -126,7 +122,7 @@
 
   addEventListener("pagehide", rest);
   addEventListener("pageshow", connect);
-  document.addEventListener("visibilitychange", () => (document.hidden ? rest() : connect()));
+  addEventListener("visibilitychange", () => (document.hidden ? rest() : connect()));
   addEventListener("pointermove", () => { touched = performance.now(); }, { passive: true });
   addEventListener("pointerdown", () => { isPressed = true; });
   for (const end of ["pointerup", "pointercancel", "dragend", "blur"]) {
@@ -134,7 +130,6 @@
   }
 
   // Small comforts
-
   const here = new URL(location.href);
   if (here.searchParams.has("done")) { // told once, not again at each reload
     here.searchParams.delete("done");
@@ -145,10 +140,8 @@
     for (const one of document.getElementsByName(target.dataset.all)) one.checked = target.checked;
   });
   if (document.querySelector("[data-retry]") && !location.pathname.includes("/do/")) {
-    setInterval(async () => {
-      const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
-      if (answer?.ok) location.reload();
-    }, AGAIN_MS);
+    const retry = (answer) => answer.ok && location.reload();
+    setInterval(() => fetch(location.href, { method: "HEAD" }).then(retry, () => {}), AGAIN_MS);
   }
   connect();
 })();
