@@ -159,6 +159,8 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
     return re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], text)
 
 
+#: Users of Redis whose programs have another name.
+USERS = {"board": "admin"}
 SPECIFIERS = {"%H": "host", "%S": "/var/lib", "%C": "/var/cache"}
 
 
@@ -175,7 +177,8 @@ def _unit(name: str, text: str) -> Launch:
     for short, long in SPECIFIERS.items():
         text = text.replace(short, long)
     settings = dict(_settings(text))
-    user = name.removeprefix("tokenyard-")
+    service = name.removeprefix("tokenyard-")
+    user = USERS.get(service, service)
     env = dict(pair.split("=", 1) for value in settings["Environment"] for pair in value.split())
     if user == "redis":
         env |= FILLED
@@ -186,7 +189,7 @@ def _unit(name: str, text: str) -> Launch:
     (command,), (stop_s,) = settings["ExecStart"], settings["TimeoutStopSec"]
     program, *arguments = shlex.split(command)
     argv = arguments if program == "/opt/tokenyard/bin/tokenyard" else [program, *arguments]
-    return Launch(user, argv, env, float(stop_s), more=settings)
+    return Launch(service, argv, env, float(stop_s), more=settings)
 
 
 def _settings(text: str) -> Iterator[tuple[str, list[str]]]:

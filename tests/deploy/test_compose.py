@@ -75,8 +75,8 @@ def test_services_use_existing_stages_and_mount_existing_files() -> None:
 def test_the_compose_file_requires_its_passwords() -> None:
     # If the environment file is not filled in, I expect the engine to refuse it.
     text = (DEPLOY / "compose.yaml").read_text()
-    names = ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GATEWAY", "PASSWORD_GRAFANA",
-             "MODEL", "WORKER_NAME")  # fmt: skip
+    names = ("PASSWORD_COORDINATOR", "PASSWORD_WORKER", "PASSWORD_GATEWAY", "PASSWORD_ADMIN",
+             "PASSWORD_GRAFANA", "MODEL", "WORKER_NAME")  # fmt: skip
     for name in names:
         assert re.search(rf"\$\{{{name}:\?", text), name
         assert f"\n{name}=" in (DEPLOY / "example.env").read_text()
@@ -95,7 +95,7 @@ def test_images_run_the_installed_command() -> None:
 
 def test_services_have_bounded_resources_and_no_root_rights() -> None:
     services = compose()["services"]
-    ours = {"redis", "coordinator", "worker", "gateway", "batch", "prometheus", "grafana"}
+    ours = {"redis", "coordinator", "worker", "gateway", "board", "batch", "prometheus", "grafana"}
     assert set(services) >= ours
     for name, one in services.items():
         assert re.fullmatch(r"\d+[gm]", one["mem_limit"]), name
@@ -114,7 +114,7 @@ def test_a_worker_gets_gpus_and_name_from_the_environment() -> None:
 
 
 def test_health_checks_use_the_ports_of_the_programs() -> None:
-    for name in ("coordinator", "worker"):
+    for name in ("coordinator", "worker", "board"):
         one = compose()["services"][name]
         port = one["environment"][f"TOKENYARD_{name.upper()}_METRICS_PORT"]
         assert f"http://127.0.0.1:{port}/readyz" in one["healthcheck"]["test"][-1]
@@ -188,7 +188,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("argv", [["coordinator"], ["batch", "worker"], ["info"], ["worker"]])
+@pytest.mark.parametrize(
+    "argv", [["coordinator"], ["board"], ["batch", "worker"], ["info"], ["worker"]]
+)
 def test_commands_start_from_the_files_that_the_dockerfile_copies(
     wheel: Path, tmp_path: Path, argv: list[str]
 ) -> None:

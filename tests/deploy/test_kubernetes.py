@@ -16,6 +16,7 @@ from gateway.metrics import OPEN
 from tests.deploy.launches import FILLED, kustomized, manifests
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
+from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 
@@ -143,7 +144,7 @@ def test_pods_keep_to_the_restricted_standard() -> None:
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
     # I expect all pods to meet it
-    assert set(pods()) == {"redis", "coordinator", "worker", "gateway"}
+    assert set(pods()) == {"redis", "coordinator", "worker", "gateway", "board"}
     for name, pod in pods().items():
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True, name
@@ -196,6 +197,7 @@ def test_each_pod_has_only_the_secrets_that_it_needs() -> None:
         "coordinator": {"PASSWORD_COORDINATOR", "GUESTS"},
         "worker": {"PASSWORD_WORKER"},
         "gateway": {"PASSWORD_GATEWAY"},
+        "board": {"PASSWORD_ADMIN"},
     }
 
 
@@ -215,7 +217,8 @@ def test_policies_allow_the_connections_of_the_programs() -> None:
         assert policy["policyTypes"] == ["Ingress", "Egress"], name
         (container,) = pods()[name]["spec"]["containers"]
         open_ports = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
-        assert open_ports == {port["name"] for port in container["ports"]}
+        # Probes come from the node, which policies let through.
+        assert open_ports == {port["name"] for port in container["ports"]} - {"probes"}
     (to_redis,) = policies["redis"]["ingress"]
     (ours,) = to_redis["from"][0]["podSelector"]["matchExpressions"]
     callers = {name for name in policies if policies[name]["egress"]}
@@ -250,14 +253,15 @@ def test_gateways_are_scaled_by_a_metric_that_they_have() -> None:
     assert "replicas" not in gateway["spec"]
 
 
-def test_the_service_leads_to_the_port_where_gateways_serve() -> None:
-    (service,) = (one for one in manifests() if name_of(one) == "Service gateway")
-    assert service["spec"]["selector"] == pods()["gateway"]["metadata"]["labels"]
+@pytest.mark.parametrize("name", ["gateway", "board"])
+def test_the_service_leads_to_the_port_where_the_program_serves(name: str) -> None:
+    (service,) = (one for one in manifests() if name_of(one) == f"Service {name}")
+    assert service["spec"]["selector"] == pods()[name]["metadata"]["labels"]
     (port,) = service["spec"]["ports"]
-    container = containers()["gateway"]
+    container = containers()[name]
     served = {one["name"]: str(one["containerPort"]) for one in container["ports"]}
     env = {one["name"]: one.get("value") for one in container["env"]}
-    assert served[port["targetPort"]] == env["TOKENYARD_GATEWAY_PORT"]
+    assert served[port["targetPort"]] == env[f"TOKENYARD_{name.upper()}_PORT"]
 
 
 def test_a_gateway_leaves_the_service_before_it_takes_nothing_new() -> None:
@@ -273,10 +277,15 @@ def test_a_gateway_leaves_the_service_before_it_takes_nothing_new() -> None:
     assert pod["terminationGracePeriodSeconds"] >= float(hook_s) + grace_s + 15
 
 
-def test_a_gateway_takes_all_its_settings_from_its_manifest() -> None:
-    names = {f"TOKENYARD_GATEWAY_{one.name.upper()}" for one in fields(GatewaySettings)}
-    given = {one["name"] for one in containers()["gateway"]["env"]}
-    assert {one for one in given if one.startswith("TOKENYARD_GATEWAY_")} <= names
+@pytest.mark.parametrize("settings", [GatewaySettings, BoardSettings])
+def test_the_settings_of_a_manifest_exist(
+    settings: type[GatewaySettings | BoardSettings],
+) -> None:
+    name = settings.__name__.removesuffix("Settings").lower()
+    prefix = f"TOKENYARD_{name.upper()}_"
+    names = {prefix + one.name.upper() for one in fields(settings)}
+    given = {one["name"] for one in containers()[name]["env"]}
+    assert {one for one in given if one.startswith(prefix)} <= names
 
 
 def test_kustomize_builds_one_namespace() -> None:

@@ -20,6 +20,7 @@ import pytest
 import redis
 from openai import OpenAI
 
+from tests.deploy.day import FOR_THE_KEEPER
 from tests.deploy.launches import ORIGINS, Launch, with_batches
 from tests.deploy.rights import denied
 from tests.support.brokers import DEPLOY, GuardedServer
@@ -50,7 +51,9 @@ class Started:
         }
         # Two containers may listen on one port, two processes here may not.
         given |= {name: str(free_port()) for name in given if name.endswith("_PORT")}
-        self.port = given.get("TOKENYARD_GATEWAY_PORT", "")
+        settings = f"TOKENYARD_{launch.name.upper()}_"
+        self.port = given.get(f"{settings}PORT", "")
+        self.metrics_port = given.get(f"{settings}METRICS_PORT", "")
         # There is no GPU here, and no model but this.
         given["TOKENYARD_WORKER_ENGINE"] = "simulated"
         given["TOKENYARD_WORKER_MODEL"] = str(ADDER)
@@ -58,10 +61,11 @@ class Started:
             given["TOKENYARD_GATEWAY_FILES_DIR"] = str(folder / "files")
         given["HF_HUB_OFFLINE"] = "1"
         kept = {name: value for name, value in os.environ.items() if "TOKENYARD_WORKER" not in name}
+        self.env = kept | given
         self._log = folder / f"{launch.name}-{number}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env={**kept, **given}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd=DEPLOY.parent,
             )  # fmt: skip
 
@@ -94,7 +98,14 @@ class Site:
 
     @property
     def gateways(self) -> list[Started]:
-        return [one for one in self.started if one.launch.name == "gateway"]
+        return self._of("gateway")
+
+    @property
+    def boards(self) -> list[Started]:
+        return self._of("board")
+
+    def _of(self, service: str) -> list[Started]:
+        return [one for one in self.started if one.launch.name == service]
 
     def start(self, name: str) -> None:
         launch = self.launches[name]
@@ -177,11 +188,11 @@ def batch_by_http(site: Site, gateway: Started) -> None:
     assert answer["response"]["body"]["usage"]["completion_tokens"] == 4
 
 
-def asked(gateway: Started, path: str, key: str = "") -> int:
-    """The status of a gateway's answer; 0 while it does not listen."""
-    url = f"http://127.0.0.1:{gateway.port}{path}"
+def asked(one: Started, path: str, key: str = "", port: str = "") -> int:
+    """The status of an answer of a gateway or the board; 0 while it does not listen."""
+    url = f"http://127.0.0.1:{port or one.port}{path}"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
-    assert gateway.process.poll() is None, gateway.log
+    assert one.process.poll() is None, one.log
     try:
         with urllib.request.urlopen(request, timeout=START_S) as answer:
             return int(answer.status)
@@ -201,6 +212,24 @@ def gateway_serves(site: Site, gateway: Started) -> None:
     assert asked(gateway, "/v1/models", key) == 200
 
 
+def board_serves(site: Site, board: Started) -> None:
+    """Wait until the board is ready, make the first key as docs/deploy.md says, and look."""
+    for path in ("/livez", "/readyz"):
+        eventually(lambda path=path: asked(board, path, port=board.metrics_port) == 200)
+    assert asked(board, "/board/keys") == 401
+    command = [sys.executable, "-m", "tokenyard", "keys", "create", "--role", "admin", "--json"]
+    made = subprocess.run(
+        command, env=board.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    denied(site.server)
+    for path in ("/board/", "/board/keys", "/board/audit"):
+        assert asked(board, path, json.loads(made.stdout)["key"]) == 200
+    # What the doctor may not read, it tells.
+    refused = {line.rpartition(" ")[2] for line in denied(site.server) if "admin: " in line}
+    assert refused <= FOR_THE_KEEPER
+
+
 @pytest.mark.timeout(500)
 def test_a_yard_of_these_files_serves_and_stops(site: Site) -> None:
     # Given all programs of the files
@@ -218,6 +247,9 @@ def test_a_yard_of_these_files_serves_and_stops(site: Site) -> None:
     # gateways to be ready, and to ask for keys where others can reach them,
     for gateway in site.gateways:
         gateway_serves(site, gateway)
+    # the board to ask for keys everywhere, and to have the rights for its pages,
+    for board in site.boards:
+        board_serves(site, board)
     # and each program to end in time, with status 0, after one SIGTERM.
     for one in site.started:
         one.process.send_signal(signal.SIGTERM)
