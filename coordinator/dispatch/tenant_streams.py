@@ -83,7 +83,8 @@ class TenantStreams:
         """What to read of tenants.
 
         Where there is no room in the backlog, only of the ``urgent`` ones of whom nothing is known.
-        An intake of which enough is held is read again when half of that has left.
+        An intake of which enough is held is read again when half of that has left; of what is not
+        needed soon, no more than a batch.
         """
         has_room = len(self._backlog) < self._max_held
         most = max(LOOK_AHEAD, self._max_held // in_line) if has_room else LOOK_AHEAD
@@ -100,15 +101,17 @@ class TenantStreams:
             elif not has_room:
                 continue
             open_ += [pair for pair in held if pair[0] not in exhausted and 2 * pair[1] <= most]
-        share = max(LOOK_AHEAD, self._max_batch // max(1, len(open_)))
-        return [
-            Slice(
-                intake,
-                self._after.get(intake, _BEGIN) if number else _BEGIN,
-                min(share, most - number),
-            )
-            for intake, number in open_
-        ]
+        share, spare = max(LOOK_AHEAD, self._max_batch // max(1, len(open_))), self._max_batch
+        found: list[Slice] = []
+        for intake, number in open_:
+            size = min(share, most - number)
+            if 2 * number > LOOK_AHEAD:
+                if spare <= 0:
+                    continue
+                spare -= size
+            after = self._after.get(intake, _BEGIN) if number else _BEGIN
+            found.append(Slice(intake, after, size))
+        return found
 
     def commands(self, parts: Iterable[Slice]) -> list[Command]:
         """Commands that read these; what is empty is not in their answers."""
