@@ -19,7 +19,7 @@ from tokenyard.admin.audit import read_audit
 from tokenyard.board import access, app
 from tokenyard.board.action import Action, Outcome, Preview
 from tokenyard.board.pages import ACTIONS, PAGES
-from tokenyard.board.yard import RANK, Given, Yard
+from tokenyard.board.yard import RANK, Parameters, Yard
 from tokenyard.protocol.api_keys import ApiKey, Role, encode_key, key_digest
 from tokenyard.protocol.keys import Keys
 
@@ -46,10 +46,10 @@ class Deeds:
         self.done: list[str] = []
 
     def of(self, action: Action) -> Action:
-        def preview(yard: Yard, given: Given) -> Preview:
+        def preview(yard: Yard, given: Parameters) -> Preview:
             return Preview("It would be done.")
 
-        def run(yard: Yard, given: Given) -> Outcome:
+        def run(yard: Yard, given: Parameters) -> Outcome:
             self.done.append(action.name)
             return Outcome("It is done.", "everything")
 
@@ -153,7 +153,7 @@ def test_an_action_that_cannot_be_recorded_says_so(
 def test_what_breaks_in_the_middle_is_recorded(
     monkeypatch: pytest.MonkeyPatch, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
-    def run(yard: Yard, given: Given) -> Outcome:
+    def run(yard: Yard, given: Parameters) -> Outcome:
         raise ValueError("a mistake of <ours>")
 
     name, action = next(iter(ACTIONS.items()))
@@ -380,7 +380,7 @@ def test_who_sees_prompts_and_answers(
 ) -> None:
     seen: dict[Role | str, bool] = {}
 
-    def view(yard: Yard, given: Given) -> dict[str, Any]:
+    def view(yard: Yard, given: Parameters) -> dict[str, Any]:
         seen[given.actor.role] = given.actor.shows_content
         return {"entries": [], "is_newest": True, "before": "", "most": 1}
 

@@ -23,7 +23,7 @@ from tokenyard.board import app, live
 from tokenyard.board.page import Page
 from tokenyard.board.pages import ACTIONS, PAGES
 from tokenyard.board.reading import YardReader
-from tokenyard.board.yard import MAX_PARAMETER, Given, Yard
+from tokenyard.board.yard import MAX_PARAMETER, Parameters, Yard
 from tokenyard.protocol.keys import Keys
 
 #: What is put wherever the board takes a text.
@@ -229,7 +229,7 @@ def test_a_mistake_of_ours_is_told_to_the_log_only(
     broker: Server,
     keys: Keys,
 ) -> None:
-    def view(yard: Yard, given: Given) -> dict[str, Any]:
+    def view(yard: Yard, given: Parameters) -> dict[str, Any]:
         raise RuntimeError("a secret of the inside")
 
     page = Page("/broken", "Broken", "audit.html", view)
@@ -306,7 +306,7 @@ def test_who_looks_at_the_same_costs_one_read(
 ) -> None:
     reads = []
 
-    def view(yard: Yard, given: Given) -> dict[str, Any]:
+    def view(yard: Yard, given: Parameters) -> dict[str, Any]:
         reads.append(given)
         time.sleep(0.2)
         return {"entries": [], "is_newest": True, "before": "", "most": 1}

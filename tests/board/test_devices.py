@@ -14,7 +14,7 @@ from tokenyard.admin.signals import Signals
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, TILES, rates_of
 from tokenyard.board.rendering import Templates
-from tokenyard.board.yard import Actor, Given, Yard
+from tokenyard.board.yard import Actor, Parameters, Yard
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
@@ -344,7 +344,7 @@ def test_live_blocks_change_only_with_the_yard(
         visitor.get(path)  # the first look has no rates
         [sample, *_] = rates_of(redis_url, keys.yard)._samples
         object.__setattr__(sample, "at_ms", sample.at_ms - 3_000)
-        given = Given({"worker": ["gpu-1-0"]}, Actor("olga", "operator"))
+        given = Parameters({"worker": ["gpu-1-0"]}, Actor("olga", "operator"))
         yard = Yard(devices.connection, devices.keys, redis_url)
         context = {"root": "/board", "actor": given.actor, "page": page}
         first, second = (

@@ -14,7 +14,7 @@ from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tokenyard.board.forms import read_back
 from tokenyard.board.pages import ACTIONS
-from tokenyard.board.yard import Actor, Given
+from tokenyard.board.yard import Actor, Parameters
 from tokenyard.protocol.keys import Keys
 
 DEED = f"/board/do/{next(iter(ACTIONS))}"
@@ -268,7 +268,7 @@ def test_a_file_is_asked_for_again_and_not_sent_again(ask: Asking) -> None:
     ],
 )
 def test_back_leads_to_a_page_of_the_board(back: str) -> None:
-    assert read_back(Given({"back": [back]}, Actor("", "viewer"))) == "/board/"
+    assert read_back(Parameters({"back": [back]}, Actor("", "viewer"))) == "/board/"
 
 
 @pytest.mark.parametrize(
@@ -282,4 +282,4 @@ def test_back_leads_to_a_page_of_the_board(back: str) -> None:
     ],
 )
 def test_back_keeps_what_was_asked_there(back: str, kept: str) -> None:
-    assert read_back(Given({"back": [back]}, Actor("", "viewer"))) == kept
+    assert read_back(Parameters({"back": [back]}, Actor("", "viewer"))) == kept

@@ -22,7 +22,7 @@ from tokenyard.board.addresses import named_request, request_name
 from tokenyard.board.requests import actions, listing
 from tokenyard.board.requests.filters import given_place, place_text
 from tokenyard.board.requests.listing import view_requests
-from tokenyard.board.yard import Actor, BadInput, Given
+from tokenyard.board.yard import Actor, BadInput, Parameters
 from tokenyard.board.yard import Yard as BoardYard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import GROUP, Keys
@@ -106,7 +106,7 @@ def test_without_a_question_only_requests_in_flight_are_shown_and_nothing_is_sca
 ) -> None:
     one_of_each_state(yard)
     assert ids(looker.get("/requests")) == ["assigned", "waiting"]
-    view_requests(BoardYard(counting, yard.keys, ""), Given({}, looker.actor))
+    view_requests(BoardYard(counting, yard.keys, ""), Parameters({}, looker.actor))
     assert not {"SCAN", "KEYS"} & set(Counting.sent)
 
 
@@ -250,7 +250,7 @@ def counting(valkey_broker: Server) -> Iterator[redis.Redis]:
 def asked(counting: redis.Redis, yard: Yard, **given: str) -> dict[str, Any]:
     values = {name: [value] for name, value in given.items()}
     return view_requests(
-        BoardYard(counting, yard.keys, ""), Given(values, Actor("olga", "operator"))
+        BoardYard(counting, yard.keys, ""), Parameters(values, Actor("olga", "operator"))
     )
 
 

@@ -28,7 +28,7 @@ from tokenyard.board.forms import ROOT, read_back, read_form, read_query
 from tokenyard.board.guard import is_by_tls
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import RANK, Actor, Given, Yard
+from tokenyard.board.yard import RANK, Actor, Parameters, Yard
 from tokenyard.protocol.api_keys import ID_DIGITS, Role, decode_key, key_digest
 
 log = logging.getLogger("tokenyard.board")
@@ -134,10 +134,10 @@ class Door:
         if not self.needs_keys:
             return RedirectResponse(ROOT + "/", 303)
         if request.method != "POST":
-            given = Given(read_query(request), _STRANGER)
+            given = Parameters(read_query(request), _STRANGER)
             return self._login_page(request, read_back(given), 200)
         fields = await read_form(request, self._options.max_form_bytes)
-        given = Given(fields, _STRANGER)
+        given = Parameters(fields, _STRANGER)
         key, back = given.text("key"), read_back(given)
         actor = await self._find("key", key_digest(key)) if 0 < len(key) <= _MOST_KEY else None
         if actor is None:

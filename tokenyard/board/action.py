@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.api_keys import Role
 
 
-class Refused(Exception):
+class ActionRefused(Exception):
     """The action is not possible now; its text says why and what to do. Nothing has changed."""
 
 
@@ -48,11 +48,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action. Its functions run in a thread; errors of redis-py pass, others are `Refused`."""
+    """One action, whose functions run in a thread.
+
+    Errors of redis-py pass; what is not possible is `ActionRefused`.
+    """
 
     name: str  # "request.cancel", in its address and in the audit
     title: str  # "Cancel a request"
     role: Role
-    preview: Callable[[Yard, Given], Preview]
-    run: Callable[[Yard, Given], Outcome]
+    preview: Callable[[Yard, Parameters], Preview]
+    run: Callable[[Yard, Parameters], Outcome]
     is_dangerous: bool = False  # its button is red

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlencode
 
-from tokenyard.board.yard import BadInput, Given
+from tokenyard.board.yard import BadInput, Parameters
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.wire import MAX_ID_BYTES
 
@@ -36,7 +36,7 @@ def named_request(name: str) -> tuple[str, str]:
     return checked_request(client, unquote(quoted, errors="replace"))
 
 
-def given_request(given: Given) -> tuple[str, str]:
+def given_request(given: Parameters) -> tuple[str, str]:
     """Client and id in the address of a request's page; raises `BadInput`."""
     [client, *_], [request_id, *_] = (given.texts(name) or [""] for name in ("client", "id"))
     return checked_request(client, request_id)

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from tokenyard.admin.audit import AuditEntry, find_entry, record
 from tokenyard.board.access import Door
-from tokenyard.board.action import Action, Outcome, Refused
+from tokenyard.board.action import Action, ActionRefused, Outcome
 from tokenyard.board.forms import (
     ROOT,
     hidden_fields,
@@ -40,7 +40,7 @@ from tokenyard.board.pages import ACTIONS, PAGES
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import Actor, BadInput, Given, Yard
+from tokenyard.board.yard import Actor, BadInput, Parameters, Yard
 from tokenyard.protocol.errors import BrokerUnavailable, TokenyardError
 
 __all__ = ["ROOT", "Board"]
@@ -53,7 +53,7 @@ _TOLD_MS: Final = 60_000
 #: The status of an answer by the error that it tells.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (BadInput, 400),
-    (Refused, 400),
+    (ActionRefused, 400),
     (NotFound, 404),
     (Busy, 429),
     (BrokerUnavailable, 503),
@@ -121,14 +121,14 @@ class Board:
         actor = await self._door.enter(request, page.role)
         if isinstance(actor, Response):
             return actor
-        given = Given(read_query(request), actor)
+        given = Parameters(read_query(request), actor)
         if request.method == "GET" and EVENTS in request.headers.get("accept", ""):
             return self._live(request, page, given)
         context = await self._context(request, page, given)
         context["done"] = await self._done(given)
         return HTMLResponse(self._templates.page(page.template, context))
 
-    def _live(self, request: Request, page: Page, given: Given) -> Response:
+    def _live(self, request: Request, page: Page, given: Parameters) -> Response:
         """The live blocks, each when it changes, as server-sent events."""
 
         async def blocks() -> dict[str, str] | None:
@@ -137,18 +137,18 @@ class Board:
                 return None
             try:
                 context = await self._context(request, page, given)
-            except (TokenyardError, Busy, NotFound, Refused, BadInput) as error:
+            except (TokenyardError, Busy, NotFound, ActionRefused, BadInput) as error:
                 return {"live_error": str(error)}
             return {**self._templates.live_blocks(page.template, context), "live_error": ""}
 
         return self._streams.answer(blocks, page.every_s)
 
-    async def _context(self, request: Request, page: Page, given: Given) -> dict[str, Any]:
+    async def _context(self, request: Request, page: Page, given: Parameters) -> dict[str, Any]:
         """What the page's template shows. Who looks in the same role sees the same."""
         actor = replace(given.actor, name="")
         values = {name: found for name, found in given.values.items() if name != "done"}
         asked = tuple((name, tuple(found)) for name, found in sorted(values.items()))
-        shared = Given(values, actor)
+        shared = Parameters(values, actor)
         key = (page.path, asked, actor)
         found = await self._reader.shared(key, lambda yard: page.view(yard, shared))
         return {**self._common(request), "page": page, **found}
@@ -165,7 +165,7 @@ class Board:
             "needs_keys": self._door.needs_keys,
         }
 
-    async def _done(self, given: Given) -> AuditEntry | None:
+    async def _done(self, given: Parameters) -> AuditEntry | None:
         """The action that led here, to say what has happened: the actor's own, just now."""
         entry = given.text("done")
         if not entry:
@@ -179,7 +179,7 @@ class Board:
             return actor
         if request.method == "POST":
             return await self._act(request, action, actor)
-        given = Given(read_query(request), actor)
+        given = Parameters(read_query(request), actor)
         preview = await self._reader.run(lambda yard: action.preview(yard, given))
         asked = dict.fromkeys(("why", "done", *(one.name for one in preview.inputs)))
         context = {
@@ -191,7 +191,7 @@ class Board:
         return self._show(request, "ask.html", context, 200)
 
     async def _act(self, request: Request, action: Action, actor: Actor) -> Response:
-        given = Given(await read_form(request, self._options.max_form_bytes), actor)
+        given = Parameters(await read_form(request, self._options.max_form_bytes), actor)
         back = read_back(given)
         try:
             outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
@@ -247,7 +247,7 @@ async def _to_root(_: Request) -> Response:
     return RedirectResponse(ROOT + "/", status_code=308)
 
 
-def _carry_out(yard: Yard, action: Action, given: Given) -> tuple[Outcome, str]:
+def _carry_out(yard: Yard, action: Action, given: Parameters) -> tuple[Outcome, str]:
     """Do it and record it, also when it is refused or breaks in the middle.
 
     The outcome, and the id of its entry, which is "" where the audit cannot be written.

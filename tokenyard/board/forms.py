@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 from starlette.requests import Request
 
-from tokenyard.board.yard import MAX_PARAMETER, BadInput, Given
+from tokenyard.board.yard import MAX_PARAMETER, BadInput, Parameters
 
 #: Where the board lies on its server.
 ROOT: Final = "/board"
@@ -37,7 +37,7 @@ async def read_form(request: Request, most_bytes: int) -> dict[str, list[str]]:
     return _bounded(body.decode(errors="replace"))
 
 
-def read_back(given: Given) -> str:
+def read_back(given: Parameters) -> str:
     """The page to go back to, without what was said there: only one of the board."""
     path, _, query = given.text("back").partition("?")
     if not (_PAGE.fullmatch(path) and _PAGE.fullmatch(f"{ROOT}/?{query}")) or "//" in path:
@@ -53,7 +53,7 @@ def with_done(back: str, entry: str) -> str:
     return f"{back}{'&' if '?' in back else '?'}{urlencode({'done': entry})}"
 
 
-def hidden_fields(given: Given, asked: Mapping[str, object]) -> list[tuple[str, str]]:
+def hidden_fields(given: Parameters, asked: Mapping[str, object]) -> list[tuple[str, str]]:
     """What the page that asks sends again with the form, beside what is ``asked`` there."""
     return [
         (name, value)

@@ -17,10 +17,10 @@ from tokenyard.admin.model_commands import (
     send,
 )
 from tokenyard.admin.model_placement import NoPlace, NoRoom
-from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
+from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.model_choice import Asked, asked_for
 from tokenyard.board.model_reload import preview_reload, run_reload
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.texts import counted
 from tokenyard.scripts import Scripts
 
@@ -44,7 +44,7 @@ def _worker_input(asked: Asked, hint: str) -> Input:
     return Input("worker", "Worker", asked.worker, hint=hint)
 
 
-def _preview_load(yard: Yard, given: Given) -> Preview:
+def _preview_load(yard: Yard, given: Parameters) -> Preview:
     asked = asked_for(yard, given)
     try:
         plan = plan_load(asked.view, asked.model, asked.worker)
@@ -57,12 +57,12 @@ def _preview_load(yard: Yard, given: Given) -> Preview:
     return Preview(text, [_worker_input(asked, hint)])
 
 
-def _run_load(yard: Yard, given: Given) -> Outcome:
+def _run_load(yard: Yard, given: Parameters) -> Outcome:
     asked = asked_for(yard, given)
     try:
         plan = plan_load(asked.view, asked.model, asked.worker)
     except NoPlace as error:
-        raise Refused(f"{asked.model}: {_reason(error)}.") from error
+        raise ActionRefused(f"{asked.model}: {_reason(error)}.") from error
     return _sent(yard, given, asked, plan)
 
 
@@ -73,7 +73,7 @@ def _reason(error: NoPlace) -> str:
     return str(error)
 
 
-def _preview_change(verb: Change, yard: Yard, given: Given) -> Preview:
+def _preview_change(verb: Change, yard: Yard, given: Parameters) -> Preview:
     asked = asked_for(yard, given)
     plan = plan_change(asked.view, verb, asked.model, asked.worker)
     if not plan.commands:
@@ -87,14 +87,14 @@ def _preview_change(verb: Change, yard: Yard, given: Given) -> Preview:
     return Preview(text, inputs, names[:_MOST_NAMED], len(names))
 
 
-def _run_change(verb: Change, yard: Yard, given: Given) -> Outcome:
+def _run_change(verb: Change, yard: Yard, given: Parameters) -> Outcome:
     asked = asked_for(yard, given)
     level = given.whole("level", 1, 1, 2)
     plan = plan_change(asked.view, verb, asked.model, asked.worker, level)
     return _sent(yard, given, asked, plan)
 
 
-def _sent(yard: Yard, given: Given, asked: Asked, plan: ModelPlan) -> Outcome:
+def _sent(yard: Yard, given: Parameters, asked: Asked, plan: ModelPlan) -> Outcome:
     """Send the commands of a plan; their answers come later."""
     why = given.text("why")[:200] or f"requested by {given.actor.name}"
     sent = send(Scripts(yard.connection, yard.keys), asked.view, plan.commands, why)

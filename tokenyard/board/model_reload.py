@@ -15,9 +15,9 @@ from typing import Final, cast
 from tokenyard.admin.audit import AuditEntry, record
 from tokenyard.admin.reloads import is_checkpoint_path, next_epoch, reload_failure
 from tokenyard.admin.signals import Signals
-from tokenyard.board.action import Input, Outcome, Preview, Refused
+from tokenyard.board.action import ActionRefused, Input, Outcome, Preview
 from tokenyard.board.model_choice import Asked, asked_for
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.control import PAUSE_MODES, Invalid, PauseMode
 from tokenyard.protocol.errors import TokenyardError
@@ -31,7 +31,7 @@ _MOST_EPOCH: Final = 2**53
 _TIMEOUT_S: Final = 600
 
 
-def preview_reload(yard: Yard, given: Given) -> Preview:
+def preview_reload(yard: Yard, given: Parameters) -> Preview:
     """How many workers get new weights, and which."""
     asked = asked_for(yard, given)
     states = asked.view.desired_states
@@ -63,12 +63,12 @@ def preview_reload(yard: Yard, given: Given) -> Preview:
     return Preview(text, inputs)
 
 
-def run_reload(yard: Yard, given: Given) -> Outcome:
+def run_reload(yard: Yard, given: Parameters) -> Outcome:
     """Begin a reload; what comes of it is told here if it comes soon, and always in the audit."""
     asked = asked_for(yard, given)
     path = given.text("path")
     if not is_checkpoint_path(path):
-        raise Refused(f"{path[:200]!r}: give an absolute path, as the workers' hosts see it.")
+        raise ActionRefused(f"{path[:200]!r}: give an absolute path, as the workers' hosts see it.")
     states = asked.view.desired_states
     reload = _Reload(
         yard,
@@ -92,7 +92,7 @@ class _Reload:
     epoch: int
     mode: PauseMode
     timeout_s: int
-    given: Given
+    given: Parameters
     error: str = ""  # why it has failed
     is_late: bool = False  # its outcome is for the audit: nobody waits for it any more
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -108,14 +108,14 @@ class _Reload:
         return f"{self.asked.model}: {self.path or 'its own weights'}, in epoch {self.epoch}"
 
     def begin(self) -> Outcome:
-        """Start it, and wait a moment; raises `Refused`."""
+        """Start it, and wait a moment; raises `ActionRefused`."""
         name = f"reload {self.asked.model}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
         self._done.wait(_SOON_S)
         with self._lock:
             self.is_late = not self._done.is_set()
         if self.error:
-            raise Refused(self.error)
+            raise ActionRefused(self.error)
         if not self.is_late:
             return Outcome(f"{self._what}.", self.target)
         text = f"The reload has begun: {self._what}. The audit will tell how it ends."

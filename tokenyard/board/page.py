@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.api_keys import Role
 
 #: Reads what the template shows. It runs in a thread; errors of redis-py pass.
-View = Callable[[Yard, Given], dict[str, Any]]
+View = Callable[[Yard, Parameters], dict[str, Any]]
 
 
 class NotFound(Exception):

@@ -45,7 +45,7 @@ RANK: Final[Mapping[Role, int]] = {"viewer": 0, "operator": 1, "admin": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Parameters:
     """The parameters of a path and a query, or the fields of a form: hostile until parsed."""
 
     values: Mapping[str, Sequence[str]]

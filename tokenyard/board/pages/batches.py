@@ -9,11 +9,11 @@ import msgspec
 
 from tokenyard.batch.line_errors import read_line_errors
 from tokenyard.batch.rq import is_installed
-from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
+from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.addresses import address
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound, Page
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ _WITHOUT_RQ: Final = (
 
 
 def _queue(yard: Yard) -> BatchQueue:
-    """The yard's queue; raises `Refused` without RQ."""
+    """The yard's queue; raises `ActionRefused` without RQ."""
     if not is_installed():
-        raise Refused(_WITHOUT_RQ)
+        raise ActionRefused(_WITHOUT_RQ)
     from tokenyard.batch.rq.jobs import BatchQueue
 
     return BatchQueue(yard.connection, yard.keys.yard)
 
 
-def _find(yard: Yard, given: Given) -> ListedJob:
+def _find(yard: Yard, given: Parameters) -> ListedJob:
     """The job of the parameters; raises `NotFound`."""
     queue = _queue(yard)
     from tokenyard.batch.rq.jobs import UnknownJob
@@ -57,7 +57,7 @@ def _find(yard: Yard, given: Given) -> ListedJob:
         raise NotFound(f"{why[:1].upper()}{why[1:]}.") from error
 
 
-def _list(yard: Yard, given: Given) -> dict[str, Any]:
+def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     if not is_installed():
         return {"missing": _WITHOUT_RQ}
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
@@ -114,7 +114,7 @@ def _mood(job: ListedJob) -> str:
     }.get(job.batch.status, "")
 
 
-def _one(yard: Yard, given: Given) -> dict[str, Any]:
+def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
     job = _find(yard, given)
     batch, spec = job.batch, job.order.spec
     is_opened = given.text("errors") == "open"
@@ -179,7 +179,7 @@ def _arguments(job: ListedJob, *, shows_all: bool) -> str:
     return cut(msgspec.json.format(msgspec.json.encode(order), indent=2).decode(), _ARGUMENTS)
 
 
-def _ask_cancel(yard: Yard, given: Given) -> Preview:
+def _ask_cancel(yard: Yard, given: Parameters) -> Preview:
     job = _find(yard, given)
     if job.batch.is_over:
         return Preview(f"{job.batch.id} is over: {job.batch.status}.", count=0)
@@ -191,16 +191,16 @@ def _ask_cancel(yard: Yard, given: Given) -> Preview:
     )
 
 
-def _cancel(yard: Yard, given: Given) -> Outcome:
+def _cancel(yard: Yard, given: Parameters) -> Outcome:
     job = _find(yard, given)
     queue = _queue(yard)
     now = job.batch.status if job.batch.is_over else queue.cancel(queue.find(job.batch.id))
     if job.batch.is_over or now not in {"cancelled", "cancelling"}:
-        raise Refused(f"{job.batch.id} had ended before: {now}.")
+        raise ActionRefused(f"{job.batch.id} had ended before: {now}.")
     return Outcome(f"{job.batch.id}: {now}.", f"batch {job.batch.id}")
 
 
-def _ask_resume(yard: Yard, given: Given) -> Preview:
+def _ask_resume(yard: Yard, given: Parameters) -> Preview:
     job = _find(yard, given)
     if not job.batch.is_over:
         return Preview(f"{job.batch.id} is not over: it is {job.batch.status}.", count=0)
@@ -212,14 +212,14 @@ def _ask_resume(yard: Yard, given: Given) -> Preview:
     )
 
 
-def _resume(yard: Yard, given: Given) -> Outcome:
+def _resume(yard: Yard, given: Parameters) -> Outcome:
     job = _find(yard, given)
     queue = _queue(yard)
     retries = given.text("retry_errors") == "on"
     try:
         queue.resume(queue.find(job.batch.id), retry_errors=retries)
     except SettingsError as error:
-        raise Refused(f"{error}.") from error
+        raise ActionRefused(f"{error}.") from error
     again = ", with its errors" if retries else ""
     return Outcome(f"{job.batch.id} waits for a worker again{again}.", f"batch {job.batch.id}")
 

@@ -13,7 +13,7 @@ from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages.dead_actions import ACTIONS
 from tokenyard.board.pages.dead_filter import FILTERS, REASONS, wanted_letters
-from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.board.yard import BadInput, Parameters, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import SYSTEM_FIELDS
 
@@ -67,7 +67,7 @@ _HISTORY: Final[Mapping[str, str]] = {
 }
 
 
-def _list(yard: Yard, given: Given) -> dict[str, Any]:
+def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     wanted = wanted_letters(given)
     show = given.one_of("show", _SIZES, _SIZES[0])
     before = given.text("before")
@@ -110,7 +110,7 @@ def _row(head: LetterHead) -> dict[str, Any]:
     }
 
 
-def _one(yard: Yard, given: Given) -> dict[str, Any]:
+def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
     name = given.text("letter")
     letter = named_letter(yard.connection, yard.keys, name) if is_letter(name) else None
     if letter is None:

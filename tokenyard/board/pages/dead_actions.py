@@ -16,10 +16,10 @@ from tokenyard.admin.letter_changes import (
     requeue_letters,
 )
 from tokenyard.admin.letter_lists import LetterHead, count_letters, named_heads
-from tokenyard.board.action import Action, Outcome, Preview, Refused
+from tokenyard.board.action import Action, ActionRefused, Outcome, Preview
 from tokenyard.board.cutting import cut
 from tokenyard.board.pages.dead_filter import wanted_letters, words_of
-from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.board.yard import BadInput, Parameters, Yard
 from tokenyard.protocol.texts import printable
 
 #: Letters that one form can name.
@@ -59,7 +59,7 @@ _DROP: Final = _LetterAction(
 )
 
 
-def _preview(yard: Yard, given: Given, kind: _LetterAction) -> Preview:
+def _preview(yard: Yard, given: Parameters, kind: _LetterAction) -> Preview:
     """What would be done, counted."""
     names = _named(given)
     if names:
@@ -80,7 +80,7 @@ def _preview(yard: Yard, given: Given, kind: _LetterAction) -> Preview:
     )
 
 
-def _run(yard: Yard, given: Given, kind: _LetterAction) -> Outcome:
+def _run(yard: Yard, given: Parameters, kind: _LetterAction) -> Outcome:
     names = _named(given)
     if names:
         changed = change_named(yard.connection, yard.keys, names, kind.change)
@@ -97,19 +97,19 @@ def _run(yard: Yard, given: Given, kind: _LetterAction) -> Outcome:
     return Outcome(_told(kind, changed), cut(target, _TARGET), details=details)
 
 
-def _named(given: Given) -> list[str]:
-    """The letters that a form names; none if it means all that match. Raises `Refused`."""
+def _named(given: Parameters) -> list[str]:
+    """The letters that a form names; none if it means all that match. Raises `ActionRefused`."""
     names = list(dict.fromkeys(given.texts("letter")))
     if len(names) > _MOST_NAMED:
         raise BadInput(f"select at most {_MOST_NAMED} letters at once")
     if not all(map(is_letter, names)):
         raise BadInput("letter: give names of dead letters")
     if not names and not given.text("upto"):
-        raise Refused("No dead letter is selected: select some first.")
+        raise ActionRefused("No dead letter is selected: select some first.")
     return names
 
 
-def _last(given: Given) -> str:
+def _last(given: Parameters) -> str:
     """The newest letter when this was asked; raises `BadInput`."""
     last = given.text("upto")
     if not is_letter(last):

@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenyard.admin.letter_lists import CODES, NO_CODE, LetterFilter
 from tokenyard.board.cutting import cut
-from tokenyard.board.yard import BadInput, Given
+from tokenyard.board.yard import BadInput, Parameters
 
 #: The reasons to choose from.
 REASONS: Final = (*CODES, NO_CODE)
@@ -16,7 +16,7 @@ FILTERS: Final = ("reason", "model", "client", "tenant", "text", "since", "until
 _MOST: Final = 120
 
 
-def wanted_letters(given: Given) -> LetterFilter:
+def wanted_letters(given: Parameters) -> LetterFilter:
     """The filter of a form; raises `BadInput`."""
     return LetterFilter(
         code=given.one_of("reason", ("", *REASONS), ""),
@@ -29,7 +29,7 @@ def wanted_letters(given: Given) -> LetterFilter:
     )
 
 
-def _time(given: Given, name: str) -> int:
+def _time(given: Parameters, name: str) -> int:
     """A time in UTC, unix ms; 0 for none. Raises `BadInput`."""
     text = given.text(name)
     if not text:
@@ -41,7 +41,7 @@ def _time(given: Given, name: str) -> int:
         raise BadInput(f"{name}: give a time in UTC like 2026-11-23T06:15") from error
 
 
-def words_of(given: Given) -> str:
+def words_of(given: Parameters) -> str:
     """The filter of a form in words."""
     named = ((name, cut(given.text(name), _MOST)) for name in FILTERS if given.text(name))
     return ", ".join(f"{name} {text}" for name, text in named)

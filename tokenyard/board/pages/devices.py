@@ -26,7 +26,7 @@ from tokenyard.admin.waiting_models import read_waiting_sample, why_it_waits
 from tokenyard.admin.worker_rates import WorkerRates
 from tokenyard.board.action import Action
 from tokenyard.board.page import NotFound, Page
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES
 
@@ -79,7 +79,7 @@ def rates_of(url: str, yard: str) -> WorkerRates:
     return WorkerRates()
 
 
-def _view(yard: Yard, given: Given) -> dict[str, Any]:
+def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     view = read_yard(yard.connection, yard.keys, counts_lanes=False)
     rates = rates_of(yard.url, yard.keys.yard).add(view)
     every = device_views(view.workers)
@@ -109,7 +109,7 @@ def _view(yard: Yard, given: Given) -> dict[str, Any]:
     }
 
 
-def _fits(one: DeviceView, given: Given, state: str) -> bool:
+def _fits(one: DeviceView, given: Parameters, state: str) -> bool:
     host, model = given.text("host").lower(), given.text("model").lower()
     places = (one.controller, one.host, one.name)
     held = [one.model, *(each.info.model for each in one.others if each.info)]
@@ -167,7 +167,7 @@ def _pending(
     return found, sample.is_whole
 
 
-def _address(given: Given, page: int) -> str:
+def _address(given: Parameters, page: int) -> str:
     """Another page of the same devices, below the board's root."""
     values = {name: given.text(name) for name in FILTERS if given.text(name)}
     return f"/devices?{urlencode(values | {'page': str(page)})}"
@@ -176,7 +176,7 @@ def _address(given: Given, page: int) -> str:
 # One worker
 
 
-def _worker(yard: Yard, given: Given) -> dict[str, Any]:
+def _worker(yard: Yard, given: Parameters) -> dict[str, Any]:
     view = read_yard(yard.connection, yard.keys, counts_lanes=False)
     rates = rates_of(yard.url, yard.keys.yard).add(view)
     worker = _find(view, given.text("worker"))

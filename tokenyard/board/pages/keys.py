@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
-from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
+from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import Page
-from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.board.yard import BadInput, Parameters, Yard
 from tokenyard.protocol.api_keys import ApiKey, Role
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
@@ -26,7 +26,7 @@ _NO_ROLE: Final = "none"
 _ROLES: Final = (_NO_ROLE, *get_args(Role))
 
 
-def _keys(yard: Yard, given: Given) -> dict[str, Any]:
+def _keys(yard: Yard, given: Parameters) -> dict[str, Any]:
     tenant, page = given.text("tenant"), given.whole("page", 1, 1, _MOST_PAGES)
     everything = list_keys(yard.connection, yard.keys)
     found = [one for one in everything.items() if tenant in {"", one[1].tenant}]
@@ -41,7 +41,7 @@ def _keys(yard: Yard, given: Given) -> dict[str, Any]:
     }
 
 
-def _preview_create(yard: Yard, given: Given) -> Preview:
+def _preview_create(yard: Yard, given: Parameters) -> Preview:
     del yard
     return Preview(
         "A key opens the gateway for a tenant, the board with a role, or both. It is shown once.",
@@ -59,14 +59,14 @@ def _preview_create(yard: Yard, given: Given) -> Preview:
     )
 
 
-def _create(yard: Yard, given: Given) -> Outcome:
+def _create(yard: Yard, given: Parameters) -> Outcome:
     tenant, role = given.text("tenant"), given.one_of("role", _ROLES, _NO_ROLE)
     name, models = given.text("name"), _words(given, "models")
     if len(name) > _MOST_NAME or len(models) > _MOST_MODELS:
         raise BadInput(f"give a name of {_MOST_NAME} characters and {_MOST_MODELS} models at most")
     classes = [_class(word) for word in _words(given, "classes")]
     if not tenant and role == _NO_ROLE:
-        raise Refused("Give a tenant, a role, or both: otherwise the key would open nothing.")
+        raise ActionRefused("Give a tenant, a role, or both: otherwise the key would open nothing.")
     try:
         key, key_id = create_key(
             yard.connection,
@@ -78,7 +78,7 @@ def _create(yard: Yard, given: Given) -> Outcome:
             role=next((one for one in get_args(Role) if one == role), None),
         )
     except InvalidRequest as error:
-        raise Refused(str(error)) from error
+        raise ActionRefused(str(error)) from error
     whose = _whose(tenant, role)
     return Outcome(
         f"Key {key_id} {whose} created.",
@@ -88,7 +88,7 @@ def _create(yard: Yard, given: Given) -> Outcome:
     )
 
 
-def _words(given: Given, name: str) -> list[str]:
+def _words(given: Parameters, name: str) -> list[str]:
     return [word for part in given.text(name).split(",") if (word := part.strip())]
 
 
@@ -96,7 +96,7 @@ def _class(word: str) -> PriorityClass:
     for known in PRIORITY_CLASSES:
         if word == known:
             return known
-    raise Refused(f"There is no class {word[:50]!r}: use {', '.join(PRIORITY_CLASSES)}.")
+    raise ActionRefused(f"There is no class {word[:50]!r}: use {', '.join(PRIORITY_CLASSES)}.")
 
 
 def _whose(tenant: str, role: str | None) -> str:
@@ -106,7 +106,7 @@ def _whose(tenant: str, role: str | None) -> str:
     return ", ".join(parts)
 
 
-def _preview_revoke(yard: Yard, given: Given) -> Preview:
+def _preview_revoke(yard: Yard, given: Parameters) -> Preview:
     found = _selected(yard, given)
     if not found:
         return Preview("There is no such key any more.", count=0)
@@ -121,11 +121,11 @@ def _preview_revoke(yard: Yard, given: Given) -> Preview:
     return Preview(text, items=items, count=len(found))
 
 
-def _revoke(yard: Yard, given: Given) -> Outcome:
+def _revoke(yard: Yard, given: Parameters) -> Outcome:
     found = _selected(yard, given)
     revoked = [key_id for key_id in found if revoke_key(yard.connection, yard.keys, key_id)]
     if not revoked:
-        raise Refused("There is no such key any more.")
+        raise ActionRefused("There is no such key any more.")
     named = ", ".join(
         f"{key_id} {_whose(found[key_id].tenant, found[key_id].role)}"
         for key_id in revoked[:_MOST_SHOWN]
@@ -133,7 +133,7 @@ def _revoke(yard: Yard, given: Given) -> Outcome:
     return Outcome(f"{counted(len(revoked), 'key')} revoked.", f"key {named}")
 
 
-def _selected(yard: Yard, given: Given) -> Mapping[str, ApiKey]:
+def _selected(yard: Yard, given: Parameters) -> Mapping[str, ApiKey]:
     wanted = given.texts("key")
     if not any(wanted):
         raise BadInput("key: select at least one")

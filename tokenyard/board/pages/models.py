@@ -19,7 +19,7 @@ from tokenyard.admin.waiting_models import (
 )
 from tokenyard.board.model_actions import ACTIONS as MODEL_ACTIONS
 from tokenyard.board.page import NotFound, Page
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
 
@@ -78,7 +78,7 @@ class ModelRow:
         return frozenset(state for state, _ in self.states)
 
 
-def _view(yard: Yard, given: Given) -> dict[str, Any]:
+def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     view = read_yard(yard.connection, yard.keys, counts_lanes=False)
     wanted = given.text("q").lower()
     every = model_views(view, view.desired_states)
@@ -105,12 +105,12 @@ def _row(model: ModelView, sample: WaitingSample, why: str = "") -> ModelRow:
     return ModelRow(model, states.most_common(), sample.of(model.name), why)
 
 
-def _address(given: Given, page: int) -> str:
+def _address(given: Parameters, page: int) -> str:
     values = {"q": given.text("q")} if given.text("q") else {}
     return f"/models?{urlencode(values | {'page': str(page)})}"
 
 
-def _model(yard: Yard, given: Given) -> dict[str, Any]:
+def _model(yard: Yard, given: Parameters) -> dict[str, Any]:
     view = read_yard(yard.connection, yard.keys, counts_lanes=False)
     name = given.text("name")
     found = [one for one in model_views(view, view.desired_states) if one.name == name]

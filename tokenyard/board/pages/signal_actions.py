@@ -10,8 +10,8 @@ from typing import Final
 from tokenyard.admin.scopes import known_models, known_workers, other_pauses, scopes_of
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import RosterView, read_roster
-from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.control import (
     ALL,
     PAUSE_MODES,
@@ -64,8 +64,8 @@ class _Asked:
         return [one for one, info in sorted(live) if self.order.scope in scopes_of(info)]
 
 
-def _asked(signal: Signal, yard: Yard, given: Given) -> _Asked:
-    """Raises `Refused` for a scope that the yard does not know."""
+def _asked(signal: Signal, yard: Yard, given: Parameters) -> _Asked:
+    """Raises `ActionRefused` for a scope that the yard does not know."""
     signals = Signals(yard.connection, yard.keys)
     roster, desired = read_roster(yard.connection, yard.keys), signals.desired_states()
     scope = given.text("scope")
@@ -73,7 +73,7 @@ def _asked(signal: Signal, yard: Yard, given: Given) -> _Asked:
     known |= {model_scope(name) for name in known_models(roster, desired.by_scope)}
     known |= {worker_scope(name) for name in known_workers(roster, desired.by_scope)}
     if scope not in known:
-        raise Refused(f"The yard knows no {printable(said(scope)[:200])}.")
+        raise ActionRefused(f"The yard knows no {printable(said(scope)[:200])}.")
     mode: PauseMode = given.one_of("mode", PAUSE_MODES, "abort")  # type: ignore[assignment]
     order = Order(
         signal=signal,
@@ -85,7 +85,7 @@ def _asked(signal: Signal, yard: Yard, given: Given) -> _Asked:
     return _Asked(order, roster, desired)
 
 
-def _preview(signal: Signal, yard: Yard, given: Given) -> Preview:
+def _preview(signal: Signal, yard: Yard, given: Parameters) -> Preview:
     asked = _asked(signal, yard, given)
     workers, name = asked.workers, said(asked.order.scope)
     named = list(workers[:_MOST_NAMED])
@@ -99,7 +99,7 @@ def _preview(signal: Signal, yard: Yard, given: Given) -> Preview:
     try:
         is_redundant = after(state, asked.order) == state
     except Invalid as error:
-        raise Refused(f"{error}.") from error
+        raise ActionRefused(f"{error}.") from error
     if is_redundant:
         behind = Signals(yard.connection, yard.keys).behind(
             asked.roster.live, asked.desired.changed
@@ -117,13 +117,13 @@ def _preview(signal: Signal, yard: Yard, given: Given) -> Preview:
     return Preview(text, inputs=inputs, items=named, count=max(1, len(workers)))
 
 
-def _run(signal: Signal, yard: Yard, given: Given) -> Outcome:
+def _run(signal: Signal, yard: Yard, given: Parameters) -> Outcome:
     asked = _asked(signal, yard, given)
     order, name = asked.order, said(asked.order.scope)
     try:
         receipt = Signals(yard.connection, yard.keys).give(order)
     except Invalid as error:
-        raise Refused(f"{error}.") from error
+        raise ActionRefused(f"{error}.") from error
     count = len(receipt.workers) if signal in _ENDS else len(asked.workers)
     if signal in _ENDS and not count:
         text = f"{name}: no worker is live."

@@ -13,7 +13,7 @@ from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.admin.snapshot import RosterView, WorkerView, read_roster
 from tokenyard.board.page import Page
 from tokenyard.board.pages.signal_actions import ACTIONS
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.control import (
     ALL,
     DesiredState,
@@ -94,7 +94,7 @@ class _Scopes:
         return ScopeRow(scope, said(scope), state, self._counts[scope], left)
 
 
-def _view(yard: Yard, given: Given) -> dict[str, Any]:
+def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     signals = Signals(yard.connection, yard.keys)
     roster, desired = read_roster(yard.connection, yard.keys), signals.desired_states()
     left = signals.behind(roster.live, desired.changed)

@@ -11,9 +11,9 @@ import msgspec
 from tokenyard.admin.tenant_texts import differences, words_of
 from tokenyard.admin.tenants import TenantView, read_tenants, set_tenant
 from tokenyard.admin.tenants_file import FIELDS, setting_fault
-from tokenyard.board.action import Action, Input, Outcome, Preview, Refused
+from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.cutting import cut
-from tokenyard.board.yard import MAX_PARAMETER, BadInput, Given, Yard
+from tokenyard.board.yard import MAX_PARAMETER, BadInput, Parameters, Yard
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, encode_tenant
@@ -36,7 +36,7 @@ _MOST_SHOWN: Final = 20
 _MOST_TOLD: Final = 1_000  # characters of settings in words
 
 
-def _preview_set(yard: Yard, given: Given) -> Preview:
+def _preview_set(yard: Yard, given: Parameters) -> Preview:
     name = given.text("tenant")
     if not name:
         rule = TENANT_RULE[0].upper() + TENANT_RULE[1:]
@@ -78,20 +78,22 @@ def _seen(settings: TenantSettings) -> Input:
     return Input("seen", "", digest[:16], kind="hidden")
 
 
-def _set(yard: Yard, given: Given) -> Outcome:
+def _set(yard: Yard, given: Parameters) -> Outcome:
     name = _name(given.text("tenant"))
     values = dict(_value(key, given) for key in FIELDS if given.values.get(key))
     seen = given.text("seen")
 
     def after(before: TenantSettings) -> TenantSettings:
         if seen and seen != _seen(before).value:
-            raise Refused(f"Somebody else has changed {name} meanwhile: go back and look again.")
+            raise ActionRefused(
+                f"Somebody else has changed {name} meanwhile: go back and look again."
+            )
         return msgspec.structs.replace(before, **values)
 
     try:
         change = set_tenant(yard.connection, yard.keys, name, after)
     except InvalidRequest as error:
-        raise Refused(str(error)) from error
+        raise ActionRefused(str(error)) from error
     if change.before is None:
         text = f"{name}: new, {words_of(change.after)}"
     else:
@@ -104,14 +106,14 @@ def _words(settings: TenantSettings | None) -> str:
     return cut(words_of(settings), _MOST_TOLD)
 
 
-def _value(key: str, given: Given) -> tuple[str, Any]:
+def _value(key: str, given: Parameters) -> tuple[str, Any]:
     text = given.text(key)
     try:
         value = _read(key, text)
     except ValueError as error:
-        raise Refused(f"{_LABELS[key][0]}: {text[:50]!r} is no number.") from error
+        raise ActionRefused(f"{_LABELS[key][0]}: {text[:50]!r} is no number.") from error
     if value is not None and (fault := setting_fault(key, value)):
-        raise Refused(f"{_LABELS[key][0]}: {fault.partition(': ')[2]}")
+        raise ActionRefused(f"{_LABELS[key][0]}: {fault.partition(': ')[2]}")
     return key, value
 
 
@@ -129,7 +131,7 @@ def _read(key: str, text: str) -> Any:
     return int(digits or 0)
 
 
-def _preview_remove(yard: Yard, given: Given) -> Preview:
+def _preview_remove(yard: Yard, given: Parameters) -> Preview:
     names = _names(given)
     views = [one for one in read_tenants(yard.connection, yard.keys, names) if one.is_set]
     if not views:
@@ -142,12 +144,12 @@ def _preview_remove(yard: Yard, given: Given) -> Preview:
     )
 
 
-def _remove(yard: Yard, given: Given) -> Outcome:
+def _remove(yard: Yard, given: Parameters) -> Outcome:
     names = [one.name for one in read_tenants(yard.connection, yard.keys, _names(given))]
     changes = [set_tenant(yard.connection, yard.keys, name, lambda _: None) for name in names]
     removed = [change for change in changes if change.seen]
     if not removed:
-        raise Refused("Nothing is set for what was selected.")
+        raise ActionRefused("Nothing is set for what was selected.")
     return Outcome(
         f"Settings of {counted(len(removed), 'tenant')} removed.",
         ", ".join(f"tenant {change.name}" for change in removed[:_MOST_SHOWN]),
@@ -155,7 +157,7 @@ def _remove(yard: Yard, given: Given) -> Outcome:
     )
 
 
-def _names(given: Given) -> list[str]:
+def _names(given: Parameters) -> list[str]:
     names = list(dict.fromkeys(_name(text.strip()) for text in given.texts("tenant")))
     if not names:
         raise BadInput("tenant: select at least one")

@@ -26,7 +26,7 @@ from tokenyard.board.action import Action
 from tokenyard.board.day_bars import day_bars
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages.tenant_actions import ACTIONS as _ACTIONS
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import LIMITS
@@ -54,7 +54,7 @@ class Row:
         return sum(self.view.refused.values())
 
 
-def _tenants(yard: Yard, given: Given) -> dict[str, Any]:
+def _tenants(yard: Yard, given: Parameters) -> dict[str, Any]:
     text, page = given.text("q"), given.whole("page", 1, 1, _MOST_PAGES)
     line, had = _line(yard)
     shown = given.one_of("show", ("waiting", "all"), "waiting" if line.tenants else "all")
@@ -116,7 +116,7 @@ def _rows(
     ]
 
 
-def _tenant(yard: Yard, given: Given) -> dict[str, Any]:
+def _tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
     name, days = given.text("name"), given.whole("days", 7, 1, KEPT_DAYS)
     keys = _keys_of(yard, name) if is_tenant(name) else {}
     if not is_tenant(name) or not (keys or _is_known(yard, name)):

@@ -21,7 +21,7 @@ from tokenyard.board.action import Action
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.checkup import checkup_of
 from tokenyard.board.page import Page
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 from tokenyard.doctor import Evidence, Finding, Verdict, check_server, durability_grades, glance
 from tokenyard.protocol.history import HistorySample
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
@@ -77,7 +77,7 @@ class ServerFacts:
         return cls(f"{kind} {version}", *(int(info.get(name, 0) or 0) for name in numbers))
 
 
-def _view(yard: Yard, given: Given) -> dict[str, Any]:
+def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     del given
     connection, keys = yard.connection, yard.keys
     view = read_yard(connection, keys, counts_lanes=False)

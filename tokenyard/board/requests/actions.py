@@ -12,10 +12,10 @@ from tokenyard.admin.letter_lists import LetterHead
 from tokenyard.admin.listed import IN_FLIGHT, Listed, by_ledger
 from tokenyard.admin.requests import list_requests
 from tokenyard.admin.requeueing import letters_of, matching_letters, what_is_in_the_way
-from tokenyard.board.action import Action, Outcome, Preview, Refused
+from tokenyard.board.action import Action, ActionRefused, Outcome, Preview
 from tokenyard.board.addresses import named_request
 from tokenyard.board.requests.filters import Filter, read_filter
-from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.board.yard import BadInput, Parameters, Yard
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.scripts import Cancelled, Scripts
 
@@ -53,7 +53,7 @@ class _Letters:
     note: str = ""  # what cannot be requeued, or was not reached
 
 
-def preview_cancel(yard: Yard, given: Given) -> Preview:
+def preview_cancel(yard: Yard, given: Parameters) -> Preview:
     """What a cancel would end."""
     chosen = _chosen(yard, given)
     running = chosen.running
@@ -72,7 +72,7 @@ def preview_cancel(yard: Yard, given: Given) -> Preview:
     )
 
 
-def cancel(yard: Yard, given: Given) -> Outcome:
+def cancel(yard: Yard, given: Parameters) -> Outcome:
     """Cancel them, each wherever it is now."""
     chosen = _chosen(yard, given)
     why = given.text("why")
@@ -84,7 +84,7 @@ def cancel(yard: Yard, given: Given) -> Outcome:
     done = codes[Cancelled.CANCELLED] + unknown
     over = len(chosen.requests) - done - moved
     if not done and not moved:
-        raise Refused(f"Nothing was cancelled. {_have_ended(over)}." if over else _NOTHING)
+        raise ActionRefused(f"Nothing was cancelled. {_have_ended(over)}." if over else _NOTHING)
     text = f"{counted(done, 'request')} cancelled."
     if unknown:
         text += f" {unknown:,} of them had not been looked at yet: they do not run."
@@ -95,7 +95,7 @@ def cancel(yard: Yard, given: Given) -> Outcome:
     return Outcome(text + chosen.note, chosen.words)
 
 
-def preview_requeue(yard: Yard, given: Given) -> Preview:
+def preview_requeue(yard: Yard, given: Parameters) -> Preview:
     """What a requeue would bring back."""
     letters = _letters(yard, given)
     count = len(letters.heads)
@@ -110,14 +110,14 @@ def preview_requeue(yard: Yard, given: Given) -> Preview:
     )
 
 
-def requeue(yard: Yard, given: Given) -> Outcome:
+def requeue(yard: Yard, given: Parameters) -> Outcome:
     """Submit them again from their dead letters."""
     letters = _letters(yard, given)
     problems = requeue_letters(yard.connection, yard.keys, letters.heads)
     note = _told(Counter(problem for problem in problems if problem)) + letters.note
     done = problems.count("")
     if not done:
-        raise Refused(f"Nothing was requeued.{note}" if note else _NOTHING)
+        raise ActionRefused(f"Nothing was requeued.{note}" if note else _NOTHING)
     waits = "waits" if done == 1 else "wait"
     return Outcome(f"{counted(done, 'request')} {waits} again.{note}", letters.words)
 
@@ -125,7 +125,7 @@ def requeue(yard: Yard, given: Given) -> Outcome:
 _NOTHING: Final = "There is no such request any more."
 
 
-def _chosen(yard: Yard, given: Given) -> _Chosen:
+def _chosen(yard: Yard, given: Parameters) -> _Chosen:
     """Those named in the fields ``request``, or all in flight that match the filter."""
     wanted = _wanted(given)
     if wanted is None:
@@ -153,7 +153,7 @@ def _chosen(yard: Yard, given: Given) -> _Chosen:
     return _Chosen(found.requests, wanted.words(), note)
 
 
-def _letters(yard: Yard, given: Given) -> _Letters:
+def _letters(yard: Yard, given: Parameters) -> _Letters:
     """The letters of those named in the fields ``request``, or of all that match the filter."""
     wanted = _wanted(given)
     if wanted is not None:
@@ -172,20 +172,20 @@ def _letters(yard: Yard, given: Given) -> _Letters:
     return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
 
 
-def _wanted(given: Given) -> Filter | None:
+def _wanted(given: Parameters) -> Filter | None:
     """The filter if all that match it are wanted; None where requests are named."""
     return read_filter(given) if given.text("all") == "matching" else None
 
 
-def _until_ms(given: Given) -> int:
+def _until_ms(given: Parameters) -> int:
     return given.whole("until", 0, 0, 2**53)
 
 
-def _selected(yard: Yard, given: Given) -> tuple[list[Listed], str]:
-    """The requests named in the fields, and their names in words; raises `Refused` for none."""
+def _selected(yard: Yard, given: Parameters) -> tuple[list[Listed], str]:
+    """The requests named in the fields, and their names in words; raises `ActionRefused` for none."""
     names = list(dict.fromkeys(given.texts("request")))
     if not names:
-        raise Refused("No request is selected: check the boxes of some, or open one.")
+        raise ActionRefused("No request is selected: check the boxes of some, or open one.")
     if len(names) > MOST:
         raise BadInput(f"more than {MOST:,} requests are selected: select fewer at once")
     owners = [named_request(name) for name in names]

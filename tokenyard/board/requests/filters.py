@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 from tokenyard.admin.listed import IN_FLIGHT, STATES, Place
 from tokenyard.admin.requests import Query
-from tokenyard.board.yard import BadInput, Given
+from tokenyard.board.yard import BadInput, Parameters
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import printable, span_ms
@@ -116,7 +116,7 @@ class Filter:
             yield f"at most {self.newer} old"
 
 
-def read_filter(given: Given) -> Filter:
+def read_filter(given: Parameters) -> Filter:
     """The filter in an address or a form; raises `BadInput`."""
     texts = {name: given.text(name) for name in _TEXTS}
     texts["id"] = (given.texts("id") or [""])[0]  # blanks around an id belong to it

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 from tokenyard.admin.listed import STATES
 from tokenyard.admin.requests import Missed, Query, RequestList, list_requests
 from tokenyard.board.requests.filters import ORDERS, Filter, given_place, place_text, read_filter
-from tokenyard.board.yard import Given, Yard
+from tokenyard.board.yard import Parameters, Yard
 
 PATH: Final = "/requests"
 #: Requests on a page.
@@ -26,7 +26,7 @@ MOST_KEYS_WITH_RESULTS: Final = 2_500
 _MOST_CURSOR: Final = 2**64 - 1
 
 
-def view_requests(yard: Yard, given: Given) -> dict[str, Any]:
+def view_requests(yard: Yard, given: Parameters) -> dict[str, Any]:
     """The requests that fit the filter in the address, and where to go on."""
     wanted = read_filter(given)
     after, cursor = given.text("after"), _cursor(given.text("scan"))

@@ -19,7 +19,7 @@ from tokenyard.board.requests.content import answers_of, length_of, prompt_of
 from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.board.requests.rates import TokenRates
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
-from tokenyard.board.yard import BadInput, Given, Yard
+from tokenyard.board.yard import BadInput, Parameters, Yard
 from tokenyard.protocol.errors import UnknownRequest
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.texts import counted, printable
@@ -31,7 +31,7 @@ _MOST_NAMED: Final = 10
 _MOST_CHARACTERS: Final = 500
 
 
-def view_request(yard: Yard, given: Given) -> dict[str, Any]:
+def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
     """The story of one request."""
     client, request_id = _named(yard, given)
     try:
@@ -72,7 +72,7 @@ def view_request(yard: Yard, given: Given) -> dict[str, Any]:
     }
 
 
-def _named(yard: Yard, given: Given) -> tuple[str, str]:
+def _named(yard: Yard, given: Parameters) -> tuple[str, str]:
     """Client and id in the address; the client may be left out where only one has the id."""
     if given.texts("client") not in ([], [""]):
         return given_request(given)
