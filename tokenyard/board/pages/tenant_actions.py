@@ -85,9 +85,8 @@ def _set(yard: Yard, given: Parameters) -> Outcome:
 
     def after(before: TenantSettings) -> TenantSettings:
         if seen and seen != _seen(before).value:
-            raise ActionRefused(
-                f"Somebody else has changed {name} meanwhile: go back and look again."
-            )
+            changed = f"Somebody else has changed {name} meanwhile"
+            raise ActionRefused(f"{changed}: go back and look again.")
         return msgspec.structs.replace(before, **values)
 
     try:

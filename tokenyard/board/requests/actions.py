@@ -182,7 +182,7 @@ def _until_ms(given: Parameters) -> int:
 
 
 def _selected(yard: Yard, given: Parameters) -> tuple[list[Listed], str]:
-    """The requests named in the fields, and their names in words; raises `ActionRefused` for none."""
+    """The requests named in the fields, and these in words; raises `ActionRefused` for none."""
     names = list(dict.fromkeys(given.texts("request")))
     if not names:
         raise ActionRefused("No request is selected: check the boxes of some, or open one.")
