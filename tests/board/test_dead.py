@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +25,6 @@ from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Scripts
 
 MANY = 10_000
-#: Server time for a page, with room for a busy machine.
-PAGE_S = 1.0
 
 
 @pytest.fixture
@@ -133,13 +130,11 @@ def test_letters_are_listed_newest_first_with_why_they_died(looker: Looker, yard
 def test_a_page_of_ten_thousand_letters_is_bounded(looker: Looker, yard: Yard) -> None:
     names = bury_many(yard, MANY)
     looker.get("/dead", parameters={"show": "100"})  # opens its connection
-    calls, began = Calls(yard.connection), time.monotonic()
+    calls = Calls(yard.connection)
     page = looker.get("/dead")
-    took_s = time.monotonic() - began
     made = calls.made()
     assert "10,000 dead letters" in text_of(page)
     assert sum(made.values()) <= 6, made
-    assert took_s < PAGE_S
     # All pages together have each letter once.
     shown: list[str] = []
     path = "/dead?show=200"

@@ -214,8 +214,8 @@ def gateway_serves(site: Site, gateway: Started) -> None:
 
 def board_serves(site: Site, board: Started) -> None:
     """Wait until the board is ready, make the first key as docs/deploy.md says, and look."""
-    for path in ("/livez", "/readyz"):
-        eventually(lambda path=path: asked(board, path, port=board.metrics_port) == 200)
+    eventually(lambda: asked(board, "/readyz", port=board.metrics_port) == 200, timeout_s=START_S)
+    assert asked(board, "/livez", port=board.metrics_port) == 200
     assert asked(board, "/board/keys") == 401
     command = [sys.executable, "-m", "tokenyard", "keys", "create", "--role", "admin", "--json"]
     made = subprocess.run(
