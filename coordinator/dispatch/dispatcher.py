@@ -82,7 +82,7 @@ class Dispatcher:
         entries, events = self._intake.read(room, patience_ms, with_capacity=self._reads_capacity())
         self._handle_events(events)
         self.take_in(token, entries)
-        self._read_tenants(token, room)
+        self._read_tenants(token)
         self._drop_gone()
         self._patience_ms = block_ms
         # Requests that came with the news of a changed roster are placed by the new one; in the
@@ -93,12 +93,12 @@ class Dispatcher:
         if self._roster.is_stale or self._intake.is_auditing:
             self._patience_ms = 0
 
-    def _read_tenants(self, token: str, room: int) -> None:
+    def _read_tenants(self, token: str) -> None:
         """Queue what those next in line have waiting, and let the common intakes stand in line."""
         tenants = self._intake.tenants
         if not tenants.is_in_use:
             return
-        self.take_in(token, tenants.read(room))
+        self.take_in(token, tenants.read())
         wrong = tenants.missing[:MOST_RECOUNTED]
         if tenants.is_common_wrong():
             wrong.append("")

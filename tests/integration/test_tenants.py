@@ -183,7 +183,6 @@ class TestPlaces:
     ) -> None:
         # Given more tenants than a page, whose model has no room, and behind them one for another
         monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "PAGE", 4)
-        monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "MOST_PAGE", 4)
         yard.worker("busy", lane_limit=0, model="busy")
         idle = yard.worker("idle", lane_limit=10, model="idle")
         for number in range(13):
@@ -218,7 +217,6 @@ class TestPlaces:
         self, yard: TenantYard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "PAGE", 4)
-        monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "MOST_PAGE", 4)
         worker = yard.worker(lane_limit=3)
         for number in range(20):
             yard.ask(f"t{number:02}", 4)
