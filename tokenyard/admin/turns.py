@@ -32,10 +32,11 @@ def next_turn(line: TenantLine) -> str:
     one = next((one for one in line.tenants if not one.is_at_limit), None)
     if one is None:
         return "each tenant in line runs as many requests as it may (max_running_requests)"
-    name = one.name or NO_TENANT
+    start = f"{one.name} is served next" if one.name else f"{NO_TENANT} are served next"
     if len(line.tenants) == 1:
-        return f"{name} is served next: nobody else waits"
-    text = f"{name} is served next: of {counted(len(line.tenants), 'tenant')} in line it has had"
+        return f"{start}: nobody else waits"
+    has = "it has" if one.name else "they have"
+    text = f"{start}: of {counted(len(line.tenants), 'tenant')} in line {has} had"
     passed = [other.name for other in line.tenants[: line.tenants.index(one)]]
     if not passed:
         return f"{text} least for its weight"

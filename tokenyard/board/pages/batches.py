@@ -6,6 +6,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from redis.exceptions import NoPermissionError
 
 from tokenyard.batch.line_errors import read_line_errors
 from tokenyard.batch.rq import is_installed
@@ -33,6 +34,22 @@ _WITHOUT_RQ: Final = (
     "Batch jobs run at RQ, which is not installed where this board runs:"
     " pip install 'tokenyard[batch]'."
 )
+_WITHOUT_RIGHTS: Final = (
+    "The board's user of Redis may not read the keys of RQ: give it the rights of gateway-batches,"
+    " too (docs/board.md)."
+)
+#: A list of nothing.
+_EMPTY: Final[dict[str, Any]] = {
+    "place": "",
+    "places": [],
+    "total": 0,
+    "few": _FEW,
+    "rows": [],
+    "unreadable": [],
+    "number": 1,
+    "later": "",
+    "first": "",
+}
 
 
 def _queue(yard: Yard) -> BatchQueue:
@@ -59,13 +76,16 @@ def _find(yard: Yard, given: Parameters) -> ListedJob:
 
 def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     if not is_installed():
-        return {"missing": _WITHOUT_RQ}
+        return _EMPTY | {"missing": _WITHOUT_RQ}
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
 
     queue = _queue(yard)
     place = given.one_of("place", ("", *PLACES), "")
     number = given.whole("page", 1, 1, _MOST_PAGES)
-    counts = count_jobs(queue)
+    try:
+        counts = count_jobs(queue)
+    except NoPermissionError:
+        return _EMPTY | {"missing": _WITHOUT_RIGHTS}
     if place:
         chosen = [one for one in PLACES if one == place]
         found = list_jobs(queue, chosen, start=(number - 1) * _MANY, most=_MANY)

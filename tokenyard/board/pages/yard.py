@@ -145,7 +145,7 @@ def _charts(points: Sequence[HistorySample | None]) -> list[Markup]:
             [line("ended", lambda one: one.requests_per_s), line("failed", _failed_per_s)],
             RATE,
         ),
-        ("tokens", "Tokens generated", [line("", lambda one: one.tokens_per_s)], RATE),
+        ("tokens", "Tokens", [line("generated", lambda one: one.tokens_per_s)], RATE),
         ("ttft", "Time to the first token", quantiles(lambda one: one.ttft), DURATION),
         ("wait", "Wait in the queue", quantiles(lambda one: one.wait), DURATION),
         (
