@@ -34,6 +34,11 @@ TEXTS: Final = {
     "without_leader_s": "Requests are refused (503) after so long without a coordinator.",
     "refresh_s": "Pause between two looks at the yard's models.",
     "model_paths": "Where models lie here, if not where hosts have them: NAME=PATH,...",
+    "board": "Serve the board at /board.",
+    "board_hosts": "Names by which browsers reach it beside localhost (`tokenyard board --help`).",
+    "board_content": "The least role that sees prompts and answers on the board.",
+    "board_session_s": "How long a login at the board lasts.",
+    "board_max_streams": "Open pages of the board that are kept up to date.",
     "trust_remote_code": "Run code that comes with a model, where the models file trusts it.",
 }
 ABOUT: Final = """Run a gateway, which serves the yard by OpenAI's HTTP API.
