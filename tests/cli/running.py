@@ -72,8 +72,8 @@ class Up:
         self.data_dir = data_dir or folder / "data"
         command = [sys.executable, "-m", "tokenyard", *group, "up", "--json"]
         command += ["--engine", "simulated", "--data-dir", str(self.data_dir)]
-        # Unused ports (two yards that begin at once may find the same one free), and no record where
-        # other tests or a user would find it.
+        # Ports that nobody uses (two yards that begin at once may find the same one free), and no
+        # record where other tests or a user would find it.
         command += ["--http-port", "0", *(["--port", "0"] if port else []), *arguments]
         apart = {"XDG_DATA_HOME": str(folder / "xdg")}
         with self._out.open("wb") as out, self._err.open("wb") as err:
