@@ -16,7 +16,7 @@ from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
 
 IDLE_MS = 1000
-MANY_TURNS = 20
+MANY_TURNS = 60
 
 
 @pytest.fixture
