@@ -33,8 +33,8 @@ _PAGE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A request that failed and was kept."""
+class Letter:
+    """What a dead letter says of itself."""
 
     letter: str  # its entry id, which is its name
     died_ms: int  # unix time
@@ -43,8 +43,6 @@ class DeadLetter:
     client: str  # empty: the entry has no client that could be answered
     id: str
     model: str
-    #: As submitted, with its history; token ids as a list, other binary values as hex.
-    fields: Mapping[str, str]
 
     @property
     def is_answerable(self) -> bool:
@@ -55,6 +53,14 @@ class DeadLetter:
     def priority_class(self) -> PriorityClass:
         """The class of the intake that it came through."""
         return class_of_sid(self.server_id)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(Letter):
+    """A request that failed and was kept."""
+
+    #: As submitted, with its history; token ids as a list, other binary values as hex.
+    fields: Mapping[str, str]
 
     @property
     def intake(self) -> str:

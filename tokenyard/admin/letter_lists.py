@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import redis
 
-from tokenyard.admin.dead_letters import class_of_sid, is_letter, text_of
+from tokenyard.admin.dead_letters import Letter, is_letter, text_of
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import Keys, intake_name
 from tokenyard.protocol.parse import parse_owner, unfold
@@ -43,25 +43,13 @@ Fields = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterHead:
+class LetterHead(Letter):
     """A dead letter without its request's content."""
 
-    letter: str  # its entry id, which is its name
-    died_ms: int  # unix time
-    reason: str
-    server_id: str
-    client: str  # empty: the entry has no client that could be answered
-    id: str
-    model: str
     tenant: str
     crashes: int  # workers that were lost with it
     faults: int  # times that an engine could not serve it
     size: int  # bytes of its fields
-
-    @property
-    def is_answerable(self) -> bool:
-        """Whether its client is known, so that it can run again."""
-        return bool(self.id)
 
     @property
     def code(self) -> str:
@@ -71,7 +59,7 @@ class LetterHead:
     @property
     def intake(self) -> str:
         """The intake that it goes back to."""
-        return intake_name(class_of_sid(self.server_id), self.tenant)
+        return intake_name(self.priority_class, self.tenant)
 
 
 def code_of(reason: str) -> str:
