@@ -23,8 +23,8 @@ HIGHEST = "18446744073709551615-18446744073709551615"
 
 
 @pytest.fixture
-def day(emptied: GuardedServer) -> Iterator[GuestDay]:
-    """A busy yard that cuts guests off only briefly."""
+def day(emptied: GuardedServer, request: pytest.FixtureRequest) -> Iterator[GuestDay]:
+    """A busy yard that cuts guests off only briefly; a parameter is the width of its worker."""
     day = GuestDay(emptied)
     with day.plant:
         day.open(
@@ -33,7 +33,7 @@ def day(emptied: GuardedServer) -> Iterator[GuestDay]:
             max_request_bytes=100_000,
             max_num_queued_reqs=1000,
         )
-        day.worker("w", model_name="sim")
+        day.worker("w", model_name="sim", max_num_seqs=getattr(request, "param", 256))
         day.plant.wait_for_workers(1)
         yield day
 
@@ -203,6 +203,7 @@ def test_a_guest_spends_only_its_own(
     keeper.delete(keys.tenants)
 
 
+@pytest.mark.parametrize("day", [4], indirect=True)
 def test_a_flood_of_one_tenant_delays_no_other(day: GuestDay) -> None:
     keys, keeper = day.keys, day.plant.connection
     keeper.hset(keys.tenants, mapping={"eve": "{}", "guest": "{}"})
