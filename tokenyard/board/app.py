@@ -47,7 +47,6 @@ __all__ = ["ROOT", "Board"]
 
 log = logging.getLogger("tokenyard.board")
 
-_WHY_CHARACTERS: Final = 200
 #: What was done is told so long after it.
 _TOLD_MS: Final = 60_000
 #: The status of an answer by the error that it tells.
@@ -252,9 +251,8 @@ def _carry_out(yard: Yard, action: Action, given: Parameters) -> tuple[Outcome, 
 
     The outcome, and the id of its entry, which is "" where the audit cannot be written.
     """
-    why = given.text("why")[:_WHY_CHARACTERS]
     entry = AuditEntry(
-        who=given.actor.name, role=given.actor.role, action=action.name, why=why, target=""
+        who=given.actor.name, role=given.actor.role, action=action.name, why=given.why, target=""
     )
     try:
         outcome = action.run(yard, given)
