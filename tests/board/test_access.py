@@ -223,6 +223,15 @@ def test_a_session_that_was_prepared_is_not_taken_over(door: Keyed) -> None:
     assert "of admin" in access_of.body
 
 
+def test_a_login_ends_the_session_before(door: Keyed, connection: redis.Redis, keys: Keys) -> None:
+    before = door.log_in("viewer")
+    assert door.ask("/board/", cookie=before).status == 200
+    after = door.log_in("viewer", cookie=before)
+    assert door.ask("/board/", cookie=before).status == 303
+    assert door.ask("/board/", cookie=after).status == 200
+    assert len(connection.keys(f"*{{{keys.yard}}}:board_session:*")) == 1
+
+
 @pytest.mark.parametrize(
     "forged", ["", "x", "x" * 43, "*" * 43, "é" * 43, "../" * 20, "x" * 100_000]
 )
@@ -273,6 +282,13 @@ def test_a_revoked_key_ends_its_sessions(
     assert revoke_key(connection, keys, door.ids["operator"])
     assert door.ask("/board/", cookie=cookie).status == 303
     assert door.ask("/board/", authorization=bearer).status == 401
+
+
+def test_a_bounded_number_of_lookups_is_kept(monkeypatch: pytest.MonkeyPatch, door: Keyed) -> None:
+    monkeypatch.setattr(access, "_MOST_KNOWN", 3)
+    for number in range(10):
+        assert door.ask("/board/", authorization=f"Bearer guess-{number}").status == 401
+    assert len(door.ask.board._door._known) <= 3
 
 
 def test_a_lookup_is_used_again_for_two_seconds_at_most() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from tests.board.yard_rig import Look, looking, text_of, worker
 from tests.support.builders import make_request, random_name
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals
 from tokenyard.board import checkup
@@ -22,12 +20,6 @@ from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
-
-
-@pytest.fixture
-def look(broker: Server, connection: redis.Redis) -> Iterator[Look]:
-    with looking(broker.url, connection) as opened:
-        yield opened
 
 
 def record(look: Look, ago_s: float, **fields: object) -> None:
