@@ -61,7 +61,8 @@ def test_many_keys_are_paged(connection: redis.Redis, keys: Keys, ask: Asking) -
     page = ask("/board/keys").body
     assert "Page 1 of 2" in page
     assert page.count('name="key"') == 100
-    assert ask("/board/keys?page=2").body.count('name="key"') == 20
+    for number in (2, 3):  # of a list that has become shorter, the last page
+        assert ask(f"/board/keys?page={number}").body.count('name="key"') == 20
     assert ask("/board/keys?page=0").status == 400
 
 

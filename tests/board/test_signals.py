@@ -214,7 +214,8 @@ def test_many_workers_come_in_pages_and_by_name(look: Look) -> None:
     first, last = look.at("/signals"), look.at("/signals?page=3")
     assert first.count(">gpu-") == 25
     assert last.count(">gpu-") == 10
-    assert "page 3 of 3" in text_of(last)
+    assert "Page 3 of 3" in text_of(last)
+    assert look.at("/signals?page=4").count(">gpu-") == 10, "the last page"
     assert 'rel="next"' not in last
     found = look.at("/signals?q=gpu-07")
     assert found.count(">gpu-") == 1

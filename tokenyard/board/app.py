@@ -42,6 +42,7 @@ from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
 from tokenyard.board.yard import Actor, BadInput, Parameters, Yard
 from tokenyard.protocol.errors import BrokerUnavailable, TokenyardError
+from tokenyard.protocol.streams import unix_ms
 
 __all__ = ["ROOT", "Board"]
 
@@ -277,5 +278,4 @@ def _just_done(yard: Yard, name: str, actor: Actor) -> AuditEntry | None:
     entry = find_entry(yard.connection, yard.keys, name)
     if entry is None or entry.who != actor.name:
         return None
-    now: Any = yard.connection.time()
-    return entry if now[0] * 1000 - entry.at_ms < _TOLD_MS else None
+    return entry if unix_ms(yard.connection.time()) - entry.at_ms < _TOLD_MS else None
