@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.board.asking import opened
+from tests.board.asking import Asking, opened
 from tests.board.keyed import ROLES, Keyed, keyed
 from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key, revoke_key
@@ -137,6 +137,15 @@ def test_an_action_is_recorded_with_who_and_why(
         for other in ("0-0", "1-1", "99999999999999999999-0", "x", "%00", entry.entry + "1"):
             answer = door.ask(f"/board/?done={other}", cookie=cookie)
             assert (answer.status, told in answer.body) == (200, False), other
+
+
+def test_an_action_is_told_for_a_time(
+    monkeypatch: pytest.MonkeyPatch, deeds: Deeds, ask: Asking
+) -> None:
+    page = ask(f"/board/do/{next(iter(ACTIONS))}", "POST", form={}).location
+    assert "It is done." in ask(page).body
+    monkeypatch.setattr(app, "_TOLD_MS", -1)
+    assert "It is done." not in ask(page).body
 
 
 def test_an_action_that_cannot_be_recorded_says_so(

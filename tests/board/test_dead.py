@@ -332,6 +332,9 @@ def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: Ya
     assert done.target == "dead letters with client ann"
     assert len(left(yard)) == 501
     assert left(yard)[-1] == later
+    # None has died before this year.
+    before = {"until": "2026-01-01T00:00", "upto": later}
+    assert "No dead letter matches" in asked_of(looker, "dead.requeue", before)
     assert len(yard.intake("low")) == 500
 
 

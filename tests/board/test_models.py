@@ -10,6 +10,7 @@ import pytest
 from tests.board.device_yard import DeviceYard, keys_asked_for
 from tests.board.looking import Looker, text_of
 from tests.support.waiting import eventually
+from tokenyard.admin import waiting_models
 from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.board import model_reload
 from tokenyard.board.pages import ACTIONS
@@ -99,6 +100,20 @@ def test_reasons_for_waiting(devices: DeviceYard, looker: Looker, case: str, why
         )
     devices.wait_for("coder", 1)
     assert re.search(why, text_of(looker.get("/model", parameters={"name": "coder"})))
+
+
+def test_a_command_without_an_answer_explains_a_wait_for_a_time(
+    devices: DeviceYard, looker: Looker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.offer("gpu-1", "adder", "coder")
+    devices.lead()
+    looker.do("model.load", {"model": "coder", "worker": "gpu-1-0"})
+    devices.wait_for("coder", 1)
+    monkeypatch.setattr(waiting_models, "_PATIENCE_MS", -1)
+    text = text_of(looker.get("/model", parameters={"name": "coder"}))
+    assert "was told" not in text
+    assert "no device is free or idle" in text
 
 
 def test_an_unknown_model_is_not_found(looker: Looker) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.board.looking import Looker, text_of, values_of
 from tests.board.request_rig import fail, ids, state_of
 from tests.integration.test_listing import one_of_each_state
-from tests.support.builders import make_request
+from tests.support.builders import make_request, make_result
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.board.addresses import request_name
@@ -17,6 +17,7 @@ from tokenyard.board.requests import actions, listing
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import request_fields
+from tokenyard.scripts import Publication
 
 pytestmark = pytest.mark.valkey_only
 
@@ -159,9 +160,37 @@ def test_failed_ones_are_requeued_from_their_letters(looker: Looker, yard: Yard)
     assert looker.post("request.requeue", {"request": "ann/q"}).status_code == 400
 
 
+def test_what_has_completed_since_is_not_requeued(looker: Looker, yard: Yard) -> None:
+    # Given two letters, and the request of the later one submitted again and completed,
+    fail(yard, make_request("first", client="ann"))
+    again = make_request("again", client="ann")
+    fail(yard, again)
+    yard.connection.delete(yard.keys.ledger("ann", "again"))
+    worker = yard.worker()
+    assignment = yard.assign(worker, again)
+    yard.scripts.finish(worker, [Publication(assignment, make_result("again", [1]))])
+    # If both are selected, I expect only the other to run again.
+    chosen = {"request": ["ann/first", "ann/again"]}
+    assert looker.do("request.requeue", chosen).text.startswith("1 request waits again.")
+    assert state_of(yard, "ann", "first") == "waiting"
+    assert state_of(yard, "ann", "again") == "completed"
+
+
+def test_no_more_can_be_selected_than_are_done_at_once(
+    looker: Looker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "MOST", 2)
+    chosen = {"request": ["ann/a", "ann/b", "ann/c"]}
+    assert "more than 2 requests are selected" in looker.post("request.cancel", chosen).text
+
+
 def test_all_failed_ones_that_match_are_requeued(looker: Looker, yard: Yard) -> None:
     for number in range(12):
         fail(yard, make_request(f"q{number}", client="ann"), f"POISONED: fault {number % 2}")
+    # Nobody could be answered about this one.
+    yard.connection.xadd(
+        yard.keys.dead, {"dead_reason": "POISONED: fault 1", "dead_sid": "low/1-0"}
+    )
     fields = {"all": "matching", "state": "failed", "error": "fault 1"}
     assert "Submit 6 failed requests again?" in text_of(looker.ask("request.requeue", fields))
     entry = looker.do("request.requeue", fields)

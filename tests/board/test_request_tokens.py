@@ -169,6 +169,14 @@ def test_no_tokenizer_is_fetched_from_elsewhere(
     assert "41 42" in look(looker, request)
 
 
+def test_tokens_that_are_none_break_nothing(looker: Looker, yard: Yard) -> None:
+    looker.actor = SEES
+    request = asking(stream=True)
+    yard.assign(yard.worker(), request)
+    yard.connection.set(yard.keys.tokens("ann", "q"), b"five!")
+    assert "1 published" in text_of(look(looker, request))
+
+
 def test_a_request_that_does_not_stream_says_so(looker: Looker, yard: Yard) -> None:
     request = asking()
     yard.assign(yard.worker(), request)

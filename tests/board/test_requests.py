@@ -103,6 +103,7 @@ def test_requests_of_a_tenant_are_found_in_its_intakes(looker: Looker, yard: Yar
         ("state=sleeping", "state: give one or more of"),
         ("older=soon", "older: 'soon': give a time like"),
         ("older=2h&newer=1h", "newer: give a longer time"),
+        ("older=1h&newer=60m", "newer: give a longer time"),
         ("client=a*", "client: use 1 to 100"),
         ("id=" + "x" * 201, "1 to 200 bytes"),
         ("order=sideways", "order: give one of"),

@@ -196,6 +196,19 @@ def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
     assert len(looks) == 1
 
 
+def test_the_doctor_looks_again_after_a_time(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+
+    def gather(*args: object) -> Evidence:
+        looks.append(args)
+        return Evidence()
+
+    monkeypatch.setattr(checkup, "gather", gather)
+    monkeypatch.setattr(checkup, "LEAST_S", 0.0)
+    monkeypatch.setattr(checkup, "REST", 0.0)
+    eventually(lambda: look.at("/") and len(looks) >= 2)
+
+
 def test_what_the_user_may_not_ask_is_asked_once(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
