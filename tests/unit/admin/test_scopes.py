@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from tests.support.builders import make_worker_info
+from tests.support.snapshots import make_view_worker
 from tokenyard.admin.scopes import other_pauses
-from tokenyard.admin.snapshot import WorkerView
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates
 
 
-def worker(name: str, model: str) -> WorkerView:
-    info = make_worker_info(name, model=model)
-    return WorkerView(f"{name}.1", "ready", lane=0, lease_ms=1, info=info)
-
-
 def test_pauses_of_others_do_not_hold_a_worker() -> None:
-    workers = [worker("w", "adder"), worker("v", "coder")]
+    workers = [make_view_worker("w.1", model="adder"), make_view_worker("v.1", model="coder")]
     paused = DesiredState(run_state="PAUSED")
     scopes = ("worker:w", "worker:v", "model:adder", "model:coder")
     desired = DesiredStates(dict.fromkeys(scopes, paused))

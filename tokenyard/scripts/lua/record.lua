@@ -11,20 +11,17 @@
 -- Returns 1 RECORDED, 0 NOT_LEADER
 -- Atomic, because a former leader must not write into its successor's history.
 
+-- @include counted
+
 local RECORDED, NOT_LEADER = 1, 0
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 
-local function of_tenants(field)
-  local count = redis.call('HGET', KEYS[3], field)
-  return math.max(0, math.floor(tonumber(count) or 0))
-end
-
-local fields = {'waiting_of_tenants', of_tenants('tenants_waiting')}
+local fields = {'waiting_of_tenants', counted(KEYS[3], 'tenants_waiting')}
 local a = 3
 for k = 4, #KEYS do
   local name = ARGV[a]
   fields[#fields + 1] = 'waiting:' .. name
-  fields[#fields + 1] = redis.call('XLEN', KEYS[k]) + of_tenants('tenants_waiting:' .. name)
+  fields[#fields + 1] = redis.call('XLEN', KEYS[k]) + counted(KEYS[3], 'tenants_waiting:' .. name)
   a = a + 1
 end
 for i = a, #ARGV do fields[#fields + 1] = ARGV[i] end
