@@ -20,7 +20,7 @@ from coordinator.routing.policies import Lane
 from coordinator.routing.suspicion import UNMARKED, QuarantineMark, read_mark
 from tokenyard.protocol.control import RUN_STATES, DesiredStates, RunState, decode_desired
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import (
     HostInfo,
     ModelInfo,
@@ -115,8 +115,8 @@ class Roster:
         pipeline.hgetall(self._keys.hosts)
         pipeline.hgetall(self._keys.desired)
         pipeline.time()
-        entries, leases, marks, hosts, desired, (seconds, micros) = pipeline.execute()
-        now_ms = seconds * 1000 + micros // 1000
+        entries, leases, marks, hosts, desired, now = pipeline.execute()
+        now_ms = unix_ms(now)
         self._clock = now_ms - time.monotonic() * 1000
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]

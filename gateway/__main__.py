@@ -9,26 +9,17 @@ from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 try:
-    from tokenyard.process.program import program
+    from tokenyard.process.program import HTTP_TEXTS, program
 except ModuleNotFoundError as error:
     refuse(error)
 
 TEXTS: Final = {
-    "name": "Name of this process.  [default: host and pid]",
-    "host": "Address to listen on.",
-    "port": "Port to listen on; 0 is any free one.",
-    "keys": "Whether requests need a key (`tokenyard keys`); auto: on any address but loopback.",
+    **HTTP_TEXTS,
     "record_ttl_s": "How long an idempotency key is known and a stream can be resumed.",
     "max_body_bytes": "Most bytes of one request.",
     "files_dir": "Folder of files and batches, the same for all gateways and batch workers.",
     "files_url": "A bucket in its place: s3://bucket/prefix.",
     "max_file_bytes": "Most bytes of one uploaded file.",
-    "max_connections": "Most connections; more are answered with 503.",
-    "receive_s": "Longest time to receive a request, and a second more for each 16 KiB.",
-    "send_s": "A client that reads nothing of its answer for so long is cut off.",
-    "idle_s": "A connection without a request is closed after so long.",
-    "tls_cert": "PEM file of the certificate; without one TLS is the proxy's.",
-    "tls_key": "PEM file of its key.",
     "keep_alive_s": "Silence on a stream after which a comment is sent.",
     "grace_s": "On SIGTERM, answers may finish for so long; then streams end.",
     "without_leader_s": "Requests are refused (503) after so long without a coordinator.",

@@ -72,6 +72,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     folder = Path(metafunc.module.__file__).parent.name
     is_on_both = folder in ON_BOTH_SERVERS or any(metafunc.definition.iter_markers("both_servers"))
     servers = SERVERS if is_on_both else ("valkey", pytest.param("redis", marks=pytest.mark.long))
+    if any(metafunc.definition.iter_markers("valkey_only")):
+        servers = ("valkey",)
     for name in {"broker", "own_broker"} & set(metafunc.fixturenames):
         metafunc.parametrize(name, servers, indirect=True)
 

@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.board import yard_rig
+from tests.board.asking import Asking, opened
 from tests.board.device_yard import DeviceYard
 from tests.board.looking import Looker, looking
+from tests.board.yard_rig import Look
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tests.support.yard import Yard
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -26,10 +30,30 @@ def devices(connection: redis.Redis, keys: Keys, scripts: Scripts) -> DeviceYard
 
 
 @pytest.fixture
-def visitor(
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+    """A yard whose leader and workers the test plays."""
+    return Yard(connection, keys, scripts)
+
+
+@pytest.fixture
+def ask(redis_url: str, keys: Keys) -> Iterator[Asking]:
+    """A board without keys, asked as a browser or a program would."""
+    with opened(redis_url, keys.yard) as asking:
+        yield asking
+
+
+@pytest.fixture
+def look(redis_url: str, connection: redis.Redis) -> Iterator[Look]:
+    """A board before an empty yard with a leader."""
+    with yard_rig.looking(redis_url, connection) as opened_look:
+        yield opened_look
+
+
+@pytest.fixture
+def looker(
     monkeypatch: pytest.MonkeyPatch, redis_url: str, connection: redis.Redis, keys: Keys
 ) -> Iterator[Looker]:
-    """An operator at the board of that yard."""
+    """An operator at the board, whose role a test may change."""
     with looking(monkeypatch, redis_url, connection, keys) as looker:
         yield looker
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.board.asking import opened
+from tests.board.asking import Asking, opened
 from tests.board.keyed import ROLES, Keyed, keyed
 from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key, revoke_key
@@ -139,6 +139,15 @@ def test_an_action_is_recorded_with_who_and_why(
             assert (answer.status, told in answer.body) == (200, False), other
 
 
+def test_an_action_is_told_for_a_time(
+    monkeypatch: pytest.MonkeyPatch, deeds: Deeds, ask: Asking
+) -> None:
+    page = ask(f"/board/do/{next(iter(ACTIONS))}", "POST", form={}).location
+    assert "It is done." in ask(page).body
+    monkeypatch.setattr(app, "_TOLD_MS", -1)
+    assert "It is done." not in ask(page).body
+
+
 def test_an_action_that_cannot_be_recorded_says_so(
     deeds: Deeds, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
@@ -223,6 +232,15 @@ def test_a_session_that_was_prepared_is_not_taken_over(door: Keyed) -> None:
     assert "of admin" in access_of.body
 
 
+def test_a_login_ends_the_session_before(door: Keyed, connection: redis.Redis, keys: Keys) -> None:
+    before = door.log_in("viewer")
+    assert door.ask("/board/", cookie=before).status == 200
+    after = door.log_in("viewer", cookie=before)
+    assert door.ask("/board/", cookie=before).status == 303
+    assert door.ask("/board/", cookie=after).status == 200
+    assert len(connection.keys(f"*{{{keys.yard}}}:board_session:*")) == 1
+
+
 @pytest.mark.parametrize(
     "forged", ["", "x", "x" * 43, "*" * 43, "é" * 43, "../" * 20, "x" * 100_000]
 )
@@ -273,6 +291,13 @@ def test_a_revoked_key_ends_its_sessions(
     assert revoke_key(connection, keys, door.ids["operator"])
     assert door.ask("/board/", cookie=cookie).status == 303
     assert door.ask("/board/", authorization=bearer).status == 401
+
+
+def test_a_bounded_number_of_lookups_is_kept(monkeypatch: pytest.MonkeyPatch, door: Keyed) -> None:
+    monkeypatch.setattr(access, "_MOST_KNOWN", 3)
+    for number in range(10):
+        assert door.ask("/board/", authorization=f"Bearer guess-{number}").status == 401
+    assert len(door.ask.board._door._known) <= 3
 
 
 def test_a_lookup_is_used_again_for_two_seconds_at_most() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
 import re
 import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,13 +12,11 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from tests.board.asking import HERE, HOST, Asking, opened
-from tests.board.keyed import keyed
+from tests.board.asking import HERE, Asking, opened
 from tests.support.servers import Server
-from tokenyard.board import app, live
+from tokenyard.board import app
 from tokenyard.board.page import Page
 from tokenyard.board.pages import ACTIONS, PAGES
-from tokenyard.board.reading import YardReader
 from tokenyard.board.yard import MAX_PARAMETER, Parameters, Yard
 from tokenyard.protocol.keys import Keys
 
@@ -60,12 +54,6 @@ HOSTILE = (
 #: Those that a page may take for a number, a time, a name of an entry or a place in a list.
 TRICKY = ("", "<script>alert(1)</script>", "\x00\r\n", "0-0", "-1", "99999999999999999999", "1e400")
 TRICKY += ("0000-00-00", "9999-12-31T23:59", "\u0663", "x" * MAX_PARAMETER)
-
-
-@pytest.fixture
-def ask(broker: Server, keys: Keys) -> Iterator[Asking]:
-    with opened(broker.url, keys.yard) as made:
-        yield made
 
 
 def names_of_parameters() -> list[str]:
@@ -241,196 +229,6 @@ def test_a_mistake_of_ours_is_told_to_the_log_only(
     assert "Traceback" not in answer.body
     assert "a secret of the inside" in caplog.text
     assert "content-security-policy" in answer.headers
-
-
-# Holding on
-
-
-def looking(ask: Asking, count: int, most_bytes: int = 2**24) -> Any:
-    headers = [(b"host", HOST.encode()), (b"accept", b"text/event-stream")]
-    return [
-        asyncio.create_task(ask.ask("GET", "/board/audit", headers, most_bytes=most_bytes))
-        for _ in range(count)
-    ]
-
-
-def test_so_many_open_pages_are_kept_up_to_date_and_no_more(broker: Server, keys: Keys) -> None:
-    async def test(ask: Asking) -> None:
-        first = looking(ask, 3)
-        await asyncio.sleep(0.5)
-        (more,) = await asyncio.gather(*looking(ask, 1))
-        assert more.status == 200
-        assert "retry: 30000" in more.body
-        assert "live_error" in more.body
-        for task in first:
-            task.cancel()
-        await asyncio.gather(*first, return_exceptions=True)
-        # Their places are free again.
-        (again,) = await asyncio.gather(*looking(ask, 1, most_bytes=1))
-        assert "retry" not in again.body
-        assert "live_entries" in again.body
-
-    with opened(broker.url, keys.yard, max_streams=3) as ask:
-        asyncio.run(asyncio.wait_for(test(ask), 60))
-
-
-def test_an_open_page_has_to_come_back_after_a_time(broker: Server, keys: Keys) -> None:
-    with opened(broker.url, keys.yard, stream_s=0.5) as ask:
-        # It would last longer than a test may.
-        answer = ask("/board/audit", accept="text/event-stream")
-        assert answer.body.endswith("\n\n")
-
-
-def test_a_board_that_stops_ends_its_open_pages(broker: Server, keys: Keys) -> None:
-    async def test(ask: Asking) -> None:
-        open_pages = looking(ask, 3)
-        await asyncio.sleep(0.5)
-        ask.board.end_streams()
-        answers = await asyncio.wait_for(asyncio.gather(*open_pages), 5)
-        assert {answer.status for answer in answers} == {200}
-        (more,) = await asyncio.gather(*looking(ask, 1))
-        assert more.status == 503
-
-    with opened(broker.url, keys.yard) as ask:
-        asyncio.run(asyncio.wait_for(test(ask), 60))
-
-
-def test_a_stream_of_a_head_is_none(ask: Asking) -> None:
-    answer = ask("/board/audit", "HEAD", accept="text/event-stream")
-    assert answer.headers["content-type"].startswith("text/html")
-
-
-def test_who_looks_at_the_same_costs_one_read(
-    monkeypatch: pytest.MonkeyPatch, broker: Server, connection: redis.Redis, keys: Keys
-) -> None:
-    reads = []
-
-    def view(yard: Yard, given: Parameters) -> dict[str, Any]:
-        reads.append(given)
-        time.sleep(0.2)
-        return {"entries": [], "is_newest": True, "before": "", "most": 1}
-
-    monkeypatch.setattr(app, "PAGES", [Page("/", "Yard", "audit.html", view)])
-    with keyed(broker.url, connection, keys) as door:
-        cookies = [door.log_in("viewer").encode() for _ in range(4)]
-
-        async def test() -> None:
-            await asyncio.gather(
-                *(
-                    door.ask.ask("GET", "/board/?a=1", [(b"host", host), (b"cookie", cookie)])
-                    for cookie in cookies
-                    for host in (HOST.encode(), b"localhost")
-                )
-            )
-
-        asyncio.run(test())
-        assert len(reads) == 1
-        assert reads[0].actor.name == ""
-        door.ask("/board/?a=2", cookie=cookies[0].decode())
-        door.ask("/board/?a=2", cookie=door.log_in("admin"))
-        assert len(reads) == 3
-
-
-# Reads
-
-
-@pytest.fixture
-def reader(broker: Server, keys: Keys) -> Iterator[YardReader]:
-    made = YardReader(broker.url, keys.yard, most_at_once=2, wait_s=0.3)
-    yield made
-    made.close()
-
-
-def test_a_read_that_fails_fails_for_all_and_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, reader: YardReader, recwarn: pytest.WarningsRecorder
-) -> None:
-    tried = []
-
-    def fail(yard: Yard) -> int:
-        tried.append(1)
-        time.sleep(0.05)
-        raise ValueError(len(tried))
-
-    async def test() -> None:
-        both = await asyncio.gather(
-            reader.shared("a", fail), reader.shared("a", fail), return_exceptions=True
-        )
-        assert [str(one) for one in both] == ["1", "1"]
-        monkeypatch.setattr("tokenyard.board.reading._FRESH_S", -1.0)
-        with pytest.raises(ValueError, match="2"):
-            await reader.shared("a", fail)
-
-    asyncio.run(test())
-
-
-def test_who_asks_first_and_leaves_spoils_nothing(
-    reader: YardReader, caplog: pytest.LogCaptureFixture
-) -> None:
-    def slow(yard: Yard) -> int:
-        time.sleep(0.2)
-        return 7
-
-    def fail(yard: Yard) -> int:
-        time.sleep(0.1)
-        raise ValueError
-
-    async def test() -> None:
-        first = asyncio.create_task(reader.shared("a", slow))
-        await asyncio.sleep(0.05)
-        second = asyncio.create_task(reader.shared("a", slow))
-        await asyncio.sleep(0.05)
-        first.cancel()
-        assert await second == 7
-        alone = asyncio.create_task(reader.shared("b", fail))
-        await asyncio.sleep(0.05)
-        alone.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await alone
-        await asyncio.sleep(0.2)
-        reader.forget()
-        gc.collect()
-
-    asyncio.run(test())
-    gc.collect()
-    assert "never retrieved" not in caplog.text
-
-
-def test_what_waits_too_long_is_refused_and_not_done_later(reader: YardReader) -> None:
-    done: list[str] = []
-
-    def slow(yard: Yard) -> None:
-        time.sleep(1.0)
-        done.append("slow")
-
-    async def test() -> None:
-        busy = [asyncio.create_task(reader.run(slow)) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        with pytest.raises(Exception, match="busy"):
-            await reader.run(lambda yard: done.append("late"))
-        await asyncio.gather(*busy)  # what has begun may take its time
-        assert await reader.run(lambda yard: 3) == 3
-
-    asyncio.run(test())
-    assert done == ["slow", "slow"]
-
-
-def test_what_is_kept_has_a_bound(reader: YardReader) -> None:
-    async def test() -> None:
-        for number in range(200):
-            assert await reader.shared(number, lambda yard, n=number: n) == number
-        assert len(reader._kept) <= 64
-        reader.forget()
-        assert await reader.shared(199, lambda yard: "new") == "new"
-
-    asyncio.run(test())
-
-
-def test_lines_of_a_block_cannot_begin_another_event() -> None:
-    told = live._event("live_x", "a\r\nevent: live_y\rdata: b\n\ndata: c\u2028d")
-    lines = re.split(r"\r\n|\n|\r", told)
-    assert lines[0] == "event: live_x"
-    assert all(line.startswith("data: ") or not line for line in lines[1:])
-    assert told.count("\n\n") == 1
 
 
 # On a socket, where the server reads first

@@ -31,6 +31,7 @@ from tokenyard.board.pages import batches
 from tokenyard.board.yard import Actor
 
 __all__ = ["write_lines"]
+pytestmark = pytest.mark.valkey_only
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>'\""
 
 
@@ -55,23 +56,9 @@ def live(yard: BatchYard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looker]:
 
 
 @pytest.fixture
-def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
-        yield connected
-
-
-@pytest.fixture
 def queue(connection: redis.Redis, keys: Any) -> BatchQueue:
     """A queue that no worker serves."""
     return BatchQueue(connection, keys.yard)
-
-
-@pytest.fixture
-def looker(
-    valkey_broker: Server, connection: redis.Redis, keys: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Looker]:
-    with looking(monkeypatch, valkey_broker.url, connection, keys) as made:
-        yield made
 
 
 def enqueue(queue: BatchQueue, name: str = "", **options: Any) -> str:

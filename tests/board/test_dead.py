@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from tests.board.looking import Fields, Looker, looking, text_of
+from tests.board.looking import Fields, Looker, text_of
 from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.builders import entry_fields, make_request
-from tests.support.servers import Server
 from tests.support.yard import Yard
 from tokenyard.admin import letter_lists
 from tokenyard.admin.letter_changes import GONE, drop_letters, requeue_letters
 from tokenyard.admin.letter_lists import LOOKED_AT, LetterFilter, read_page
 from tokenyard.board.pages.dead import ACTIONS
-from tokenyard.board.yard import Actor
+from tokenyard.board.pages.dead_filter import wanted_letters
+from tokenyard.board.yard import Actor, Parameters
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Scripts
 
+pytestmark = pytest.mark.valkey_only
 MANY = 10_000
-
-
-@pytest.fixture
-def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
-        yield connected
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys) -> Yard:
-    return Yard(connection, keys, Scripts(connection, keys))
-
-
-@pytest.fixture
-def looker(
-    valkey_broker: Server, connection: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Looker]:
-    with looking(monkeypatch, valkey_broker.url, connection, keys) as made:
-        yield made
 
 
 def bury(
@@ -193,6 +172,20 @@ def test_senseless_filters_are_refused(looker: Looker, given: dict[str, str]) ->
     assert "give" in looker.get("/dead", parameters=given, status=400)
 
 
+@pytest.mark.parametrize(
+    ("text", "since_ms"),
+    [
+        ("2026-11-23T06:15", 1_795_414_500_000),
+        ("2026-11-23T06:15Z", 1_795_414_500_000),
+        ("2026-11-23T08:15+02:00", 1_795_414_500_000),
+        ("0001-01-01T00:00", 1),
+    ],
+)
+def test_a_time_is_in_utc_unless_it_has_an_offset(text: str, since_ms: int) -> None:
+    given = Parameters({"since": [text]}, Actor("olga", "viewer"))
+    assert wanted_letters(given).since_ms == since_ms
+
+
 def test_a_letter_has_the_evidence_of_its_crashes(looker: Looker, yard: Yard) -> None:
     request = make_request("q", client="ann", tokens=[5, 6], tenant="")
     for _ in range(2):
@@ -339,6 +332,9 @@ def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: Ya
     assert done.target == "dead letters with client ann"
     assert len(left(yard)) == 501
     assert left(yard)[-1] == later
+    # None has died before this year.
+    before = {"until": "2026-01-01T00:00", "upto": later}
+    assert "No dead letter matches" in asked_of(looker, "dead.requeue", before)
     assert len(yard.intake("low")) == 500
 
 

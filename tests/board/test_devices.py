@@ -24,13 +24,13 @@ HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e\\x1b[31m"
 
 
-def test_a_yard_without_workers_says_so(visitor: Looker) -> None:
-    text = text_of(visitor.get("/devices"))
+def test_a_yard_without_workers_says_so(looker: Looker) -> None:
+    text = text_of(looker.get("/devices"))
     assert "No worker has joined this yard" in text
     assert "No model has been placed" in text
 
 
-def test_a_ready_device_shows_its_figures(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_ready_device_shows_its_figures(devices: DeviceYard, looker: Looker) -> None:
     tally = WorkerTotals(tokens=100, ttft_ms=250.0, temperature_c=61, power_w=305)
     worker = devices.join(
         "gpu-1-0", controller="gpu-1", memory_bytes=3 * 2**30, tally=tally, phases_s={"weights": 2}
@@ -38,7 +38,7 @@ def test_a_ready_device_shows_its_figures(devices: DeviceYard, visitor: Looker) 
     devices.scripts.lead("north", LONG_MS)
     devices.connection.xadd(devices.keys.lane(worker), {"cancel": "1-0"})
 
-    text = text_of(visitor.get("/devices"))
+    text = text_of(looker.get("/devices"))
 
     for said in (
         *("1 device of 1 host", "1 ready", "gpu-1 · device 0", "adder", "Running 1 of 4"),
@@ -48,63 +48,63 @@ def test_a_ready_device_shows_its_figures(devices: DeviceYard, visitor: Looker) 
         assert said in text
 
 
-def test_what_the_driver_does_not_say_is_left_out(devices: DeviceYard, visitor: Looker) -> None:
+def test_what_the_driver_does_not_say_is_left_out(devices: DeviceYard, looker: Looker) -> None:
     devices.join("cpu-0", controller="cpu")
-    text = text_of(visitor.get("/devices"))
+    text = text_of(looker.get("/devices"))
     for absent in ("Temperature", "Power", "Memory", "°C"):
         assert absent not in text
 
 
 def test_tokens_per_second_come_with_the_second_look(
-    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
+    devices: DeviceYard, looker: Looker, redis_url: str, keys: Keys
 ) -> None:
     worker = devices.join("gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=100))
-    assert "Tokens measuring" in text_of(visitor.get("/devices"))
+    assert "Tokens measuring" in text_of(looker.get("/devices"))
     [sample] = rates_of(redis_url, keys.yard)._samples
     object.__setattr__(sample, "at_ms", sample.at_ms - 10_000)  # as if it were ten seconds old
     devices.show(worker, "gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=1100))
 
     text = text_of(
-        visitor.get("/devices", parameters={"state": "ready"})
+        looker.get("/devices", parameters={"state": "ready"})
     )  # another filter, another read
 
     [rate] = re.findall(r"Tokens (\d+)/s", text)
     assert 90 <= int(rate) <= 100
 
 
-def test_a_loading_device_shows_its_progress(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_loading_device_shows_its_progress(devices: DeviceYard, looker: Looker) -> None:
     now_ms = int(devices.connection.time()[0] * 1000)
     devices.offer("gpu-1", ModelInfo(name="adder", load_s=80.0))
     devices.join("gpu-1-0", controller="gpu-1", state="loading", since_ms=now_ms - 20_000)
 
-    page = visitor.get("/devices")
+    page = looker.get("/devices")
 
     assert re.search(r"loads for 2\d s; its last load took 80 s", text_of(page))
     assert re.search(r'<progress max="80000" value="2\d{4}"', page)
 
 
-def test_a_waking_device_is_not_measured_by_a_load(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_waking_device_is_not_measured_by_a_load(devices: DeviceYard, looker: Looker) -> None:
     devices.offer("gpu-1", ModelInfo(name="adder", load_s=80.0))
     devices.join("gpu-1-0", controller="gpu-1", state="loading", engine_version="0.32")
-    page = visitor.get("/devices")
+    page = looker.get("/devices")
     assert "wakes for" in text_of(page)
     assert "<progress" not in page
 
 
-def test_a_failed_device_shows_its_last_error(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_failed_device_shows_its_last_error(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1", state="failed", last_error="out of memory")
-    text = text_of(visitor.get("/devices"))
+    text = text_of(looker.get("/devices"))
     assert "failed" in text
     assert "out of memory" in text
 
 
-def test_a_group_is_one_tile_that_names_its_members(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_group_is_one_tile_that_names_its_members(devices: DeviceYard, looker: Looker) -> None:
     names = ["gpu-1-0", "gpu-1-1"]
     devices.join(names[0], controller="gpu-1", device=0, group=names)
     devices.join(names[1], controller="gpu-1", device=1, group=names, state="attached")
     devices.join("gpu-1-2", controller="gpu-1", device=2, state="warm", model="")
 
-    page = visitor.get("/devices")
+    page = looker.get("/devices")
 
     text = text_of(page)
     assert page.count('class="tile"') == 2
@@ -113,14 +113,14 @@ def test_a_group_is_one_tile_that_names_its_members(devices: DeviceYard, visitor
     assert "gpu-1 · device 2" in text
 
 
-def test_a_sleeping_spare_is_listed_on_its_device(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_sleeping_spare_is_listed_on_its_device(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     spare = devices.join("gpu-1-0s", controller="gpu-1", state="asleep", model="coder")
-    page = visitor.get("/devices")
+    page = looker.get("/devices")
     assert page.count('class="tile"') == 1
     assert f"{spare}: asleep with coder" in text_of(page)
-    assert page != visitor.get("/devices", parameters={"model": "none"})
-    assert 'class="tile"' in visitor.get("/devices", parameters={"model": "code"})
+    assert page != looker.get("/devices", parameters={"model": "none"})
+    assert 'class="tile"' in looker.get("/devices", parameters={"model": "code"})
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def test_a_sleeping_spare_is_listed_on_its_device(devices: DeviceYard, visitor: 
     ],
 )
 def test_filters_choose_devices(
-    devices: DeviceYard, visitor: Looker, filters: dict[str, str], names: list[str]
+    devices: DeviceYard, looker: Looker, filters: dict[str, str], names: list[str]
 ) -> None:
     devices.join("north-0", controller="north", run_state="PAUSED")
     devices.join("south-0", controller="south", state="asleep", model="coder")
 
-    page = visitor.get("/devices", parameters=filters)
+    page = looker.get("/devices", parameters=filters)
 
     found = re.findall(r'<h2><a href="/board/devices/([^"]*)"', page)
     assert found == names
@@ -148,72 +148,72 @@ def test_filters_choose_devices(
         assert value in page  # the form keeps what was chosen
 
 
-def test_an_unknown_state_is_refused(visitor: Looker) -> None:
-    assert "give one of" in visitor.get("/devices", parameters={"state": "gone"}, status=400)
+def test_an_unknown_state_is_refused(looker: Looker) -> None:
+    assert "give one of" in looker.get("/devices", parameters={"state": "gone"}, status=400)
 
 
 def test_the_last_placements_tell_why_and_what_came_of_them(
-    devices: DeviceYard, visitor: Looker
+    devices: DeviceYard, looker: Looker
 ) -> None:
     worker = devices.join("gpu-1-0", controller="gpu-1")
-    visitor.do("model.unload", {"model": "adder", "why": "room is needed"})
+    looker.do("model.unload", {"model": "adder", "why": "room is needed"})
     [(entry, command)] = devices.commands()
     assert (command.verb, command.worker) == ("unload", worker)
-    assert "no answer is kept" in text_of(visitor.get("/devices"))
+    assert "no answer is kept" in text_of(looker.get("/devices"))
 
     devices.answer(entry, worker, "it is busy")
 
-    text = text_of(visitor.get("/devices", parameters={"page": "1"}))
+    text = text_of(looker.get("/devices", parameters={"page": "1"}))
     assert f"unload {worker} room is needed refused it is busy" in text
 
 
 def test_a_model_that_no_worker_holds_waits_for_a_reason(
-    devices: DeviceYard, visitor: Looker
+    devices: DeviceYard, looker: Looker
 ) -> None:
     devices.lead()
     devices.join("gpu-1-0", controller="gpu-1")
     devices.offer("gpu-1", "adder", ModelInfo(name="wide", ranks=9))
     devices.wait_for("wide", 3)
     devices.wait_for("adder", 2)
-    text = text_of(visitor.get("/devices"))
+    text = text_of(looker.get("/devices"))
     assert "wide 3 it takes 9 devices of one host" in text
     assert "adder 2" not in text  # a worker serves it
 
 
-def test_hostile_texts_are_shown_as_text(devices: DeviceYard, visitor: Looker) -> None:
+def test_hostile_texts_are_shown_as_text(devices: DeviceYard, looker: Looker) -> None:
     devices.join(
         *("gpu-1-0",), controller="gpu-1", state="failed", model=HOSTILE, last_error=HOSTILE * 2
     )
     for path, given in (("/devices", {}), ("/devices/gpu-1-0", {}), ("/model", {"name": HOSTILE})):
-        page = visitor.get(path, parameters=given)
+        page = looker.get(path, parameters=given)
         assert "<script>alert" not in page
         assert ESCAPED in page
         assert "\u202e" not in text_of(page)  # a form has to send the name as it is
 
 
-def test_long_texts_are_cut_with_their_length(devices: DeviceYard, visitor: Looker) -> None:
+def test_long_texts_are_cut_with_their_length(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1", state="failed", last_error="x" * 1_000_000)
     for path in ("/devices", "/devices/gpu-1-0"):
-        page = visitor.get(path)
+        page = looker.get(path)
         assert "(1,000,000 characters)" in page
         assert len(page) < 30_000
 
 
-def test_unreadable_and_lost_workers_have_tiles(devices: DeviceYard, visitor: Looker) -> None:
+def test_unreadable_and_lost_workers_have_tiles(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     devices.connection.hset(devices.keys.workers, "broken.7", b"{")
     devices.connection.zadd(devices.keys.leases, {"broken.7": 2**52, "lost.8": 1})
-    text = text_of(visitor.get("/devices"))
+    text = text_of(looker.get("/devices"))
     assert "broken unreadable" in text
     assert "lost lost" in text
-    assert "broken" in visitor.get("/devices/broken.7")
+    assert "broken" in looker.get("/devices/broken.7")
 
 
 # One worker
 
 
 def test_the_page_of_a_worker_shows_its_entry_and_its_lane(
-    devices: DeviceYard, visitor: Looker
+    devices: DeviceYard, looker: Looker
 ) -> None:
     token = devices.lead()
     devices.connection.xgroup_create(
@@ -230,7 +230,7 @@ def test_the_page_of_a_worker_shows_its_entry_and_its_lane(
     )
 
     for path in ("/devices/gpu-1-0", f"/devices/{worker}"):
-        page = visitor.get(path)
+        page = looker.get(path)
         text = text_of(page)
         for said in ("Engine vllm 0.32", "Process 7", "Longest lane 6", "Requests at once 4"):
             assert said in text
@@ -239,19 +239,19 @@ def test_the_page_of_a_worker_shows_its_entry_and_its_lane(
         assert "1 request; those that its engine runs come first" in text
 
 
-def test_an_unknown_worker_is_not_found(visitor: Looker) -> None:
-    assert "There is no worker" in text_of(visitor.get("/devices/nobody", status=404))
+def test_an_unknown_worker_is_not_found(looker: Looker) -> None:
+    assert "There is no worker" in text_of(looker.get("/devices/nobody", status=404))
 
 
 def test_the_page_of_a_worker_names_its_pauses_and_what_can_be_done(
-    devices: DeviceYard, visitor: Looker
+    devices: DeviceYard, looker: Looker
 ) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
-    assert "/do/signal.pause" in visitor.get("/devices/gpu-1-0")
+    assert "/do/signal.pause" in looker.get("/devices/gpu-1-0")
     signals = Signals(devices.connection, devices.keys)
     signals.give(Order(signal="PAUSE", scope="worker:gpu-1-0", by="olga", why="its fan"))
 
-    page = visitor.get("/devices/gpu-1-0", parameters={"again": "1"})
+    page = looker.get("/devices/gpu-1-0", parameters={"again": "1"})
 
     assert re.search(r"worker gpu-1-0 PAUSED for .* by olga: its fan", text_of(page))
     for action in ("signal.unpause", "signal.suspend", "signal.drain", "signal.stop"):
@@ -260,7 +260,7 @@ def test_the_page_of_a_worker_names_its_pauses_and_what_can_be_done(
     assert "/do/signal.pause" not in page
 
 
-def test_buttons_lead_to_actions_that_there_are(devices: DeviceYard, visitor: Looker) -> None:
+def test_buttons_lead_to_actions_that_there_are(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     devices.join("gpu-1-0s", controller="gpu-1", state="asleep")
     devices.offer("gpu-1", "adder", "coder")
@@ -272,32 +272,32 @@ def test_buttons_lead_to_actions_that_there_are(devices: DeviceYard, visitor: Lo
         "/models",
         "/model?name=adder",
     ):
-        found |= set(re.findall(r'action="/board/do/([^"]*)"', visitor.get(path)))
+        found |= set(re.findall(r'action="/board/do/([^"]*)"', looker.get(path)))
     assert found <= ACTIONS.keys()
     assert {"signal.pause", "model.load", "model.wake", "model.sleep", "model.unload"} <= found
 
 
-def test_a_worker_is_paused_from_its_page(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_worker_is_paused_from_its_page(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
-    visitor.do("signal.pause", {"scope": "worker:gpu-1-0", "why": "its fan"})
-    page = visitor.get("/devices/gpu-1-0")
+    looker.do("signal.pause", {"scope": "worker:gpu-1-0", "why": "its fan"})
+    page = looker.get("/devices/gpu-1-0")
     assert re.search("worker gpu-1-0 PAUSED for .* by .*: its fan", text_of(page))
     assert "/do/signal.unpause" in page
 
 
-def test_a_viewer_sees_no_buttons(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_viewer_sees_no_buttons(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     devices.offer("gpu-1", "adder", "coder")
-    visitor.actor = Actor("olga", "viewer")
+    looker.actor = Actor("olga", "viewer")
     for path in ("/devices", "/devices/gpu-1-0", "/models", "/model?name=adder"):
-        assert "/do/" not in visitor.get(path)
+        assert "/do/" not in looker.get(path)
 
 
 # What it costs
 
 
 def test_a_page_of_a_thousand_devices_has_sixty_and_asks_for_few_keys(
-    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
+    devices: DeviceYard, looker: Looker, redis_url: str, keys: Keys
 ) -> None:
     devices.join_many(1000)
     devices.lead()
@@ -305,7 +305,7 @@ def test_a_page_of_a_thousand_devices_has_sixty_and_asks_for_few_keys(
         devices.wait_for(model, 200)
 
     pages: list[str] = []
-    asked = keys_asked_for(redis_url, keys, lambda: pages.append(visitor.get("/devices")))
+    asked = keys_asked_for(redis_url, keys, lambda: pages.append(looker.get("/devices")))
 
     text = text_of(pages[0])
     assert pages[0].count('class="tile"') == TILES
@@ -314,34 +314,34 @@ def test_a_page_of_a_thousand_devices_has_sixty_and_asks_for_few_keys(
     assert sum(":lane:" in key for key in asked) == TILES
     assert len(asked) <= TILES + MOST_COMMANDS + 80
 
-    last = visitor.get("/devices", parameters={"page": "17", "state": "ready"})
+    last = looker.get("/devices", parameters={"page": "17", "state": "ready"})
     assert last.count('class="tile"') == 1000 - 16 * TILES
     assert "state=ready&amp;page=16" in last
 
 
 def test_the_page_of_one_of_a_thousand_workers_asks_for_one_lane(
-    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
+    devices: DeviceYard, looker: Looker, redis_url: str, keys: Keys
 ) -> None:
     devices.join_many(1000)
-    asked = keys_asked_for(redis_url, keys, lambda: visitor.get("/devices/host-3-7"))
+    asked = keys_asked_for(redis_url, keys, lambda: looker.get("/devices/host-3-7"))
     assert {key.rpartition(":lane:")[2] for key in asked if ":lane:" in key} == {"host-3-7.1"}
     assert len(asked) <= 40
 
 
-def test_a_device_without_figures_has_no_empty_list(devices: DeviceYard, visitor: Looker) -> None:
+def test_a_device_without_figures_has_no_empty_list(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1", state="warm", model="")
-    assert "<dl" not in visitor.get("/devices")
+    assert "<dl" not in looker.get("/devices")
 
 
 def test_live_blocks_change_only_with_the_yard(
-    devices: DeviceYard, visitor: Looker, redis_url: str, keys: Keys
+    devices: DeviceYard, looker: Looker, redis_url: str, keys: Keys
 ) -> None:
     """An open page of a quiet yard is sent nothing."""
     devices.lead()
     devices.offer("gpu-1", ModelInfo(name="adder", load_s=2.0))
     devices.join("gpu-1-0", controller="gpu-1", phases_s={"weights": 2}, since_ms=1)
     for path, page in zip(("/devices", "/devices/gpu-1-0"), PAGES, strict=True):
-        visitor.get(path)  # the first look has no rates
+        looker.get(path)  # the first look has no rates
         [sample, *_] = rates_of(redis_url, keys.yard)._samples
         object.__setattr__(sample, "at_ms", sample.at_ms - 3_000)
         given = Parameters({"worker": ["gpu-1-0"]}, Actor("olga", "operator"))

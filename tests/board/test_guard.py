@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from tests.board.asking import HERE, HOST, Answer, Asking, opened
+from tests.board.asking import HERE, HOST, Answer, Asking
 from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tokenyard.board.forms import read_back
@@ -18,12 +17,6 @@ from tokenyard.board.yard import Actor, Parameters
 from tokenyard.protocol.keys import Keys
 
 DEED = f"/board/do/{next(iter(ACTIONS))}"
-
-
-@pytest.fixture
-def ask(broker: Server, keys: Keys) -> Iterator[Asking]:
-    with opened(broker.url, keys.yard) as made:
-        yield made
 
 
 def is_let_in(answer: Answer) -> bool:

@@ -2,79 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-import redis
 
-from tests.board.asking import opened
-from tests.board.looking import Looker, looking, text_of, values_of
+from tests.board.looking import Looker, text_of, values_of
+from tests.board.request_rig import ANSWER, PROMPT, SEES, asking, look, seen
 from tests.board.test_requests import HOSTILE, fail
 from tests.integration.test_listing import one_of_each_state
-from tests.support.builders import make_delta, make_request, make_result, worker_json
-from tests.support.servers import Server
-from tests.support.waiting import eventually
-from tests.support.yard import LONG_MS, Yard
+from tests.support.builders import make_delta, make_request, make_result
+from tests.support.yard import Yard
 from tokenyard.admin.listed import STATES
-from tokenyard.board.addresses import request_address
-from tokenyard.board.requests import listing, one, tokens
+from tokenyard.board.requests import listing, one
 from tokenyard.board.requests.bar import WIDTH, bar_of
 from tokenyard.board.requests.content import MOST_CHARACTERS, MOST_IDS, content_of
-from tokenyard.board.requests.rates import TokenRates
-from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers
-from tokenyard.board.yard import Actor
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
-from tokenyard.scripts import Publication, Scripts
+from tokenyard.scripts import Publication
 
-PROMPT = "a secret prompt"
-ANSWER = "a secret answer"
-SEES = Actor("olga", "operator", shows_content=True)
+pytestmark = pytest.mark.valkey_only
 
 
-@pytest.fixture
-def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
-        yield connected
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys) -> Yard:
-    return Yard(connection, keys, Scripts(connection, keys))
-
-
-@pytest.fixture
-def looker(
-    monkeypatch: pytest.MonkeyPatch, valkey_broker: Server, connection: redis.Redis, keys: Keys
-) -> Iterator[Looker]:
-    # Other tests leave ledgers on the server, and each look is to be a new one.
+@pytest.fixture(autouse=True)
+def each_look_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests leave ledgers on the server, and each look is to be a new one."""
     for module in (listing, one):
         monkeypatch.setattr(module, "MOST_KEYS_FOR_ID", 1_000_000)
     monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 0.0)
-    with looking(monkeypatch, valkey_broker.url, connection, keys) as looker:
-        yield looker
-
-
-def asking(request_id: str = "q", **fields: Any) -> Request:
-    return make_request(request_id, client="ann", prompt=PROMPT, tokens=None, **fields)
-
-
-def look(looker: Looker, request: Request) -> str:
-    return looker.get(request_address(request.client, request.id))
-
-
-def seen(looker: Looker, request: Request) -> str:
-    return text_of(look(looker, request))
 
 
 def finish(yard: Yard, worker: str, request: Request, text: str = ANSWER) -> None:
@@ -365,128 +323,6 @@ def test_cut_content_says_how_much_is_missing() -> None:
     assert content_of(None, range(MOST_IDS + 1)).cut.startswith("1 of 2,001 token ids")
 
 
-# Its tokens as they come
-
-
-def test_tokens_grow_in_the_live_block_and_only_the_last_are_read(
-    looker: Looker, yard: Yard
-) -> None:
-    looker.actor = SEES
-    request = asking(stream=True, params=SamplingParams(max_tokens=100_000))
-    worker = yard.worker()
-    assignment = yard.assign(worker, request)
-    assert "None is published yet." in look(looker, request)
-    at = 0
-    for count in (1, 10, 600):
-        made = range(at, at + count)
-        yard.scripts.emit(worker, [Publication(assignment, make_delta("q", at, made))])
-        at += count
-        page = look(looker, request)
-        assert f"{at:,} published" in text_of(page)
-        assert f" {at - 1}</pre>" in page or at == 1
-    assert f"The last {MOST_TOKENS} token ids" in page
-    assert f">{at - MOST_TOKENS} " in page
-    assert f" {at - MOST_TOKENS - 1} " not in page
-    assert len(page) < 20_000
-
-
-def test_the_rate_is_that_of_the_last_looks() -> None:
-    rates = TokenRates()
-    assert rates.note("q", 1_000, 5) is None
-    assert rates.note("q", 2_000, 15) == 10.0
-    assert rates.note("other", 2_000, 15) is None
-    assert rates.note("q", 2_050, 99) == 10.0  # too soon to know
-    for at_ms in range(3_000, 60_000, 1_000):
-        rate = rates.note("q", at_ms, 15 + at_ms // 500)
-    assert rate == 2.0
-    assert rates.note("q", 61_000, 3) is None  # it runs under this id again
-
-
-def test_rates_keep_a_bounded_number() -> None:
-    rates = TokenRates()
-    for number in range(2_000):
-        rates.note(number, 1_000, 1)
-    assert rates.note(0, 3_000, 1) is None
-    assert rates.note(1_999, 2_000, 2) == 1.0
-
-
-class Upper:
-    """A tokenizer whose tokens are letters."""
-
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        return [[ord(one) for one in text] for text in texts]
-
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        assert not skip_special_tokens
-        return "".join(map(chr, tokens))
-
-
-def test_tokens_are_text_where_the_tokenizer_is_on_this_host(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    looker.actor = SEES
-    loaded: list[str] = []
-    may_load = threading.Event()
-
-    def load(source: object) -> Upper:
-        may_load.wait(30)
-        loaded.append(str(source))
-        return Upper()
-
-    monkeypatch.setattr(tokens, "load_tokenizer", load)
-    monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
-    info = worker_json("w", tokenizer=str(tmp_path))
-    worker = yard.scripts.register("w", LONG_MS, info)
-    request = asking(stream=True)
-    assignment = yard.assign(worker, request)
-    text = "<b>\u202eletters</b>"
-    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, map(ord, text)))])
-    assert "The model's tokenizer is being loaded." in look(looker, request)
-    may_load.set()
-    shown = eventually(lambda: page if "letters" in (page := look(looker, request)) else "")
-    assert "<b>" not in shown
-    assert "\u202e" not in shown
-    assert "&lt;b&gt;\\u202eletters" in shown
-    assert loaded == [str(tmp_path)]
-
-
-def test_ids_are_shown_where_the_tokenizer_cannot_be_loaded(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    looker.actor = SEES
-
-    def load(source: object) -> Upper:
-        raise RuntimeError(f"{source} is empty")
-
-    monkeypatch.setattr(tokens, "load_tokenizer", load)
-    monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
-    worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=str(tmp_path)))
-    request = asking(stream=True)
-    assignment = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, [41, 42]))])
-    eventually(lambda: "41 42" in look(looker, request))
-
-
-@pytest.mark.parametrize("path", ["", "gpt2", "../..", "/no/such/folder"])
-def test_no_tokenizer_is_fetched_from_elsewhere(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    looker.actor = SEES
-    monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
-    monkeypatch.setattr(tokens, "load_tokenizer", lambda source: pytest.fail(str(source)))
-    worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=path))
-    request = asking(stream=True)
-    assignment = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, [41, 42]))])
-    assert "41 42" in look(looker, request)
-
-
-def test_a_request_that_does_not_stream_says_so(looker: Looker, yard: Yard) -> None:
-    request = asking()
-    yard.assign(yard.worker(), request)
-    assert "It does not stream" in look(looker, request)
-
-
 def test_several_choices_are_all_shown(looker: Looker, yard: Yard) -> None:
     looker.actor = SEES
     request = asking(params=SamplingParams(n=2))
@@ -506,42 +342,3 @@ def test_an_expired_request_tells_its_error(looker: Looker, yard: Yard) -> None:
     request = asking()
     yard.answer(yard.submit(request), Code.DEADLINE_EXCEEDED)
     assert "DEADLINE_EXCEEDED the test says so" in seen(looker, request)
-
-
-@contextmanager
-def running(publish: Callable[[], None], ended: threading.Event) -> Iterator[None]:
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def test_an_open_page_is_sent_its_tokens_as_they_are_published(
-    yard: Yard, valkey_broker: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 0.0)
-    request = asking(stream=True)
-    worker = yard.worker()
-    assignment = yard.assign(worker, request)
-    ended = threading.Event()
-
-    def publish() -> None:
-        for seq in itertools.count():
-            if ended.wait(0.05):
-                return
-            yard.scripts.emit(worker, [Publication(assignment, make_delta("q", seq, [seq]))])
-
-    with opened(valkey_broker.url, yard.keys.yard) as asked, running(publish, ended):
-        answer = asked(
-            f"/board{request_address('ann', 'q')}", accept="text/event-stream", most_bytes=9_000
-        )
-    # Each look has more, and only what has changed is sent.
-    blocks = re.findall(r"event: (live_\w+)\n((?:data: .*\n)+)", answer.body)
-    shown = [text_of(html) for name, html in blocks if name == "live_tokens"]
-    counts = [int(found[1]) for one in shown if (found := re.search(r"(\d+) published", one))]
-    assert len(counts) >= 2
-    assert counts == sorted(set(counts))
-    assert [name for name, _ in blocks].count("live_state") == 1

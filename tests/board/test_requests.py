@@ -11,86 +11,31 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from tests.board.looking import Looker, links_of, looking, text_of, values_of
+from tests.board.looking import Looker, links_of, text_of, values_of
+from tests.board.request_rig import HOSTILE, fail, ids, state_of
 from tests.integration.test_listing import Counting, fill, one_of_each_state
 from tests.support.builders import make_request, random_name
-from tests.support.servers import Server
-from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.admin.listed import STATES
-from tokenyard.board.addresses import named_request, request_name
-from tokenyard.board.requests import actions, listing
+from tokenyard.board.addresses import named_request
+from tokenyard.board.requests import listing
 from tokenyard.board.requests.filters import given_place, place_text
 from tokenyard.board.requests.listing import view_requests
 from tokenyard.board.yard import Actor, BadInput, Parameters
 from tokenyard.board.yard import Yard as BoardYard
-from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import GROUP, Keys
-from tokenyard.protocol.parse import parse_request
-from tokenyard.protocol.replies import refusal
-from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.scripts import Scripts
+from tokenyard.protocol.keys import GROUP
+from tokenyard.protocol.wire import request_fields
 
-#: Markup, control characters, right-to-left marks, separators, letters of other directions.
-HOSTILE = (
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "a/b/../c?d=e&f=g#h%2F%00+ ;",
-    "\x00\x1b[2J\r\n\t\x7f\x9b",
-    "\u202edlrow\u2066\u200f",
-    "שלום/مرحبا",
-    " blanks around ",
-    "x" * 200,
-    "{{ 7 * 7 }}{% raw %}",
-    "\U0001f4a9" * 50,
-)
+pytestmark = pytest.mark.valkey_only
 #: Commands of a page of twenty requests, however many there are.
 FEW = 60
 
 
-@pytest.fixture
-def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
-        yield connected
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys) -> Yard:
-    return Yard(connection, keys, Scripts(connection, keys))
-
-
-@pytest.fixture
-def looker(
-    monkeypatch: pytest.MonkeyPatch, valkey_broker: Server, connection: redis.Redis, keys: Keys
-) -> Iterator[Looker]:
-    # Other tests leave ledgers on the server.
+@pytest.fixture(autouse=True)
+def wide_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests leave ledgers on the server."""
     for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
         monkeypatch.setattr(listing, name, 1_000_000)
-    with looking(monkeypatch, valkey_broker.url, connection, keys) as looker:
-        yield looker
-
-
-def ids(page: str) -> list[str]:
-    """The requests of a page, as their rows show them."""
-    return [text_of(one) for one in re.findall(r'<th scope="row".*?</th>', page, re.DOTALL)]
-
-
-def fail(yard: Yard, request: Request, reason: str = "POISONED: it kills engines") -> None:
-    """End a request as a worker's crashes do, with a dead letter."""
-    waiting = yard.submit(request)
-    reply = refusal(request, Code.POISONED, reason)
-    place = (waiting.intake, waiting.entry, request)
-    yard.scripts.answer(yard.token, *place, reply, dead=reason)
-
-
-def state_of(yard: Yard, client: str, request_id: str) -> str:
-    state = yard.connection.hget(yard.keys.ledger(client, request_id), "state")
-    return (state or b"").decode()
-
-
-def server_ms(yard: Yard) -> int:
-    seconds, micros = yard.connection.time()
-    return int(seconds) * 1000 + int(micros) // 1000
 
 
 # What is found
@@ -158,6 +103,7 @@ def test_requests_of_a_tenant_are_found_in_its_intakes(looker: Looker, yard: Yar
         ("state=sleeping", "state: give one or more of"),
         ("older=soon", "older: 'soon': give a time like"),
         ("older=2h&newer=1h", "newer: give a longer time"),
+        ("older=1h&newer=60m", "newer: give a longer time"),
         ("client=a*", "client: use 1 to 100"),
         ("id=" + "x" * 201, "1 to 200 bytes"),
         ("order=sideways", "order: give one of"),
@@ -227,7 +173,20 @@ def test_a_place_survives_its_address(request_id: str) -> None:
     assert given_place(place_text(place)) == place
 
 
-@pytest.mark.parametrize("text", ["", "x", "1-1", "1-1/", "1-1/a*/b", "/" * 9, "9" * 99 + "/a/b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "1-1",
+        "1-1/",
+        "1-1/a*/b",
+        "/" * 9,
+        "9" * 99 + "/a/b",
+        f"{2**64}-0/a/b",
+        f"1-{2**64}/a/b",
+    ],
+)
 def test_a_place_that_is_none(text: str) -> None:
     place = given_place(text)
     assert place is None or place[:2] == (0, 0)
@@ -237,9 +196,9 @@ def test_a_place_that_is_none(text: str) -> None:
 
 
 @pytest.fixture
-def counting(valkey_broker: Server) -> Iterator[redis.Redis]:
+def counting(redis_url: str) -> Iterator[redis.Redis]:
     """A connection whose commands are in `Counting.sent`."""
-    pool = redis.ConnectionPool.from_url(valkey_broker.url, connection_class=Counting)
+    pool = redis.ConnectionPool.from_url(redis_url, connection_class=Counting)
     with redis.Redis(connection_pool=pool) as connection:
         connection.ping()
         Counting.sent.clear()
@@ -360,142 +319,6 @@ def test_a_long_error_is_cut(looker: Looker, yard: Yard) -> None:
     page = looker.get("/requests?state=failed")
     assert len(page) < 20_000
     assert "<b>" not in page
-
-
-# Actions
-
-
-def test_viewers_see_no_buttons_and_may_do_nothing(looker: Looker, yard: Yard) -> None:
-    yard.submit(make_request("q", client="ann"))
-    looker.actor = Actor("vera", "viewer")
-    page = looker.get("/requests")
-    assert "/do/" not in page
-    assert 'name="request"' not in page
-    for action in ("request.cancel", "request.requeue"):
-        assert looker.post(action, {"request": "ann/q"}).status_code == 403
-        looker.ask(action, {"request": "ann/q"}, 403)
-    assert state_of(yard, "ann", "q") == "waiting"
-    assert looker.audit() == []
-
-
-def test_one_is_cancelled(looker: Looker, yard: Yard) -> None:
-    request = make_request("q", client="ann")
-    yard.submit(request)
-    asked = text_of(looker.ask("request.cancel", {"request": request_name("ann", "q")}))
-    assert "Cancel 1 request (1 waiting)?" in asked
-    assert state_of(yard, "ann", "q") == "waiting"
-    entry = looker.do("request.cancel", {"request": "ann/q", "why": "a mistake"})
-    assert (entry.who, entry.action, entry.target) == ("olga", "request.cancel", "ann/q")
-    assert entry.text == "1 request cancelled."
-    result = yard.result(request)
-    assert result
-    assert "cancelled by an operator: a mistake" in str(result.error)
-
-
-def test_selected_ones_are_cancelled_and_those_that_had_ended_are_told(
-    looker: Looker, yard: Yard
-) -> None:
-    one_of_each_state(yard)
-    chosen = {"request": ["ann/assigned", "bob/waiting", "bob/failed", "ann/assigned"]}
-    asked = text_of(looker.ask("request.cancel", chosen))
-    assert "Cancel 2 requests (1 assigned and 1 waiting)?" in asked
-    assert "1 request had ended already." in asked
-    entry = looker.do("request.cancel", chosen)
-    assert entry.text == "2 requests cancelled. 1 request had ended already."
-    assert entry.target == "ann/assigned, bob/waiting, bob/failed"
-    assert state_of(yard, "ann", "assigned") == state_of(yard, "bob", "waiting") == "cancelled"
-    assert state_of(yard, "bob", "failed") == "failed"
-
-
-def test_a_plain_request_without_a_ledger_is_cancelled(looker: Looker, yard: Yard) -> None:
-    fields: Any = request_fields(make_request("q", client="ann"))
-    waiting = yard.push(fields)
-    assert ids(looker.get("/requests")) == ["q"]
-    looker.do("request.cancel", {"request": "ann/q"})
-    assert state_of(yard, "ann", "q") == "cancelled"
-    assert waiting.entry  # the coordinator drops it, as its id has ended
-
-
-def test_all_that_match_are_cancelled_but_not_what_came_later(looker: Looker, yard: Yard) -> None:
-    for number in range(30):
-        yard.submit(make_request(f"q{number}", client="ann"))
-        yard.submit(make_request(f"q{number}", client="bob"))
-    page = looker.get("/requests?client=ann")
-    fields = {"all": "matching", "client": "ann", "until": values_of(page, "until")[0]}
-    eventually(lambda: server_ms(yard) > int(fields["until"]))
-    yard.submit(make_request("late", client="ann"))
-    yard.assign(yard.worker(), make_request("running", client="ann"))
-
-    asked = text_of(looker.ask("request.cancel", fields))
-    assert "Cancel 30 requests (30 waiting)?" in asked
-    assert "and 20 more" in asked
-    assert "ann/q0, waiting" in asked
-    entry = looker.do("request.cancel", fields)
-    assert (entry.text, entry.target) == ("30 requests cancelled.", "requests, client ann")
-    assert yard.connection.xlen(yard.keys.intake("normal")) == 31
-    assert looker.ask("request.cancel", fields).count("There is nothing to cancel") == 1
-
-
-def test_all_that_match_are_bounded_and_say_so(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actions, "MOST", 20)
-    for number in range(30):
-        yard.submit(make_request(f"q{number}"))
-    asked = text_of(looker.ask("request.cancel", {"all": "matching"}))
-    assert "Cancel 20 requests" in asked
-    assert "More than 20 match: these are the first; do it again for the rest." in asked
-    assert "do it again" in looker.do("request.cancel", {"all": "matching"}).text
-    assert looker.do("request.cancel", {"all": "matching"}).text == "10 requests cancelled."
-
-
-def test_nothing_selected_is_refused_and_in_the_audit(looker: Looker) -> None:
-    answer = looker.post("request.cancel", {"why": "a slip"})
-    assert answer.status_code == 400
-    assert "No request is selected" in answer.text
-    assert looker.audit()[0].error.startswith("No request is selected")
-
-
-def test_what_has_ended_is_not_cancelled(looker: Looker, yard: Yard) -> None:
-    one_of_each_state(yard)
-    assert "There is nothing to cancel" in looker.ask("request.cancel", {"request": "bob/failed"})
-    assert looker.post("request.cancel", {"request": "bob/failed"}).status_code == 400
-    assert state_of(yard, "bob", "failed") == "failed"
-
-
-def test_failed_ones_are_requeued_from_their_letters(looker: Looker, yard: Yard) -> None:
-    request = make_request("q", client="ann")
-    fail(yard, request)
-    one_of_each_state(yard)
-    chosen = {"request": ["ann/q", "bob/failed", "ann/completed", "bob/waiting"]}
-    asked = text_of(looker.ask("request.requeue", chosen))
-    assert "Submit 1 failed request again?" in asked
-    for problem in ("1: has completed.", "1: waits already.", "1: failed without a dead letter"):
-        assert problem in asked
-    entry = looker.do("request.requeue", chosen)
-    assert entry.text.startswith("1 request waits again.")
-    assert state_of(yard, "ann", "q") == "waiting"
-    assert yard.connection.xlen(yard.keys.dead) == 0
-    again = "There is nothing to requeue. 1: waits already."
-    assert again in text_of(looker.ask("request.requeue", {"request": "ann/q"}))
-    assert looker.post("request.requeue", {"request": "ann/q"}).status_code == 400
-
-
-def test_all_failed_ones_that_match_are_requeued(looker: Looker, yard: Yard) -> None:
-    for number in range(12):
-        fail(yard, make_request(f"q{number}", client="ann"), f"POISONED: fault {number % 2}")
-    fields = {"all": "matching", "state": "failed", "error": "fault 1"}
-    assert "Submit 6 failed requests again?" in text_of(looker.ask("request.requeue", fields))
-    entry = looker.do("request.requeue", fields)
-    assert entry.text == "6 requests wait again."
-    assert entry.target == "requests, failed, error with 'fault 1'"
-    waiting = yard.connection.xrange(yard.keys.intake("normal"))
-    found = {getattr(parse_request(fields), "id", "") for _, fields in waiting}
-    assert found == {f"q{number}" for number in range(1, 12, 2)}
-    # A filter that asks for no failed ones requeues none.
-    assert "nothing to requeue" in looker.ask(
-        "request.requeue", {"all": "matching", "state": "waiting"}
-    )
 
 
 def test_a_page_leads_back_to_itself(looker: Looker, yard: Yard) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
-import redis
 
-from tests.board.yard_rig import Look, looking, obey, text_of, worker
-from tests.support.servers import Server
+from tests.board.yard_rig import Look, obey, text_of, worker
 from tokenyard.admin.signals import Signals
 from tokenyard.board.access import Door
 from tokenyard.board.yard import Actor
@@ -17,12 +14,6 @@ from tokenyard.protocol.commands import Acknowledgement
 from tokenyard.protocol.control import ALL, DesiredState, Order, model_scope, worker_scope
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
-
-
-@pytest.fixture
-def look(broker: Server, connection: redis.Redis) -> Iterator[Look]:
-    with looking(broker.url, connection) as opened:
-        yield opened
 
 
 def signals(look: Look) -> Signals:
@@ -223,7 +214,8 @@ def test_many_workers_come_in_pages_and_by_name(look: Look) -> None:
     first, last = look.at("/signals"), look.at("/signals?page=3")
     assert first.count(">gpu-") == 25
     assert last.count(">gpu-") == 10
-    assert "page 3 of 3" in text_of(last)
+    assert "Page 3 of 3" in text_of(last)
+    assert look.at("/signals?page=4").count(">gpu-") == 10, "the last page"
     assert 'rel="next"' not in last
     found = look.at("/signals?q=gpu-07")
     assert found.count(">gpu-") == 1

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from tests.board.yard_rig import Look, looking, text_of, worker
 from tests.support.builders import make_request, random_name
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals
 from tokenyard.board import checkup
@@ -22,12 +20,6 @@ from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
-
-
-@pytest.fixture
-def look(broker: Server, connection: redis.Redis) -> Iterator[Look]:
-    with looking(broker.url, connection) as opened:
-        yield opened
 
 
 def record(look: Look, ago_s: float, **fields: object) -> None:
@@ -202,6 +194,19 @@ def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
     # and not to ask again.
     look.at("/")
     assert len(looks) == 1
+
+
+def test_the_doctor_looks_again_after_a_time(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+
+    def gather(*args: object) -> Evidence:
+        looks.append(args)
+        return Evidence()
+
+    monkeypatch.setattr(checkup, "gather", gather)
+    monkeypatch.setattr(checkup, "LEAST_S", 0.0)
+    monkeypatch.setattr(checkup, "REST", 0.0)
+    eventually(lambda: look.at("/") and len(looks) >= 2)
 
 
 def test_what_the_user_may_not_ask_is_asked_once(

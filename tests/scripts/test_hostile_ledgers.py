@@ -192,6 +192,24 @@ def test_forged_charge_moves_a_service_by_no_more_than_a_bound(
     assert yard.connection.hget(yard.keys.tenant("acme"), "running") == b"0"
 
 
+def test_forged_charge_of_a_waiting_request_ends_nothing_that_runs(yard: Yard) -> None:
+    yard.connection.hset(yard.keys.tenant("acme"), "running", 1)
+    mine = yard.submit(make_request(client="ann", tenant="zeta")).request
+    write(yard, mine, charge="10 1 1 acme m")
+
+    assert yard.scripts.cancel(mine.client, mine.id, "x") is Cancelled.CANCELLED
+
+    assert yard.connection.hget(yard.keys.tenant("acme"), "running") == b"1"
+
+
+@pytest.mark.parametrize("level", ["inf", "-inf", "nan", "1e999", "many"])
+def test_forged_place_in_line_moves_no_newcomer(yard: Yard, level: str) -> None:
+    # It would have stood behind all others for ever.
+    yard.connection.hset(yard.keys.tally, "service_level", level)
+    yard.submit(make_request(tenant="acme"))
+    assert yard.connection.zscore(yard.keys.line, "acme") == 0
+
+
 def test_service_that_is_no_number_stops_nobody(yard: Yard, worker: str) -> None:
     # Given infinite service, from which a charge of the other sign makes no number
     yard.submit(make_request(tenant="acme"))

@@ -113,6 +113,9 @@ class TestSubmit:
 
         assert line(yard) == {"acme": 500, "rested": 500}
         assert service(yard, "rested") == 500
+        # What it has really had is known.
+        assert counts(yard, "rested")["lifted"] == 493
+        assert "lifted" not in counts(yard)
 
     def test_newcomer_to_an_empty_line_stands_where_the_last_one_left(
         self, yard: Yard, worker: str
@@ -157,6 +160,14 @@ class TestDispatch:
         assert counts(yard) == {"running": 1}
         assert yard.queued_tokens() == 0
         assert 0 < yard.ttl_s(yard.keys.intake("normal:acme")) <= 60
+
+    def test_nobody_waits_with_tokens(self, yard: Yard, worker: str) -> None:
+        waiting = submit(yard)
+        yard.connection.hset(yard.keys.tenant("acme"), "waiting_tokens", 999)
+
+        dispatch(yard, worker, waiting)
+
+        assert "waiting_tokens" not in counts(yard)
 
     def test_charged_request_without_a_tenant_moves_only_its_service(
         self, yard: Yard, worker: str

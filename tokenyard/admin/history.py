@@ -10,14 +10,15 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import redis
 
 from tokenyard.admin.dead_letters import DeadLetter, dead_letters
+from tokenyard.admin.intakes import read_oldest_ms
 from tokenyard.admin.line import NOBODY, TenantLine, read_line, shares_between
 from tokenyard.admin.snapshot import YardView, read_yard
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import IntakeClass, Keys
 from tokenyard.protocol.worker_info import WorkerTotals
 
 #: Dead letters in a snapshot.
@@ -69,28 +70,13 @@ class YardRates:
 def read_snapshot(connection: redis.Redis, keys: Keys) -> Snapshot:
     """Read a snapshot; errors of redis-py pass, for `translated`."""
     view = read_yard(connection, keys)
-    pipeline = connection.pipeline(transaction=False)
-    pipeline.time()
-    for name in INTAKE_CLASSES:
-        pipeline.xrange(keys.intake(name), count=1)
-    (seconds, micros), *firsts = pipeline.execute()
-    now_ms = seconds * 1000 + micros // 1000
     return Snapshot(
         view=view,
-        at_ms=now_ms,
-        oldest_ms={
-            name: _age_ms(first, now_ms) for name, first in zip(INTAKE_CLASSES, firsts, strict=True)
-        },
+        at_ms=view.at_ms,
+        oldest_ms=read_oldest_ms(connection, keys, view.at_ms),
         letters=dead_letters(connection, keys, LETTERS) if view.dead else (),
         line=read_line(connection, keys),
     )
-
-
-def _age_ms(entries: Any, now_ms: int) -> int:
-    """The age of the first entry; 0 if there is none."""
-    if not entries:
-        return 0
-    return max(0, now_ms - int(entries[0][0].partition(b"-")[0]))
 
 
 def rates_between(before: Snapshot, now: Snapshot) -> YardRates:

@@ -15,6 +15,7 @@ from tokenyard.admin.letter_lists import LetterFilter, LetterHead, all_heads
 from tokenyard.admin.listed import Listed, Owned, accepted_ms, by_ledger
 from tokenyard.admin.requests import Query
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.streams import unix_ms
 
 #: A letter is written in the call that ends its request, so both have nearly the same time.
 _BEFORE_MS: Final = 2
@@ -66,8 +67,7 @@ def matching_letters(
     """The letters whose requests fit a query, the oldest first; whether there are more."""
     if "failed" not in query.states:
         return [], False
-    seconds, micros = connection.time()
-    now_ms = seconds * 1000 + micros // 1000
+    now_ms = unix_ms(connection.time())
     wanted = LetterFilter(
         model=query.model,
         client=query.client,

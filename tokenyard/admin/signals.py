@@ -35,7 +35,7 @@ from tokenyard.protocol.control import (
 )
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts
 
@@ -330,8 +330,8 @@ class Signals:
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.hgetall(self._keys.desired)
         pipeline.time()
-        fields, (seconds, micros) = pipeline.execute()
-        return dict(fields), seconds * 1000 + micros // 1000
+        fields, now = pipeline.execute()
+        return dict(fields), unix_ms(now)
 
     def _answers(self, ids: Iterable[str]) -> dict[str, Acknowledgement]:
         """The workers' answers to these entries; an unreadable one is skipped."""

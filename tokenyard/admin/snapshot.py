@@ -20,7 +20,7 @@ from tokenyard.protocol.keys import (
     IntakeClass,
     Keys,
 )
-from tokenyard.protocol.streams import whole
+from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.worker_info import (
     HostInfo,
     WorkerInfo,
@@ -182,7 +182,7 @@ def _queue_roster(pipeline: Any, keys: Keys) -> None:
 
 
 def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, int]) -> RosterView:
-    now_ms = now[0] * 1000 + now[1] // 1000
+    now_ms = unix_ms(now)
     ends = {_text(worker): int(score) for worker, score in leases}
     entries = {_text(worker): packed for worker, packed in roster.items()}
     workers = [

@@ -21,7 +21,7 @@ from tokenyard.protocol.keys import (
     intake_name,
     is_tenant,
 )
-from tokenyard.protocol.streams import whole
+from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.tenants import (
     DEFAULTS,
     LIMITS,
@@ -207,8 +207,8 @@ def read_each_windows(
     pipeline.time()
     for name in names:
         pipeline.hmget(keys.tenant(name), *MINUTE.fields, *DAY.fields)
-    (seconds, micros), *found = pipeline.execute()
-    now_ms = seconds * 1000 + micros // 1000
+    now, *found = pipeline.execute()
+    now_ms = unix_ms(now)
     return [
         {
             MINUTE.limit: MINUTE.read(values[: MINUTE.count], now_ms)[0],

@@ -101,7 +101,7 @@ def _oldest(connection: redis.Redis, keys: Keys, waiting: int) -> Iterator[tuple
     common, tenants, of_tenant = (
         max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)
     )
-    line = (one.decode(errors="replace") for one in run.zrange(keys.line, 0, tenants))
+    line = (one.decode(errors="replace") for one in run.zrange(keys.line, 0, tenants - 1))
     pipeline = run.pipeline(transaction=False)
     for name in INTAKE_CLASSES:
         pipeline.xrange(keys.intake(name), count=common)

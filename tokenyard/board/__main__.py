@@ -8,15 +8,12 @@ from tokenyard.process.extras import refuse
 from tokenyard.protocol.board_settings import BoardSettings
 
 try:
-    from tokenyard.process.program import program
+    from tokenyard.process.program import HTTP_TEXTS, program
 except ModuleNotFoundError as error:
     refuse(error)
 
 TEXTS: Final = {
-    "name": "Name of this process.  [default: host and pid]",
-    "host": "Address to listen on.",
-    "port": "Port to listen on; 0 is any free one.",
-    "keys": "Whether one has to log in with a key; auto: on any address but loopback.",
+    **HTTP_TEXTS,
     "hosts": "Names by which browsers reach it beside localhost, separated by commas:"
     " board.example.com, or https://board.example.com behind a proxy with TLS.",
     "content": "The least role that sees prompts and answers.",
@@ -24,12 +21,6 @@ TEXTS: Final = {
     "max_streams": "Open pages that are kept up to date.",
     "max_reads": "Reads and actions at once; more wait.",
     "wait_s": "They wait for so long at most.",
-    "max_connections": "Most connections; more are answered with 503.",
-    "receive_s": "Longest time to receive a request, and a second more for each 16 KiB.",
-    "send_s": "A client that reads nothing of its answer for so long is cut off.",
-    "idle_s": "A connection without a request is closed after so long.",
-    "tls_cert": "PEM file of the certificate; without one TLS is the proxy's.",
-    "tls_key": "PEM file of its key.",
     "grace_s": "On SIGTERM, answers may finish for so long.",
 }
 ABOUT: Final = """Serve the board: see and steer the yard in a browser, at /board.

@@ -148,6 +148,7 @@ class Door:
         session, before = secrets.token_urlsafe(32), self._session(request)
         packed = msgspec.json.encode(BoardSession(key_digest(key)))
         await self._reader.run(lambda yard: self._begin(yard, session, packed, before))
+        self._known.pop(("session", _digest(before)), None)
         log.info("%s (%s) has logged in", actor.name, actor.role)
         answer = RedirectResponse(back, 303)
         self._set_cookie(request, answer, session, self._options.session_s)

@@ -42,12 +42,12 @@ from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
 from tokenyard.board.yard import Actor, BadInput, Parameters, Yard
 from tokenyard.protocol.errors import BrokerUnavailable, TokenyardError
+from tokenyard.protocol.streams import unix_ms
 
 __all__ = ["ROOT", "Board"]
 
 log = logging.getLogger("tokenyard.board")
 
-_WHY_CHARACTERS: Final = 200
 #: What was done is told so long after it.
 _TOLD_MS: Final = 60_000
 #: The status of an answer by the error that it tells.
@@ -252,9 +252,8 @@ def _carry_out(yard: Yard, action: Action, given: Parameters) -> tuple[Outcome, 
 
     The outcome, and the id of its entry, which is "" where the audit cannot be written.
     """
-    why = given.text("why")[:_WHY_CHARACTERS]
     entry = AuditEntry(
-        who=given.actor.name, role=given.actor.role, action=action.name, why=why, target=""
+        who=given.actor.name, role=given.actor.role, action=action.name, why=given.why, target=""
     )
     try:
         outcome = action.run(yard, given)
@@ -279,5 +278,4 @@ def _just_done(yard: Yard, name: str, actor: Actor) -> AuditEntry | None:
     entry = find_entry(yard.connection, yard.keys, name)
     if entry is None or entry.who != actor.name:
         return None
-    now: Any = yard.connection.time()
-    return entry if now[0] * 1000 - entry.at_ms < _TOLD_MS else None
+    return entry if unix_ms(yard.connection.time()) - entry.at_ms < _TOLD_MS else None

@@ -83,7 +83,7 @@ def chart(name: str, title: str, lines: Sequence[Line], unit: Unit, minutes: int
         *(_drawn(line, look, top) for line, look in zip(lines, _LOOKS, strict=False)),
     ]
     if not known:
-        parts.append(_text((_LEFT + _RIGHT) // 2, 64, "middle", "nothing in this time"))
+        parts.append(tick((_LEFT + _RIGHT) // 2, 64, "middle", "nothing in this time"))
     return Markup("").join([*parts, Markup("</svg></figure>")])
 
 
@@ -112,12 +112,13 @@ def _axes(top: float, unit: Unit, minutes: int) -> Iterator[Markup]:
     for share in (0.0, 0.5, 1.0):
         y = _y(share * top, top)
         yield Markup('<path class="grid" d="M{} {}H{}"/>').format(_LEFT, y, _RIGHT)
-        yield _text(_LEFT - 5, y + 4, "end", unit.text(share * top) if share else "0")
-    yield _text(_LEFT, HEIGHT - 5, "start", f"{minutes} min ago")
-    yield _text(_RIGHT, HEIGHT - 5, "end", "now")
+        yield tick(_LEFT - 5, y + 4, "end", unit.text(share * top) if share else "0")
+    yield tick(_LEFT, HEIGHT - 5, "start", f"{minutes} min ago")
+    yield tick(_RIGHT, HEIGHT - 5, "end", "now")
 
 
-def _text(x: float, y: float, anchor: str, text: str) -> Markup:
+def tick(x: float, y: float, anchor: str, text: str) -> Markup:
+    """A short text beside an axis."""
     return Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
         x, y, anchor, text
     )

@@ -8,7 +8,7 @@ from typing import Final
 from markupsafe import Markup
 
 from tokenyard.admin.usage import TenantUsage
-from tokenyard.board.charts import number
+from tokenyard.board.charts import number, tick
 
 WIDTH: Final = 720
 HEIGHT: Final = 150
@@ -26,12 +26,12 @@ def day_bars(days: Sequence[TenantUsage]) -> Markup:
             Markup('<svg class="day-bars" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
                 WIDTH, HEIGHT, told
             ),
-            _text(_LEFT - 6, _TOP + 10, "end", number(most)),
-            _text(_LEFT - 6, _BOTTOM, "end", "0"),
+            tick(_LEFT - 6, _TOP + 10, "end", number(most)),
+            tick(_LEFT - 6, _BOTTOM, "end", "0"),
             Markup('<path class="grid" d="M{} {}H{}"/>').format(_LEFT, _BOTTOM, WIDTH),
             *_bars(days, most, each),
-            _text(_LEFT, HEIGHT - 6, "start", days[0].day if days else ""),
-            _text(WIDTH, HEIGHT - 6, "end", days[-1].day if days else ""),
+            tick(_LEFT, HEIGHT - 6, "start", days[0].day if days else ""),
+            tick(WIDTH, HEIGHT - 6, "end", days[-1].day if days else ""),
             Markup("</svg>"),
         ]
     )
@@ -57,9 +57,3 @@ def _bars(days: Sequence[TenantUsage], most: int, each: float) -> Iterator[Marku
                     f"{tokens:,}",
                     way,
                 )
-
-
-def _text(x: float, y: float, anchor: str, text: str) -> Markup:
-    return Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
-        x, y, anchor, text
-    )

@@ -96,7 +96,7 @@ def _run_change(verb: Change, yard: Yard, given: Parameters) -> Outcome:
 
 def _sent(yard: Yard, given: Parameters, asked: Asked, plan: ModelPlan) -> Outcome:
     """Send the commands of a plan; their answers come later."""
-    why = given.text("why")[:200] or f"requested by {given.actor.name}"
+    why = given.why or f"requested by {given.actor.operator}"
     sent = send(Scripts(yard.connection, yard.keys), asked.view, plan.commands, why)
     said = plan.sent if sent else plan.done
     target = f"model {asked.model}" + (f" on {asked.worker}" if asked.worker else "")

@@ -133,15 +133,17 @@ class _Reload:
     def _failure(self) -> str:
         """Carry it out; why it has failed, or ""."""
         signals = Signals(self.yard.connection, self.yard.keys)
-        model = self.asked.model
+        model, by = self.asked.model, self.given.actor.operator
         try:
             with translated(self.yard.url):
-                left = signals.reload(
-                    model, self.path, self.epoch, self.mode, self.timeout_s, self.given.actor.name
-                )
+                left = signals.reload(model, self.path, self.epoch, self.mode, self.timeout_s, by)
                 now = signals.desired_states().of("", model)
         except (Invalid, TokenyardError) as error:
             return str(error)
+        except Exception:
+            # Without an outcome the operator would read for ever that it has begun.
+            log.exception("the reload of %s has failed", model)
+            return "it has failed; the board's log says why"
         return reload_failure(model, now, left, self.timeout_s) if left else ""
 
     def _record(self) -> None:
@@ -151,7 +153,7 @@ class _Reload:
             role=self.given.actor.role,
             action="model.reload",
             target=self.target,
-            why=self.given.text("why")[:200],
+            why=self.given.why,
             text="" if self.error else f"The reload has ended: {self._what}.",
             error=self.error,
         )

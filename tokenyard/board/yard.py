@@ -13,6 +13,8 @@ from tokenyard.protocol.keys import Keys
 
 #: Most characters of one parameter.
 MAX_PARAMETER: Final = 10_000
+#: Most characters of the reason for an action; the rest is cut off.
+MAX_WHY: Final = 200
 
 
 class BadInput(Exception):
@@ -36,6 +38,11 @@ class Actor:
     role: Role
     shows_content: bool = False  # whether prompts and answers are shown
 
+    @property
+    def operator(self) -> str:
+        """The operator by whom signals are given: ``olga@board``."""
+        return f"{self.name}@board"
+
     def may(self, role: Role) -> bool:
         """Whether its role suffices."""
         return RANK[self.role] >= RANK[role]
@@ -55,6 +62,11 @@ class Parameters:
         """The first value, without blanks around it."""
         found = self.values.get(name)
         return found[0].strip() if found else usual
+
+    @property
+    def why(self) -> str:
+        """The reason that the operator gives for an action."""
+        return self.text("why")[:MAX_WHY]
 
     def texts(self, name: str) -> list[str]:
         """All values."""

@@ -295,6 +295,19 @@ SERVICE_TEXTS: Final = {
     "liveness_timeout_s": "/livez beside the metrics fails after so long without progress.",
     "otlp_endpoint": "Send traces to this URL, as OTLP over HTTP; default: OTEL_* variables.",
 }
+#: The help of settings that the programs share that serve HTTP.
+HTTP_TEXTS: Final = {
+    "name": "Name of this process.  [default: host and pid]",
+    "host": "Address to listen on.",
+    "port": "Port to listen on; 0 is any free one.",
+    "keys": "Whether requests need a key (`tokenyard keys`); auto: on any address but loopback.",
+    "max_connections": "Most connections; more are answered with 503.",
+    "receive_s": "Longest time to receive a request, and a second more for each 16 KiB.",
+    "send_s": "A client that reads nothing of its answer for so long is cut off.",
+    "idle_s": "A connection without a request is closed after so long.",
+    "tls_cert": "PEM file of the certificate; without one TLS is the proxy's.",
+    "tls_key": "PEM file of its key.",
+}
 
 
 def program(

@@ -1,8 +1,8 @@
-"""Positions in a stream, and integers in Redis values."""
+"""Positions in a stream, integers in Redis values, and the server's time."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 #: Characters of an entry's id: two numbers of 64 bits.
 _LONGEST: Final = 41
@@ -23,3 +23,9 @@ def whole(value: bytes | str | None) -> int:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value or ""
     digits = text.removeprefix("-")
     return int(text) if digits.isdecimal() and digits.isascii() and len(digits) < 20 else 0
+
+
+def unix_ms(answer: Any) -> int:
+    """The answer to TIME, seconds and microseconds, as unix ms."""
+    seconds, micros = answer
+    return int(seconds) * 1000 + int(micros) // 1000

@@ -25,9 +25,8 @@ from tokenyard.protocol.texts import printable
 #: Letters that one form can name.
 _MOST_NAMED: Final = 500
 _MOST_ITEMS: Final = 20
-#: Characters of a target, of the letters in the audit, and of a letter in a preview.
+#: Characters of a target, and of a letter in a preview.
 _TARGET: Final = 240
-_LETTERS: Final = 8_000
 _ITEM: Final = 120
 #: An action ends after so long, and a count before it.
 _ACT_S: Final = 20.0
@@ -85,7 +84,7 @@ def _run(yard: Yard, given: Parameters, kind: _LetterAction) -> Outcome:
     if names:
         changed = change_named(yard.connection, yard.keys, names, kind.change)
         target = f"dead letter {names[0]}" if len(names) == 1 else _letters(len(names))
-        details = {"letters": cut(" ".join(names), _LETTERS)}
+        details = {"letters": " ".join(names)}
     else:
         wanted, last = wanted_letters(given), _last(given)
         changed = change_wanted(yard.connection, yard.keys, wanted, last, kind.change, _ACT_S)

@@ -30,12 +30,13 @@ def wanted_letters(given: Parameters) -> LetterFilter:
 
 
 def _time(given: Parameters, name: str) -> int:
-    """A time in UTC, unix ms; 0 for none. Raises `BadInput`."""
+    """A time, in UTC unless it has an offset, as unix ms; 0 for none. Raises `BadInput`."""
     text = given.text(name)
     if not text:
         return 0
     try:
-        at = datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
+        at = datetime.datetime.fromisoformat(text)
+        at = at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
         return max(1, int(at.timestamp() * 1000))
     except (ValueError, OverflowError) as error:
         raise BadInput(f"{name}: give a time in UTC like 2026-11-23T06:15") from error

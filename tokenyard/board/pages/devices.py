@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from tokenyard.admin.devices import (
     DeviceView,
@@ -26,6 +25,7 @@ from tokenyard.admin.waiting_models import read_waiting_sample, why_it_waits
 from tokenyard.admin.worker_rates import WorkerRates
 from tokenyard.board.action import Action
 from tokenyard.board.page import NotFound, Page
+from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES
@@ -85,9 +85,9 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     every = device_views(view.workers)
     state = given.one_of("state", STATES, "")
     found = [one for one in every if _fits(one, given, state)]
-    pages = max(1, -(-len(found) // TILES))
-    page = min(given.whole("page", 1, 1, 1_000_000), pages)
-    shown = _with_lanes(yard, found[(page - 1) * TILES : page * TILES])
+    filters = {name: given.text(name) for name in FILTERS}
+    page = numbered_page(given, len(found), TILES, "/devices", **filters)
+    shown = _with_lanes(yard, found[page.first : page.end])
     commands = recent_commands(yard.connection, yard.keys, MOST_COMMANDS)
     pending, is_whole = _pending(yard, view, commands)
     return {
@@ -96,11 +96,8 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
         "total": len(every),
         "states": _counts(every),
         "hosts": len({one.controller for one in every}),
-        "page_number": page,
-        "previous": _address(given, page - 1) if page > 1 else "",
-        "next": _address(given, page + 1) if page < pages else "",
-        "page_count": pages,
-        "filters": {name: given.text(name) for name in FILTERS},
+        "numbered": page,
+        "filters": filters,
         "state_choices": STATES,
         "commands": commands,
         "pending": pending,
@@ -165,12 +162,6 @@ def _pending(
         for one in without[:MOST_WAITING]
     ]
     return found, sample.is_whole
-
-
-def _address(given: Parameters, page: int) -> str:
-    """Another page of the same devices, below the board's root."""
-    values = {name: given.text(name) for name in FILTERS if given.text(name)}
-    return f"/devices?{urlencode(values | {'page': str(page)})}"
 
 
 # One worker

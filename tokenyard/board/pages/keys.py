@@ -9,6 +9,7 @@ from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import Page
+from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import BadInput, Parameters, Yard
 from tokenyard.protocol.api_keys import ApiKey, Role
 from tokenyard.protocol.errors import InvalidRequest
@@ -18,7 +19,6 @@ from tokenyard.protocol.texts import counted, printable
 
 #: Keys on one page.
 PER_PAGE: Final = 100
-_MOST_PAGES: Final = 1_000_000
 _MOST_SHOWN: Final = 20
 _MOST_NAME: Final = 200
 _MOST_MODELS: Final = 100
@@ -27,17 +27,16 @@ _ROLES: Final = (_NO_ROLE, *get_args(Role))
 
 
 def _keys(yard: Yard, given: Parameters) -> dict[str, Any]:
-    tenant, page = given.text("tenant"), given.whole("page", 1, 1, _MOST_PAGES)
+    tenant = given.text("tenant")
     everything = list_keys(yard.connection, yard.keys)
     found = [one for one in everything.items() if tenant in {"", one[1].tenant}]
     found.reverse()  # the newest first
-    first = (page - 1) * PER_PAGE
+    page = numbered_page(given, len(found), PER_PAGE, "/keys", tenant=tenant)
     return {
         "tenant": tenant,
-        "found": found[first : first + PER_PAGE],
+        "found": found[page.first : page.end],
         "total": len(found),
-        "number": page,
-        "last_page": max(1, -(-len(found) // PER_PAGE)),
+        "numbered": page,
     }
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from tokenyard.admin.models import ModelView, model_views
 from tokenyard.admin.recent_commands import recent_commands
@@ -19,6 +18,7 @@ from tokenyard.admin.waiting_models import (
 )
 from tokenyard.board.model_actions import ACTIONS as MODEL_ACTIONS
 from tokenyard.board.page import NotFound, Page
+from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
@@ -83,19 +83,15 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     wanted = given.text("q").lower()
     every = model_views(view, view.desired_states)
     found = [one for one in every if wanted in one.name.lower()]
-    pages = max(1, -(-len(found) // ROWS))
-    page = min(given.whole("page", 1, 1, 1_000_000), pages)
+    page = numbered_page(given, len(found), ROWS, "/models", q=given.text("q"))
     sample = read_waiting_sample(yard.connection, yard.keys, view)
     return {
-        "rows": [_row(one, sample) for one in found[(page - 1) * ROWS : page * ROWS]],
+        "rows": [_row(one, sample) for one in found[page.first : page.end]],
         "found": len(found),
         "total": len(every),
         "query": given.text("q"),
         "sample": sample,
-        "page_number": page,
-        "page_count": pages,
-        "previous": _address(given, page - 1) if page > 1 else "",
-        "next": _address(given, page + 1) if page < pages else "",
+        "numbered": page,
         "commands": recent_commands(yard.connection, yard.keys, MOST_COMMANDS),
     }
 
@@ -103,11 +99,6 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
 def _row(model: ModelView, sample: WaitingSample, why: str = "") -> ModelRow:
     states = Counter(one.info.state for one in model.workers)
     return ModelRow(model, states.most_common(), sample.of(model.name), why)
-
-
-def _address(given: Parameters, page: int) -> str:
-    values = {"q": given.text("q")} if given.text("q") else {}
-    return f"/models?{urlencode(values | {'page': str(page)})}"
 
 
 def _model(yard: Yard, given: Parameters) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.texts import counted, printable
 
 _MOST_NAMED: Final = 10
-_WHY_CHARACTERS: Final = 200
 _ENDS: Final = frozenset({"DRAIN", "STOP"})
 #: What each does, after "<scope>, <n> workers: ".
 _EFFECTS: Final[Mapping[Signal, str]] = {
@@ -79,8 +78,8 @@ def _asked(signal: Signal, yard: Yard, given: Parameters) -> _Asked:
         signal=signal,
         scope=scope,
         mode=mode if signal == "PAUSE" else "abort",
-        why=given.text("why")[:_WHY_CHARACTERS],
-        by=f"{given.actor.name}@board",
+        why=given.why,
+        by=given.actor.operator,
     )
     return _Asked(order, roster, desired)
 

@@ -13,6 +13,7 @@ from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.admin.snapshot import RosterView, WorkerView, read_roster
 from tokenyard.board.page import Page
 from tokenyard.board.pages.signal_actions import ACTIONS
+from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.control import (
     ALL,
@@ -32,7 +33,6 @@ _MOST_LEFT: Final = 20
 _MOST_GIVEN: Final = 20
 _MOST_MODELS: Final = 50
 _PAGE: Final = 25
-_MOST_PAGES: Final = 10_000
 #: What may be asked of a scope in a run state, beside ending it.
 _NEXT: Final[Mapping[RunState, Sequence[tuple[str, str]]]] = {
     "RUNNING": (("signal.pause", "Pause"),),
@@ -101,8 +101,8 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     scopes = _Scopes(roster, desired, left)
     wanted = given.text("q")
     names = [name for name in known_workers(roster, desired.by_scope) if wanted in name]
-    page = given.whole("page", 1, 1, _MOST_PAGES)
-    shown = names[(page - 1) * _PAGE : page * _PAGE]
+    page = numbered_page(given, len(names), _PAGE, "/signals", q=wanted)
+    shown = names[page.first : page.end]
     models = known_models(roster, desired.by_scope)
     by_signals = read_given_signals(yard.connection, yard.keys)
     changed = sorted(desired.by_scope)
@@ -119,8 +119,7 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
         "workers": _workers(shown, roster, desired, scopes),
         "count": len(names),
         "q": wanted,
-        "number": page,
-        "page_count": -(-len(names) // _PAGE),
+        "numbered": page,
     }
 
 

@@ -26,14 +26,15 @@ from tokenyard.board.action import Action
 from tokenyard.board.day_bars import day_bars
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages.tenant_actions import ACTIONS as _ACTIONS
+from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
 from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.tenants import LIMITS
 
 #: Tenants on one page.
 PER_PAGE: Final = 50
-_MOST_PAGES: Final = 1_000_000
 #: Of more keys in the yard, those of a tenant are only on the page of keys.
 _MOST_KEYS: Final = 2_000
 _USAGE_DAYS: Final = (1, 7, 31, KEPT_DAYS)
@@ -55,25 +56,27 @@ class Row:
 
 
 def _tenants(yard: Yard, given: Parameters) -> dict[str, Any]:
-    text, page = given.text("q"), given.whole("page", 1, 1, _MOST_PAGES)
+    text = given.text("q")
     line, had = _line(yard)
     shown = given.one_of("show", ("waiting", "all"), "waiting" if line.tenants else "all")
-    first = (page - 1) * PER_PAGE
     if text:
-        shown, found = "found", search_tenants(yard.connection, yard.keys, text)
-        found = TenantNames(found.names[first : first + PER_PAGE], found.total, found.is_whole)
+        found = search_tenants(yard.connection, yard.keys, text)
+        page = numbered_page(given, len(found.names), PER_PAGE, "/tenants", q=text)
+        shown, names = "found", found.names[page.first : page.end]
     elif shown == "all":
-        found = list_tenants(yard.connection, yard.keys, first, PER_PAGE)
+        found, page = _all(yard, given)
+        names = found.names
     else:
-        names = [one.name for one in line.tenants]
-        found = TenantNames(names[first : first + PER_PAGE], len(names), line.is_whole)
+        in_line = [one.name for one in line.tenants]
+        found = TenantNames(in_line, len(in_line), line.is_whole)
+        page = numbered_page(given, len(in_line), PER_PAGE, "/tenants", show=shown)
+        names = in_line[page.first : page.end]
     return {
         "text": text,
         "shown": shown,
         "found": found,
-        "number": page,
-        "last_page": max(1, -(-found.total // PER_PAGE)),
-        "rows": _rows(yard, found.names, line, had),
+        "numbered": page,
+        "rows": _rows(yard, names, line, had),
         "in_line": len(line.tenants),
         "is_line_whole": line.is_whole,
         "waiting": line.waiting,
@@ -81,12 +84,22 @@ def _tenants(yard: Yard, given: Parameters) -> dict[str, Any]:
     }
 
 
+def _all(yard: Yard, given: Parameters) -> tuple[TenantNames, NumberedPage]:
+    """A page of all tenants; of fewer than the page asks for, the last page."""
+    first = (asked_page(given) - 1) * PER_PAGE
+    while True:
+        found = list_tenants(yard.connection, yard.keys, first, PER_PAGE)
+        page = numbered_page(given, found.total, PER_PAGE, "/tenants", show="all")
+        if page.first >= first:
+            return found, page
+        first = page.first
+
+
 def _line(yard: Yard) -> tuple[TenantLine, Mapping[str, float]]:
     """The line, and what share of the tokens each has had lately, as far as somebody looked."""
     line = read_line(yard.connection, yard.keys)
-    seconds, micros = yard.connection.time()
     history = _history(yard.url, yard.keys.yard)
-    return line, history.shares(line, int(seconds) * 1000 + int(micros) // 1000)
+    return line, history.shares(line, unix_ms(yard.connection.time()))
 
 
 @functools.lru_cache(maxsize=8)

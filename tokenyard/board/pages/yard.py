@@ -12,6 +12,7 @@ from markupsafe import Markup
 from tokenyard.admin.dead_letters import dead_letters
 from tokenyard.admin.expected_wait import seconds_by_class, seconds_by_tenant
 from tokenyard.admin.history_stream import HOUR_MS, by_time, joined, lately, read_history
+from tokenyard.admin.intakes import read_oldest_ms
 from tokenyard.admin.line import InLine, TenantLine, read_line
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.recent_errors import recent_errors
@@ -175,22 +176,13 @@ def _failed_per_s(one: HistorySample) -> float:
 def _classes(
     connection: redis.Redis, keys: Keys, view: YardView, line: TenantLine, rate: float
 ) -> list[WaitingClass]:
-    pipeline: Any = connection.pipeline(transaction=False)
-    for name in INTAKE_CLASSES:
-        pipeline.xrange(keys.intake(name), count=1)
-    firsts = dict(zip(INTAKE_CLASSES, pipeline.execute(), strict=True))
+    oldest_ms = read_oldest_ms(connection, keys, view.at_ms)
     # Classes are an order among the requests of one tenant.
     expected = {} if line.waiting else seconds_by_class(view.waiting, rate)
     return [
-        WaitingClass(
-            name, view.waiting[name], _age_ms(firsts[name], view.at_ms), expected.get(name)
-        )
+        WaitingClass(name, view.waiting[name], oldest_ms[name], expected.get(name))
         for name in INTAKE_CLASSES
     ]
-
-
-def _age_ms(entries: Any, now_ms: int) -> int:
-    return max(0, now_ms - int(entries[0][0].partition(b"-")[0])) if entries else 0
 
 
 def _tenants(line: TenantLine, rate: float) -> list[WaitingTenant]:

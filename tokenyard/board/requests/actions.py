@@ -75,8 +75,8 @@ def preview_cancel(yard: Yard, given: Parameters) -> Preview:
 def cancel(yard: Yard, given: Parameters) -> Outcome:
     """Cancel them, each wherever it is now."""
     chosen = _chosen(yard, given)
-    why = given.text("why")
-    reason = f"cancelled by an operator: {why}" if why else "cancelled by an operator"
+    by = "cancelled by an operator"
+    reason = f"{by}: {given.why}" if given.why else by
     scripts, codes = Scripts(yard.connection, yard.keys), Counter[Cancelled]()
     for one in chosen.running:
         codes[scripts.cancel(one.client, one.id, reason)] += 1

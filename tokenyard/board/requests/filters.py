@@ -19,6 +19,7 @@ ORDERS: Final = ("oldest", "newest")
 #: The parameters that say what is wanted, beside the states and the order.
 _TEXTS: Final = ("id", "client", "tenant", "model", "worker", "error", "older", "newer")
 _MOST_WORDS: Final = 80
+_PAST_ALL: Final = 2**64  # no number of an entry is so high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +145,10 @@ def given_place(text: str) -> Place | None:
     """The place in a parameter; None where there is none, or not a valid one."""
     entry, _, name = text.partition("/")
     client, _, quoted = name.partition("/")
-    if not is_name(client):
+    accepted_ms, number = position(entry)
+    if not is_name(client) or max(accepted_ms, number) >= _PAST_ALL:
         return None
-    return *position(entry), client, unquote(quoted, errors="replace")
+    return accepted_ms, number, client, unquote(quoted, errors="replace")
 
 
 def _span(name: str, text: str) -> int:

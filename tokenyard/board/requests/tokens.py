@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ log = logging.getLogger("tokenyard.board")
 #: Tokens that are read at a look, however many there are.
 MOST_TOKENS: Final = 512
 _TOKEN_BYTES: Final = 4
-#: Tokenizers that are kept.
+#: Tokenizers that are kept, and so long without a look they make room for others.
 _MOST_TOKENIZERS: Final = 4
+_UNUSED_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,18 @@ def last_tokens(yard: Yard, client: str, request_id: str) -> list[int]:
     return unpack_tokens(packed) if len(packed) % _TOKEN_BYTES == 0 else []
 
 
+@dataclass(slots=True)
+class _Kept:
+    tokenizer: Tokenizer | None  # None: it could not be loaded
+    used_s: float  # monotonic
+
+
 class Tokenizers:
     """Tokenizers of models whose files are on this host; each is loaded beside the first look."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, Tokenizer | None] = {}  # None: it cannot be loaded
+        self._kept: dict[str, _Kept] = {}  # by path
         self._loading: set[str] = set()
 
     def text(self, yard: Yard, worker: str, tokens: Sequence[int]) -> Text:
@@ -54,19 +62,25 @@ class Tokenizers:
         if not path:
             return Text()
         with self._lock:
-            if path in self._known:
-                tokenizer = self._known[path]
-            elif len(self._known) + len(self._loading - {path}) >= _MOST_TOKENIZERS:
-                tokenizer = None
-            else:
-                self._load_soon(path)
-                return Text(is_loading=True)
+            kept = self._kept.get(path)
+            if kept is None:
+                return Text(is_loading=self._load_soon(path))
+            kept.used_s = time.monotonic()
+            tokenizer = kept.tokenizer
         return Text(tokenizer.decode(tokens, skip_special_tokens=False)) if tokenizer else Text()
 
-    def _load_soon(self, path: str) -> None:
-        if path not in self._loading:
-            self._loading.add(path)
-            threading.Thread(target=self._load, args=[path], daemon=True).start()
+    def _load_soon(self, path: str) -> bool:
+        """Begin to load it if there is room; whether it is being loaded."""
+        if path in self._loading:
+            return True
+        if len(self._kept) + len(self._loading) >= _MOST_TOKENIZERS:
+            since_s = time.monotonic() - _UNUSED_S
+            self._kept = {name: one for name, one in self._kept.items() if one.used_s > since_s}
+        if len(self._kept) + len(self._loading) >= _MOST_TOKENIZERS:
+            return False
+        self._loading.add(path)
+        threading.Thread(target=self._load, args=[path], daemon=True).start()
+        return True
 
     def _load(self, path: str) -> None:
         tokenizer: Tokenizer | None = None
@@ -75,7 +89,7 @@ class Tokenizers:
         except Exception as error:  # noqa: BLE001 - of any library that reads tokenizers
             log.warning("tokenizer %r: %s; token ids are shown", path, error)
         with self._lock:
-            self._known[path] = tokenizer
+            self._kept[path] = _Kept(tokenizer, time.monotonic())
             self._loading.discard(path)
 
 

@@ -1,0 +1,74 @@
+"""Open pages, which are kept up to date: how many, for how long, and what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from tests.board.asking import HOST, Asking, opened
+from tests.support.servers import Server
+from tokenyard.board import live
+from tokenyard.protocol.keys import Keys
+
+
+def looking(ask: Asking, count: int, most_bytes: int = 2**24) -> Any:
+    headers = [(b"host", HOST.encode()), (b"accept", b"text/event-stream")]
+    return [
+        asyncio.create_task(ask.ask("GET", "/board/audit", headers, most_bytes=most_bytes))
+        for _ in range(count)
+    ]
+
+
+def test_so_many_open_pages_are_kept_up_to_date_and_no_more(broker: Server, keys: Keys) -> None:
+    async def test(ask: Asking) -> None:
+        first = looking(ask, 3)
+        await asyncio.sleep(0.5)
+        (more,) = await asyncio.gather(*looking(ask, 1))
+        assert more.status == 200
+        assert "retry: 30000" in more.body
+        assert "live_error" in more.body
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+        # Their places are free again.
+        (again,) = await asyncio.gather(*looking(ask, 1, most_bytes=1))
+        assert "retry" not in again.body
+        assert "live_entries" in again.body
+
+    with opened(broker.url, keys.yard, max_streams=3) as ask:
+        asyncio.run(asyncio.wait_for(test(ask), 60))
+
+
+def test_an_open_page_has_to_come_back_after_a_time(broker: Server, keys: Keys) -> None:
+    with opened(broker.url, keys.yard, stream_s=0.5) as ask:
+        # It would last longer than a test may.
+        answer = ask("/board/audit", accept="text/event-stream")
+        assert answer.body.endswith("\n\n")
+
+
+def test_a_board_that_stops_ends_its_open_pages(broker: Server, keys: Keys) -> None:
+    async def test(ask: Asking) -> None:
+        open_pages = looking(ask, 3)
+        await asyncio.sleep(0.5)
+        ask.board.end_streams()
+        answers = await asyncio.wait_for(asyncio.gather(*open_pages), 5)
+        assert {answer.status for answer in answers} == {200}
+        (more,) = await asyncio.gather(*looking(ask, 1))
+        assert more.status == 503
+
+    with opened(broker.url, keys.yard) as ask:
+        asyncio.run(asyncio.wait_for(test(ask), 60))
+
+
+def test_a_stream_of_a_head_is_none(ask: Asking) -> None:
+    answer = ask("/board/audit", "HEAD", accept="text/event-stream")
+    assert answer.headers["content-type"].startswith("text/html")
+
+
+def test_lines_of_a_block_cannot_begin_another_event() -> None:
+    told = live._event("live_x", "a\r\nevent: live_y\rdata: b\n\ndata: c\u2028d")
+    lines = re.split(r"\r\n|\n|\r", told)
+    assert lines[0] == "event: live_x"
+    assert all(line.startswith("data: ") or not line for line in lines[1:])
+    assert told.count("\n\n") == 1
