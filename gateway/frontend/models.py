@@ -254,4 +254,5 @@ def _build_app() -> FastAPI:
     args.disable_fastapi_docs = True
     app = build_app(args, TASKS)
     app.user_middleware = [one for one in app.user_middleware if one.cls not in _UNWANTED]
+    app.middleware_stack = app.build_middleware_stack()  # vLLM may have built it already
     return app

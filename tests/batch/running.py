@@ -11,10 +11,15 @@ from tests.cli.running import environment
 from tests.support.processes import Plant
 
 
+def words(plant: Plant, *arguments: object) -> list[str]:
+    """What follows `tokenyard` in `tokenyard batch ...` on a yard."""
+    yard = ["--redis-url", plant.url, "--yard", plant.keys.yard]
+    return [*yard, "batch", *map(str, arguments)]
+
+
 def command(plant: Plant, *arguments: object) -> list[str]:
     """The command line of `tokenyard batch ...` on a yard."""
-    front = [sys.executable, "-m", "tokenyard", "--redis-url", plant.url]
-    return [*front, "--yard", plant.keys.yard, "batch", *map(str, arguments)]
+    return [sys.executable, "-m", "tokenyard", *words(plant, *arguments)]
 
 
 def batch(

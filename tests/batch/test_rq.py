@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.cli.running import environment
 from tests.support.processes import Plant, is_gone
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, read_audit
 from tokenyard.batch import submit_batch
 from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
@@ -64,6 +65,10 @@ class BatchYard:
         waiting = ("status", job, "--wait", "--timeout", 50, "--json")
         found: dict[str, Any] = json.loads(self.call(*waiting).stdout)
         return found
+
+    def audit(self) -> Sequence[AuditEntry]:
+        """The audit of the yard, the oldest first."""
+        return read_audit(self.plant.connection, self.plant.keys)[::-1]
 
     def work(self, *arguments: object) -> subprocess.Popen[bytes]:
         """Start a `tokenyard batch worker`, which is killed after the test."""
@@ -220,12 +225,26 @@ def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
     job = yard.submit(source, "-o", yard.folder / "out.jsonl")
     assert yard.call("cancel", job).stdout == f"{job}: cancelled\n"
     assert yard.seen(job, Exit.FAILED)["status"] == "cancelled"
+    yard.call("cancel", job)
     yard.work_off()
     assert not (yard.folder / "out.jsonl").exists()
     yard.call("resume", job)
+    yard.call("resume", job, status=Exit.USAGE)
     yard.work_off()
     assert yard.seen(job)["status"] == "completed"
     assert yard.call("cancel", job, status=Exit.FAILED).stdout == f"{job}: completed\n"
+    yard.call("resume", job, "--retry-errors")
+    # And the audit has what was done, as from the board.
+    assert [(one.role, one.action, one.target, one.text) for one in yard.audit()] == [
+        (COMMAND_LINE, "batch.cancel", f"batch {job}", f"{job}: cancelled."),
+        (COMMAND_LINE, "batch.resume", f"batch {job}", f"{job} waits for a worker again."),
+        (
+            COMMAND_LINE,
+            "batch.resume",
+            f"batch {job}",
+            f"{job} waits for a worker again, with its errors.",
+        ),
+    ]
 
 
 def test_a_cancelled_running_job_answers_every_line(yard: BatchYard) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -362,6 +364,25 @@ def test_pieces_of_long_letters_are_small(
     assert done.text == "60 dead letters dropped."
     # Twenty, and then five at a time.
     assert calls.made()["xrange"] >= 1 + 40 // 5
+
+
+def test_the_page_that_asks_counts_for_a_bounded_time(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given reads that take 50 ms, I expect a few of them, and all to be dropped."""
+    names = bury_many(yard, MANY)
+    fields = {"upto": names[-1], "client": "bob"}
+    reads = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(reads) * 0.05)
+    monkeypatch.setattr(letter_lists, "time", clock)
+    calls = Calls(yard.connection)
+
+    asked = asked_of(looker, "dead.drop", fields)
+
+    assert calls.made()["xrange"] <= 6
+    assert re.search(r"Drop at least [3-5]\d\d dead letters with client bob", asked)
+    done = looker.do("dead.drop", fields)
+    assert done.text == "5,000 dead letters dropped."
 
 
 def test_an_action_that_takes_too_long_says_so(

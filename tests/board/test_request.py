@@ -91,8 +91,16 @@ def test_a_rescued_request_tells_each_attempt_and_the_fence(looker: Looker, yard
     shown = seen(looker, request)
     assert "attempt 1: its worker was lost: killed by signal 9" in shown
     assert "What that attempt still publishes is refused by its fence." in shown
+    assert "the fence refused" not in shown
     yard.place(yard.waiting(request), second)
-    shown = seen(looker, request)
+    yard.scripts.emit(first, [Publication(assignment, make_delta("q", 3, [4]))])
+    page = look(looker, request)
+    assert re.search(
+        rf'<li class="warn">\s*<time [^>]*>[^<]*</time>\s*'
+        rf"<p>attempt 1: the fence refused tokens of {first}</p>",
+        page,
+    )
+    shown = text_of(page)
     assert f"attempt 2: to {second}" in shown
     assert f"Worker {second} ( its requests ), attempt 2" in shown
     assert "3 published" in shown

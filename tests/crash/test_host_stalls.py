@@ -8,6 +8,7 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.waiting import eventually
+from tokenyard.admin.timeline import read_timeline
 from tokenyard.protocol.wire import SamplingParams
 
 pytestmark = pytest.mark.crash
@@ -39,6 +40,40 @@ def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> No
     assert plant.result(request.id).ok
     plant.answer(request.id).check_stream()
     assert "killed" not in controller.log
+
+
+def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant) -> None:
+    # Given a worker in mid-stream
+    plant.coordinator()
+    host = plant.worker(name="a", simulated_step_s=0.02, lease_ms=1000)
+    [late] = plant.wait_for_workers(1)
+    request = make_request(stream=True, params=SamplingParams(max_tokens=200))
+    plant.push(request)
+    eventually(lambda: plant.published(request.id) >= 3)
+
+    # If it and its controller are stopped past its lease, and it resumes after the rescue
+    stopped = [psutil.Process(host.pid), *host.children()]
+    for process in stopped:
+        process.suspend()
+    plant.worker(name="b", simulated_step_s=0.02)
+    eventually(lambda: plant.ledger(request.id).get("attempt") == "2", timeout_s=20.0)
+    assert "refused" not in plant.ledger(request.id)
+    for process in stopped[1:]:
+        process.resume()
+
+    # I expect its ledger to tell what the fence refused, and the stream to be whole.
+    refused = eventually(lambda: plant.ledger(request.id).get("refused"))
+    stopped[0].resume()
+    at_ms, *said = refused.split(" ")
+    assert said == [late, "1", "tokens"]
+    timeline = read_timeline(plant.connection, plant.keys, request.client, request.id)
+    told = f"attempt 1: the fence refused tokens of {late}"
+    assert any(event.text.startswith(told) for event in timeline.events())
+    given_back_ms = timeline.attempts[0].given_back_ms
+    assert given_back_ms is not None
+    assert given_back_ms <= int(at_ms)
+    assert plant.result(request.id).ok
+    plant.answer(request.id).check_stream()
 
 
 def test_standby_rescues_a_vanished_hosts_lane_as_soon_as_leases_allow(plant: Plant) -> None:

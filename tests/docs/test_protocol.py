@@ -42,6 +42,9 @@ from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, Work
 
 PROTOCOL = page("docs/protocol.md")
 SCRIPTS = sorted(file.stem for file in (ROOT / "tokenyard/scripts/lua").glob("*.lua"))
+INCLUDES = sorted(
+    f"include/{file.stem}" for file in (ROOT / "tokenyard/scripts/lua/include").glob("*.lua")
+)
 
 
 def every_request_field() -> set[str]:
@@ -153,7 +156,7 @@ def test_the_handshake_is_complete() -> None:
 
 def test_every_ledger_field_is_told() -> None:
     written = set()
-    for script in SCRIPTS:
+    for script in [*SCRIPTS, *INCLUDES]:
         calls = re.findall(
             r"(?:'(?:HSET|HSETNX)', |count_up\()ledger,(.*?)\)", _code_of(script), re.DOTALL
         )

@@ -1,28 +1,31 @@
-"""Gateways forked from a process that has imported vLLM, which takes seconds of a core."""
+"""Programs forked from a process that has imported vLLM, which takes seconds of a core."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import pytest
+
+from tests.cli.running import environment
 from tests.support.processes import START_S, Program, as_words
 
 _context = multiprocessing.get_context("forkserver")
 
 
-class ForkedGateway(Program):
-    """A gateway's process, with the API of a program."""
+class Forked(Program):
+    """A process that runs a function with words of a command line, with the API of a program."""
 
-    def __init__(self, module: str, options: Mapping[str, object], log: Path) -> None:
-        assert module == "gateway"
+    def __init__(self, run: Callable[[list[str]], object], words: Sequence[str], log: Path) -> None:
         _context.set_forkserver_preload(["tests.gateway.preloaded"])
         self.log_path = log
         self._forked: ForkServerProcess = _context.Process(
-            target=_run, args=(as_words(options), log)
+            target=_run, args=(run, list(words), log, environment())
         )
         self._forked.start()
         assert self._forked.pid is not None
@@ -42,11 +45,44 @@ class ForkedGateway(Program):
         return self._forked.exitcode
 
 
-def _run(options: list[str], log: Path) -> None:
-    """``python -m gateway``, in the new process."""
+class ForkedGateway(Forked):
+    """``python -m gateway``."""
+
+    def __init__(self, module: str, options: Mapping[str, object], log: Path) -> None:
+        assert module == "gateway"
+        super().__init__(_gateway, as_words(options), log)
+
+
+class ForkedBatchWorker(Forked):
+    """``tokenyard batch worker``; its words begin behind ``tokenyard``."""
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        super().__init__(_batch_worker, words, log)
+
+
+def _gateway(words: list[str]) -> None:
+    from gateway.__main__ import main
+
+    main(words)
+
+
+def _batch_worker(words: list[str]) -> None:
+    from gateway.batches import spool
+    from tokenyard.cli import main
+
+    # A short job has parts in its bucket, too.
+    pytest.MonkeyPatch().setattr(spool, "_EVERY_S", 0.5)
+    main(words, prog_name="tokenyard")
+
+
+def _run(
+    run: Callable[[list[str]], object], words: list[str], log: Path, variables: dict[str, str]
+) -> None:
+    """In the new process."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
-    from gateway.__main__ import main
-
-    main(options)
+    # The fork server has those of the time when it started.
+    os.environ.update(variables)
+    tempfile.tempdir = None
+    run(words)

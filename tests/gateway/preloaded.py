@@ -1,4 +1,4 @@
-"""What the process that gateways are forked from imports: all that they need."""
+"""What the process imports that gateways and batch workers are forked from: all they need."""
 
 import os
 
@@ -9,4 +9,5 @@ from gateway.frontend import derived
 
 derived.install()
 
-import gateway.app  # noqa: E402, F401 - behind `install`
+import gateway.app  # noqa: E402 - behind `install`
+import gateway.batches.asking  # noqa: E402, F401

@@ -19,11 +19,12 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.batch.running import command, start
+from tests.batch.running import command, words
 from tests.cli.running import environment
 from tests.gateway.asked import NAMED, TOOL, say
+from tests.gateway.forked import ForkedBatchWorker
 from tests.gateway.stand import NAMES, Door, Stand
-from tests.support.processes import is_gone
+from tests.support.processes import Program, is_gone
 from tests.support.s3 import needs_s3, running_s3
 from tests.support.waiting import eventually
 from tokenyard.batch.rq.jobs import FOLDER_PREFIX
@@ -34,7 +35,7 @@ ENDS_S = 120.0
 #: The tool as the Responses API has it.
 FLAT_TOOL = {"type": "function", **TOOL["function"]}
 FLAT_NAMED = {"type": "function", "name": "get_weather"}
-Start = Callable[[], subprocess.Popen[bytes]]
+Start = Callable[[], Program]
 
 
 on_both = pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def bucket_door(stand: Stand, bucket: str) -> Door:
     """A gateway whose files are in the bucket."""
-    return Door(stand.plant, set(NAMES), is_forked=False, files_url=bucket)
+    return Door(stand.plant, set(NAMES), files_url=bucket)
 
 
 @pytest.fixture
@@ -73,18 +74,18 @@ def sdk(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
 @pytest.fixture
 def start_worker(stand: Stand, tmp_path: Path) -> Iterator[Start]:
     """Starts a process of `tokenyard batch worker`, which ends with the test."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Program] = []
 
-    def start_one() -> subprocess.Popen[bytes]:
-        started.append(start(stand.plant, tmp_path / "worker.log", "worker"))
+    def start_one() -> Program:
+        # Forked, since each of its jobs would import vLLM.
+        started.append(ForkedBatchWorker(words(stand.plant, "worker"), tmp_path / "worker.log"))
         return started[-1]
 
     yield start_one
     for process in started:
         process.kill()
-        process.wait()
     if started:
-        sys.stderr.write((tmp_path / "worker.log").read_text()[-4000:])
+        sys.stderr.write(started[-1].log[-4000:])
 
 
 def sums(count: int) -> dict[str, tuple[str, str]]:
@@ -286,7 +287,6 @@ def test_the_batch_of_a_killed_worker_has_each_line_once(
     # If the worker and the process of its job are killed in the middle
     family = psutil.Process(worker.pid).children(recursive=True)
     worker.kill()
-    worker.wait()
     eventually(lambda: all(is_gone(one.pid) for one in family))
     assert 0 < before < len(asked)
     assert sdk.batches.retrieve(batch.id).status == "in_progress"
@@ -320,7 +320,6 @@ def test_a_batch_that_is_given_up_has_the_lines_that_were_answered(
 
     eventually(has_answers, timeout_s=ENDS_S)
     worker.kill()
-    worker.wait()
     # If there is no further try
     stand.plant.connection.hset(f"rq:job:{batch.id}", "retries_left", 0)
     start_worker()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -276,18 +275,3 @@ def test_without_a_coordinator_nothing_is_promised(slow: Slow) -> None:
         return post(slow.door, CHAT, SLOW | {"max_tokens": 2}).status_code == 200
 
     eventually(answered, timeout_s=60.0, every_s=0.2)
-
-
-def test_a_gateway_that_stops_lets_answers_finish(slow: Slow) -> None:
-    door = Door(slow.plant, {"speaker"}, is_forked=False)
-    door.wait()
-    body = SLOW | {"stream": True, "max_tokens": 40}
-    with EventStream(door.port, CHAT, body, {}) as stream:
-        events = iter(stream)
-        first = next(events)
-        door.program.signal(signal.SIGTERM)
-        rest = list(events)
-
-    assert first
-    assert rest[-1].endswith(b"data: [DONE]\n\n")
-    assert door.program.wait() == 0

@@ -25,7 +25,7 @@ from tests.support.tenants import TenantYard, tenant_yard
 from tokenyard.protocol.keys import PRIORITY_CLASSES
 from tokenyard.scripts import Scripts
 
-pytestmark = [pytest.mark.both_servers, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 NAMES = ("", "a", "b", "c", "d")
 MOST_TOKENS, MOST_OUTPUT = 30, 24

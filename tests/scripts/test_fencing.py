@@ -25,10 +25,16 @@ from tokenyard.scripts import (
 LOAD = Command(verb="load", worker="w.1", model="adder")
 
 
-def everything(yard: Yard) -> dict[bytes, bytes]:
+def everything(yard: Yard) -> dict[bytes, object]:
     """All keys of a yard with their values."""
     found = yard.connection.scan_iter(f"tokenyard:{{{yard.keys.yard}}}:*", count=1000)
-    return {key: yard.connection.dump(key) for key in found}
+    return {key: value_of(yard, key) for key in found}
+
+
+def value_of(yard: Yard, key: bytes) -> object:
+    """What a key holds; the server dumps a hash in any order."""
+    is_hash = yard.connection.type(key) == b"hash"
+    return yard.connection.hgetall(key) if is_hash else yard.connection.dump(key)
 
 
 def deltas(assignment: Assignment) -> list[Publication]:
@@ -153,4 +159,120 @@ def test_a_worker_without_a_lease_changes_nothing(
     assert yard.scripts.emit(sender, deltas(assignment)) == [Published.LEASE_LOST] * 2
     assert yard.scripts.finish(sender, results) == [Published.LEASE_LOST] * 2
     assert yard.scripts.hand_back(sender, assignment, 0, "x") is HandedBack.LEASE_LOST
+
+    assert refusals(yard, assignment) == ("4", sender, "1", "result")
+    forget_refusals(yard, assignment)
     assert everything(yard) == before
+
+
+def refusals(yard: Yard, assignment: Assignment) -> tuple[str, ...]:
+    """What a ledger says of its fence: how often it refused, and the last worker, attempt, what."""
+    request = assignment.request
+    ledger = yard.keys.ledger(request.client, request.id)
+    count, last = yard.connection.hmget(ledger, "refusals", "refused")
+    if count is None:
+        assert last is None
+        return ()
+    at_ms, *words = last.decode().split(" ")
+    seconds, _ = yard.connection.time()
+    assert 0 <= seconds + 1 - int(at_ms) / 1000 < 60
+    return (count.decode(), *words)
+
+
+def forget_refusals(yard: Yard, assignment: Assignment) -> None:
+    request = assignment.request
+    yard.connection.hdel(yard.keys.ledger(request.client, request.id), "refusals", "refused")
+
+
+def write_late(yard: Yard, worker: str, assignment: Assignment, what: str) -> list[Published]:
+    if what == "tokens":
+        return yard.scripts.emit(worker, deltas(assignment)[:1])
+    return yard.scripts.finish(
+        worker, [Publication(assignment, make_result(assignment.request.id))]
+    )
+
+
+@pytest.mark.parametrize("what", ["tokens", "result"])
+@pytest.mark.parametrize("since", ["it waits", "it runs", "it ended"])
+def test_an_earlier_attempt_changes_only_what_its_fence_notes(
+    yard: Yard, what: str, since: str
+) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    old = yard.assign(one)
+    yard.lose(one)
+    if since != "it waits":
+        again = yard.place(yard.waiting(old.request), two)
+        if since == "it ended":
+            result = make_result(old.request.id)
+            assert yard.scripts.finish(two, [Publication(again, result)]) == [Published.PUBLISHED]
+    one = yard.worker("one")
+    before = everything(yard)
+
+    assert write_late(yard, one, old, what) == [Published.STALE]
+
+    assert refusals(yard, old) == ("1", one, "1", what)
+    forget_refusals(yard, old)
+    assert everything(yard) == before
+
+
+@pytest.mark.parametrize("what", ["tokens", "result"])
+@pytest.mark.parametrize("held", [True, False])
+def test_the_fence_notes_nothing_without_a_ledger(
+    yard: Yard, worker: str, assignment: Assignment, what: str, held: bool
+) -> None:
+    """A result that has expired stays forgotten."""
+    request = assignment.request
+    yard.connection.delete(yard.keys.ledger(request.client, request.id))
+
+    write_late(yard, worker if held else "nobody.1", assignment, what)
+
+    assert not yard.connection.exists(yard.keys.ledger(request.client, request.id))
+
+
+@pytest.mark.parametrize("what", ["tokens", "result"])
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("end", ["finish", "cancel"])
+def test_the_fence_does_not_note_what_comes_after_the_end_of_its_own_attempt(
+    yard: Yard, worker: str, assignment: Assignment, end: str, what: str, held: bool
+) -> None:
+    request = assignment.request
+    if end == "finish":
+        result = make_result(request.id)
+        assert yard.scripts.finish(worker, [Publication(assignment, result)]) == [1]
+    else:
+        yard.scripts.cancel(request.client, request.id, "for a test")
+    if not held:
+        yard.fence(worker, "lost")
+
+    code = write_late(yard, worker, assignment, what)
+
+    assert code == [Published.LEASE_LOST] if not held else code[0] is not Published.PUBLISHED
+    assert refusals(yard, assignment) == ()
+
+
+def test_a_ledger_keeps_one_refusal_and_their_number(yard: Yard, assignment: Assignment) -> None:
+    for worker in ("gone.1", "gone.2"):
+        for what in ("result", "tokens"):
+            write_late(yard, worker, assignment, what)
+
+    assert refusals(yard, assignment) == ("4", "gone.2", "1", "tokens")
+
+
+def test_what_is_accepted_costs_no_command_for_the_fence(
+    yard: Yard, worker: str, assignment: Assignment
+) -> None:
+    """Given a server that counts, I expect the ledger to be read once for each and written once."""
+
+    def calls(name: str) -> int:
+        return int(
+            yard.connection.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
+        )
+
+    before = {name: calls(name) for name in ("hmget", "hset", "hincrby")}
+    assert yard.scripts.emit(worker, deltas(assignment)) == [Published.PUBLISHED] * 2
+    after_emit = {name: calls(name) - count for name, count in before.items()}
+    write_late(yard, worker, assignment, "result")
+    after = {name: calls(name) - count for name, count in before.items()}
+
+    assert after_emit == {"hmget": 2, "hset": 0, "hincrby": 0}
+    assert after == {"hmget": 3, "hset": 1, "hincrby": 0}

@@ -97,6 +97,28 @@ def test_lost_workers_are_earlier_attempts(yard: Yard) -> None:
     assert "3 tokens published so far" in texts(timeline)
 
 
+def test_what_the_fence_refused_is_told_with_worker_attempt_and_count(yard: Yard) -> None:
+    request = make_request(NAME, stream=True)
+    first, second = yard.worker("first"), yard.worker("second")
+    assignment = yard.assign(first, request)
+    yard.scripts.retire(first, "lost", "killed by signal 9")
+    late = [Publication(assignment, make_delta(NAME, 0, [1]))]
+    yard.scripts.emit(first, late)
+    assert f"attempt 1: the fence refused tokens of {first}\n" in texts(explain(yard, request))
+    yard.rescue(first)
+    yard.place(yard.waiting(request), second)
+    yard.scripts.finish(second, [Publication(assignment, make_result(NAME))])
+
+    timeline = explain(yard, request)
+
+    last = timeline.last_refusal
+    assert last is not None
+    assert (timeline.refusals, last.worker, last.attempt, last.what) == (2, second, 1, "result")
+    assert timeline.attempts[1].assigned_ms <= last.at_ms <= timeline.now_ms
+    said = f"attempt 1: the fence refused result of {second}, the last of 2 refusals"
+    assert [event.text for event in timeline.events() if event.kind == "refused"] == [said]
+
+
 def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard, worker: str) -> None:
     request = make_request(NAME)
     assignment = yard.assign(worker, request)
@@ -222,6 +244,8 @@ def test_a_forged_ledger_is_read_without_error(yard: Yard, odd: str) -> None:
         "attempt": odd,
         "ended": odd,
         "r1": f"{odd} w",
+        "refusals": odd,
+        "refused": f"{odd} w {odd}",
         "trial": odd,
         "t" + odd: f"{odd}-1 w",
     }

@@ -52,7 +52,18 @@ class Attempt(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-EventKind = Literal["accepted", "assigned", "given_back", "waits", "runs", "engine", "ended"]
+class Refusal(Struct, frozen=True, kw_only=True):
+    """What a worker wrote too late, and the fence refused."""
+
+    at_ms: int
+    worker: str
+    attempt: int
+    what: str  # tokens or result
+
+
+EventKind = Literal[
+    "accepted", "assigned", "given_back", "refused", "waits", "runs", "engine", "ended"
+]
 
 
 class TimelineEvent(Struct, frozen=True):
@@ -73,6 +84,8 @@ class Timeline(Struct, frozen=True, kw_only=True):
     server_id: str = ""  # empty: it was cancelled before its arrival
     accepted_ms: int | None = None
     attempts: Sequence[Attempt] = ()
+    refusals: int = 0  # by the fence, of which the ledger keeps the last
+    last_refusal: Refusal | None = None
     waits_for: str = ""  # why it waits now
     pauses: Sequence[Pause] = ()  # that it waits for
     tenant: str = ""  # whose intake it came from; empty: a common one
@@ -98,6 +111,8 @@ class Timeline(Struct, frozen=True, kw_only=True):
             yield TimelineEvent(self.accepted_ms, f"accepted as {self.server_id}", "accepted")
         for attempt in self.attempts:
             yield from _attempt_events(attempt)
+        if self.last_refusal:
+            yield TimelineEvent(self.last_refusal.at_ms, self._refused(), "refused")
         if self.state == "waiting":
             yield TimelineEvent(self.now_ms, f"waits: {self.waits_for}", "waits")
         if self.state == "assigned":
@@ -117,6 +132,13 @@ class Timeline(Struct, frozen=True, kw_only=True):
         if timing.first_token_ms is not None:
             at_ms = int(started_ms + timing.first_token_ms)
             yield TimelineEvent(at_ms, "first token of this attempt", "engine")
+
+    def _refused(self) -> str:
+        last = self.last_refusal
+        if last is None:
+            return ""
+        count = f", the last of {self.refusals} refusals" if self.refusals > 1 else ""
+        return f"attempt {last.attempt}: the fence refused {last.what} of {last.worker}{count}"
 
     def _end(self) -> str:
         result = self.result
@@ -185,6 +207,8 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
         server_id=sid,
         accepted_ms=accepted_ms,
         attempts=_attempts(ledger, accepted_ms),
+        refusals=_number(ledger, "refusals") or 0,
+        last_refusal=_refusal(ledger),
         waits_for=waits_for,
         pauses=pauses,
         tenant=tenant,
@@ -229,6 +253,13 @@ def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Atte
         )
         since_ms = found[-1].given_back_ms
     return found
+
+
+def _refusal(ledger: Mapping[str, bytes]) -> Refusal | None:
+    at, worker, attempt, what = _words(ledger, "refused", 4)
+    if not (at.isdigit() and attempt.isdigit()):
+        return None
+    return Refusal(at_ms=whole(at), worker=worker, attempt=whole(attempt), what=what)
 
 
 def _ledger_of_plain_entry(

@@ -28,9 +28,9 @@ _MOST_ITEMS: Final = 20
 #: Characters of a target, and of a letter in a preview.
 _TARGET: Final = 240
 _ITEM: Final = 120
-#: An action ends after so long, and a count before it.
+#: An action ends after so long, and the count on the page that asks.
 _ACT_S: Final = 20.0
-_COUNT_S: Final = 5.0
+_COUNT_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,16 @@
 --   tokens:<client>#/<id> (string) in KEYS, the byte of its choice. Those stand in KEYS behind all
 -- Returns -1 LEASE_LOST, or one code for each delta: 1 PUBLISHED, 2 REPEATED (was published by
 --   an earlier call whose answer was lost, or has no tokens), 0 STALE (another attempt has the
---   request, or tokens before it are missing)
+--   request, or tokens before it are missing). What is refused because of the lease or of another
+--   attempt changes only `refusals` and `refused` of its ledger
 -- Atomic, because the fence, the token count and the reply must agree.
 
 -- @include add_replies
 -- @include has_lease
+-- @include note_refusal
 
 local LEASE_LOST, PUBLISHED, REPEATED, STALE = -1, 1, 2, 0
-if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
+local is_held = has_lease(KEYS[1], ARGV[1])
 
 -- Of each delta: how many tokens were published before it, and how many it has.
 local spans = {}
@@ -32,8 +34,15 @@ local function note_choice(key, index, span)
 end
 
 local function publish(ledger, tokens, attempt, seq, packed)
+  if not is_held then
+    note_refusal(ledger, ARGV[1], attempt, 'tokens')
+    return LEASE_LOST
+  end
   local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state')
-  if owner[1] ~= ARGV[1] or owner[2] ~= attempt or owner[3] ~= 'assigned' then return STALE end
+  if owner[1] ~= ARGV[1] or owner[2] ~= attempt or owner[3] ~= 'assigned' then
+    note_refusal(ledger, ARGV[1], attempt, 'tokens')
+    return STALE
+  end
   local published = redis.call('STRLEN', tokens) / 4
   if tonumber(seq) + #packed / 4 <= published then return REPEATED end
   if tonumber(seq) ~= published then return STALE end
@@ -56,6 +65,7 @@ while k <= last do
   end
   add_replies(destination, kind, items, ARGV[2])
 end
+if not is_held then return LEASE_LOST end
 -- A stream that nobody has gone on with for so long is not taken up again.
 local KEEP_S = 24 * 3600
 for i = a, #ARGV, 4 do

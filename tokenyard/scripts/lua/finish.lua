@@ -17,13 +17,15 @@
 --   then tokens in, those of them that were cached, tokens out, the code of its error ('': none). The
 --   names of the tenant's keys follow from that of the ledger
 -- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
---   an earlier call whose answer was lost), 0 STALE (another attempt has the request)
+--   an earlier call whose answer was lost), 0 STALE (another attempt has the request). What is
+--   refused changes only `refusals` and `refused` of its ledger
 -- Atomic, because the first valid writer of a result must be the only one.
 
 -- @include add_replies
 -- @include end_charge
 -- @include has_lease
 -- @include keep_for
+-- @include note_refusal
 -- @include prefix_of
 -- @include server_ms
 -- @include tenant_sums
@@ -31,17 +33,22 @@
 local LEASE_LOST, FINISHED, REPEATED, STALE = -1, 1, 2, 0
 -- Lua cannot unpack thousands of values at once.
 local MOST_UNPACKED = 1000
-if not has_lease(KEYS[1], ARGV[1]) then return LEASE_LOST end
+local is_held = has_lease(KEYS[1], ARGV[1])
 
 local now = server_ms()
 -- Places on the lane and published tokens that nobody needs any more: given up at the end.
 local places, forgotten = {}, {}
 
 local function finish(ledger, tokens, choices, entry, attempt, status, ttl, item)
+  if not is_held then
+    note_refusal(ledger, ARGV[1], attempt, 'result')
+    return LEASE_LOST
+  end
   local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry')
   if owner[1] ~= ARGV[1] or owner[2] ~= attempt then
     -- Nobody waits for it here any more, so it must not take up a place.
     if owner[1] ~= ARGV[1] or owner[4] ~= entry then places[#places + 1] = entry end
+    note_refusal(ledger, ARGV[1], attempt, 'result')
     return STALE
   end
   if owner[3] ~= 'assigned' then return REPEATED end
@@ -83,6 +90,7 @@ while k <= #KEYS do
     keep_for(destination, longest)
   end
 end
+if not is_held then return LEASE_LOST end
 sums.write()
 local alone = #places > 0 and redis.call('HGET', KEYS[4], ARGV[1])
 for first = 1, #places, MOST_UNPACKED do
