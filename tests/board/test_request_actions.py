@@ -8,6 +8,7 @@ import pytest
 
 from tests.board.looking import Looker, text_of, values_of
 from tests.board.request_rig import fail, ids, state_of
+from tests.board.test_dead import Calls, bury_many
 from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_request, make_result
 from tests.support.waiting import eventually
@@ -174,6 +175,35 @@ def test_what_has_completed_since_is_not_requeued(looker: Looker, yard: Yard) ->
     assert looker.do("request.requeue", chosen).text.startswith("1 request waits again.")
     assert state_of(yard, "ann", "first") == "waiting"
     assert state_of(yard, "ann", "again") == "completed"
+
+
+def test_letters_between_those_of_selected_requests_are_not_read(
+    looker: Looker, yard: Yard
+) -> None:
+    def let_time_pass() -> None:
+        begin = server_ms(yard)
+        eventually(lambda: server_ms(yard) > begin + 200)
+
+    fail(yard, make_request("first", client="ann"))
+    let_time_pass()
+    bury_many(yard, 2_000)
+    let_time_pass()
+    fail(yard, make_request("last", client="ann"))
+    calls = Calls(yard.connection)
+    asked = looker.ask("request.requeue", {"request": ["ann/first", "ann/last"]})
+    assert "Submit 2 failed requests again?" in text_of(asked)
+    assert calls.made()["xrange"] <= 4
+
+
+def test_a_search_of_letters_that_takes_too_long_says_so(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury_many(yard, 1_000)
+    monkeypatch.setattr(actions, "_SEARCH_S", -1.0)
+    fields = {"all": "matching", "state": "failed"}
+    asked = text_of(looker.ask("request.requeue", fields))
+    assert "Submit 20 failed requests again?" in asked
+    assert "not all dead letters were read" in asked
 
 
 def test_no_more_can_be_selected_than_are_done_at_once(

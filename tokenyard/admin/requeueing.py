@@ -5,7 +5,9 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -31,6 +33,15 @@ _IN_THE_WAY: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class MatchingLetters:
+    """The letters whose requests fit a query."""
+
+    heads: Sequence[LetterHead]
+    has_more: bool = False  # than were wanted
+    is_whole: bool = True  # False: the time was over, and there may be more
+
+
 def what_is_in_the_way(state: str) -> str:
     """Why a request without a letter cannot be requeued, by its state, after its name."""
     return _IN_THE_WAY.get(state, "cannot be requeued now")
@@ -47,26 +58,32 @@ def letters_of(
     connection: redis.Redis, keys: Keys, ended_ms: Mapping[Owned, int]
 ) -> dict[Owned, LetterHead]:
     """The letters of requests that ended at these times, by client and id."""
-    times = [at_ms for at_ms in ended_ms.values() if at_ms > 0]
-    if not times:
-        return {}
-    since_ms, until_ms = max(0, min(times) - _BEFORE_MS), max(times) + _AFTER_MS
     found: dict[Owned, LetterHead] = {}
-    for piece in all_heads(
-        connection, keys, LetterFilter(since_ms=since_ms, until_ms=until_ms), ""
-    ):
-        found |= {_owner(one): one for one in piece if _owner(one) in ended_ms}
-        if len(found) == len(ended_ms):
-            break
+    for since_ms, until_ms in _spans(at_ms for at_ms in ended_ms.values() if at_ms > 0):
+        wanted = LetterFilter(since_ms=since_ms, until_ms=until_ms)
+        for piece in all_heads(connection, keys, wanted, ""):
+            found |= {_owner(one): one for one in piece if _owner(one) in ended_ms}
     return found
 
 
+def _spans(times_ms: Iterable[int]) -> list[tuple[int, int]]:
+    """The spans in which letters of these times may lie, those that overlap as one."""
+    spans: list[tuple[int, int]] = []
+    for at_ms in sorted(times_ms):
+        since_ms, until_ms = max(0, at_ms - _BEFORE_MS), at_ms + _AFTER_MS
+        if spans and since_ms <= spans[-1][1]:
+            since_ms, _ = spans.pop()
+        spans.append((since_ms, until_ms))
+    return spans
+
+
 def matching_letters(
-    connection: redis.Redis, keys: Keys, query: Query, most: int
-) -> tuple[list[LetterHead], bool]:
-    """The letters whose requests fit a query, the oldest first; whether there are more."""
+    connection: redis.Redis, keys: Keys, query: Query, most: int, within_s: float
+) -> MatchingLetters:
+    """The letters whose requests fit a query, the oldest first."""
     if "failed" not in query.states:
-        return [], False
+        return MatchingLetters([])
+    give_up = time.monotonic() + within_s
     now_ms = unix_ms(connection.time())
     wanted = LetterFilter(
         model=query.model,
@@ -80,8 +97,10 @@ def matching_letters(
         fitting = (head for head, one in zip(piece, listed, strict=True) if query.fits(now_ms, one))
         found |= {_owner(head): head for head in fitting if head.is_answerable}
         if len(found) > most:
-            return list(found.values())[:most], True
-    return list(found.values()), False
+            return MatchingLetters([*found.values()][:most], has_more=True)
+        if time.monotonic() > give_up:
+            return MatchingLetters([*found.values()], is_whole=False)
+    return MatchingLetters([*found.values()])
 
 
 def _with_workers(

@@ -27,6 +27,9 @@ MOST_KEYS: Final = 100_000
 #: Requests that a preview names.
 _MOST_NAMED: Final = 10
 _FAILED: Final = frozenset({"failed"})
+#: A search of dead letters ends after so long.
+_SEARCH_S: Final = 10.0
+_UNREAD: Final = " There may be more: not all dead letters were read. Narrow the filter."
 _MORE: Final = " More than {:,} match: these are the first; do it again for the rest."
 
 
@@ -161,10 +164,10 @@ def _letters(yard: Yard, given: Parameters) -> _Letters:
         query = wanted.query(
             limit=MOST, most=0, most_keys=0, most_streams=0, until_ms=_until_ms(given)
         )
-        heads, has_more = matching_letters(
-            yard.connection, yard.keys, replace(query, states=states), MOST
-        )
-        return _Letters(heads, wanted.words(), _MORE.format(MOST) if has_more else "")
+        query = replace(query, states=states)
+        found = matching_letters(yard.connection, yard.keys, query, MOST, _SEARCH_S)
+        note = "" if found.is_whole else _UNREAD
+        return _Letters(found.heads, wanted.words(), _MORE.format(MOST) if found.has_more else note)
     requests, words = _selected(yard, given)
     ended_ms = {(one.client, one.id): one.ended_ms for one in requests if one.state == "failed"}
     letters = letters_of(yard.connection, yard.keys, ended_ms)
