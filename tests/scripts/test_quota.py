@@ -378,6 +378,23 @@ def test_a_repeated_result_gives_back_once(yard: Yard, worker: str) -> None:
     assert counted(yard, "tokens_per_minute") == TOKENS + 3
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+def test_what_was_reserved_before_the_window_is_not_given_back(
+    yard: Yard, worker: str, window: str
+) -> None:
+    limit(yard, **{window: 1000})
+    assignment = dispatch(yard, worker, accept(yard))
+    # Once a later bucket has the place of that in which it was reserved,
+    mark, _, size = WIDTH[window]
+    counts = yard.keys.tenant("acme")
+    for name, text in yard.connection.hgetall(counts).items():
+        if name[:1] == mark.encode() and name[1:].isdigit():
+            yard.connection.hset(counts, name, f"{int(text.split()[0]) + size} 500")
+    # I expect what that counts to stay as it is.
+    yard.scripts.finish(worker, [result(assignment, 3)])
+    assert counted(yard, window) == 500
+
+
 @pytest.mark.parametrize(
     "text",
     [
