@@ -75,7 +75,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         await models.start()
         if endpoint is not None:
             endpoint.start()
-        # Before it is told: who reads that may connect immediately.
+        # Before the address is logged: whoever reads it may connect immediately.
         listener.listen()
         log.info("serving %s/v1", address(settings, listener))
         if board is not None:

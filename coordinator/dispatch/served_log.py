@@ -20,7 +20,7 @@ _STEP_MS: Final = 1_000
 _KEPT: Final = 600
 #: Intakes and tenants that are counted one by one; of more only the sum is known.
 _MOST: Final = 256
-#: A request that waited less is told nothing.
+#: A request that waited less gets no explanation.
 LEAST_WAIT_MS: Final = 1_000
 
 

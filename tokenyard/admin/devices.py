@@ -1,4 +1,4 @@
-"""The devices of a yard: which worker occupies each, what else is there, and what it is about.
+"""The devices of a yard: which worker occupies each, what else is there, and what changes.
 
 Pure functions of the workers of a roster.
 """
@@ -110,7 +110,7 @@ def device_views(workers: Iterable[WorkerView]) -> list[DeviceView]:
 def state_change(
     view: DeviceView, loads_s: Mapping[tuple[str, str], float], now_ms: int
 ) -> StateChange | None:
-    """What a device is about; None where its state may last. ``loads_s`` is from `load_times`."""
+    """The change under way; None if the state may last. ``loads_s`` is from `load_times`."""
     info, state = view.info, view.worker.state
     if info is None or state not in _DOING:
         return None

@@ -110,7 +110,7 @@ class LetterPage:
 
     heads: Sequence[LetterHead]
     looked_at: int  # letters, with those that the filter left out
-    older: str = ""  # the list goes on behind this letter; "": this was all
+    older: str = ""  # the list continues after this letter; "": this was all
 
 
 @dataclass(frozen=True, slots=True)

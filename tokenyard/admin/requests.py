@@ -120,7 +120,7 @@ class RequestList:
     missed: frozenset[Missed] = field(default_factory=frozenset)
     has_more: bool = False  # than the query's limit
     may_scan: bool = True  # False: the server refuses SCAN, so ended requests are missing
-    cursor: int = 0  # where a search for ended ones goes on; 0: nowhere
+    cursor: int = 0  # where a search for ended ones continues; 0: it is complete
 
     @property
     def is_whole(self) -> bool:

@@ -61,7 +61,7 @@ def entries(
 class LedgerSearch:
     """A search of ledgers by SCAN, optionally those of one client or with one id.
 
-    It goes on at ``cursor``, which is that of an earlier search that reached its limit.
+    It continues at ``cursor``, where an earlier search has reached its limit.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LedgerSearch:
         self._prefix = keys.ledger("", "").removesuffix("/")
         self._id = request_id
         self._client = client
-        self.cursor = cursor  # where it goes on; 0: it has seen all
+        self.cursor = cursor  # where it continues; 0: it has seen all
 
     def pages(self) -> Iterator[list[Owned]]:
         """Client and id of each ledger."""

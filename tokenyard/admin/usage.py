@@ -24,7 +24,7 @@ from tokenyard.protocol.streams import whole
 _PAGE: Final = 100
 _WAIT: Final = "wait:"
 _FAILED: Final = "failed:"
-#: Codes that are told; `UNKNOWN` is of a result without one.
+#: Codes that are reported; `UNKNOWN` is of a result without one.
 _CODES: Final = (*Code, "UNKNOWN")
 #: Days that usage is kept; older ones are deleted by whoever reads it.
 KEPT_DAYS: Final = 62

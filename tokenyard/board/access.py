@@ -34,7 +34,7 @@ from tokenyard.protocol.api_keys import ID_DIGITS, Role, decode_key, key_digest
 log = logging.getLogger("tokenyard.board")
 
 LOGIN: Final = ROOT + "/login"
-#: So long a key that was looked up is trusted, and thus a revoked one.
+#: How long a key that was looked up is trusted, so also a revoked one.
 TRUSTED_S: Final = 2.0
 _MOST_KNOWN: Final = 10_000
 _MOST_KEY: Final = 512
@@ -66,7 +66,7 @@ class Door:
         # A browser sends a cookie to all ports of a host: yards beside each other need two.
         self._cookie = f"tokenyard_board_{hashlib.sha256(yard.encode()).hexdigest()[:8]}"
         self._known: dict[tuple[str, str], tuple[float, Actor | None]] = {}
-        self._refused = 0  # that wait
+        self._refused = 0  # refusals that wait
 
     @property
     def needs_keys(self) -> bool:

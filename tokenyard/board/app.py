@@ -2,7 +2,7 @@
 
 A request passes the guard (`guard`: where it comes from), the door (`access`: who asks, in which
 role) and only then reads or changes anything. Pages read in threads, so that a gateway that serves
-the board goes on meanwhile.
+the board continues meanwhile.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["ROOT", "Board"]
 
 log = logging.getLogger("tokenyard.board")
 
-#: What was done is told so long after it.
+#: How long after an action a page says what was done.
 _TOLD_MS: Final = 60_000
 #: The status of an answer by the error that it tells.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (

@@ -1,7 +1,7 @@
 """Small charts of the last hour as inline SVG, styled by classes alone.
 
-Their size never changes, and colours and dashes both tell lines apart. What they show stands in
-words in their description, for who does not see them.
+Their size never changes, and both colours and dashes tell lines apart. A description says in words
+what they show, for readers who cannot see them.
 """
 
 from __future__ import annotations

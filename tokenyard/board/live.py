@@ -42,7 +42,7 @@ class LiveStreams:
         return _Stream(self._events(blocks, every_s, ending), lambda: self._open.discard(ending))
 
     def end(self) -> None:
-        """End all, and begin none any more."""
+        """End all streams and refuse new ones."""
         self._has_ended = True
         for ending in self._open:
             ending.set()
@@ -50,7 +50,7 @@ class LiveStreams:
     async def _events(
         self, blocks: Blocks, every_s: float, ending: anyio.Event
     ) -> AsyncIterator[str]:
-        """Each block when it changes, and a sign of life, which finds clients that are gone."""
+        """Each block when it changes, and a sign of life, which detects clients that are gone."""
         until = time.monotonic() + self._longest_s
         sent: dict[str, str] = {}
         while time.monotonic() < until and not ending.is_set():

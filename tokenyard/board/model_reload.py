@@ -64,7 +64,7 @@ def preview_reload(yard: Yard, given: Parameters) -> Preview:
 
 
 def run_reload(yard: Yard, given: Parameters) -> Outcome:
-    """Begin a reload; what comes of it is told here if it comes soon, and always in the audit."""
+    """Begin a reload. A result that comes soon is returned; a later one is in the audit only."""
     asked = asked_for(yard, given)
     path = given.text("path")
     if not is_checkpoint_path(path):

@@ -15,7 +15,7 @@ from tokenyard.protocol.keys import Keys
 
 T = TypeVar("T")
 
-#: So long a read is used again: all who look at a page cost the broker as much as one.
+#: How long a read is used again: all who look at a page cost the broker as much as one.
 _FRESH_S: Final = 1.0
 _MOST_KEPT: Final = 64
 #: Functions that may wait for a thread.
@@ -50,12 +50,12 @@ class YardReader:
         """Its result.
 
         Raises `Busy` if it does not begin in time, and `TokenyardError` for what the broker
-        refuses. What has begun goes on, also when nobody waits for it any more.
+        refuses. What has begun runs to its end, even if nobody waits for it any more.
         """
         return await self._ended(self._begin(function))
 
     async def shared(self, key: Hashable, function: Callable[[Yard], T]) -> T:
-        """The same, one call for all who ask for ``key`` at about the same time."""
+        """Like `run`, but one call serves all who ask for ``key`` at about the same time."""
         read = self._kept.get(key)
         if read is None or read.is_stale:
             self._kept = {key: one for key, one in self._kept.items() if not one.is_stale}
@@ -65,7 +65,7 @@ class YardReader:
         return await self._ended(read.future)
 
     def forget(self) -> None:
-        """Share nothing that was read before now, because something has been changed."""
+        """Share no read that began before now: something has changed."""
         self._kept.clear()
 
     def close(self) -> None:
@@ -119,6 +119,6 @@ class _Read:
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
-    """An error that nobody waits for any more is no error of the program."""
+    """Retrieve the error of a read for which nobody waits any more, or asyncio would log it."""
     if not future.cancelled():
         future.exception()

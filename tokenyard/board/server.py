@@ -62,7 +62,7 @@ async def _serve(settings: BoardSettings, board: Board, listener: socket.socket)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    # Before it is told: who reads that may connect immediately.
+    # Before the address is logged: whoever reads it may connect immediately.
     listener.listen()
     log.info("the board is at %s%s", address(settings, listener), ROOT)
     turning = asyncio.create_task(_turn(probes))
@@ -77,7 +77,7 @@ async def _serve(settings: BoardSettings, board: Board, listener: socket.socket)
 
 
 async def _turn(probes: Health) -> None:
-    """Show that the loop comes round."""
+    """Report to the probes that the event loop makes progress."""
     while True:
         probes.turned()
         await asyncio.sleep(_TURN_S)

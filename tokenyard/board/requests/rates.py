@@ -1,4 +1,4 @@
-"""How fast tokens of a request are published, by looking at their number again and again."""
+"""How fast tokens of a request are published, from repeated looks at their number."""
 
 from __future__ import annotations
 
