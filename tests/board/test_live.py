@@ -6,9 +6,14 @@ import asyncio
 import re
 from typing import Any
 
+import pytest
+import redis
+
 from tests.board.asking import HOST, Asking, opened
+from tests.board.keyed import keyed
 from tests.support.servers import Server
-from tokenyard.board import live
+from tokenyard.board import access, live
+from tokenyard.board.yard import Actor, Yard
 from tokenyard.protocol.keys import Keys
 
 
@@ -64,6 +69,34 @@ def test_a_board_that_stops_ends_its_open_pages(broker: Server, keys: Keys) -> N
 def test_a_stream_of_a_head_is_none(ask: Asking) -> None:
     answer = ask("/board/audit", "HEAD", accept="text/event-stream")
     assert answer.headers["content-type"].startswith("text/html")
+
+
+def test_an_open_page_says_that_the_broker_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+    redis_url: str,
+    connection: redis.Redis,
+    keys: Keys,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Given a page whose session is looked up at each turn
+    monkeypatch.setattr(access, "TRUSTED_S", -1.0)
+    look_up, looked = access._look_up, []
+
+    def failing(yard: Yard, kind: str, digest: str) -> Actor | None:
+        looked.append(kind)
+        if looked.count("session") > 1:
+            raise redis.ConnectionError("it is away")
+        return look_up(yard, kind, digest)
+
+    monkeypatch.setattr(access, "_look_up", failing)
+    with keyed(redis_url, connection, keys, stream_s=0.5) as door:
+        # If the broker does not answer any more, I expect the page to be told,
+        cookie = door.log_in("viewer")
+        answer = door.ask("/board/audit", accept=live.EVENTS, cookie=cookie)
+    assert answer.status == 200
+    assert re.search(r"event: live_error\ndata: .*it is away", answer.body)
+    # and no bug to be logged.
+    assert "failed" not in caplog.text
 
 
 def test_lines_of_a_block_cannot_begin_another_event() -> None:

@@ -132,10 +132,10 @@ class Board:
         """The live blocks, each when it changes, as server-sent events."""
 
         async def blocks() -> dict[str, str] | None:
-            # Not only when it begins: a key may have been revoked.
-            if await self._door.enter(request, page.role) != given.actor:
-                return None
             try:
+                # Not only when it begins: a key may have been revoked.
+                if await self._door.enter(request, page.role) != given.actor:
+                    return None
                 context = await self._context(request, page, given)
             except (TokenyardError, Busy, NotFound, ActionRefused, BadInput) as error:
                 return {"live_error": str(error)}
