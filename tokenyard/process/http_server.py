@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -58,6 +59,12 @@ class HttpServer(uvicorn.Server):
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
+        try:
+            config.load()
+        except ssl.SSLError as error:
+            why = error.reason or error.strerror
+            fault = f"tls_cert, tls_key: no certificate and its key in PEM ({why})"
+            raise SettingsError([fault]) from error
         super().__init__(config)
 
     @contextmanager
