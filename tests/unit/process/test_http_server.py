@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tokenyard.process.http_connection import BoundedConnection
-from tokenyard.process.http_server import HttpServer, listen
+from tokenyard.process.http_server import listen
 from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.errors import SettingsError
 
@@ -40,7 +38,6 @@ def test_a_file_that_is_no_certificate_is_told_before_it_serves(tmp_path: Path) 
     file = tmp_path / "no.pem"
     file.write_text("nothing")
     settings = BoardSettings(redis_url="redis://x", port=0, tls_cert=file, tls_key=file)
-    app: Any = None
 
     with pytest.raises(SettingsError, match="tls_cert, tls_key"):
-        HttpServer(app, settings, BoundedConnection)
+        listen(settings)
