@@ -23,7 +23,14 @@ from gateway.http.board import is_of_board
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.http.incoming import parse_body, read_body, read_choice, read_event_id, replay
+from gateway.http.incoming import (
+    parse_body,
+    read_body,
+    read_choice,
+    read_event_id,
+    refuse_beam_search,
+    replay,
+)
 from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import Principal, PrincipalLookup
@@ -63,6 +70,7 @@ ENDPOINTS: Final = (
 ONE_MODEL: Final = "/v1/models/"
 #: Longest time that a client may give.
 _MOST_MS: Final = 10**10
+_MOST_DIGITS: Final = len(str(_MOST_MS))
 _FAILED: Final = "the gateway has failed at this request; its log says why"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
@@ -204,6 +212,7 @@ class Gateway:
             errors = BodyErrors(send, path, lambda: False)
             await self._render(scope, replay(raw, receive), errors.send, errors)
             return
+        refuse_beam_search(body)
         self._health_of_yard.check()
         headers = Headers(scope=scope)
         context, after = await self._context(headers, path, body, principal)
@@ -290,7 +299,9 @@ def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
     """
     given = headers.get("x-request-timeout-ms")
     if given is not None:
-        if not given.isascii() or not given.isdecimal() or not 0 < int(given) <= _MOST_MS:
+        # Python refuses to read thousands of digits.
+        is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
+        if not is_number or not 0 < int(given) <= _MOST_MS:
             message = "X-Request-Timeout-Ms: give a number of milliseconds"
             raise GatewayError(400, "invalid_request_error", message)
         return time.time_ns() // 1_000_000 + int(given)

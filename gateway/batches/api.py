@@ -19,6 +19,7 @@ from gateway.batches.storage import Storage
 from gateway.batches.upload import receive_upload
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import parse_body, read_body
+from gateway.http.records import key_reused
 from gateway.http.sse import send_body
 from gateway.responses.items import as_list, cut, read_query
 from gateway.responses.tap import dump
@@ -170,8 +171,7 @@ class BatchesApi:
             raise GatewayError(400, "invalid_request_error", message, param="input_file_id")
         record, is_new = self._records.open(tenant, asked)
         if not is_new and not record.asks_the_same(asked):
-            message = "this idempotency key was used with another body; take a new key"
-            raise GatewayError(422, "invalid_request_error", message, param="Idempotency-Key")
+            raise key_reused()
         if is_new or not self._jobs.is_known(tenant, record):
             try:
                 self._jobs.submit(principal, record)

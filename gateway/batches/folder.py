@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from gateway.batches.storage import Stored
+from tokenyard.protocol.errors import SettingsError
 
 #: An upload without a new byte for so long was left behind by a gateway that was killed.
 _ABANDONED_S: Final = 3600.0
@@ -24,8 +25,15 @@ class FolderStorage:
         self._folder = folder
 
     def start(self) -> None:
-        """Make the folder, and remove what killed gateways left half written."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Make the folder, and remove what killed gateways left half written.
+
+        Raises `SettingsError` where it cannot be made.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fault = f"files_dir: no folder can be made at {self._folder}: {error.strerror}"
+            raise SettingsError([fault]) from error
         long_ago = time.time() - _ABANDONED_S
         for part in self._folder.glob(f"*/*{_PART}"):
             with contextlib.suppress(FileNotFoundError):

@@ -35,6 +35,7 @@ _ONLY: Final[Mapping[str, Any]] = {
     "stream": False,
     "background": False,
     "previous_response_id": None,
+    "use_beam_search": False,
 }
 #: Pauses before a line is asked again that the queue could not take.
 _LEAST_PAUSE_S: Final = 0.1

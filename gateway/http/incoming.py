@@ -47,6 +47,13 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
+def refuse_beam_search(body: dict[str, Any]) -> None:
+    """Raises `GatewayError`: each token of each beam would be a request that nobody resumes."""
+    if body.get("use_beam_search") not in (None, False):
+        message = "use_beam_search: beam search is not supported"
+        raise GatewayError(400, "invalid_request_error", message, param="use_beam_search")
+
+
 def _is_unicode(body: dict[str, Any]) -> bool:
     """JSON may escape half of a surrogate pair, which nobody behind the gateway could write."""
     try:

@@ -94,11 +94,16 @@ class Records:
 def _checked(packed: bytes, print_: str) -> Record:
     record = _decoder.decode(packed)
     if record.fingerprint != print_:
-        raise GatewayError(
-            422,
-            "invalid_request_error",
-            "this idempotency key was used with another body; take a new key",
-            param="Idempotency-Key",
-            code="idempotency_key_reused",
-        )
+        raise key_reused()
     return record
+
+
+def key_reused() -> GatewayError:
+    """The refusal of a key that came with another body before."""
+    return GatewayError(
+        422,
+        "invalid_request_error",
+        "this idempotency key was used with another body; take a new key",
+        param="Idempotency-Key",
+        code="idempotency_key_reused",
+    )

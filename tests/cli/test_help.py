@@ -34,6 +34,7 @@ def test_the_bare_command_prints_where_to_begin(invoke: Invoke) -> None:
     assert "Begin here:" in result.output
     for command in COMMANDS:
         assert f"  {command} " in result.output
+    assert "..." not in result.output.partition("Commands:")[2], "a line is cut"
 
 
 def test_version_option(invoke: Invoke) -> None:

@@ -369,8 +369,9 @@ def test_the_same_idempotency_key_is_the_same_batch(sdk: OpenAI) -> None:
     batch = order(sdk, file_id, extra_headers=key)
 
     assert order(sdk, file_id, extra_headers=key).id == batch.id
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
         order(sdk, file_id, extra_headers=key, metadata={"other": "body"})
+    assert refused.value.code == "idempotency_key_reused"
     sdk.batches.cancel(batch.id)
 
 

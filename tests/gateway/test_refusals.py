@@ -199,6 +199,15 @@ def test_a_deadline_that_cannot_be_met_is_refused(rated: Slow, path: str) -> Non
         rated.cancel(asked)
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_beam_search_is_refused(slow: Slow, path: str) -> None:
+    body = {"model": "speaker", "use_beam_search": True, "max_tokens": 2, **ENDPOINTS[path]}
+    refused = post(slow.door, path, body)
+
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == "use_beam_search"
+
+
 def test_nobody_waits_for_an_answer_whose_client_has_left(slow: Slow) -> None:
     body = SLOW | {"stream": True}
     with EventStream(slow.door.port, CHAT, body, {}) as stream:

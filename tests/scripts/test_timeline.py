@@ -140,7 +140,7 @@ def test_a_waiting_request_has_a_reason(yard: Yard) -> None:
 
     yard.worker()
     waits_for = explain(yard, request).waits_for
-    assert waits_for == "intake normal holds 1 requests, those served before it 1"
+    assert waits_for == "intake normal holds 1 request, the intakes before it 1"
 
     other = make_request("other", model="multiplier")
     yard.submit(other)
@@ -168,7 +168,7 @@ def test_a_request_that_waits_for_a_pause_names_its_operator(yard: Yard, scope: 
     # After the pause the timeline does not mention it.
     Signals(yard.connection, yard.keys).give(Order(signal="UNPAUSE", scope=scope))
     assert explain(yard, request).pauses == []
-    assert explain(yard, request).waits_for.startswith("intake normal holds 1 requests")
+    assert explain(yard, request).waits_for.startswith("intake normal holds 1 request,")
 
 
 def test_a_request_on_the_lane_of_a_paused_worker_names_the_pause(yard: Yard) -> None:
@@ -203,7 +203,7 @@ def test_an_adapter_counts_as_a_served_model(yard: Yard) -> None:
     yard.scripts.register("w", LONG_MS, worker_json("w", adapters=["french"]))
     request = make_request(NAME, model="french")
     yard.submit(request)
-    assert explain(yard, request).waits_for.startswith("intake normal holds 1 requests")
+    assert explain(yard, request).waits_for.startswith("intake normal holds 1 request,")
 
 
 def test_a_request_cancelled_before_arrival_has_no_attempts(yard: Yard) -> None:

@@ -41,6 +41,9 @@ def create_key(
         raise InvalidRequest("tenant", "a key needs a tenant, a role for the board, or both")
     if tenant and not is_tenant(tenant):
         raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
+    for label, allowed in (("models", models), ("classes", classes)):
+        if allowed == []:
+            raise InvalidRequest(label, "name one or more, or leave it out to allow all")
     key = new_key()
     digest = key_digest(key)
     stored = ApiKey(

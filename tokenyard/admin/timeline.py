@@ -327,7 +327,7 @@ def _in_turn(connection: redis.Redis, keys: Keys, line: TenantLine, intake: str)
         return turn(line, intake, read_held(connection, keys, tenant))
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
     *before, here = _lengths(connection, keys, [*served, intake])
-    text = f"intake {intake} holds {here} requests, those served before it {sum(before)}"
+    text = f"intake {intake} holds {counted(here, 'request')}, the intakes before it {sum(before)}"
     others = sum(bool(one.name) for one in line.tenants)
     return (
         f"{text}; requests of no tenant share with {counted(others, 'tenant')}" if others else text

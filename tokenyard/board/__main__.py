@@ -23,7 +23,7 @@ TEXTS: Final = {
     "wait_s": "They wait for so long at most.",
     "grace_s": "On SIGTERM, answers may finish for so long.",
 }
-ABOUT: Final = """Serve the board: see and steer the yard in a browser, at /board.
+ABOUT: Final = """Serve the board: the yard in a browser, at /board.
 
 A gateway serves it, too. On loopback it asks for no key, and everybody who reaches it is an admin;
 elsewhere one logs in with a key that has a role (`tokenyard keys create --role viewer`).

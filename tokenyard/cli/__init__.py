@@ -62,8 +62,8 @@ may also follow the command, where they take precedence. `tokenyard COMMAND --he
 command with examples.
 """
 EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 2 wrong usage,
-3 no usable broker or coordinator, or workers that have not obeyed, 4 timeout, 5 the workers cannot
-start, 130 interrupted by Ctrl-C (128 plus the number of another signal)."""
+3 no usable broker or coordinator, a full queue, or workers that have not obeyed, 4 timeout, 5 the
+workers cannot start, 130 interrupted by Ctrl-C (128 plus the number of another signal)."""
 
 
 @click.group(

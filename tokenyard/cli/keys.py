@@ -33,6 +33,7 @@ Examples:
   tokenyard keys list
   tokenyard keys revoke 3f9a0c1d2b4e
 """
+_MOST_NAME: Final = 200
 _COLUMNS: Final = (
     Column("Key", is_whole=True),
     Column("Tenant", is_whole=True),
@@ -79,6 +80,8 @@ def create(
     """Create a key and print it. It cannot be shown again."""
     if not tenant and role is None:
         raise click.UsageError("give --tenant, --role, or both")
+    if len(name) > _MOST_NAME:
+        raise click.BadParameter(f"give {_MOST_NAME} characters at most", param_hint="--name")
     wrong = set(classes or ()) - set(get_args(PriorityClass))
     if wrong:
         raise click.BadParameter(f"there is no class {min(wrong)!r}", param_hint="--classes")
@@ -142,7 +145,7 @@ def _row(key: ApiKey) -> list[str]:
         printable(key.tenant) or "-",
         key.role or "-",
         printable(key.name) or "-",
-        printable(", ".join(key.models)) if key.models is not None else "all",
-        ", ".join(key.classes) if key.classes is not None else "all",
+        printable(", ".join(key.models)) or "none" if key.models is not None else "all",
+        ", ".join(key.classes) or "none" if key.classes is not None else "all",
         f"{created:%Y-%m-%d %H:%M}",
     ]

@@ -42,7 +42,7 @@ shows its timeline.
 
 \b
 Exit statuses:
-  0  all requests completed        3  no usable broker or coordinator
+  0  all requests completed        3  no usable broker or coordinator, or a full queue
   1  a request failed or expired   4  time-out (the requests continue)
   2  wrong usage, or a parameter that vLLM does not know
 """

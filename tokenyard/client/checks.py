@@ -30,6 +30,8 @@ from tokenyard.protocol.wire import (
     request_fields,
 )
 
+#: Longest time to a deadline: some ten thousand years, in milliseconds still exact in Lua.
+_MOST_S: Final = 10**12
 _CHAT_OPTIONS: Final = frozenset(ChatOptions.__struct_fields__)
 
 
@@ -37,7 +39,7 @@ def deadline_ms(options: Mapping[str, Any], clock_offset_s: float) -> int | None
     """The deadline by the server's clock, in unix ms; raises `InvalidRequest`."""
     if "deadline_s" in options:
         left_s = options["deadline_s"]
-        if not isinstance(left_s, int | float):
+        if not isinstance(left_s, int | float) or not -_MOST_S <= left_s <= _MOST_S:
             raise InvalidRequest("deadline_s", "give seconds from now")
         return max(1, int((time.time() + clock_offset_s + left_s) * 1000))
     deadline = options.get("deadline")

@@ -40,6 +40,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._sending: asyncio.TimerHandle | None = None
         self._head_bytes: int | None = 0  # None: the head is complete
         self._is_refused = False
+        self._is_begun = False  # the app has the request whose body still comes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Expect a request."""
@@ -72,6 +73,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(431, "the headers are too large")
         else:
             super().on_headers_complete()
+            self._is_begun = True
 
     def on_body(self, body: bytes) -> None:
         """Pass bytes of the body on."""
@@ -82,6 +84,7 @@ class BoundedConnection(HttpToolsProtocol):
         """The request is here."""
         self._received()
         self._head_bytes = 0
+        self._is_begun = False
         if not self._is_refused:
             super().on_message_complete()
 
@@ -123,7 +126,8 @@ class BoundedConnection(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         self._is_refused = True
         self._received()
-        if self._has_answered or not self.cycle.response_started:
+        is_answered = self._is_begun and self.cycle.response_started
+        if not is_answered and (self._has_answered or not self.cycle.response_started):
             body = self.refusal(status, message)
             head = b"HTTP/1.1 %d %s\r\n" % (status, _REASONS[status])
             head += b"content-type: %s\r\n" % self.content_type

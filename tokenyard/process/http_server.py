@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,7 +20,11 @@ from tokenyard.protocol.http_settings import HttpSettings
 
 
 def listen(settings: HttpSettings) -> socket.socket:
-    """Open the port first: a port that is taken should not cost the time of an import."""
+    """Open the port first: a port that is taken should not cost the time of an import.
+
+    Raises `SettingsError`, also for a certificate that cannot be used.
+    """
+    _check_tls(settings)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # With the protocol's number: only then asyncio turns off Nagle's algorithm, which would hold
     # back the second write of an answer for 40 ms.
@@ -32,6 +37,16 @@ def listen(settings: HttpSettings) -> socket.socket:
         place = f"{settings.host}:{settings.port}"
         raise SettingsError([f"port: cannot listen on {place}: {error.strerror}"]) from error
     return listener
+
+
+def _check_tls(settings: HttpSettings) -> None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        fault = f"tls_cert, tls_key: no certificate and its key in PEM ({error.strerror})"
+        raise SettingsError([fault]) from error
 
 
 def address(settings: HttpSettings, listener: socket.socket) -> str:

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from gateway.http.body_errors import BodyErrors
 from gateway.http.errors import GatewayError
-from gateway.http.incoming import parse_body
+from gateway.http.incoming import parse_body, refuse_beam_search
 from gateway.queue import submitter as module
 from gateway.queue.submitter import BurstSubmitter
 from tests.support.builders import make_request
@@ -29,6 +29,18 @@ def test_half_a_character_is_refused(body: dict[str, Any]) -> None:
 
 def test_a_character_in_two_halves_is_none_of_them() -> None:
     assert parse_body(json.dumps({"a": "😀"}).encode()) == {"a": "😀"}
+
+
+@pytest.mark.parametrize("given", [True, "true", 1, "on"])
+def test_beam_search_is_refused_in_each_way_that_vllm_reads(given: Any) -> None:
+    with pytest.raises(GatewayError) as refused:
+        refuse_beam_search({"use_beam_search": given})
+    assert (refused.value.status, refused.value.param) == (400, "use_beam_search")
+
+
+@pytest.mark.parametrize("body", [{}, {"use_beam_search": False}, {"use_beam_search": None}])
+def test_no_beam_search_is_no_fault(body: dict[str, Any]) -> None:
+    refuse_beam_search(body)
 
 
 def test_a_request_that_cannot_be_written_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

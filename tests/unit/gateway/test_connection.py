@@ -21,7 +21,7 @@ CHUNK = b"x" * 16_384
 
 
 class App:
-    """Answers a POST with the length of its body, and a GET with an endless stream."""
+    """Answers a POST with its length, a PUT before its body, a GET with an endless stream."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -29,6 +29,10 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         head = {"type": "http.response.start", "status": 200, "headers": []}
+        if scope["method"] == "PUT":
+            await send(head)
+            await send({"type": "http.response.body", "body": b"no"})
+            return
         if scope["method"] == "POST":
             try:
                 body = b"%d" % len(await read_body(receive, 2**20))
@@ -110,6 +114,15 @@ async def said(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
 def post(length: int, *headers: bytes) -> bytes:
     lines = [b"POST / HTTP/1.1", b"host: x", b"content-length: %d" % length, *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def test_who_was_answered_before_the_end_of_the_body_gets_no_second_answer() -> None:
+    async def test(_: App, port: int) -> None:
+        answer = await said(port, b"PUT" + post(100).removeprefix(b"POST"), b"half")
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert answer.count(b"HTTP/1.1 ") == 1, answer
+
+    run(test, receive_s=0.2)
 
 
 async def is_answered(app: App, port: int) -> None:

@@ -36,7 +36,7 @@ def test_the_header_counts_before_the_field() -> None:
     assert deadline < time.time() * 1000 + 5000
 
 
-@pytest.mark.parametrize("header", ["", "0", "-1", "1.5", "x", "9" * 30, "\xb2"])
+@pytest.mark.parametrize("header", ["", "0", "-1", "1.5", "x", "9" * 30, "9" * 5000, "\xb2"])
 def test_a_bad_header_is_refused(header: str) -> None:
     with pytest.raises(GatewayError, match="milliseconds") as refused:
         given(header)

@@ -393,3 +393,11 @@ def test_a_bucket_that_cannot_be_used_is_refused_at_the_start(s3: str) -> None:
 def some(storage: Storage | None) -> Storage:
     assert storage is not None
     return storage
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    with pytest.raises(SettingsError, match="files_dir: no folder can be made"):
+        FolderStorage(file).start()

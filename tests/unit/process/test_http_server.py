@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
+
+import pytest
 
 from tokenyard.process.http_server import listen
 from tokenyard.protocol.board_settings import BoardSettings
+from tokenyard.protocol.errors import SettingsError
 
 
 def test_small_writes_are_sent_without_a_delay() -> None:
@@ -28,3 +32,12 @@ def test_small_writes_are_sent_without_a_delay() -> None:
 
     with listen(BoardSettings(redis_url="redis://x", port=0)) as listener:
         assert asyncio.run(no_delay())
+
+
+def test_a_file_that_is_no_certificate_is_told_before_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "no.pem"
+    file.write_text("nothing")
+    settings = BoardSettings(redis_url="redis://x", port=0, tls_cert=file, tls_key=file)
+
+    with pytest.raises(SettingsError, match="tls_cert, tls_key"):
+        listen(settings)
