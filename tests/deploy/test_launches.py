@@ -23,6 +23,7 @@ from openai import OpenAI
 from tests.deploy.day import FOR_THE_KEEPER
 from tests.deploy.launches import ORIGINS, Launch, with_batches
 from tests.deploy.rights import denied
+from tests.gateway.forked import ForkedCommand
 from tests.support.brokers import DEPLOY, GuardedServer
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -41,9 +42,10 @@ GATEWAY_S = 300.0
 class Started:
     """One process of a file, with this machine's paths in place of the file's."""
 
-    def __init__(self, launch: Launch, port: int, folder: Path, number: int) -> None:
+    def __init__(
+        self, launch: Launch, port: int, folder: Path, number: int, *, has_vllm: bool
+    ) -> None:
         self.launch = launch
-        command = [sys.executable, "-m", "tokenyard", *launch.argv]
         given = {
             name: value.replace("@redis:6379", f"@127.0.0.1:{port}")
             for name, value in launch.env.items()
@@ -63,11 +65,24 @@ class Started:
         kept = {name: value for name, value in os.environ.items() if "TOKENYARD_WORKER" not in name}
         self.env = kept | given
         self._log = folder / f"{launch.name}-{number}.log"
+        self.process = self._forked() if has_vllm else self._new()
+
+    def _new(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tokenyard", *self.launch.argv]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd=DEPLOY.parent,
             )  # fmt: skip
+
+    def _forked(self) -> ForkedCommand:
+        return ForkedCommand(self.launch.argv, self._log, self.env)
+
+    @property
+    def is_running(self) -> bool:
+        if isinstance(self.process, ForkedCommand):
+            return self.process.is_running
+        return self.process.poll() is None
 
     @property
     def log(self) -> str:
@@ -107,10 +122,11 @@ class Site:
     def _of(self, service: str) -> list[Started]:
         return [one for one in self.started if one.launch.name == service]
 
-    def start(self, name: str) -> None:
-        launch = self.launches[name]
+    def start(self, name: str, *, has_vllm: bool = False) -> None:
+        """Start a service; with ``has_vllm``, forked from a process that has imported it."""
+        launch, port = self.launches[name], self.server.port
         for number in range(launch.copies):
-            self.started.append(Started(launch, self.server.port, self.folder, number))
+            self.started.append(Started(launch, port, self.folder, number, has_vllm=has_vllm))
 
     def close(self) -> None:
         for one in self.started:
@@ -192,7 +208,7 @@ def asked(one: Started, path: str, key: str = "", port: str = "") -> int:
     """The status of an answer of a gateway or the board; 0 while it does not listen."""
     url = f"http://127.0.0.1:{port or one.port}{path}"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
-    assert one.process.poll() is None, one.log
+    assert one.is_running, one.log
     try:
         with urllib.request.urlopen(request, timeout=START_S) as answer:
             return int(answer.status)
@@ -252,7 +268,7 @@ def test_a_yard_of_these_files_serves_and_stops(site: Site) -> None:
         board_serves(site, board)
     # and each program to end in time, with status 0, after one SIGTERM.
     for one in site.started:
-        one.process.send_signal(signal.SIGTERM)
+        os.kill(one.process.pid, signal.SIGTERM)
     for one in site.started:
         assert one.process.wait(one.launch.stop_s) == 0, one.log
 
@@ -262,7 +278,7 @@ def test_with_batches_a_yard_of_these_files_runs_them(site_with_batches: Site) -
     # Given all programs of the files, with what batches by HTTP need
     site = site_with_batches
     for name in site.launches:
-        site.start(name)
+        site.start(name, has_vllm=name in ("gateway", "batch"))
     # I expect a batch to be run, and no right to be missing.
     for gateway in site.gateways[:1]:
         gateway_serves(site, gateway)

@@ -21,11 +21,17 @@ _context = multiprocessing.get_context("forkserver")
 class Forked(Program):
     """A process that runs a function with words of a command line, with the API of a program."""
 
-    def __init__(self, run: Callable[[list[str]], object], words: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[str]], object],
+        words: Sequence[str],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         _context.set_forkserver_preload(["tests.gateway.preloaded"])
         self.log_path = log
         self._forked: ForkServerProcess = _context.Process(
-            target=_run, args=(run, list(words), log, environment())
+            target=_run, args=(run, list(words), log, variables or environment())
         )
         self._forked.start()
         assert self._forked.pid is not None
@@ -60,6 +66,13 @@ class ForkedBatchWorker(Forked):
         super().__init__(_batch_worker, words, log)
 
 
+class ForkedCommand(Forked):
+    """``tokenyard WORDS`` with these variables."""
+
+    def __init__(self, words: Sequence[str], log: Path, variables: Mapping[str, str]) -> None:
+        super().__init__(_command, words, log, variables)
+
+
 def _gateway(words: list[str]) -> None:
     from gateway.__main__ import main
 
@@ -68,15 +81,20 @@ def _gateway(words: list[str]) -> None:
 
 def _batch_worker(words: list[str]) -> None:
     from gateway.batches import spool
-    from tokenyard.cli import main
 
     # A short job has parts in its bucket, too.
     pytest.MonkeyPatch().setattr(spool, "_EVERY_S", 0.5)
+    _command(words)
+
+
+def _command(words: list[str]) -> None:
+    from tokenyard.cli import main
+
     main(words, prog_name="tokenyard")
 
 
 def _run(
-    run: Callable[[list[str]], object], words: list[str], log: Path, variables: dict[str, str]
+    run: Callable[[list[str]], object], words: list[str], log: Path, variables: Mapping[str, str]
 ) -> None:
     """In the new process."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

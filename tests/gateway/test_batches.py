@@ -82,8 +82,9 @@ def start_worker(stand: Stand, tmp_path: Path) -> Iterator[Start]:
         return started[-1]
 
     yield start_one
+    # With all of its family: until they are gone, the broker may give the next job to this worker.
     for process in started:
-        process.kill()
+        process.end()
     if started:
         sys.stderr.write(started[-1].log[-4000:])
 
