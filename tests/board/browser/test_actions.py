@@ -166,7 +166,7 @@ def test_set_and_remove_a_tenant(operator: Operator) -> None:
 
 
 def test_a_wrong_value_can_be_corrected_where_it_was_typed(operator: Operator) -> None:
-    operator.open("/tenants/product")
+    operator.open("/tenants/research")
     page = operator.page
     page.get_by_role("button", name="Set", exact=True).first.click()
     page.wait_for_url("**/do/**")
@@ -185,7 +185,7 @@ def test_a_wrong_value_can_be_corrected_where_it_was_typed(operator: Operator) -
     page.locator("form.fields button").click()
     page.wait_for_url(lambda url: "/do/" not in url)
 
-    packed = operator.hget(operator.plant.keys.tenants, "product")
+    packed = operator.hget(operator.plant.keys.tenants, "research")
     assert packed is not None
     settings = decode_tenant(packed)
     assert (settings.weight, settings.max_tokens) == (2, 77)
