@@ -25,9 +25,9 @@ from starlette.types import ASGIApp
 from tokenyard.admin.audit import AuditEntry, find_entry, record
 from tokenyard.board.access import Door
 from tokenyard.board.action import Action, ActionRefused, Outcome
+from tokenyard.board.confirming import as_first_asked, ask, ask_again
 from tokenyard.board.forms import (
     ROOT,
-    hidden_fields,
     read_back,
     read_form,
     read_query,
@@ -181,20 +181,15 @@ class Board:
             return await self._act(request, action, actor)
         given = Parameters(read_query(request), actor)
         preview = await self._reader.run(lambda yard: action.preview(yard, given))
-        asked = dict.fromkeys(("why", "done", *(one.name for one in preview.inputs)))
-        context = {
-            "action": action,
-            "back": read_back(given),
-            "preview": preview,
-            "hidden": hidden_fields(given, asked),
-        }
-        return self._show(request, "ask.html", context, 200)
+        return self._show(request, "ask.html", ask(action, preview, given), 200)
 
     async def _act(self, request: Request, action: Action, actor: Actor) -> Response:
         given = Parameters(await read_form(request, self._options.max_form_bytes), actor)
         back = read_back(given)
         try:
             outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
+        except (BadInput, ActionRefused) as error:
+            return await self._asked_again(request, action, given, error)
         finally:
             self._reader.forget()
         if outcome.secret:
@@ -204,6 +199,25 @@ class Board:
             text = f"{outcome.text} But the audit could not be written; the log says why."
             return self._told(request, 200, text)
         return RedirectResponse(with_done(back, entry), status_code=303)
+
+    async def _asked_again(
+        self,
+        request: Request,
+        action: Action,
+        sent: Parameters,
+        error: BadInput | ActionRefused,
+    ) -> Response:
+        """The form with what was typed; the error alone where there is nothing to do any more."""
+        first = as_first_asked(sent)
+        if first is None:
+            raise error
+        try:
+            preview = await self._reader.run(lambda yard: action.preview(yard, first))
+        except (BadInput, ActionRefused, NotFound):
+            raise error from None
+        if not preview.count:
+            raise error
+        return self._show(request, "ask.html", ask_again(action, preview, sent, error), 400)
 
     async def _nothing(self, request: Request) -> Response:
         """Any other path: without a slash at its end it may be a page."""

@@ -33,5 +33,5 @@ def asked_for(yard: Yard, given: Parameters) -> Asked:
         worker, workers = by_incarnation.get(worker, worker), known_workers(view, scopes)
         if worker not in workers:
             hint = did_you_mean(worker[:200], workers)
-            raise ActionRefused(f"There is no worker {worker[:200]!r}{hint}.")
+            raise ActionRefused(f"There is no worker {worker[:200]!r}{hint}.", "worker")
     return Asked(view, model, worker)

@@ -68,7 +68,9 @@ def run_reload(yard: Yard, given: Parameters) -> Outcome:
     asked = asked_for(yard, given)
     path = given.text("path")
     if not is_checkpoint_path(path):
-        raise ActionRefused(f"{path[:200]!r}: give an absolute path, as the workers' hosts see it.")
+        raise ActionRefused(
+            f"{path[:200]!r}: give an absolute path, as the workers' hosts see it.", "path"
+        )
     states = asked.view.desired_states
     reload = _Reload(
         yard,

@@ -20,6 +20,10 @@ MAX_WHY: Final = 200
 class BadInput(Exception):
     """A parameter or a field of a form that cannot be used; its text says what to give."""
 
+    def __init__(self, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.field = field
+
 
 @dataclass(frozen=True, slots=True)
 class Yard:
@@ -78,14 +82,14 @@ class Parameters:
         if not text:
             return usual
         if not (text.isascii() and text.isdecimal() and len(text) < 16):
-            raise BadInput(f"{name}: give a whole number from {least} to {most}")
+            raise BadInput(f"{name}: give a whole number from {least} to {most}", name)
         if not least <= int(text) <= most:
-            raise BadInput(f"{name}: give a whole number from {least} to {most}")
+            raise BadInput(f"{name}: give a whole number from {least} to {most}", name)
         return int(text)
 
     def one_of(self, name: str, choices: Sequence[str], usual: str) -> str:
         """One of some choices; raises `BadInput`."""
         text = self.text(name, usual) or usual
         if text not in choices:
-            raise BadInput(f"{name}: give one of {', '.join(choices)}")
+            raise BadInput(f"{name}: give one of {', '.join(choices)}", name)
         return text

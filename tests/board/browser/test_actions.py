@@ -165,6 +165,32 @@ def test_set_and_remove_a_tenant(operator: Operator) -> None:
     assert operator.hget(tenants, "product") is None
 
 
+def test_a_wrong_value_can_be_corrected_where_it_was_typed(operator: Operator) -> None:
+    operator.open("/tenants/research")
+    page = operator.page
+    page.get_by_role("button", name="Set", exact=True).first.click()
+    page.wait_for_url("**/do/**")
+    page.locator("#field_weight").fill("heavy")
+    page.locator("#field_max_tokens").fill("77")
+    page.get_by_label("Why", exact=True).fill("a test")
+    page.locator("form.fields button").click()
+    page.get_by_role("alert").wait_for()
+
+    assert operator.window.axe() == []
+    focused = "document.activeElement.id + ' ' + document.activeElement.value"
+    assert page.evaluate(focused) == "field_weight heavy"
+    assert page.locator("#field_max_tokens").input_value() == "77"
+    assert page.get_by_label("Why", exact=True).input_value() == "a test"
+    page.locator("#field_weight").fill("2")
+    page.locator("form.fields button").click()
+    page.wait_for_url(lambda url: "/do/" not in url)
+
+    packed = operator.hget(operator.plant.keys.tenants, "research")
+    assert packed is not None
+    settings = decode_tenant(packed)
+    assert (settings.weight, settings.max_tokens) == (2, 77)
+
+
 def test_create_a_key_which_is_shown_once_and_revoke_it(operator: Operator) -> None:
     operator.open("/keys")
     operator.press("Create a key", tenant="research", name="laptop")

@@ -61,11 +61,15 @@ def _preview_create(yard: Yard, given: Parameters) -> Preview:
 def _create(yard: Yard, given: Parameters) -> Outcome:
     tenant, role = given.text("tenant"), given.one_of("role", _ROLES, _NO_ROLE)
     name, models = given.text("name"), _words(given, "models")
-    if len(name) > _MOST_NAME or len(models) > _MOST_MODELS:
-        raise BadInput(f"give a name of {_MOST_NAME} characters and {_MOST_MODELS} models at most")
+    if len(name) > _MOST_NAME:
+        raise BadInput(f"name: give {_MOST_NAME} characters at most", "name")
+    if len(models) > _MOST_MODELS:
+        raise BadInput(f"models: give {_MOST_MODELS} at most", "models")
     classes = [_class(word) for word in _words(given, "classes")]
     if not tenant and role == _NO_ROLE:
-        raise ActionRefused("Give a tenant, a role, or both: otherwise the key would open nothing.")
+        raise ActionRefused(
+            "Give a tenant, a role, or both: otherwise the key would open nothing.", "tenant"
+        )
     try:
         key, key_id = create_key(
             yard.connection,
@@ -77,7 +81,7 @@ def _create(yard: Yard, given: Parameters) -> Outcome:
             role=next((one for one in get_args(Role) if one == role), None),
         )
     except InvalidRequest as error:
-        raise ActionRefused(str(error)) from error
+        raise ActionRefused(str(error), error.field) from error
     whose = _whose(tenant, role)
     return Outcome(
         f"Key {key_id} {whose} created.",
@@ -95,7 +99,8 @@ def _class(word: str) -> PriorityClass:
     for known in PRIORITY_CLASSES:
         if word == known:
             return known
-    raise ActionRefused(f"There is no class {word[:50]!r}: use {', '.join(PRIORITY_CLASSES)}.")
+    known_words = ", ".join(PRIORITY_CLASSES)
+    raise ActionRefused(f"There is no class {word[:50]!r}: use {known_words}.", "classes")
 
 
 def _whose(tenant: str, role: str | None) -> str:

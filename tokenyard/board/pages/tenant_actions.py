@@ -110,9 +110,9 @@ def _value(key: str, given: Parameters) -> tuple[str, Any]:
     try:
         value = _read(key, text)
     except ValueError as error:
-        raise ActionRefused(f"{_LABELS[key][0]}: {text[:50]!r} is no number.") from error
+        raise ActionRefused(f"{_LABELS[key][0]}: {text[:50]!r} is no number.", key) from error
     if value is not None and (fault := setting_fault(key, value)):
-        raise ActionRefused(f"{_LABELS[key][0]}: {fault.partition(': ')[2]}")
+        raise ActionRefused(f"{_LABELS[key][0]}: {fault.partition(': ')[2]}", key)
     return key, value
 
 
@@ -165,7 +165,7 @@ def _names(given: Parameters) -> list[str]:
 
 def _name(text: str) -> str:
     if not is_tenant(text):
-        raise BadInput(f"tenant {printable(text[:200])!r}: {TENANT_RULE}")
+        raise BadInput(f"tenant {printable(text[:200])!r}: {TENANT_RULE}", "tenant")
     return text
 
 
