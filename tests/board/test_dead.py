@@ -19,6 +19,7 @@ from tests.support.yard import Yard
 from tokenyard.admin import letter_lists
 from tokenyard.admin.letter_changes import GONE, drop_letters, requeue_letters
 from tokenyard.admin.letter_lists import LOOKED_AT, LetterFilter, read_page
+from tokenyard.board.pages import dead_actions
 from tokenyard.board.pages.dead import ACTIONS
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.errors import Code
@@ -27,6 +28,7 @@ from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Scripts
 
 MANY = 10_000
+COUNT_S = dead_actions._COUNT_S
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def yard(connection: redis.Redis, keys: Keys) -> Yard:
 def looker(
     valkey_broker: Server, connection: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Looker]:
+    monkeypatch.setattr(dead_actions, "_COUNT_S", 30.0)  # on a busy machine, too
     with looking(monkeypatch, valkey_broker.url, connection, keys) as made:
         yield made
 
@@ -379,6 +382,7 @@ def test_the_page_that_asks_counts_for_a_bounded_time(
     reads = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(reads) * 0.05)
     monkeypatch.setattr(letter_lists, "time", clock)
+    monkeypatch.setattr(dead_actions, "_COUNT_S", COUNT_S)
     calls = Calls(yard.connection)
 
     asked = asked_of(looker, "dead.drop", fields)
