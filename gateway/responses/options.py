@@ -10,6 +10,14 @@ from typing import Any, Final
 from gateway.http.errors import GatewayError
 
 PATH: Final = "/v1/responses"
+#: How the types of tools begin that OpenAI's servers run; vLLM would leave them out silently.
+_RUN_BY_SERVERS: Final = (
+    "web_search",
+    "file_search",
+    "code_interpreter",
+    "mcp",
+    "image_generation",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,8 @@ class ResponseOptions:
 
 
 def read_options(body: Mapping[str, Any]) -> ResponseOptions:
-    """Read them; raises `GatewayError`."""
+    """Read them; raises `GatewayError`, also for what would have no effect."""
+    _refuse_unsupported(body)
     options = ResponseOptions(
         is_background=_flag(body, "background", default=False),
         is_stream=_flag(body, "stream", default=False),
@@ -61,6 +70,16 @@ def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOp
 def invalid(name: str, message: str) -> GatewayError:
     """The error for one field or parameter."""
     return GatewayError(400, "invalid_request_error", f"{name}: {message}", param=name)
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    if body.get("conversation") is not None:
+        raise invalid("conversation", "not supported; use `previous_response_id`")
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind.startswith(_RUN_BY_SERVERS):
+            raise invalid("tools", f"no tool of type {kind[:40]!r} runs here; use functions")
 
 
 def _flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:

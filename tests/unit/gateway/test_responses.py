@@ -159,6 +159,26 @@ def test_what_is_no_json_in_utf_8_is_refused(value: object) -> None:
     assert refused.value.status == 400
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("conversation", "conv_1"),
+        ("conversation", {"id": "conv_1"}),
+        ("tools", [{"type": "function", "name": "f"}, {"type": "web_search_preview"}]),
+        ("tools", [{"type": "mcp", "server_label": "a"}]),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(name: str, value: object) -> None:
+    with pytest.raises(GatewayError) as refused:
+        read_options({"input": "a", name: value})
+    assert (refused.value.status, refused.value.param) == (400, name)
+
+
+@pytest.mark.parametrize("tools", [None, 5, [5], [{"type": 5}], [{"type": "function"}]])
+def test_other_tools_are_left_to_the_front_end(tools: object) -> None:
+    assert not read_options({"input": "a", "tools": tools, "conversation": None}).is_stream
+
+
 def test_the_front_end_gets_a_response_in_the_background_as_a_stream() -> None:
     body = {"input": "a", "background": True, "previous_response_id": "resp_x"}
     inner = json.loads(for_front_end(body, STORED.id, read_options(body)))
