@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.errors import GatewayError
+from gateway.queue.bursts import Bursts
 from gateway.queue.calls import Command
 from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
@@ -52,6 +54,7 @@ class Records:
 
     def __init__(self, queue: YardQueue) -> None:
         self._queue = queue
+        self._claims = Bursts(self._claim)
 
     async def open(self, client: str, name: str, print_: str, ttl_s: int) -> Record:
         """The record of a request, made now for ``ttl_s`` if there is none.
@@ -60,16 +63,19 @@ class Records:
         `GatewayError` where the id belongs to another request.
         """
         mine = Record(name, print_, time.time_ns() // 1_000_000)
+        known = await self._claims.ask((self._queue.keys.http_record(client, name), mine, ttl_s))
+        return mine if known is None else _checked(known, print_)
+
+    async def _claim(self, asked: Sequence[tuple[str, Record, int]]) -> list[bytes | None]:
+        """Write records where there are none; what was there."""
         run: Any = self._queue.connection
         with translated(self._queue.url):
-            known = await run.set(
-                self._queue.keys.http_record(client, name),
-                msgspec.msgpack.encode(mine),
-                nx=True,
-                get=True,
-                ex=ttl_s,
-            )
-        return mine if known is None else _checked(known, print_)
+            async with run.pipeline(transaction=False) as pipeline:
+                for key, record, ttl_s in asked:
+                    packed = msgspec.msgpack.encode(record)
+                    pipeline.set(key, packed, nx=True, get=True, ex=ttl_s)
+                found: list[bytes | None] = await pipeline.execute()
+        return found
 
     def begin(self, client: str, name: str, print_: str, ttl_s: int) -> tuple[Record, Command]:
         """The record of a request whose id was drawn, and the command that writes it.
