@@ -54,6 +54,7 @@ OF_VLLM = (
     "gpu",
     "unit/benchmarks/test_serving.py",
     "unit/benchmarks/test_shape.py",
+    "unit/engines/test_sensors.py",
     "unit/gateway",
 )
 LEFTOVER_GRACE_S = 10.0

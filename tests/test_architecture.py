@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import OF_VLLM
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("tokenyard", "coordinator", "gateway", "worker")
 TENSORS = ("torch", "vllm", "transformers", "numpy")
@@ -41,6 +43,9 @@ GATEWAY_ROOMS = (
     "gateway.models",
     "gateway.responses.",
 )
+
+#: Folders of tests that the light installation runs.
+LIGHT_FOLDERS = ("cli", "contract", "integration", "scripts", "support", "unit", "wire_v1")
 
 # Prints the modules of interest that are loaded, and the seconds that the imports took.
 PROBE = """
@@ -176,6 +181,21 @@ def test_no_long_test_is_forgotten() -> None:
     )
     found = [ci.index(step) for step in steps]
     assert found == sorted(found)
+
+
+def test_what_runs_without_vllm_imports_no_tensors() -> None:
+    """In the light installation a file that imports torch ends the suite, unless it is ignored."""
+    found: set[str] = set()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path.relative_to(ROOT).parts[1] not in LIGHT_FOLDERS:
+            continue
+        nodes = ast.parse(path.read_text(encoding="utf-8")).body
+        names = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        if {name.partition(".")[0] for name in names} & {*TENSORS}:
+            found.add(path.relative_to(ROOT / "tests").as_posix())
+    assert found  # the search works
+    assert {name for name in found if not name.startswith(OF_VLLM)} == set()
 
 
 @pytest.mark.parametrize("label", ["quick", "quick-light", "light", "long"])
