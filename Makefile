@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Without torch and vLLM. The commands below that need neither use what is installed.
 LIGHT := .venv/.installed-light
-IS_LIGHT := $(wildcard $(LIGHT))
+IS_LIGHT := $(or $(wildcard $(LIGHT)),$(filter install-light,$(MAKECMDGOALS)))
 TOOLS := $(if $(IS_LIGHT),$(LIGHT),$(INSTALLED))
 # Without vLLM, mypy can check less.
 TYPES := types$(if $(IS_LIGHT),-light)

@@ -198,6 +198,15 @@ def test_what_runs_without_vllm_imports_no_tensors() -> None:
     assert {name for name in found if not name.startswith(OF_VLLM)} == set()
 
 
+@pytest.mark.parametrize("goals", [["install-light", "quick"], ["install-light", "lint"]])
+def test_one_call_may_install_the_light_tools_and_use_them(goals: list[str]) -> None:
+    done = subprocess.run(
+        ["make", "-n", *goals], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "import torch" not in done.stdout
+    assert "-light" in done.stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize("label", ["quick", "quick-light", "light", "long"])
 def test_a_label_names_environments_that_exist(label: str) -> None:
     assert [name for name in environments(label) if f"testenv:{name}" not in tox_ini()] == []
