@@ -167,8 +167,11 @@ def used_by_tenant(history: History) -> defaultdict[str, Counter[str]]:
             used["requests"] += 1
             used["out"] += len(result.tokens)
             used["in"] += _tokens_in(story, story.asked)
-            if result.status != "completed":
-                used["cancelled" if result.status == "cancelled" else "failed"] += 1
+            if result.status == "cancelled":
+                used["cancelled"] += 1
+            elif result.status != "completed":
+                used["failed"] += 1
+                used[f"failed:{result.code}"] += 1
     return owed
 
 

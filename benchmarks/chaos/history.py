@@ -167,6 +167,7 @@ class Published(OfRequest, frozen=True, tag=True, omit_defaults=True):
     worker: str = ""  # that made the result
     place: str = ""  # reply (the request's own stream) or replies (its client's)
     prompt_tokens: int | None = None  # by the usage in a result; those of scripts have none
+    code: str = ""  # of the error of a result
 
 
 Event = (

@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.chaos.history import Charged, Event, Joined, Key, Lifted, Moved, Published
 from tokenyard.protocol.keys import Keys, is_intake
 from tokenyard.protocol.parse import unfold
-from tokenyard.protocol.replies import Provenance, Reply, Usage, decode_replies
+from tokenyard.protocol.replies import Provenance, Reply, Usage, code_of, decode_replies
 from tokenyard.protocol.wire import DEFAULT_CLIENT, unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
 
@@ -131,6 +131,7 @@ def _published(
             _worker(reply),
             place,
             _usage.decode(reply.usage).prompt_tokens if reply.usage else None,
+            code_of(reply),
         )
 
 

@@ -31,6 +31,7 @@ def ended(
     prompt_tokens: int | None = None,
     tenant: str = ACME,
     text: str | None = None,
+    code: str = "",
 ) -> list[Event]:
     """A request of 4 prompt tokens that came to these places, and its result."""
     request = f"1-{number}"
@@ -38,7 +39,8 @@ def ended(
     asked = Asked(99.0, C, request, 6, stream=True, tokens=prompt, text=text, tenant=tenant)
     result = Published(100.0, C, request, "result", 0, [7] * shown, status)
     moves = [Moved(99.5, C, request, place, tenant) for place in places]
-    return [asked, *moves, msgspec.structs.replace(result, prompt_tokens=prompt_tokens)]
+    result = msgspec.structs.replace(result, prompt_tokens=prompt_tokens, code=code)
+    return [asked, *moves, result]
 
 
 def load() -> list[Event]:
@@ -51,7 +53,7 @@ def load() -> list[Event]:
         *ended(4, "lane:w.1", "intake:retry", status="cancelled", shown=0),
         *ended(5, "lane:w.1", "intake:retry", status="cancelled", shown=3, text="twelve bytes"),
         # Its entry was deleted while it waited again.
-        *ended(6, "lane:w.1", "intake:retry", status="failed", shown=2),
+        *ended(6, "lane:w.1", "intake:retry", status="failed", shown=2, code="ENTRY_LOST"),
         *ended(7, "intake:normal", "lane:w.1", prompt_tokens=4, tenant=""),
         Lifted(ACME),
     ]
@@ -60,7 +62,7 @@ def load() -> list[Event]:
 def exact() -> Accounts:
     """What the yard must have counted for that: 5 + 4 + 3 tokens in, 6 + 3 + 2 out."""
     used = Counter({"requests": 6, "in": 12, "out": 11, "dispatched": 5})
-    used.update({"cancelled": 4, "failed": 1, "cached": 3})
+    used.update({"cancelled": 4, "failed": 1, "failed:ENTRY_LOST": 1, "cached": 3})
     account = Account(used, {"running": 0}, service=(12 + 22) / 2 + 100.4, lifted=100, window=23)
     return Accounts({ACME: account}, [], {"tenants_waiting": 0}, [])
 
@@ -76,7 +78,10 @@ def test_exact_counters_have_no_faults() -> None:
     assert exact().is_at_rest
 
 
-@pytest.mark.parametrize("what", ["requests", "in", "out", "cancelled", "failed", "dispatched"])
+@pytest.mark.parametrize(
+    "what",
+    ["requests", "in", "out", "cancelled", "failed", "failed:ENTRY_LOST", "dispatched"],
+)
 @pytest.mark.parametrize("off", [-1, 1])
 def test_a_count_of_the_usage_that_is_off_is_a_fault(what: str, off: int) -> None:
     [line] = found(lambda accounts: accounts.tenants[ACME].used.update({what: off}))
