@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gateway.batches.jobs import read_window
 from gateway.batches.records import PREFIX, BatchRecord
-from gateway.http.errors import GatewayError
+from gateway.http.errors import invalid
 from gateway.http.records import durable_id
 from gateway.responses.options import PATH as RESPONSES_URL
 from tokenyard.batch.lines import CHAT_URL, COMPLETIONS_URL
@@ -27,11 +27,11 @@ def read_batch(body: dict[str, Any], client: str, key: str | None, now: int) -> 
     """The batch of a body, named by the idempotency key if there is one; raises `GatewayError`."""
     unknown = sorted(body.keys() - _FIELDS)
     if unknown:
-        raise _bad(unknown[0][:80], "this server does not know this field")
+        raise invalid(unknown[0][:80], "this server does not know this field")
     endpoint = body.get("endpoint")
     if endpoint not in ENDPOINTS:
         shown = f", not {endpoint[:80]!r}" if isinstance(endpoint, str) else ""
-        raise _bad("endpoint", f"batches are for {', '.join(ENDPOINTS)}{shown}")
+        raise invalid("endpoint", f"batches are for {', '.join(ENDPOINTS)}{shown}")
     window = _text(body, "completion_window")
     read_window(window)
     return BatchRecord(
@@ -48,7 +48,7 @@ def read_batch(body: dict[str, Any], client: str, key: str | None, now: int) -> 
 def _text(body: dict[str, Any], name: str) -> str:
     text = body.get(name)
     if not isinstance(text, str):
-        raise _bad(name, "give a text")
+        raise invalid(name, "give a text")
     return text
 
 
@@ -57,10 +57,10 @@ def _lifetime(given: Any) -> int | None:
         return None
     is_known = isinstance(given, dict) and given.keys() == {"anchor", "seconds"}
     if not is_known or given["anchor"] != "created_at":
-        raise _bad("output_expires_after", "give `anchor`, which is `created_at`, and `seconds`")
+        raise invalid("output_expires_after", "give `anchor`, which is `created_at`, and `seconds`")
     seconds = given["seconds"]
     if type(seconds) is not int or seconds not in LIFETIMES_S:
-        raise _bad("output_expires_after", f"seconds: {LIFETIMES_S[0]} to {LIFETIMES_S[-1]}")
+        raise invalid("output_expires_after", f"seconds: {LIFETIMES_S[0]} to {LIFETIMES_S[-1]}")
     return seconds
 
 
@@ -68,17 +68,13 @@ def _metadata(given: Any) -> dict[str, str] | None:
     if given is None:
         return None
     if not isinstance(given, dict) or len(given) > _MOST_PAIRS:
-        raise _bad("metadata", f"give an object of at most {_MOST_PAIRS} pairs")
+        raise invalid("metadata", f"give an object of at most {_MOST_PAIRS} pairs")
     for name, value in given.items():
         is_short = len(name) <= _LONGEST_KEY
         if not is_short or not isinstance(value, str) or len(value) > _LONGEST_VALUE:
-            raise _bad(
+            raise invalid(
                 "metadata",
                 f"keys have at most {_LONGEST_KEY} characters, and values are texts of at most "
                 f"{_LONGEST_VALUE}",
             )
     return given
-
-
-def _bad(param: str, message: str) -> GatewayError:
-    return GatewayError(400, "invalid_request_error", f"{param}: {message}", param=param)

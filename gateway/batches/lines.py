@@ -14,11 +14,11 @@ from starlette.types import Message
 
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError, unavailable
+from gateway.http.errors import GatewayError, invalid, unavailable
 from gateway.http.incoming import inner_scope, replay
 from gateway.listing import find_model
 from gateway.responses.options import PATH as RESPONSES_URL
-from gateway.responses.options import for_front_end, invalid, read_options
+from gateway.responses.options import for_front_end, read_options
 from gateway.responses.store import PREFIX, StoredResponse
 from gateway.responses.tap import ResponseTap
 from tokenyard.batch.answers import LineError, OutputLine, Response, bad_line, line_id

@@ -66,6 +66,11 @@ def as_json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
+def invalid(name: str, message: str) -> GatewayError:
+    """The error of one field, header or parameter that cannot be used: status 400."""
+    return GatewayError(400, "invalid_request_error", f"{name}: {message}", param=name)
+
+
 def unavailable(
     message: str,
     *,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, invalid
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 #: Headers of a request that its inner one has as its own.
@@ -50,8 +50,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 def refuse_beam_search(body: dict[str, Any]) -> None:
     """Raises `GatewayError`: each token of each beam would be a request that nobody resumes."""
     if body.get("use_beam_search") not in (None, False):
-        message = "use_beam_search: beam search is not supported"
-        raise GatewayError(400, "invalid_request_error", message, param="use_beam_search")
+        raise invalid("use_beam_search", "beam search is not supported")
 
 
 def _is_unicode(body: dict[str, Any]) -> bool:

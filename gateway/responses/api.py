@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, invalid
 from gateway.http.incoming import read_body, read_event_id
 from gateway.http.sse import Answer, send_body
 from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
@@ -21,7 +21,6 @@ from gateway.responses.options import (
     PATH,
     ResponseOptions,
     for_front_end,
-    invalid,
     read_options,
 )
 from gateway.responses.rendering import Renderer, replay_context

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from gateway.responses.options import invalid
+from gateway.http.errors import invalid
 
 #: Items of an output that the next turn reads. vLLM leaves earlier reasoning out as well.
 _CARRIED: Final = frozenset({"message", "function_call", "custom_tool_call"})

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, invalid
 
 PATH: Final = "/v1/responses"
 #: How the types of tools begin that OpenAI's servers run; vLLM would leave them out silently.
@@ -65,11 +65,6 @@ def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOp
     except (ValueError, RecursionError) as error:
         message = f"the body is no JSON in UTF-8: {error}"
         raise GatewayError(400, "invalid_request_error", message) from error
-
-
-def invalid(name: str, message: str) -> GatewayError:
-    """The error for one field or parameter."""
-    return GatewayError(400, "invalid_request_error", f"{name}: {message}", param=name)
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
-import redis
 
-from tests.board.looking import Looker, looking, text_of, values_of
-from tests.support.servers import Server
+from tests.board.looking import Looker, text_of, values_of
 from tests.support.yard import Yard
 from tokenyard.board.action import ActionRefused, Input, Preview
-from tokenyard.board.confirming import ASKED, ask_again
+from tokenyard.board.confirming import ASKED, as_first_asked, ask_again
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.yard import Actor, Parameters
-from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import Scripts
+
+pytestmark = pytest.mark.valkey_only
 
 EVIL = '"><script>alert(1)</script>'
 WHY = "the night shift"
@@ -26,25 +24,15 @@ Values = Mapping[str, str]
 
 
 @pytest.fixture
-def connection(valkey_broker: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(valkey_broker.url, socket_timeout=30.0) as connected:
-        yield connected
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys) -> Yard:
-    yard = Yard(connection, keys, Scripts(connection, keys))
+def yard(yard: Yard) -> Yard:
     yard.worker("w")
     return yard
 
 
 @pytest.fixture
-def looker(
-    monkeypatch: pytest.MonkeyPatch, valkey_broker: Server, connection: redis.Redis, yard: Yard
-) -> Iterator[Looker]:
-    with looking(monkeypatch, valkey_broker.url, connection, yard.keys) as looker:
-        looker.actor = Actor("olga", "admin")
-        yield looker
+def looker(looker: Looker, yard: Yard) -> Looker:
+    looker.actor = Actor("olga", "admin")
+    return looker
 
 
 def sent(looker: Looker, action: str, given: Values, typed: Values) -> dict[str, str]:
@@ -137,8 +125,10 @@ def test_a_checkbox_stays_as_it_was_set() -> None:
     preview = Preview("Do it.", inputs)
     action = ACTIONS["batch.resume"]
     form = Parameters({ASKED: ["one,two"], "one": ["on"]}, Actor("olga", "admin"))
+    first = as_first_asked(form)
+    assert first is not None
 
-    again = ask_again(action, preview, form, ActionRefused("Not today."))
+    again = ask_again(action, preview, first, form, ActionRefused("Not today."))
 
     assert [one.value for one in again["preview"].inputs] == ["on", ""]
 

@@ -6,12 +6,28 @@ import psutil
 import pytest
 
 from tests.support.builders import make_request
-from tests.support.processes import Plant
+from tests.support.processes import Plant, Program
 from tests.support.waiting import eventually
 from tokenyard.admin.timeline import read_timeline
-from tokenyard.protocol.wire import SamplingParams
+from tokenyard.protocol.wire import Request, SamplingParams
 
 pytestmark = pytest.mark.crash
+
+
+def streaming(plant: Plant, max_tokens: int) -> Request:
+    """A request whose stream has begun."""
+    request = make_request(stream=True, params=SamplingParams(max_tokens=max_tokens))
+    plant.push(request)
+    eventually(lambda: plant.published(request.id) >= 3)
+    return request
+
+
+def suspended(host: Program) -> list[psutil.Process]:
+    """A controller and its workers, all stopped."""
+    processes = [psutil.Process(host.pid), *host.children()]
+    for process in processes:
+        process.suspend()
+    return processes
 
 
 def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> None:
@@ -19,14 +35,10 @@ def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> No
     plant.coordinator()
     controller = plant.worker(slots=2, simulated_step_s=0.02, hang_timeout_s=1.5, lease_ms=1000)
     workers = plant.wait_for_workers(2)
-    request = make_request(stream=True, params=SamplingParams(max_tokens=200))
-    plant.push(request)
-    eventually(lambda: plant.published(request.id) >= 3)
+    request = streaming(plant, 200)
 
     # If all its processes are suspended for longer than that, and past its leases
-    stalled = [psutil.Process(controller.pid), *controller.children()]
-    for process in stalled:
-        process.suspend()
+    stalled = suspended(controller)
     eventually(lambda: not plant.roster(), timeout_s=20.0)
     stalled[0].resume()  # the watchdog itself first
     eventually(lambda: controller.log.count("was fenced") == 2)
@@ -47,14 +59,10 @@ def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant
     plant.coordinator()
     host = plant.worker(name="a", simulated_step_s=0.02, lease_ms=1000)
     [late] = plant.wait_for_workers(1)
-    request = make_request(stream=True, params=SamplingParams(max_tokens=200))
-    plant.push(request)
-    eventually(lambda: plant.published(request.id) >= 3)
+    request = streaming(plant, 200)
 
     # If it and its controller are stopped past its lease, and it resumes after the rescue
-    stopped = [psutil.Process(host.pid), *host.children()]
-    for process in stopped:
-        process.suspend()
+    stopped = suspended(host)
     plant.worker(name="b", simulated_step_s=0.02)
     eventually(lambda: plant.ledger(request.id).get("attempt") == "2", timeout_s=20.0)
     assert "refused" not in plant.ledger(request.id)
@@ -83,9 +91,7 @@ def test_standby_rescues_a_vanished_hosts_lane_as_soon_as_leases_allow(plant: Pl
     plant.coordinator(name="two", lease_ms=1000)
     host = plant.worker(name="a", simulated_step_s=0.02, lease_ms=1500)
     workers = plant.wait_for_workers(1)
-    request = make_request(stream=True, params=SamplingParams(max_tokens=3000))
-    plant.push(request)
-    eventually(lambda: plant.published(request.id) >= 3)
+    request = streaming(plant, 3000)
     plant.worker(name="b", simulated_step_s=0.02)
     plant.wait_for_workers(2)
     started = plant.connection.time()[0]

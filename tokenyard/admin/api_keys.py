@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import redis
@@ -21,6 +21,9 @@ from tokenyard.protocol.api_keys import (
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
+
+#: Most characters of a key's name.
+MAX_NAME: Final = 200
 
 
 def create_key(

@@ -112,7 +112,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
         for attempt in self.attempts:
             yield from _attempt_events(attempt)
         if self.last_refusal:
-            yield TimelineEvent(self.last_refusal.at_ms, self._refused(), "refused")
+            yield self._refused(self.last_refusal)
         if self.state == "waiting":
             yield TimelineEvent(self.now_ms, f"waits: {self.waits_for}", "waits")
         if self.state == "assigned":
@@ -133,12 +133,10 @@ class Timeline(Struct, frozen=True, kw_only=True):
             at_ms = int(started_ms + timing.first_token_ms)
             yield TimelineEvent(at_ms, "first token of this attempt", "engine")
 
-    def _refused(self) -> str:
-        last = self.last_refusal
-        if last is None:
-            return ""
+    def _refused(self, last: Refusal) -> TimelineEvent:
         count = f", the last of {self.refusals} refusals" if self.refusals > 1 else ""
-        return f"attempt {last.attempt}: the fence refused {last.what} of {last.worker}{count}"
+        text = f"attempt {last.attempt}: the fence refused {last.what} of {last.worker}{count}"
+        return TimelineEvent(last.at_ms, text, "refused")
 
     def _end(self) -> str:
         result = self.result

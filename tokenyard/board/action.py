@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters, Rejected, Yard
 from tokenyard.protocol.api_keys import Role
 
 
-class ActionRefused(Exception):
-    """The action is not possible now; its text says why and what to do. Nothing has changed.
-
-    ``field`` is that of the form which is wrong, if one is.
-    """
-
-    def __init__(self, text: str, field: str = "") -> None:
-        super().__init__(text)
-        self.field = field
+class ActionRefused(Rejected):
+    """The action is not possible now; its text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class Outcome:
     text: str  # "17 dead letters dropped."
     target: str  # what it was done to, for the audit: "dead letters of llama-8b"
     secret: str = ""  # shown once, and never kept
-    details: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for the audit
+    details: Mapping[str, str] = field(default_factory=dict)  # for the audit
 
 
 @dataclass(frozen=True, slots=True)

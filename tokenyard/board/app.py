@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from tokenyard.admin.audit import AuditEntry, find_entry, record
 from tokenyard.board.access import Door
-from tokenyard.board.action import Action, ActionRefused, Outcome
+from tokenyard.board.action import Action, Outcome
 from tokenyard.board.confirming import as_first_asked, ask, ask_again
 from tokenyard.board.forms import (
     ROOT,
@@ -40,7 +40,7 @@ from tokenyard.board.pages import ACTIONS, PAGES
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import Actor, BadInput, Parameters, Yard
+from tokenyard.board.yard import Actor, BadInput, Parameters, Rejected, Yard
 from tokenyard.protocol.errors import BrokerUnavailable, TokenyardError
 from tokenyard.protocol.streams import unix_ms
 
@@ -52,8 +52,7 @@ log = logging.getLogger("tokenyard.board")
 _TOLD_MS: Final = 60_000
 #: The status of an answer by the error that it tells.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
-    (BadInput, 400),
-    (ActionRefused, 400),
+    (Rejected, 400),
     (NotFound, 404),
     (Busy, 429),
     (BrokerUnavailable, 503),
@@ -137,7 +136,7 @@ class Board:
                 if await self._door.enter(request, page.role) != given.actor:
                     return None
                 context = await self._context(request, page, given)
-            except (TokenyardError, Busy, NotFound, ActionRefused, BadInput) as error:
+            except (TokenyardError, Busy, NotFound, Rejected) as error:
                 return {"live_error": str(error)}
             return {**self._templates.live_blocks(page.template, context), "live_error": ""}
 
@@ -188,7 +187,7 @@ class Board:
         back = read_back(given)
         try:
             outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
-        except (BadInput, ActionRefused) as error:
+        except Rejected as error:
             return await self._asked_again(request, action, given, error)
         finally:
             self._reader.forget()
@@ -201,11 +200,7 @@ class Board:
         return RedirectResponse(with_done(back, entry), status_code=303)
 
     async def _asked_again(
-        self,
-        request: Request,
-        action: Action,
-        sent: Parameters,
-        error: BadInput | ActionRefused,
+        self, request: Request, action: Action, sent: Parameters, error: Rejected
     ) -> Response:
         """The form with what was typed; the error alone where there is nothing to do any more."""
         first = as_first_asked(sent)
@@ -213,11 +208,11 @@ class Board:
             raise error
         try:
             preview = await self._reader.run(lambda yard: action.preview(yard, first))
-        except (BadInput, ActionRefused, NotFound):
+        except (Rejected, NotFound):
             raise error from None
         if not preview.count:
             raise error
-        return self._show(request, "ask.html", ask_again(action, preview, sent, error), 400)
+        return self._show(request, "ask.html", ask_again(action, preview, first, sent, error), 400)
 
     async def _nothing(self, request: Request) -> Response:
         """Any other path: without a slash at its end it may be a page."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tokenyard.board.action import Action, ActionRefused, Input, Preview
+from tokenyard.board.action import Action, Input, Preview
 from tokenyard.board.forms import hidden_fields, read_back
-from tokenyard.board.yard import BadInput, Parameters
+from tokenyard.board.yard import Parameters, Rejected
 
 #: The field of the form that names those that the operator has filled in.
 ASKED: Final = "asked"
@@ -39,12 +39,11 @@ def as_first_asked(sent: Parameters) -> Parameters | None:
 
 
 def ask_again(
-    action: Action, preview: Preview, sent: Parameters, error: BadInput | ActionRefused
+    action: Action, preview: Preview, first: Parameters, sent: Parameters, error: Rejected
 ) -> dict[str, Any]:
-    """The same page with what was typed, and beside the wrong field what is wrong with it."""
+    """The page that was asked with ``first``, with what was typed and what is wrong with it."""
     inputs = [replace(one, value=_typed(one, sent.values)) for one in preview.inputs]
     shown = {one.name for one in inputs if one.kind != "hidden"}
-    first = as_first_asked(sent) or sent
     return {
         **ask(action, replace(preview, inputs=inputs), first),
         "why": sent.text(_WHY),

@@ -17,12 +17,19 @@ MAX_PARAMETER: Final = 10_000
 MAX_WHY: Final = 200
 
 
-class BadInput(Exception):
-    """A parameter or a field of a form that cannot be used; its text says what to give."""
+class Rejected(Exception):
+    """What is asked for cannot be done; nothing has changed.
+
+    ``field`` is that of the form which is wrong, if one is.
+    """
 
     def __init__(self, text: str, field: str = "") -> None:
         super().__init__(text)
         self.field = field
+
+
+class BadInput(Rejected):
+    """A parameter or a field of a form that cannot be used; its text says what to give."""
 
 
 @dataclass(frozen=True, slots=True)

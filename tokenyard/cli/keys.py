@@ -8,7 +8,7 @@ from typing import Final, get_args
 import click
 import msgspec
 
-from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
+from tokenyard.admin.api_keys import MAX_NAME, create_key, list_keys, revoke_key
 from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -33,7 +33,6 @@ Examples:
   tokenyard keys list
   tokenyard keys revoke 3f9a0c1d2b4e
 """
-_MOST_NAME: Final = 200
 _COLUMNS: Final = (
     Column("Key", is_whole=True),
     Column("Tenant", is_whole=True),
@@ -80,8 +79,8 @@ def create(
     """Create a key and print it. It cannot be shown again."""
     if not tenant and role is None:
         raise click.UsageError("give --tenant, --role, or both")
-    if len(name) > _MOST_NAME:
-        raise click.BadParameter(f"give {_MOST_NAME} characters at most", param_hint="--name")
+    if len(name) > MAX_NAME:
+        raise click.BadParameter(f"give {MAX_NAME} characters at most", param_hint="--name")
     wrong = set(classes or ()) - set(get_args(PriorityClass))
     if wrong:
         raise click.BadParameter(f"there is no class {min(wrong)!r}", param_hint="--classes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
+from tokenyard.admin.api_keys import MAX_NAME, create_key, list_keys, revoke_key
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import Page
@@ -20,7 +20,6 @@ from tokenyard.protocol.texts import counted, printable
 #: Keys on one page.
 PER_PAGE: Final = 100
 _MOST_SHOWN: Final = 20
-_MOST_NAME: Final = 200
 _MOST_MODELS: Final = 100
 _NO_ROLE: Final = "none"
 _ROLES: Final = (_NO_ROLE, *get_args(Role))
@@ -61,8 +60,8 @@ def _preview_create(yard: Yard, given: Parameters) -> Preview:
 def _create(yard: Yard, given: Parameters) -> Outcome:
     tenant, role = given.text("tenant"), given.one_of("role", _ROLES, _NO_ROLE)
     name, models = given.text("name"), _words(given, "models")
-    if len(name) > _MOST_NAME:
-        raise BadInput(f"name: give {_MOST_NAME} characters at most", "name")
+    if len(name) > MAX_NAME:
+        raise BadInput(f"name: give {MAX_NAME} characters at most", "name")
     if len(models) > _MOST_MODELS:
         raise BadInput(f"models: give {_MOST_MODELS} at most", "models")
     classes = [_class(word) for word in _words(given, "classes")]
