@@ -13,6 +13,7 @@ from coordinator.handshake import Models
 from coordinator.recovery.history import RetryLimits, read_history
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures
 from coordinator.routing.queued_request import NO_TRACE, QueuedRequest, prompt_tokens
+from tokenyard.protocol.digest import valid_entry_digest
 from tokenyard.protocol.errors import Code, quota_exceeded
 from tokenyard.protocol.keys import is_tenant, split_intake
 from tokenyard.protocol.parse import parse_request
@@ -59,12 +60,15 @@ class Admission:
         if owner and request.tenant != owner:
             message = f"tenant: {request.tenant or 'none'} in the intake of {owner}"
             return refuse(request, Code.INVALID_REQUEST, message)
-        trial, not_before_ms = None, 0
+        trial, not_before_ms, published, digest = None, 0, b"", ""
         if entry.is_retry:  # in other entries these fields come from the client and mean nothing
             history = read_history(fields)
             if failure := history.failure(self._limits, request.params.n):
                 return refuse(request, *failure, is_dead=True)
             trial, not_before_ms = history.trial_size(self._limits), history.not_before_ms
+            published = entry.published
+        else:
+            digest = valid_entry_digest(request, fields)
         tenant = request.tenant if request.tenant and is_tenant(request.tenant) else ""
         return QueuedRequest(
             intake=entry.intake,
@@ -80,12 +84,12 @@ class Admission:
             since_ms=min(float(position(entry.id)[0]), now_ms),
             not_before_ms=not_before_ms,
             trial=trial,
-            published=entry.published,
+            published=published,
             trace=self._trace_of(request),
             features=self._features_of(request, fields),
-            digest=entry.digest,
+            digest=digest,
             tenant=tenant,
-            max_output=_max_output(request),
+            max_output=request.params.n * (request.params.max_tokens or sys.maxsize),
         )
 
     def _refuse_model(self, request: Request) -> Refused:
@@ -93,11 +97,6 @@ class Admission:
         hint = did_you_mean(request.model, names)
         message = f"model: {request.model or 'none given'}; served: {', '.join(names)}{hint}"
         return refuse(request, Code.MODEL_UNAVAILABLE, message)
-
-
-def _max_output(request: Request) -> int:
-    """Most tokens that a request may generate."""
-    return request.params.n * (request.params.max_tokens or sys.maxsize)
 
 
 def _size(entry: Entry) -> int:

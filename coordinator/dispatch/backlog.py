@@ -215,10 +215,11 @@ class Backlog:
 
     def add(self, queued: QueuedRequest) -> None:
         """Keep a request until it is placed or answered."""
-        before = self.get(queued.intake, queued.entry)
-        if before is not None:  # read twice, because the consumer group was created again
-            self.remove(before)
-        self._entries.setdefault(queued.intake, {})[queued.entry] = queued
+        entries = self._entries.setdefault(queued.intake, {})
+        if queued.entry in entries:  # read twice, because the consumer group was created again
+            self.remove(entries[queued.entry])
+            entries = self._entries.setdefault(queued.intake, {})
+        entries[queued.entry] = queued
         self._count += 1
         if queued.deadline_ms is not None:
             self._deadlines.set((queued.intake, queued.entry), queued.deadline_ms)

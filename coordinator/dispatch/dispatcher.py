@@ -26,7 +26,7 @@ from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Refused, Unanswerable
-from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Transfer, Transferred
+from tokenyard.scripts import Answered, Charge, Dispatched, Move, Scripts, Transfer, Transferred
 
 log = logging.getLogger("tokenyard.coordinator.dispatcher")
 
@@ -166,10 +166,11 @@ class Dispatcher:
         strays: list[QueuedRequest] = []
         for entry in entries:
             match self._admission.admit(entry, now_ms):
-                case QueuedRequest() as queued if queued.is_stray:
-                    strays.append(queued)
                 case QueuedRequest() as queued:
-                    self._backlog.add(queued)
+                    if queued.tenant and queued.is_stray:
+                        strays.append(queued)
+                    else:
+                        self._backlog.add(queued)
                 case Refused() as refused:
                     self.answer(token, entry, refused)
                 case Unanswerable(reason):
@@ -315,9 +316,7 @@ class Dispatcher:
         """Carry out a plan; whether there was anything to do."""
         if not plan:
             return False
-        self._intake.tenants.describe({item.queued.tenant for item in plan})
-        tenants, now_ms = self._backlog.tenants, self._roster.server_ms()
-        tenants.begin_turn(now_ms)
+        reasons, charges = self._charge(plan)
         moves = [
             Move(
                 item.queued.intake,
@@ -327,12 +326,12 @@ class Dispatcher:
                 item.lane.worker,
                 item.lane.limit,
                 alone=item.alone,
-                why=tenants.explain(item.queued, now_ms, item.why),
+                why=why,
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
-                charge=tenants.charge(item.queued),
+                charge=charge,
             )
-            for item in plan
+            for item, why, charge in zip(plan, reasons, charges, strict=True)
         ]
         began = time.perf_counter()
         codes = self._scripts.dispatch(token, moves)
@@ -340,11 +339,28 @@ class Dispatcher:
         self._counts.assign.observe(took_s)
         log.debug("dispatched %d in %.1f ms", len(moves), took_s * 1e3)
         self._settle(token, plan, codes)
-        for item, move, code in zip(plan, moves, codes, strict=True):
-            if move.charge and code is _DISPATCHED:
-                tenants.note_dispatched(move.charge)
+        tenants = self._backlog.tenants
+        for item, charge, code in zip(plan, charges, codes, strict=True):
+            if charge and code is _DISPATCHED:
+                tenants.note_dispatched(charge)
                 tenants.served.note(item.queued)
         return True
+
+    def _charge(
+        self, plan: Sequence[PlannedDispatch]
+    ) -> tuple[Sequence[str], Sequence[Charge | None]]:
+        """Why each request goes to its lane, and what it is charged; at no cost without tenants."""
+        names = {item.queued.tenant for item in plan}
+        tenants = self._backlog.tenants
+        if not tenants.first and names == {""}:
+            return [item.why for item in plan], [None] * len(plan)
+        self._intake.tenants.describe(names)
+        now_ms = self._roster.server_ms()
+        tenants.begin_turn(now_ms)
+        return (
+            [tenants.explain(item.queued, now_ms, item.why) for item in plan],
+            [tenants.charge(item.queued) for item in plan],
+        )
 
     def _settle(
         self, token: str, plan: Sequence[PlannedDispatch], codes: Sequence[Dispatched]
@@ -381,7 +397,7 @@ class Dispatcher:
         for item in items:
             queued = item.queued
             waited_s = max(0.0, now_ms - queued.since_ms) / 1000
-            self._counts.queue_wait[queued.intake_class].observe(waited_s)
+            self._counts.queue_wait[class_of(queued.intake)].observe(waited_s)
             if item.match is not None:
                 self._counts.prefix_match.observe(item.match)
             self._spans.ended(queued, now_ms, worker=worker)

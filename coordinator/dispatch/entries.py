@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from tokenyard.protocol.digest import entry_digest
 
 Fields = Mapping[bytes, bytes]
+
+
+#: An entry as the server gives it: its id, then names and values in turn; None where it was deleted
+#: after it had been delivered.
+RawEntry = tuple[bytes, Sequence[bytes] | None]
+
+
+def pairs(values: Sequence[bytes] | None) -> Fields:
+    """The fields of a `RawEntry`; the last one of a name counts."""
+    return dict(zip(values[::2], values[1::2], strict=True)) if values else {}
 
 
 class Entry(Struct, frozen=True):

@@ -15,7 +15,7 @@ import redis
 
 from coordinator.dispatch.audit import PAGE, PendingReconciler
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.entries import Entry, Fields, WakeupEvent
+from coordinator.dispatch.entries import Entry, RawEntry, WakeupEvent, pairs
 from coordinator.dispatch.shares import TurnOf, by_client
 from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
@@ -96,15 +96,11 @@ class Intake:
 
     def _ask(self, *command: str | int) -> Any:
         """Run a command, and acknowledge earlier events in the same round trip."""
-        run: Any = self._connection  # redis-py gives no types for commands by name
-        if not self._unacknowledged:
-            return run.execute_command(*command)
         told = self._unacknowledged.items()
         acknowledge = [("XACK", stream, GROUP, *events) for stream, events in told]
         answer = ask_all(self._connection, [*acknowledge, command])[-1]
         self._unacknowledged.clear()
-        read: Any = self._connection.response_callbacks
-        return read["XREADGROUP"](answer)
+        return answer
 
     def _wants(self, room: int) -> tuple[int, list[IntakeClass]]:
         """How many entries to read, at most, and of which classes."""
@@ -114,7 +110,7 @@ class Intake:
         return count, [name for name in INTAKE_CLASSES if self.backlog.count(name) < count]
 
     def _sort(
-        self, answer: Sequence[tuple[bytes, Sequence[tuple[bytes, Fields]]]], count: int
+        self, answer: Sequence[tuple[bytes, Sequence[RawEntry]]], count: int
     ) -> tuple[list[Entry], list[WakeupEvent]]:
         entries: list[Entry] = []
         events: list[WakeupEvent] = []
@@ -126,9 +122,9 @@ class Intake:
                 continue
             if name is None:
                 self._note_events(stream.decode(), [item for item, _ in items], count)
-                events += [WakeupEvent(item.decode(), fields or {}) for item, fields in items]
+                events += [WakeupEvent(item.decode(), pairs(values)) for item, values in items]
                 continue
-            entries += [Entry(name, item.decode(), fields or {}) for item, fields in items]
+            entries += [Entry(name, item.decode(), pairs(values)) for item, values in items]
             if len(items) < count:
                 self._behind.pop(name, None)
             elif name in self._behind:

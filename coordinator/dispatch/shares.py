@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Final, cast
 
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.keys import PriorityClass, split_intake
 from tokenyard.protocol.receipts import owns
 
 #: How often each class is served while all of them wait.
@@ -148,48 +148,46 @@ class PriorityQueue:
     def __init__(self, turn_of: TurnOf = by_client) -> None:
         """``turn_of`` names who has a turn with a request."""
         self._turn_of = turn_of
-        self._by_class: dict[PriorityClass, ClassQueue] = {}  # none is empty
+        self._by_intake: dict[str, ClassQueue] = {}  # one for each class; none is empty
         self._shares = Shares()
 
     def __bool__(self) -> bool:
-        return bool(self._by_class)
+        return bool(self._by_intake)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """All requests, in the order in which they should be served."""
-        if len(self._by_class) == 1:
-            return iter(next(iter(self._by_class.values())))
-        return self._shares.order(self._by_class)
+        if len(self._by_intake) == 1:
+            return iter(next(iter(self._by_intake.values())))
+        return self._shares.order({_class_of(name): one for name, one in self._by_intake.items()})
 
     def add(self, queued: QueuedRequest) -> None:
         """Put a request behind those of its class and client."""
-        name = _priority_class(queued)
-        queue = self._by_class.get(name)
+        queue = self._by_intake.get(queued.intake)
         if queue is None:
-            self._shares.join(name)
-            queue = self._by_class[name] = ClassQueue(self._turn_of)
+            self._shares.join(_class_of(queued.intake))
+            queue = self._by_intake[queued.intake] = ClassQueue(self._turn_of)
         queue.add(queued)
 
     def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> bool:
         """Take a request out; whether it was here. ``is_served`` uses its class's turn."""
-        name = _priority_class(queued)
-        queue = self._by_class.get(name)
+        queue = self._by_intake.get(queued.intake)
         was_here = queue is not None and queue.discard(queued, is_served=is_served)
-        if is_served and len(self._by_class) > 1:
-            self._shares.note_served(name)
+        if is_served and len(self._by_intake) > 1:
+            self._shares.note_served(_class_of(queued.intake))
         if was_here and not queue:
-            del self._by_class[name]
+            del self._by_intake[queued.intake]
         return was_here
 
     @property
     def clients(self) -> int:
         """How many clients compete, at most: those of the class that has most."""
-        return max((queue.clients for queue in self._by_class.values()), default=0)
+        return max((queue.clients for queue in self._by_intake.values()), default=0)
 
     @property
     def since_ms(self) -> float:
         """When the oldest came in, about."""
-        return min(queue.since_ms for queue in self._by_class.values())
+        return min(queue.since_ms for queue in self._by_intake.values())
 
 
-def _priority_class(queued: QueuedRequest) -> PriorityClass:
-    return cast(PriorityClass, queued.intake.partition(":")[0])
+def _class_of(intake: str) -> PriorityClass:
+    return cast(PriorityClass, split_intake(intake)[0])

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.entries import Entry, Fields
+from coordinator.dispatch.entries import Entry, pairs
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name, split_intake
 
@@ -134,7 +134,7 @@ class TenantStreams:
         empty: set[str] = set()
         for one in parts:
             items = streams.get(self._keys.intake(one.intake).encode(), ())
-            found = [Entry(one.intake, item.decode(), _fields(values)) for item, values in items]
+            found = [Entry(one.intake, item.decode(), pairs(values)) for item, values in items]
             if found:
                 self._after[one.intake] = found[-1].id
             elif one.after == _BEGIN:
@@ -143,10 +143,6 @@ class TenantStreams:
                 self._exhausted.add(one.intake)
             entries += [each for each in found if not self._backlog.get(one.intake, each.id)]
         return entries, empty
-
-
-def _fields(values: Sequence[bytes]) -> Fields:
-    return dict(zip(values[::2], values[1::2], strict=True))
 
 
 @functools.lru_cache(4096)  # asked for several times in a turn

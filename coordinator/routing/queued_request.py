@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final
 
 from msgspec import Struct
 
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures, prompt_bytes
-from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
 
 #: The trace of a request that carries none; one object for all of them.
@@ -40,12 +39,7 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     features: RoutingFeatures = NO_FEATURES  # what the policy needs to know of it
     digest: str = ""  # see `tokenyard.protocol.digest`; a retry needs none
     tenant: str = ""
-    max_output: int = 0  # most tokens that may be generated, where it has a tenant
-
-    @property
-    def intake_class(self) -> IntakeClass:
-        """The class of its intake."""
-        return cast(IntakeClass, self.intake.partition(":")[0])
+    max_output: int = 0  # most tokens that may be generated
 
     @property
     def is_stray(self) -> bool:

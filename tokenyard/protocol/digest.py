@@ -114,6 +114,15 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
         return UNREADABLE
 
 
+def valid_entry_digest(request: Request, fields: Mapping[bytes, bytes]) -> str:
+    """`entry_digest` of an entry that was read as ``request``, in less time."""
+    if request.tokens is not None:
+        return _recipe(fields).digest("tokens", request.tokens)
+    if request.prompt is not None:
+        return _recipe(fields).digest("prompt", request.prompt.encode())
+    return entry_digest(fields)
+
+
 def _recipe(fields: Mapping[bytes, bytes]) -> Recipe:
     get = fields.get
     common, model, params = get(b"common", b""), get(b"model", b""), get(b"params", b"")

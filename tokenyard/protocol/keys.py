@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, Literal, cast, get_args
 
 PriorityClass = Literal["high", "normal", "low"]
@@ -61,12 +61,14 @@ def intake_name(priority_class: PriorityClass, tenant: str = "") -> str:
     return f"{priority_class}:{tenant}" if is_tenant(tenant) else priority_class
 
 
+@lru_cache(4096)  # asked for each request
 def split_intake(name: str) -> tuple[str, str]:
     """Class and tenant of an intake by its name; the tenant is "" for a common one."""
     priority_class, _, tenant = name.partition(":")
     return priority_class, tenant
 
 
+@lru_cache(4096)
 def class_of(name: str) -> IntakeClass:
     """The class of an intake by its name; raises `ValueError` where there is no such intake."""
     if not is_intake(name):

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tests.support.builders import entry_fields
 from tokenyard.client.build import RequestBuilder
-from tokenyard.protocol.digest import DEFINING, UNREADABLE, entry_digest, request_digest
+from tokenyard.protocol.digest import (
+    DEFINING,
+    UNREADABLE,
+    entry_digest,
+    request_digest,
+    valid_entry_digest,
+)
+from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.wire import Request, prompt_value, template_of
 
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
@@ -97,8 +104,9 @@ def test_clients_and_coordinator_agree(
     }
 
     assert draft.digest == request_digest(request)
-    assert draft.digest == entry_digest(entry_fields(request))
-    assert draft.digest == entry_digest(shared)
+    for fields in (entry_fields(request), shared):
+        assert draft.digest == entry_digest(fields)
+        assert draft.digest == valid_entry_digest(read_request(fields), fields)
 
 
 @given(TEXTS, OPTIONS)
@@ -169,7 +177,9 @@ def test_both_sides_agree_on_reasoning(ended: bool | None, kwargs: dict[str, Any
         id="q1", prompt="x", reasoning_ended=ended, reasoning_parser_kwargs=kwargs, cache_salt="s"
     )
 
-    assert request_digest(request) == entry_digest(entry_fields(request))
+    fields = entry_fields(request)
+    assert request_digest(request) == entry_digest(fields)
+    assert request_digest(request) == valid_entry_digest(read_request(fields), fields)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +194,9 @@ def test_forms_of_a_prompt(
     one: dict[bytes, bytes], other: dict[bytes, bytes], is_same: bool
 ) -> None:
     assert (entry_digest(one) == entry_digest(other)) is is_same
+    for fields in (one, other):
+        valid = {b"id": b"q1", **fields}
+        assert valid_entry_digest(read_request(valid), valid) == entry_digest(fields)
 
 
 def test_long_parameters_are_read_as_short_ones_are() -> None:
