@@ -49,6 +49,7 @@ local CARRIED = {published = true, epoch = true, choices = true}
 -- What is looked at in a ledger: only a retry has been through anything.
 local KNOWN = {'state', 'sid', 'intake', 'entry', 'attempt'}
 local KNOWN_OF_RETRY = {'state', 'sid', 'intake', 'entry', 'attempt', 'crashes', 'faults'}
+local NONE = {}
 -- Names and values together; the coordinator refuses entries of more than 100 fields.
 local MOST_VALUES = 256
 
@@ -110,7 +111,7 @@ local function leave(intake, entry, size)
   local list = leaving[intake] or {size = 0}
   leaving[intake] = list
   list[#list + 1], list[entry] = entry, true
-  list.size = list.size + (size or 0)
+  if size then list.size = list.size + size end
 end
 
 -- Entries that are wanted mostly stand in a row, so all of an intake are read at the first: a page
@@ -203,7 +204,7 @@ local function dispatch(route, ledger, entry, why, digest, charge)
   local charged = charge and read_charge(charge)
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
     'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why,
-    unpack(charged and {'charge', charge} or {}))
+    unpack(charged and {'charge', charge} or NONE))
   leave(intake, entry, route.tenant and queued_tokens_of(fields))
   if charged then
     count_charge(charged, sid, attempt)

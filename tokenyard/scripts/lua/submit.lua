@@ -147,11 +147,12 @@ local function limit_for(template, tokens)
   return limit, limit and (time or retry_after(refused.QUOTA_EXCEEDED))
 end
 
-local replies, at = {}, 5 + 3 * #templates
+local replies, at, content = {}, 5 + 3 * #templates, {}
 for i = 9, last_ledger do
   local ledger, template, id = KEYS[i], templates[tonumber(ARGV[at])], ARGV[at + 1]
   local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], template.latest
-  local tokens = queued_tokens_of({template.field, prompt})
+  content[1], content[2] = template.field, prompt
+  local tokens = queued_tokens_of(content)
   local first = state_and_digest_of(ledger)
   local state = first[1]
   local time = time_for(ahead)
@@ -184,9 +185,9 @@ for i = 9, last_ledger do
     if reserved then redis.call('HSET', ledger, 'reserved', reserved) end
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
     waiting, ahead, below = waiting + 1, ahead + 1, below + 1
-    if is_tenant then own, own_tokens = own + 1, own_tokens + tokens end
+    if is_tenant then own, own_tokens, added = own + 1, own_tokens + tokens, added + tokens end
     queued_tokens = queued_tokens + tokens
-    accepted, added = accepted + 1, added + tokens
+    accepted = accepted + 1
     attach(id)
   end
   at = at + 4
