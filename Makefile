@@ -42,7 +42,7 @@ install: $(INSTALLED) $(NODE_INSTALLED) ## Make .venv with everything pinned (3 
 install-light: $(LIGHT) ## The same without torch and vLLM (0.5 GB), to work on all but the engines
 
 .PHONY: demo
-demo: install ## 200 questions to vLLM workers on this machine, checked
+demo: $(INSTALLED) ## 200 questions to vLLM workers on this machine, checked
 	@$(BIN)/tokenyard demo
 
 TOX_PARALLEL = $(BIN)/tox run-parallel --parallel 2 --parallel-no-spinner
@@ -121,7 +121,7 @@ $(LIGHT): requirements.txt pyproject.toml
 
 $(FOREIGN)/node_modules/.installed: $(wildcard $(FOREIGN)/package*.json)
 	@cd $(FOREIGN) && npm $(if $(wildcard $(FOREIGN)/package-lock.json),ci,install) \
-		--no-audit --no-fund --loglevel=error
+		--no-audit --no-fund --no-update-notifier --loglevel=error
 	@touch $@
 
 .PHONY: python

@@ -22,7 +22,7 @@ from gateway.http.board import ROOT as BOARD
 from gateway.http.board import is_of_board
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError, unavailable
+from gateway.http.errors import GatewayError, invalid, no_endpoint, unavailable
 from gateway.http.incoming import (
     parse_body,
     read_body,
@@ -198,7 +198,7 @@ class Gateway:
                 raise no_storage()
             await self._batches.serve(scope, receive, send, principal)
         else:
-            raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
+            raise no_endpoint(method, path, meant_endpoint(path))
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, path: str, principal: Principal
@@ -292,6 +292,11 @@ class Gateway:
         return json.dumps({"version": self._front_ends.version, "tokenyard": __version__}).encode()
 
 
+def meant_endpoint(path: str) -> str:
+    """The endpoint of a client whose base URL has one `/v1` too few or too many, else ""."""
+    return next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in ENDPOINTS), "")
+
+
 def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
     """Unix ms after which the answer is of no use; raises `GatewayError`.
 
@@ -302,16 +307,14 @@ def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
         # Python refuses to read thousands of digits.
         is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
         if not is_number or not 0 < int(given) <= _MOST_MS:
-            message = "X-Request-Timeout-Ms: give a number of milliseconds"
-            raise GatewayError(400, "invalid_request_error", message)
+            raise invalid("X-Request-Timeout-Ms", f"give 1 to {_MOST_MS:,} milliseconds")
         return time.time_ns() // 1_000_000 + int(given)
     seconds = body.get("timeout")
     if seconds is None:
         return None
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds * 1000 <= _MOST_MS:
-        message = "timeout: give a number of seconds"
-        raise GatewayError(400, "invalid_request_error", message, param="timeout")
+        raise invalid("timeout", f"give seconds, at most {_MOST_MS // 1000:,}")
     return time.time_ns() // 1_000_000 + math.ceil(float(seconds) * 1000)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
+from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 #: What the states of workers mean for a model, the best first.
 _WARMTH: Final[Mapping[str, str]] = {"ready": "warm", "loading": "loading", "asleep": "asleep"}
+#: A wrong name is compared with so many: each takes time in which nothing else is answered.
+_MOST_COMPARED: Final = 100
 
 
 class ModelList:
@@ -35,7 +39,7 @@ class ModelList:
         """One of them; raises `GatewayError`."""
         profile = self._models.profiles.get(name)
         if profile is None or not may_use(name):
-            raise unknown_model(name)
+            raise unknown_model(name, filter(may_use, self._models.profiles))
         return self._card(name, profile, await self._models.workers())
 
     def _card(
@@ -74,11 +78,12 @@ def find_model(
         raise GatewayError(400, "invalid_request_error", "name a model", param="model")
     profile = profiles.get(name)
     if profile is None or not may_use(name):
-        raise unknown_model(name)
+        raise unknown_model(name, filter(may_use, profiles))
     return profile
 
 
-def unknown_model(name: str) -> GatewayError:
-    """The error for a model that the yard does not have."""
-    message = f"the model {name[:200]!r} does not exist; see GET /v1/models"
+def unknown_model(name: str, known: Iterable[str]) -> GatewayError:
+    """The error for a model that the yard does not have; ``known`` are those that it might be."""
+    hint = did_you_mean(name[:200], islice(known, _MOST_COMPARED)) or "; see GET /v1/models"
+    message = f"the model {name[:200]!r} does not exist{hint}"
     return GatewayError(404, "not_found_error", message, param="model", code="model_not_found")

@@ -17,7 +17,7 @@ from gateway.batches.jobs import BatchJobs
 from gateway.batches.records import BatchRecord, BatchRecords
 from gateway.batches.storage import Storage
 from gateway.batches.upload import receive_upload
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, no_endpoint
 from gateway.http.incoming import parse_body, read_body
 from gateway.http.records import key_reused
 from gateway.http.sse import send_body
@@ -107,7 +107,7 @@ class BatchesApi:
                 batch = await asyncio.to_thread(self._cancel, tenant, batch_id)
                 await send_body(send, 200, dump(batch))
             case _:
-                raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
+                raise no_endpoint(method, path)
 
     # Files
 

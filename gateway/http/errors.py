@@ -71,6 +71,12 @@ def invalid(name: str, message: str) -> GatewayError:
     return GatewayError(400, "invalid_request_error", f"{name}: {message}", param=name)
 
 
+def no_endpoint(method: str, path: str, meant: str = "") -> GatewayError:
+    """The error for what is no endpoint: status 404. ``meant`` is one that probably was meant."""
+    hint = f"did you mean {meant}?" if meant else "see GET /openapi.json"
+    return GatewayError(404, "not_found_error", f"there is no {method} {path}; {hint}")
+
+
 def unavailable(
     message: str,
     *,

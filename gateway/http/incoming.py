@@ -39,11 +39,13 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise GatewayError(400, "invalid_request_error", f"the body is no JSON: {error}") from error
+        raise GatewayError(
+            400, "invalid_request_error", f"the body is not JSON: {error}"
+        ) from error
     if not isinstance(body, dict):
-        raise GatewayError(400, "invalid_request_error", "the body is no JSON object")
+        raise GatewayError(400, "invalid_request_error", "the body is not a JSON object")
     if _SURROGATE.search(raw) is not None and not _is_unicode(body):
-        raise GatewayError(400, "invalid_request_error", "a text in the body is no Unicode")
+        raise GatewayError(400, "invalid_request_error", "a text in the body is not Unicode")
     return body
 
 
@@ -100,9 +102,7 @@ def read_event_id(text: str) -> tuple[str, int]:
     """Durable id and number of an event; raises `GatewayError`."""
     name, _, number = text.partition(":")
     if len(name) != 32 or not number.isascii() or not number.isdecimal() or len(number) > 9:
-        raise GatewayError(
-            400, "invalid_request_error", "Last-Event-ID: this is no id of an event of this server"
-        )
+        raise invalid("Last-Event-ID", "this is not the id of an event of this server")
     return name, int(number)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import GatewayError, invalid
+from gateway.http.errors import GatewayError, invalid, no_endpoint
 from gateway.http.incoming import read_body, read_event_id
 from gateway.http.sse import Answer, send_body
 from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
@@ -141,7 +141,7 @@ class ResponsesApi:
             case "DELETE", response_id:
                 await self._delete(send, client, response_id)
             case _:
-                raise GatewayError(404, "not_found_error", f"there is no {method} {path}")
+                raise no_endpoint(method, path)
 
     async def _retrieve(
         self, scope: Scope, receive: Receive, send: Send, client: str, response_id: str

@@ -63,7 +63,7 @@ def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOp
     try:
         return json.dumps(inner, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        message = f"the body is no JSON in UTF-8: {error}"
+        message = f"the body is not JSON in UTF-8: {error}"
         raise GatewayError(400, "invalid_request_error", message) from error
 
 

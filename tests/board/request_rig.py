@@ -54,7 +54,7 @@ def fail(yard: Yard, request: Request, reason: str = "POISONED: it kills engines
 
 def ids(page: str) -> list[str]:
     """The requests of a page, as their rows show them."""
-    return [text_of(one) for one in re.findall(r'<th scope="row".*?</th>', page, re.DOTALL)]
+    return [text_of(one) for one in re.findall(r'<th scope="row".*?</a>', page, re.DOTALL)]
 
 
 def state_of(yard: Yard, client: str, request_id: str) -> str:

@@ -58,6 +58,7 @@ def fields_of(page: str) -> dict[str, str]:
         ("tenant.set", {"tenant": "lab"}, {"weight": "a", "max_tokens": "7"}, "weight", "'a' "),
         ("tenant.set", {"tenant": "lab"}, {"models": "a", "weight": "-1"}, "weight", "Weight: "),
         ("tenant.set", {}, {"tenant": "two words", "weight": "3"}, "tenant", "'two words'"),
+        ("tenant.set", {}, {"tenant": "two\u202e", "weight": "3"}, "tenant", "'two\\u202e'"),
         ("key.create", {"tenant": "lab"}, {"classes": "big", "name": "n"}, "classes", "'big'"),
         ("key.create", {}, {"tenant": "a b", "models": "m"}, "tenant", "'a b'"),
         ("key.create", {}, {"name": "n"}, "tenant", "a role, or both"),
@@ -104,6 +105,15 @@ def test_a_wrong_value_is_told_beside_its_field_and_nothing_typed_is_lost(
     error = re.search(rf'<p class="told bad" id="error_{wrong}" role="alert">([^<]*)</p>', page)
     assert error is not None
     assert said in text_of(error[1])
+
+
+def test_an_action_that_cannot_be_done_leads_back(looker: Looker) -> None:
+    asked = looker.get("/do/request.cancel", 400, {"back": "/board/requests?state=failed"})
+    assert '<a href="/board/requests?state=failed">Back</a>' in asked
+    done = looker.post("tenant.remove", {"back": BACK}).text
+    assert f'<a href="{BACK}">Back</a>' in done
+    elsewhere = looker.get("/do/request.cancel", 400, {"back": "https://evil.example/"})
+    assert "evil" not in elsewhere
 
 
 def test_a_corrected_form_is_taken(looker: Looker) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
 from tokenyard.protocol.texts import printable
+
+Word = TypeVar("Word", bound=str)
+#: How no restriction of models or classes is shown, and may be given.
+ALL: Final = "all"
+
+
+def restriction(words: Sequence[Word]) -> list[Word] | None:
+    """The models or classes of a list that an operator gave; None: it restricts nothing."""
+    return list(words) if words and list(words) != [ALL] else None
 
 
 def words_of(settings: TenantSettings | None) -> str:
@@ -27,7 +37,7 @@ def differences(before: TenantSettings | None, after: TenantSettings | None) -> 
 def value_text(name: str, value: object) -> str:
     """The value of a setting for people."""
     if value is None:
-        return "all"
+        return ALL
     if isinstance(value, list):
         return printable("+".join(map(str, value)))
     if isinstance(value, bool):

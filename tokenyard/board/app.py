@@ -161,6 +161,7 @@ class Board:
             "actor": getattr(request.state, "actor", None),
             "nonce": nonce_of(request.scope),
             "done": None,
+            "back": getattr(request.state, "back", ""),
             "needs_keys": self._door.needs_keys,
         }
 
@@ -179,12 +180,13 @@ class Board:
         if request.method == "POST":
             return await self._act(request, action, actor)
         given = Parameters(read_query(request), actor)
+        request.state.back = read_back(given)
         preview = await self._reader.run(lambda yard: action.preview(yard, given))
         return self._show(request, "ask.html", ask(action, preview, given), 200)
 
     async def _act(self, request: Request, action: Action, actor: Actor) -> Response:
         given = Parameters(await read_form(request, self._options.max_form_bytes), actor)
-        back = read_back(given)
+        back = request.state.back = read_back(given)
         try:
             outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
         except Rejected as error:

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from tokenyard.admin.api_keys import MAX_NAME, create_key, list_keys, revoke_key
+from tokenyard.admin.tenant_texts import ALL, Word, restriction
 from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -59,11 +60,11 @@ def keys() -> None:
     help="What it may do at the board; without one it opens no board.",
 )
 @click.option("--name", default="", help="What it is for.")
-@click.option("--models", type=words, help="Models that it may use, separated by commas.  [all]")
+@click.option("--models", type=words, help="Models that it may use, with commas, or all.  [all]")
 @click.option(
     "--classes",
     type=words,
-    help="Priority classes that it may use: high, normal, low.  [all]",
+    help="Priority classes that it may use: high, normal, low, or all.  [all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -81,7 +82,7 @@ def create(
         raise click.UsageError("give --tenant, --role, or both")
     if len(name) > MAX_NAME:
         raise click.BadParameter(f"give {MAX_NAME} characters at most", param_hint="--name")
-    wrong = set(classes or ()) - set(get_args(PriorityClass))
+    wrong = set(classes or ()) - {*get_args(PriorityClass), ALL}
     if wrong:
         raise click.BadParameter(f"there is no class {min(wrong)!r}", param_hint="--classes")
     with opened(ctx.obj) as (connection, yard):
@@ -91,8 +92,8 @@ def create(
             tenant,
             role=role,
             name=name,
-            models=list(models) if models is not None else None,
-            classes=list(classes) if classes is not None else None,
+            models=_restriction(models),
+            classes=_restriction(classes),
         )
         whose = f" of {tenant}" if tenant else ""
         whose += f", {role} at the board" if role else ""
@@ -136,6 +137,11 @@ def revoke(ctx: click.Context, key: str) -> None:
         say("Error: there is no such key; see `tokenyard keys list`", err=True)
         ctx.exit(Exit.FAILED)
     say("Revoked; gateways and boards notice within seconds.")
+
+
+def _restriction(given: tuple[Word, ...] | None) -> list[Word] | None:
+    """What the key may use; an empty list stays, to be refused: it would open nothing."""
+    return restriction(given) if given else given if given is None else []
 
 
 def _row(key: ApiKey) -> list[str]:

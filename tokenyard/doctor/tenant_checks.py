@@ -14,6 +14,8 @@ from tokenyard.protocol.texts import counted, span
 _OFTEN: Final = 10
 _LATELY_MS: Final = 600_000
 _MOST_NAMED: Final = 5
+#: Limits of one request: waiting does not help.
+_LASTING: Final = frozenset({"max_tokens", "models", "classes"})
 
 
 def check_tenants(evidence: Evidence) -> Iterator[Finding]:
@@ -48,7 +50,6 @@ def _of(one: TenantView, now_ms: int) -> Iterator[Finding]:
                 f"{one.name}: {limit} has refused {count:,} requests, the last {span(ago_ms)} ago"
             )
             flag = f"--{limit.replace('_', '-')}"
-            todo = (
-                f"Raise it (tokenyard tenants set {one.name} {flag} ...), or let its clients wait"
-            )
-            yield warning("tenants", found, f"{todo} as long as the refusal says.")
+            todo = f"Raise it (tokenyard tenants set {one.name} {flag} ...), or let its clients"
+            then = "ask for what it allows" if limit in _LASTING else "wait as the refusal says"
+            yield warning("tenants", found, f"{todo} {then}.")

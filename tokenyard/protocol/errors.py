@@ -32,7 +32,8 @@ Codes on the wire (field ``error.code`` of a result) are the members of `Code`.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,10 +86,17 @@ class QueueFull(TransientError):
         self.accepted = list(accepted)
 
 
+_WITHIN_LIMIT: Final[Mapping[str, str]] = {
+    "models": "name a model that the tenant may use",
+    "classes": "use a priority class that the tenant may use",
+}
+
+
 def quota_exceeded(limit: str, retry_after_s: float | None) -> str:
     """The message for a request that a limit of its tenant refuses; None: each time."""
     if retry_after_s is None:
-        return f"{limit}: the limit of its tenant never admits this request"
+        advice = _WITHIN_LIMIT.get(limit, "ask for fewer tokens")
+        return f"{limit}: this limit of its tenant never admits the request; {advice}"
     return f"{limit}: its tenant has reached this limit; try again in {retry_after_s:g} s"
 
 

@@ -353,6 +353,7 @@ def test_a_tenant_that_hits_a_limit_all_the_time_is_named() -> None:
     assert finding.verdict == "warning"
     assert "ann: tokens_per_day has refused 1,234 requests, the last 3.0 s ago" in finding.found
     assert "tokenyard tenants set ann --tokens-per-day" in finding.todo
+    assert "wait as the refusal says" in finding.todo
     # Seldom, or long ago, is in order.
     assert [one.verdict for one in tenants(3, 57_000)] == ["ok"]
     assert [one.verdict for one in tenants(1234, 57_000 - 3_600_000)] == ["ok"]
@@ -361,6 +362,12 @@ def test_a_tenant_that_hits_a_limit_all_the_time_is_named() -> None:
 def test_settings_that_cannot_be_read_are_named() -> None:
     [finding] = found(looked_at_tenants(TenantView(name="ann", is_readable=False)), "tenants")
     assert (finding.verdict, "tenants set ann" in finding.todo) == ("warning", True)
+
+
+def test_where_waiting_does_not_help_the_remedy_is_another_request() -> None:
+    one = TenantView(name="ann", refused={"models": 10}, refused_ms={"models": 57_000})
+    [finding] = found(looked_at_tenants(one), "tenants")
+    assert finding.todo.endswith("ann --models ...), or let its clients ask for what it allows.")
 
 
 def test_many_tenants_at_their_limits_are_counted() -> None:

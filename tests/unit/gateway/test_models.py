@@ -13,7 +13,7 @@ import pytest
 from gateway import models
 from gateway.announcements import OwnRules
 from gateway.http.errors import GatewayError
-from gateway.listing import ModelList
+from gateway.listing import ModelList, find_model
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from tests.unit.gateway.test_announcements import host, model
@@ -260,5 +260,16 @@ def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm() -> None:
         with pytest.raises(GatewayError) as refused:
             await rig.list.one("nobody's", anything)
         assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+        assert str(refused.value).endswith("see GET /v1/models")
 
     play(test)
+
+
+def test_a_misspelt_name_gets_the_closest_one_that_may_be_used() -> None:
+    profiles = {name: cast(ModelProfile, None) for name in ("llama-70b", "llama-8b")}
+    with pytest.raises(GatewayError, match="did you mean llama-8b"):
+        find_model(profiles, {"model": "lama-8b"}, anything)
+    with pytest.raises(GatewayError, match="did you mean llama-70b"):
+        find_model(profiles, {"model": "lama-8b"}, lambda name: name == "llama-70b")
+    with pytest.raises(GatewayError, match="see GET /v1/models"):
+        find_model(profiles, {"model": "lama-8b"}, lambda _: False)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from tokenyard.admin.api_keys import MAX_NAME, create_key, list_keys, revoke_key
+from tokenyard.admin.tenant_texts import restriction
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import Page
@@ -91,7 +92,9 @@ def _create(yard: Yard, given: Parameters) -> Outcome:
 
 
 def _words(given: Parameters, name: str) -> list[str]:
-    return [word for part in given.text(name).split(",") if (word := part.strip())]
+    """The words of a list; empty: all."""
+    listed = [word for part in given.text(name).split(",") if (word := part.strip())]
+    return restriction(listed) or []
 
 
 def _class(word: str) -> PriorityClass:

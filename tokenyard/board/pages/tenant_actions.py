@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenyard.admin.tenant_texts import differences, words_of
+from tokenyard.admin.tenant_texts import differences, restriction, words_of
 from tokenyard.admin.tenants import TenantView, read_tenants, set_tenant
 from tokenyard.admin.tenants_file import FIELDS, setting_fault
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
@@ -29,7 +29,10 @@ _LABELS: Final = {
     "max_tokens": ("Tokens that one request may ask for", "0: no limit"),
     "models": ("Models that it may use", "with commas; empty: all"),
     "classes": ("Priority classes", "high, normal, low, with commas; empty: all"),
-    "guest": ("Guest", "Whether its user of Redis may submit."),
+    "guest": (
+        "Guest",
+        "yes: its own user of Redis may submit (tokenyard tenants acl).",
+    ),
 }
 _LISTS: Final = ("models", "classes")
 _MOST_SHOWN: Final = 20
@@ -119,7 +122,7 @@ def _value(key: str, given: Parameters) -> tuple[str, Any]:
 def _read(key: str, text: str) -> Any:
     """The text of a field as the value of a setting; raises `ValueError`."""
     if key in _LISTS:
-        return [word for part in text.split(",") if (word := part.strip())] or None
+        return restriction([word for part in text.split(",") if (word := part.strip())])
     if key == "guest":
         return text == "yes"
     if key == "weight":
@@ -165,7 +168,7 @@ def _names(given: Parameters) -> list[str]:
 
 def _name(text: str) -> str:
     if not is_tenant(text):
-        raise BadInput(f"tenant {printable(text[:200])!r}: {TENANT_RULE}", "tenant")
+        raise BadInput(f"tenant '{printable(text[:200])}': {TENANT_RULE}", "tenant")
     return text
 
 

@@ -87,7 +87,7 @@ def _named(yard: Yard, given: Parameters) -> tuple[str, str]:
     until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys of the server"
     if not owners.clients:
         raise NotFound(
-            f"No client has a request {printable(request_id)!r}{until}. Give its client."
+            f"No client has a request '{printable(request_id)}'{until}. Give its client."
         )
     if len(owners.clients) == 1 and owners.is_whole:
         return owners.clients[0], request_id

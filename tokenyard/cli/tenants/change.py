@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from tokenyard.admin.tenant_texts import as_fields, differences, words_of
+from tokenyard.admin.tenant_texts import as_fields, differences, restriction, words_of
 from tokenyard.admin.tenants import TenantChange, set_tenant, stored_tenants
 from tokenyard.admin.tenants_file import setting_fault
 from tokenyard.cli.shared.auditing import note
@@ -29,7 +29,7 @@ until there is room. 0 is no limit.
 Examples:
   tokenyard tenants set research --weight 4
   tokenyard tenants set trial --tokens-per-day 1000000 --classes low --models llama-8b
-  tokenyard tenants set trial --tokens-per-day 0 --classes '' --models ''
+  tokenyard tenants set trial --tokens-per-day 0 --classes all --models all
 """
 REMOVE: Final = """Remove what is set for tenants: they have weight 1 and no limits then.
 
@@ -55,12 +55,12 @@ _settings_options = with_options(
     _limit("tokens_per_minute", "Tokens in and out in any minute"),
     _limit("tokens_per_day", "Tokens in and out in any 24 hours"),
     _limit("max_tokens", "Tokens that one request may ask for"),
-    click.option("--models", type=words, help="Models that it may use, with commas; '': all."),
-    click.option("--classes", type=words, help="Priority classes: high, normal, low; '': all."),
+    click.option("--models", type=words, help="Models that it may use, with commas, or all."),
+    click.option("--classes", type=words, help="Priority classes: high, normal, low, or all."),
     click.option(
         "--guest/--no-guest",
         default=None,
-        help="Whether its user of Redis may submit (`tenants acl`).",
+        help="Whether a user of Redis of its own (`tenants acl`) may submit.",
     ),
 )
 
@@ -121,8 +121,8 @@ def remove(ctx: click.Context, tenants: tuple[str, ...], as_json: bool) -> None:
 
 
 def _value(value: Any) -> Any:
-    """An option's value as a setting; an empty list is no restriction."""
-    return (list(value) or None) if isinstance(value, tuple) else value
+    """An option's value as a setting."""
+    return restriction(value) if isinstance(value, tuple) else value
 
 
 def change_fields(change: TenantChange) -> dict[str, object]:

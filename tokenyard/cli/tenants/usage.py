@@ -29,7 +29,8 @@ Why they failed  how many, by the code of the error
 P50, P99  half and 99 % of the requests waited for a worker at most so
           long; rounded up, to twice the time at most
 
-In and Out are exact: over all tenants they are the tokens in the results. Usage is kept for 62
+In and Out are exact: over all tenants they are the tokens in the results. Requests without a
+tenant are not counted. Usage is kept for 62
 days; this command deletes older one.
 
 \b
@@ -84,8 +85,10 @@ def show_usage(
     if as_json:
         print_list(found)
         return
-    if found:
-        plain_console().print(_table(found, is_whole=verbose))
+    if not found:
+        say("nothing was used; requests without a tenant are not counted")
+        return
+    plain_console().print(_table(found, is_whole=verbose))
     say(_total(found))
 
 
