@@ -11,6 +11,7 @@ import signal
 import sys
 
 from tokenyard.batch.rq import jobs, worker
+from tokenyard.broker.connection import open_connection
 from tokenyard.cli import main
 
 
@@ -22,6 +23,25 @@ def tell() -> None:
 def be_stopped() -> None:
     """SIGTERM comes while the worker imports."""
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def be_killed() -> None:
+    """The worker is killed while it imports."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def set_variable() -> None:
+    """An import sets a variable."""
+    os.environ["SET_BY_AN_IMPORT"] = "1"
+
+
+def be_cancelled() -> None:
+    """The job is cancelled while the worker imports."""
+    url, yard = worker.WorkerContext.url, worker.WorkerContext.yard
+    with open_connection(url) as connection:
+        queue = jobs.BatchQueue(connection, yard)
+        [job] = queue.all_jobs()
+        sys.stderr.write(f"{queue.cancel(job)}\n")
 
 
 def fail() -> None:

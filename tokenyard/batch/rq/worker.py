@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import redis
 from rq import Queue, Worker
-from rq.exceptions import SchedulerNotFound, StopRequested
+from rq.exceptions import DeserializationError, SchedulerNotFound, StopRequested
 from rq.job import Job
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
@@ -128,11 +128,12 @@ class BatchWorker(Worker):
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         """As RQ does, once this process has imported what the job needs."""
-        # It is among the started jobs now, and was taken off the intermediate queue by the child.
-        self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
-        _prepare(job)
-        # For a SIGTERM that came after the job was taken: there was no child yet.
-        WorkerContext.is_stopping = self._stop_requested
+        if name := _PREPARATIONS.get(_function(job)):
+            # As the child does: it is to be cancelled as one that runs, and known to be this one's.
+            self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+            _prepare(name)
+            # For a SIGTERM in the meantime: there was no child to pass it on to.
+            WorkerContext.is_stopping = self._stop_requested
         super().fork_work_horse(job, queue)
 
     def setup_work_horse_signals(self) -> None:
@@ -151,12 +152,20 @@ class BatchWorker(Worker):
             raise StopRequested
 
 
-def _prepare(job: Job) -> None:
+def _function(job: Job) -> str:
     try:
-        if name := _PREPARATIONS.get(str(job.func_name)):
-            import_attribute(name)()
+        return str(job.func_name)
+    except DeserializationError:
+        return ""  # the child will fail of it
+
+
+def _prepare(name: str) -> None:
+    before = set(os.environ)
+    try:
+        import_attribute(name)()
     except Exception as error:  # noqa: BLE001 - the job itself meets it again, and tells it
-        _log.debug("job %s cannot be prepared: %r", job.id, error)
+        _log.debug("%s: %r", name, error)
+    WorkerContext.variables_of_imports |= set(os.environ) - before
 
 
 def _record_stop(_number: int, _frame: FrameType | None) -> None:
