@@ -33,5 +33,5 @@ def test_the_second_batch_of_a_worker_imports_no_vllm(
         worker.terminate()
         worker.wait()
     # I expect one process to have imported vLLM, for both.
-    imported = re.findall(r"\| +(vllm|torch|gateway\.batches\.lines)$", log.read_text(), re.MULTILINE)
+    imported = re.findall(r"\| +(vllm|torch|gateway\.batches\.lines)\n", log.read_text())
     assert sorted(imported) == ["gateway.batches.lines", "torch", "vllm"]

@@ -2,7 +2,7 @@
 
 The broker moves a job from the queue to RQ's intermediate queue when it hands it to a worker, which
 then enters it in the registry of started jobs. A worker that is killed, paused or stopped in
-between leaves it there. RQ alone would find it after one to two minutes, count a try, and fail a
+between leaves it there. RQ alone would find it after more than a minute, count a try, and fail a
 job without tries left, even one that was requeued or has ended since.
 """
 
