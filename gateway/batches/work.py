@@ -14,6 +14,7 @@ from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.rq.work import WorkerContext, carry_out
 from tokenyard.process.extras import why_no_gateway
+from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.errors import SettingsError
 
 
@@ -27,7 +28,12 @@ def perform(order: dict[str, Any]) -> Any:
         return carry_out(local, _front_end, keep=spool.keep, publish=spool.publish)
 
 
-def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
+def prepare() -> None:
+    """Import vLLM's front end, which takes seconds; raises `SettingsError` where it cannot be.
+
+    RQ's worker calls this before it forks, so that the processes of later batches have it. It opens
+    no device; the only threads are OpenBLAS's, which end before a fork.
+    """
     if why := why_no_gateway():
         raise SettingsError([f"batches of a gateway: {why}"])
     # Late: a worker that runs other jobs needs nothing of this.
@@ -35,10 +41,17 @@ def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
         from gateway.frontend import derived
 
         derived.install()
-        from gateway.announcements import OwnRules
-        from gateway.batches.asking import by_front_end
+        import gateway.batches.asking  # noqa: F401
     except ImportError as error:
         message = f"batches of a gateway need pip install 'tokenyard[gateway]' here: {error}"
         raise SettingsError([message]) from error
+    collect_seldom()  # no collection touches, and so copies, what the forked processes share
+
+
+def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
+    prepare()
+    from gateway.announcements import OwnRules
+    from gateway.batches.asking import by_front_end
+
     rules = OwnRules(WorkerContext.model_paths, WorkerContext.trust_remote_code)
     return by_front_end(WorkerContext.url, WorkerContext.yard, rules)(job, ending)

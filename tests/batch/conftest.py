@@ -5,21 +5,28 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.batch.running import batch, start
 from tests.support.processes import Plant
 from tests.support.servers import Server
+from tokenyard.admin.audit import AuditEntry, read_audit
 from tokenyard.batch.files import member, read_lines
+from tokenyard.batch.rq.jobs import BatchQueue
+from tokenyard.process.program import Exit
 
 #: zstandard may be missing here, but not on a CI machine.
 zstd = pytest.mark.skipif(
     importlib.util.find_spec("zstandard") is None and os.environ.get("CI") != "true",
     reason="zstandard is not installed, so nothing was tested with .zst files",
 )
+ENDS_S = 60.0
 Lines = Sequence[dict[str, Any] | str]
 WriteLines = Callable[[str, Lines], Path]
 
@@ -60,3 +67,70 @@ def completion(number: int, **body: Any) -> dict[str, Any]:
 def objects(path: Path) -> list[dict[str, Any]]:
     """All lines of an output file."""
     return [json.loads(raw) for _, raw in read_lines(path) if raw is not None]
+
+
+class BatchYard:
+    """A yard with its own server, since RQ's keys are outside the yard's names."""
+
+    def __init__(self, plant: Plant, folder: Path, write: WriteLines) -> None:
+        self.plant = plant
+        self.folder = folder
+        self.write = write
+        self.queue = BatchQueue(plant.connection, plant.keys.yard)
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def call(self, *arguments: object, status: int = Exit.OK) -> subprocess.CompletedProcess[str]:
+        """Run `tokenyard batch ...`, and expect success or a given status."""
+        done = batch(self.plant, *arguments)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    def submit(self, *arguments: object) -> str:
+        """Submit a job; its id."""
+        return self.call("submit", *arguments).stdout.strip()
+
+    def seen(self, job: str, status: int = Exit.OK) -> dict[str, Any]:
+        """A job as `status` shows it."""
+        found: dict[str, Any] = json.loads(self.call("status", job, "--json", status=status).stdout)
+        return found
+
+    def ended(self, job: str) -> dict[str, Any]:
+        """Wait for the end of a job; how `status` shows it."""
+        waiting = ("status", job, "--wait", "--timeout", 50, "--json")
+        found: dict[str, Any] = json.loads(self.call(*waiting).stdout)
+        return found
+
+    def audit(self) -> Sequence[AuditEntry]:
+        """The audit of the yard, the oldest first."""
+        return read_audit(self.plant.connection, self.plant.keys)[::-1]
+
+    def work(self, *arguments: object) -> subprocess.Popen[bytes]:
+        """Start a `tokenyard batch worker`, which is killed after the test."""
+        log = self.folder / f"worker-{len(self._workers)}.log"
+        self._workers.append(start(self.plant, log, "worker", *arguments))
+        return self._workers[-1]
+
+    def work_off(self) -> None:
+        """Let a worker run all jobs that wait."""
+        assert self.work("--burst").wait(ENDS_S) == 0
+
+    def end(self) -> None:
+        """Kill the workers, and show their logs."""
+        for process in self._workers:
+            process.kill()
+            process.wait()
+        for log in sorted(self.folder.glob("worker-*.log")):
+            sys.stderr.write(f"--- {log.name}\n{log.read_text()[-4000:]}\n")
+
+
+@pytest.fixture
+def yard(
+    new_server: Callable[..., Server], write_lines: WriteLines, tmp_path: Path
+) -> Iterator[BatchYard]:
+    with Plant(new_server("valkey", aof=False).url) as plant:
+        plant.coordinator()
+        plant.worker(simulated_step_s=0.002, max_num_seqs=16)
+        plant.wait_for_workers(1)
+        made = BatchYard(plant, tmp_path, write_lines)
+        yield made
+        made.end()

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -19,87 +18,16 @@ import pytest
 import redis
 import rq
 
-from tests.batch.conftest import WriteLines, completion, objects
-from tests.batch.running import batch, start
+from tests.batch.conftest import ENDS_S, BatchYard, completion, objects
 from tests.cli.running import environment
-from tests.support.processes import Plant, is_gone
-from tests.support.servers import Server
+from tests.support.processes import is_gone
 from tests.support.waiting import eventually
-from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, read_audit
+from tokenyard.admin.audit import COMMAND_LINE
 from tokenyard.batch import submit_batch
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
+from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.state import BatchSpec
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import WaitTimeout
-
-ENDS_S = 60.0
-
-
-class BatchYard:
-    """A yard with its own server, since RQ's keys are outside the yard's names."""
-
-    def __init__(self, plant: Plant, folder: Path, write: WriteLines) -> None:
-        self.plant = plant
-        self.folder = folder
-        self.write = write
-        self.queue = BatchQueue(plant.connection, plant.keys.yard)
-        self._workers: list[subprocess.Popen[bytes]] = []
-
-    def call(self, *arguments: object, status: int = Exit.OK) -> subprocess.CompletedProcess[str]:
-        """Run `tokenyard batch ...`, and expect success or a given status."""
-        done = batch(self.plant, *arguments)
-        assert done.returncode == status, done.stdout + done.stderr
-        return done
-
-    def submit(self, *arguments: object) -> str:
-        """Submit a job; its id."""
-        return self.call("submit", *arguments).stdout.strip()
-
-    def seen(self, job: str, status: int = Exit.OK) -> dict[str, Any]:
-        """A job as `status` shows it."""
-        found: dict[str, Any] = json.loads(self.call("status", job, "--json", status=status).stdout)
-        return found
-
-    def ended(self, job: str) -> dict[str, Any]:
-        """Wait for the end of a job; how `status` shows it."""
-        waiting = ("status", job, "--wait", "--timeout", 50, "--json")
-        found: dict[str, Any] = json.loads(self.call(*waiting).stdout)
-        return found
-
-    def audit(self) -> Sequence[AuditEntry]:
-        """The audit of the yard, the oldest first."""
-        return read_audit(self.plant.connection, self.plant.keys)[::-1]
-
-    def work(self, *arguments: object) -> subprocess.Popen[bytes]:
-        """Start a `tokenyard batch worker`, which is killed after the test."""
-        log = self.folder / f"worker-{len(self._workers)}.log"
-        self._workers.append(start(self.plant, log, "worker", *arguments))
-        return self._workers[-1]
-
-    def work_off(self) -> None:
-        """Let a worker run all jobs that wait."""
-        assert self.work("--burst").wait(ENDS_S) == 0
-
-    def end(self) -> None:
-        """Kill the workers, and show their logs."""
-        for process in self._workers:
-            process.kill()
-            process.wait()
-        for log in sorted(self.folder.glob("worker-*.log")):
-            sys.stderr.write(f"--- {log.name}\n{log.read_text()[-4000:]}\n")
-
-
-@pytest.fixture
-def yard(
-    new_server: Callable[..., Server], write_lines: WriteLines, tmp_path: Path
-) -> Iterator[BatchYard]:
-    with Plant(new_server("valkey", aof=False).url) as plant:
-        plant.coordinator()
-        plant.worker(simulated_step_s=0.002, max_num_seqs=16)
-        plant.wait_for_workers(1)
-        made = BatchYard(plant, tmp_path, write_lines)
-        yield made
-        made.end()
 
 
 def test_a_submitted_job_is_run_and_read_without_pickles(yard: BatchYard) -> None:

@@ -77,7 +77,7 @@ def start_worker(stand: Stand, tmp_path: Path) -> Iterator[Start]:
     started: list[Program] = []
 
     def start_one() -> Program:
-        # Forked, since each of its jobs would import vLLM.
+        # Forked from a process that has vLLM, which it would import itself.
         started.append(ForkedBatchWorker(words(stand.plant, "worker"), tmp_path / "worker.log"))
         return started[-1]
 

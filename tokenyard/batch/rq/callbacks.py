@@ -19,6 +19,7 @@ import redis
 from rq.job import Job
 
 from tokenyard.batch.rq.jobs import describe, order_of
+from tokenyard.batch.rq.work import WorkerContext
 
 #: All tries together must fit into `CALLBACK_TIMEOUT_S`.
 _TRIES: Final = 3
@@ -68,6 +69,11 @@ def _post(url: str, body: bytes) -> None:
             time.sleep(_PAUSE_S)
 
 
+def _environment() -> dict[str, str]:
+    ours = WorkerContext.variables_of_imports
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
 def _run(command: str, batch: dict[str, Any]) -> None:
     """Run a command without a shell, with the batch on standard input and in the environment."""
     named = {
@@ -79,7 +85,7 @@ def _run(command: str, batch: dict[str, Any]) -> None:
     subprocess.run(
         shlex.split(command),
         input=msgspec.json.encode(batch),
-        env=os.environ | named,
+        env=_environment() | named,
         timeout=_COMMAND_TIMEOUT_S,
         check=True,
     )

@@ -50,6 +50,8 @@ class WorkerContext:
     #: For batches of gateways, as a gateway has them.
     model_paths: ClassVar[Mapping[str, str]] = {}
     trust_remote_code = False
+    #: Names of environment variables that imports have set; commands of users do not get them.
+    variables_of_imports: ClassVar[set[str]] = set()
 
 
 def perform(order: dict[str, Any]) -> Any:

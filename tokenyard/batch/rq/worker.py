@@ -1,7 +1,8 @@
 """RQ's worker for batch jobs, which uses JSON and detects dead workers of its host immediately.
 
 It forks for each job, as RQ's `Worker` does: nothing in this process touches a GPU, and the parent
-sends heartbeats while the child runs the job.
+sends heartbeats while the child runs the job. What the jobs of gateways import is imported by the
+parent before it forks for the first of them.
 """
 
 from __future__ import annotations
@@ -11,28 +12,36 @@ import logging
 import os
 import signal
 import socket
+import time
 from types import FrameType
 from typing import Any, Final
 
 import redis
 from rq import Queue, Worker
-from rq.exceptions import SchedulerNotFound
+from rq.exceptions import DeserializationError, SchedulerNotFound, StopRequested
 from rq.job import Job
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
+from rq.utils import import_attribute, now
 from rq.worker import BaseWorker
+from rq.worker.base import WorkerStatus
 
 # Imported before RQ forks, so that a job starts immediately.
-from tokenyard.batch.rq.jobs import FOLDER_PREFIX, queue_name
+from tokenyard.batch.rq.jobs import FOLDER_PREFIX, PERFORM_FOR_GATEWAYS, queue_name
+from tokenyard.batch.rq.taken import WorkerQueue
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
 from tokenyard.process.owned_folder import remove_abandoned
 
 #: Heartbeat of a running job; RQ abandons it a minute after the last one.
 _MONITOR_S: Final = 5
-_MAINTAIN_S: Final = 30
-#: RQ maintains its queue between two waits for a job, which are 15 s shorter than this.
+#: The longest wait for a job, between two looks at what others left.
+_WAIT_S: Final = 5
+_LOOK_EVERY_S: Final = 4
+_CLEAN_EVERY_S: Final = 30
 _WORKER_TTL_S: Final = 45
+#: Called in the parent before it forks for a job of this function.
+_PREPARATIONS: Final = {PERFORM_FOR_GATEWAYS: "gateway.batches.work.prepare"}
 
 _log = logging.getLogger("tokenyard.batch")
 
@@ -42,24 +51,38 @@ class BatchWorker(Worker):
 
     def __init__(self, url: str, yard: str, connection: redis.Redis, name: str = "") -> None:
         WorkerContext.url, WorkerContext.yard = url, yard
+        self._clean_at = time.monotonic()
         super().__init__(
             [queue_name(yard)],
             name=name or None,
             connection=connection,
             serializer=JSONSerializer,
+            queue_class=WorkerQueue,
             job_monitoring_interval=_MONITOR_S,
-            maintenance_interval=_MAINTAIN_S,
+            maintenance_interval=_LOOK_EVERY_S,
             worker_ttl=_WORKER_TTL_S,
         )
 
-    def clean_registries(self) -> None:
-        """As RQ does, but without waiting for the heartbeats of dead workers of this host."""
-        for queue in self.queues:
-            self._abandon_jobs_of_dead_workers(queue)
-        super().clean_registries()  # type: ignore[no-untyped-call]
+    @property
+    def dequeue_timeout(self) -> int:
+        """Seconds."""
+        return _WAIT_S
 
-    def _abandon_jobs_of_dead_workers(self, queue: Queue) -> None:
+    def clean_registries(self) -> None:
+        """After each wait, take care of what others left; all that RQ cleans, every 30 s."""
+        has_found_dead = False
+        for queue in self.queues:
+            has_found_dead |= self._abandon_jobs_of_dead_workers(queue)
+            queue.intermediate_queue.cleanup(self, queue)
+        if has_found_dead or time.monotonic() >= self._clean_at:
+            self._clean_at = time.monotonic() + _CLEAN_EVERY_S
+            super().clean_registries()  # type: ignore[no-untyped-call]
+        self.last_cleaned_at: Any = now()
+
+    def _abandon_jobs_of_dead_workers(self, queue: Queue) -> bool:
+        """Do not wait for the heartbeats of dead workers of this host; whether there was one."""
         registry = queue.started_job_registry
+        has_found = False
         for entry in registry.connection.zrange(registry.key, 0, -1):
             job_id = registry.parse_job_id(entry)
             worker = self._worker_of(job_id)
@@ -70,6 +93,8 @@ class BatchWorker(Worker):
                 registry.connection.zadd(registry.key, {entry: 1}, xx=True)
                 untyped: Any = worker
                 untyped.register_death()
+                has_found = True
+        return has_found
 
     def _worker_of(self, job_id: str) -> BaseWorker | None:
         name: Any = self.connection.hget(Job.key_for(job_id), "worker_name")
@@ -94,6 +119,23 @@ class BatchWorker(Worker):
             return False
         return is_dead_here(scheduler.hostname, scheduler.pid)
 
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """As RQ does, unless this worker was paused and its job returned to the queue."""
+        if self.connection.lpos(queue.intermediate_queue_key, job.id) is None:
+            _log.warning("job %s: another worker has it", job.id)
+            return
+        super().execute_job(job, queue)
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        """As RQ does, once this process has imported what the job needs."""
+        if name := _PREPARATIONS.get(_function(job)):
+            # As the child does: it is to be cancelled as one that runs, and known to be this one's.
+            self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+            _prepare(name)
+            # For a SIGTERM in the meantime: there was no child to pass it on to.
+            WorkerContext.is_stopping = self._stop_requested
+        super().fork_work_horse(job, queue)
+
     def setup_work_horse_signals(self) -> None:
         """The child records SIGTERM; it obeys only while the job itself runs."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,6 +147,25 @@ class BatchWorker(Worker):
         if self.horse_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.horse_pid, signal.SIGTERM)
+        elif self.get_state() != WorkerStatus.BUSY:
+            # At once: RQ would first let its scheduler end, and be handed a job in the meantime.
+            raise StopRequested
+
+
+def _function(job: Job) -> str:
+    try:
+        return str(job.func_name)
+    except DeserializationError:
+        return ""  # the child will fail of it
+
+
+def _prepare(name: str) -> None:
+    before = set(os.environ)
+    try:
+        import_attribute(name)()
+    except Exception as error:  # noqa: BLE001 - the job itself meets it again, and tells it
+        _log.debug("%s: %r", name, error)
+    WorkerContext.variables_of_imports |= set(os.environ) - before
 
 
 def _record_stop(_number: int, _frame: FrameType | None) -> None:
