@@ -13,12 +13,16 @@ import redis
 
 from tests.board import yard_rig
 from tests.board.asking import Asking, opened
+from tests.board.deeds import Deeds
 from tests.board.device_yard import DeviceYard
+from tests.board.keyed import Keyed, keyed
 from tests.board.looking import Looker, looking
 from tests.board.yard_rig import Look
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
+from tokenyard.board import access, app
+from tokenyard.board.pages import ACTIONS
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -73,3 +77,25 @@ def served(
         yield found[1]
         process.terminate()
         assert process.wait(20) == 0
+
+
+@pytest.fixture
+def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is refused need not wait."""
+    monkeypatch.setattr(access, "_REFUSED_AFTER_S", 0.01)
+
+
+@pytest.fixture
+def door(broker: Server, connection: redis.Redis, keys: Keys) -> Iterator[Keyed]:
+    """A board that asks for keys."""
+    with keyed(broker.url, connection, keys) as made:
+        yield made
+
+
+@pytest.fixture
+def deeds(monkeypatch: pytest.MonkeyPatch) -> Deeds:
+    """The actions of the board, which are noted and not done."""
+    noting = Deeds()
+    stand_ins = {name: noting.of(action) for name, action in ACTIONS.items()}
+    monkeypatch.setattr(app, "ACTIONS", stand_ins)
+    return noting
