@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.board import yard_rig
 from tests.board.asking import Asking, opened
 from tests.board.deeds import Deeds
 from tests.board.device_yard import DeviceYard
 from tests.board.keyed import Keyed, keyed
 from tests.board.looking import Looker, looking
-from tests.board.yard_rig import Look
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
@@ -44,13 +42,6 @@ def ask(redis_url: str, keys: Keys) -> Iterator[Asking]:
     """A board without keys, asked as a browser or a program would."""
     with opened(redis_url, keys.yard) as asking:
         yield asking
-
-
-@pytest.fixture
-def look(redis_url: str, connection: redis.Redis) -> Iterator[Look]:
-    """A board before an empty yard with a leader."""
-    with yard_rig.looking(redis_url, connection) as opened_look:
-        yield opened_look
 
 
 @pytest.fixture
