@@ -21,6 +21,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.board import access, app
 from tokenyard.board.pages import ACTIONS
+from tokenyard.board.requests import listing, one
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -90,3 +91,11 @@ def deeds(monkeypatch: pytest.MonkeyPatch) -> Deeds:
     stand_ins = {name: noting.of(action) for name, action in ACTIONS.items()}
     monkeypatch.setattr(app, "ACTIONS", stand_ins)
     return noting
+
+
+@pytest.fixture
+def wide_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests leave ledgers on the server."""
+    for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
+        monkeypatch.setattr(listing, name, 1_000_000)
+    monkeypatch.setattr(one, "MOST_KEYS_FOR_ID", 1_000_000)

@@ -15,20 +15,13 @@ from tests.support.builders import make_request, make_result
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.board.addresses import request_name
-from tokenyard.board.requests import actions, listing
+from tokenyard.board.requests import actions
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import request_fields
 from tokenyard.scripts import Publication
 
-pytestmark = pytest.mark.valkey_only
-
-
-@pytest.fixture(autouse=True)
-def wide_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests leave ledgers on the server."""
-    for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
-        monkeypatch.setattr(listing, name, 1_000_000)
+pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 
 
 def server_ms(yard: Yard) -> int:

@@ -26,16 +26,9 @@ from tokenyard.board.yard import Yard as BoardYard
 from tokenyard.protocol.keys import GROUP
 from tokenyard.protocol.wire import request_fields
 
-pytestmark = pytest.mark.valkey_only
+pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 #: Commands of a page of twenty requests, however many there are.
 FEW = 60
-
-
-@pytest.fixture(autouse=True)
-def wide_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests leave ledgers on the server."""
-    for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
-        monkeypatch.setattr(listing, name, 1_000_000)
 
 
 # What is found
