@@ -10,6 +10,7 @@ import pytest
 
 import worker.host.process_handle
 from tests.support.pools import Theatre, theatre
+from tests.unit.worker.commander import Commander
 from tests.unit.worker.models_file import Write
 
 
@@ -62,3 +63,10 @@ def write(tmp_path: Path) -> Write:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/adapter_config.json").write_text(json.dumps({"r": 8, "peft_type": "LORA"}))
     return write
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commander]:
+    """A host with two devices, and a spare for the first."""
+    with theatre(monkeypatch, slots=2, spares=1) as played:
+        yield Commander(played)
