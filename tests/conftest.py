@@ -20,6 +20,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from tests.support.builders import random_name
+from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES, IS_DEEP
 from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
@@ -203,3 +204,14 @@ def connection(broker: Server) -> Iterator[redis.Redis]:
 def scripts(connection: redis.Redis, keys: Keys) -> Scripts:
     """The scripts of the test's yard on `broker`."""
     return Scripts(connection, keys)
+
+
+@pytest.fixture
+def counting(redis_url: str) -> Iterator[redis.Redis]:
+    """A connection whose commands are in `Counting.sent`."""
+    pool = redis.ConnectionPool.from_url(redis_url, connection_class=Counting)
+    with redis.Redis(connection_pool=pool) as connection:
+        connection.ping()
+        Counting.sent.clear()
+        yield connection
+    pool.disconnect()

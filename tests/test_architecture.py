@@ -31,6 +31,7 @@ MODULES_OF_EXTRAS = (
     "tokenyard.cli",
     "tokenyard.process.http_",
     "tokenyard.process.program",
+    "tokenyard.process.settings_options",
 )
 #: The only modules that may load torch and vLLM when they are imported.
 ENGINE_ROOMS = ("worker.engines.", "worker.executor")

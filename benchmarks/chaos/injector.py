@@ -17,7 +17,8 @@ import redis
 
 from benchmarks.chaos.faults import Act, Part, Planned
 from benchmarks.chaos.history import Fault, HistoryWriter, Key, Missed, Trimmed, now
-from benchmarks.chaos.plant import Plant, Program
+from benchmarks.chaos.plant import Plant
+from benchmarks.chaos.program import Program
 from benchmarks.chaos.targets import WorkerProcess
 
 T = TypeVar("T")

@@ -6,8 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,23 +15,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-import psutil
 import redis
 
 from benchmarks.chaos.accounts import Accounts, read_accounts
+from benchmarks.chaos.broker import Broker
 from benchmarks.chaos.faults import Part
 from benchmarks.chaos.history import Key
 from benchmarks.chaos.http_reader import bearer
+from benchmarks.chaos.program import Program
 from benchmarks.chaos.record import request_of
 from benchmarks.chaos.targets import NOBODY, WorkerProcess, find_workers
 from benchmarks.cold_start.serve import HOST, free_port
 from benchmarks.device import on_gpu
-from benchmarks.yard import ServerName, server_named
+from benchmarks.yard import ServerName
 from tokenyard import Client
 from tokenyard.admin.api_keys import create_key
 from tokenyard.admin.intakes import intakes
-from tokenyard.process.children import start_child, stop_child
-from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.errors import TransientError
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
@@ -56,7 +53,6 @@ _ACQUITTAL: Final = [
     *("--max-crashed-alone", 1000),
     *("--max-lost-alone", 1000),
 ]
-_TERM_TIMEOUT_S: Final = 60.0
 _COMPILE_S: Final = 15.0
 _POLL_S: Final = 0.05
 #: Seconds until a yard whose clients are gone has ended what they left.
@@ -87,130 +83,6 @@ DEFAULTS: Final = Timing(
     grace_s=30.0,
     gateway_grace_s=30.0,
 )
-
-
-class Broker:
-    """A server that keeps its port and its append-only file across restarts.
-
-    The file is written and synced before each reply (``appendfsync always``). With ``everysec``,
-    the embedded broker's default, a server killed during a sync may lose up to two seconds of
-    acknowledged writes: it postpones the write until the sync ends (aof.c,
-    ``aof_flush_postponed_start``), but not the replies. The file is never rewritten, because the
-    checker reads it.
-    """
-
-    def __init__(self, name: ServerName, data_dir: Path) -> None:
-        self._server = server_named(name)
-        self.data_dir = data_dir
-        self._broker = EmbeddedBroker(data_dir, server=self._server)
-        self._port = 0
-
-    @property
-    def url(self) -> str:
-        """Its Redis URL, which never changes."""
-        return self._broker.url
-
-    @property
-    def pid(self) -> int:
-        """Its process id; 0 while it is down."""
-        return self._broker.pid
-
-    def start(self) -> None:
-        """Start it with the same port and file, and wait until it answers."""
-        if self._broker.is_running:
-            return
-        self._broker = EmbeddedBroker(self.data_dir, port=self._port, server=self._server)
-        self._broker.start()
-        with self._connection() as connection:
-            self._port = connection.connection_pool.connection_kwargs["port"]
-            connection.config_set("appendfsync", "always")
-            connection.config_set("auto-aof-rewrite-percentage", 0)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
-        self._broker.stop()
-
-    def stop(self) -> None:
-        """Send SIGTERM; idempotent."""
-        self._broker.stop()
-
-    def cut_connections(self) -> None:
-        """Cut all connections, whatever is in transit."""
-        with self._connection() as connection:
-            connection.client_kill_filter(_type="normal", skipme=True)
-
-    def flush_scripts(self) -> None:
-        """Flush the script cache."""
-        with self._connection() as connection:
-            connection.script_flush()
-
-    def _connection(self) -> redis.Redis:
-        return redis.Redis.from_url(self.url, socket_timeout=10.0)
-
-
-class Program:
-    """A coordinator or controller that can be ended and restarted."""
-
-    def __init__(
-        self, name: str, command: Sequence[str], log: Path, cores: Collection[int]
-    ) -> None:
-        self.name = name
-        self._command = command
-        self._log = log
-        self._cores = cores
-        self._process: subprocess.Popen[bytes] | None = None
-        self._groups: list[subprocess.Popen[bytes]] = []
-
-    @property
-    def pid(self) -> int:
-        """Its process id; 0 while it is down."""
-        return self._process.pid if self.is_running and self._process else 0
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Start it if it is down."""
-        if self.is_running:
-            return
-        self._process = start_child(self._command, self._log)
-        if self._cores:
-            os.sched_setaffinity(self._process.pid, self._cores)
-        self._groups.append(self._process)
-
-    def descendants(self) -> list[int]:
-        """All its child processes, and theirs."""
-        with contextlib.suppress(psutil.Error):
-            if self.is_running:
-                return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
-        return []
-
-    def has_started(self, pid: int) -> bool:
-        """Whether the process is alive and was started by this program, now or before a restart."""
-        with contextlib.suppress(ProcessLookupError, psutil.Error):
-            group = os.getpgid(pid)
-            return (
-                pid != group
-                and group in [process.pid for process in self._groups]
-                and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-            )
-        return False
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until it ends by itself, at most ``timeout_s``."""
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-
-    def end(self) -> None:
-        """End it and all processes that it has left, now or before a restart."""
-        for process in self._groups:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGCONT)
-            stop_child(process, _TERM_TIMEOUT_S)
 
 
 def _cores(host: int) -> Collection[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from tests.batch.conftest import WriteLines, completion, objects, zstd
 from tests.support.processes import Plant
 from tests.support.servers import free_port
-from tests.support.waiting import eventually
 from tokenyard.batch import (
     BatchState,
     OutputInUse,
@@ -25,7 +23,6 @@ from tokenyard.batch import (
 from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, RequestCounts, load_state
-from tokenyard.client.sync import Client
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -299,98 +296,6 @@ def test_progress_is_reported_until_the_end(
     run(source, tmp_path / "out.jsonl", on_progress=told.append)
     assert [each.status for each in told][-1] == "completed"
     assert told[-1].counts.done == 10
-
-
-class Slow:
-    """A job on a yard without a worker, so that its requests wait."""
-
-    def __init__(self, plant: Plant, spec: BatchSpec) -> None:
-        self.plant = plant
-        self.is_cancelled = False
-        self.state: BatchState | None = None
-        runner = Runner(plant.url, plant.keys.yard, spec, is_cancelled=lambda: self.is_cancelled)
-
-        def work() -> None:
-            self.state = runner.run()
-
-        self.thread = threading.Thread(target=work, daemon=True)
-        self.thread.start()
-
-    def wait_for_requests(self, count: int) -> None:
-        """Wait until so many requests are in the intake."""
-        low = self.plant.keys.intake("low")
-        eventually(lambda: self.plant.connection.xlen(low) >= count)
-
-    def ended(self) -> BatchState:
-        self.thread.join(30.0)
-        assert self.state is not None
-        return self.state
-
-
-@pytest.fixture
-def idle_plant(valkey_broker: Any) -> Any:
-    """A yard with a coordinator and no worker."""
-    with Plant(valkey_broker.url) as plant:
-        plant.coordinator()
-        plant.wait_for_leader()
-        yield plant
-
-
-def test_a_cancelled_job_answers_every_line_and_can_be_resumed(
-    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    # Given a job whose requests wait
-    lines = [completion(number) for number in range(50)]
-    spec = BatchSpec(
-        input=str(write_lines("in.jsonl", lines)), output=str(tmp_path / "out.jsonl"), window=10
-    )
-    slow = Slow(idle_plant, spec)
-    slow.wait_for_requests(10)
-    # If it is cancelled
-    slow.is_cancelled = True
-    state = slow.ended()
-    # I expect an error for each line, and no request left in the yard.
-    assert (state.status, counts(state)) == ("cancelled", (50, 0, 50))
-    found = objects(spec.errors_path)
-    assert {line["error"]["code"] for line in found} == {"batch_cancelled"}
-    assert {line["custom_id"] for line in found} == {line["custom_id"] for line in lines}
-    # If it runs again with a worker, I expect results for all.
-    idle_plant.worker()
-    again = run_batch(
-        spec.input, spec.output, window=10, redis_url=idle_plant.url, yard=idle_plant.keys.yard
-    )
-    assert (again.id, again.status, counts(again)) == (state.id, "completed", (50, 50, 0))
-    assert objects(spec.errors_path) == []
-
-
-def test_a_completion_window_ends_the_job(
-    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    spec = BatchSpec(
-        input=str(write_lines("in.jsonl", [completion(number) for number in range(20)])),
-        output=str(tmp_path / "out.jsonl"),
-        window=5,
-        completion_window_s=1.0,
-    )
-    state = Runner(idle_plant.url, idle_plant.keys.yard, spec).run()
-    assert (state.status, counts(state)) == ("expired", (20, 0, 20))
-    assert {line["error"]["code"] for line in objects(spec.errors_path)} == {"batch_expired"}
-
-
-def test_interactive_requests_overtake_a_batch(
-    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    # Given a waiting job, and a later request
-    lines = [completion(number) for number in range(10)]
-    spec = BatchSpec(input=str(write_lines("in.jsonl", lines)), output=str(tmp_path / "out.jsonl"))
-    slow = Slow(idle_plant, spec)
-    slow.wait_for_requests(10)
-    with Client(idle_plant.url, idle_plant.keys.yard) as client:
-        handle = client.submit("me first")
-        assert handle.position == 0
-        idle_plant.worker()
-        handle.result(timeout=30.0)
-    assert slow.ended().status == "completed"
 
 
 async def _collect(lines: Any, plant: Plant, **options: Any) -> list[dict[str, Any]]:

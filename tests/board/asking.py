@@ -14,6 +14,8 @@ from tokenyard.board.settings import BoardOptions
 
 HOST = "127.0.0.1:8001"
 HERE = f"http://{HOST}"
+#: What an open page accepts.
+STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)

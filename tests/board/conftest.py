@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.board import yard_rig
 from tests.board.asking import Asking, opened
+from tests.board.deeds import Deeds
 from tests.board.device_yard import DeviceYard
+from tests.board.keyed import Keyed, keyed
 from tests.board.looking import Looker, looking
-from tests.board.yard_rig import Look
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
+from tokenyard.board import access, app
+from tokenyard.board.pages import ACTIONS
+from tokenyard.board.requests import listing, one
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -40,13 +43,6 @@ def ask(redis_url: str, keys: Keys) -> Iterator[Asking]:
     """A board without keys, asked as a browser or a program would."""
     with opened(redis_url, keys.yard) as asking:
         yield asking
-
-
-@pytest.fixture
-def look(redis_url: str, connection: redis.Redis) -> Iterator[Look]:
-    """A board before an empty yard with a leader."""
-    with yard_rig.looking(redis_url, connection) as opened_look:
-        yield opened_look
 
 
 @pytest.fixture
@@ -73,3 +69,33 @@ def served(
         yield found[1]
         process.terminate()
         assert process.wait(20) == 0
+
+
+@pytest.fixture
+def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is refused need not wait."""
+    monkeypatch.setattr(access, "_REFUSED_AFTER_S", 0.01)
+
+
+@pytest.fixture
+def door(broker: Server, connection: redis.Redis, keys: Keys) -> Iterator[Keyed]:
+    """A board that asks for keys."""
+    with keyed(broker.url, connection, keys) as made:
+        yield made
+
+
+@pytest.fixture
+def deeds(monkeypatch: pytest.MonkeyPatch) -> Deeds:
+    """The actions of the board, which are noted and not done."""
+    noting = Deeds()
+    stand_ins = {name: noting.of(action) for name, action in ACTIONS.items()}
+    monkeypatch.setattr(app, "ACTIONS", stand_ins)
+    return noting
+
+
+@pytest.fixture
+def wide_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests leave ledgers on the server."""
+    for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
+        monkeypatch.setattr(listing, name, 1_000_000)
+    monkeypatch.setattr(one, "MOST_KEYS_FOR_ID", 1_000_000)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import httpx
 import pytest
 import redis
-from httpx import Response
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
@@ -32,6 +32,7 @@ class Looker:
         self.actor = Actor("olga", "operator")
         self._client = TestClient(board.app, base_url=ORIGIN, follow_redirects=False)
         self._connection, self._keys = connection, keys
+        self._looks = 0
 
     async def enter(self, _: Door, request: Request, role: str) -> Actor | PlainTextResponse:
         """Takes the place of the door."""
@@ -40,11 +41,26 @@ class Looker:
         return self.actor if is_let_in else PlainTextResponse("not allowed", 403)
 
     def get(self, path: str, status: int = 200, parameters: Fields | None = None) -> str:
-        """A page; ``path`` lies below the board."""
-        path = path if path.startswith(ROOT) else ROOT + path
-        answer = self._client.get(path, params=parameters)  # type: ignore[arg-type]
+        """A page as it is now; ``path`` lies below the board."""
+        # A board reads an address once a second for all who look.
+        self._looks += 1
+        url = httpx.URL(path if path.startswith(ROOT) else ROOT + path)
+        url = url.copy_merge_params({**(parameters or {}), "look": str(self._looks)})
+        answer = self._client.get(str(url))
         assert answer.status_code == status, answer.text
         return answer.text
+
+    def live(self, path: str, name: str) -> str:
+        """A live block of a page, as an open page gets it."""
+        page = self.get(path)
+        begin = re.search(rf'<(\w+)[^>]* id="{name}"[^>]*>|<(\w+) id="{name}"[^>]*>', page)
+        assert begin, name
+        tag, depth = begin[1] or begin[2], 1
+        for one in re.finditer(rf"<(/?){tag}\b", page[begin.end() :]):
+            depth += -1 if one[1] else 1
+            if not depth:
+                return page[begin.end() :][: one.start()]
+        raise AssertionError(f"{name} does not end")
 
     def ask(self, action: str, fields: Fields, status: int = 200) -> str:
         """The page that asks whether to do it."""
@@ -52,7 +68,11 @@ class Looker:
         assert answer.status_code == status, answer.text
         return answer.text
 
-    def post(self, action: str, fields: Fields) -> Response:
+    def asked(self, action: str, fields: Fields) -> str:
+        """What the page that asks says."""
+        return text_of(self.ask(action, fields))
+
+    def post(self, action: str, fields: Fields) -> httpx.Response:
         """Do it."""
         return self._client.post(
             f"{ROOT}/do/{action}", data=dict(fields), headers={"origin": ORIGIN}

@@ -16,8 +16,8 @@ import redis
 
 from tests.batch.conftest import completion, write_lines
 from tests.batch.test_rq import BatchYard
+from tests.board.calls import Calls
 from tests.board.looking import Looker, looking, text_of
-from tests.board.test_dead import Calls, asked_of
 from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.processes import Plant
 from tests.support.servers import Server
@@ -136,7 +136,7 @@ def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Looker) -
     assert "RQ's worker" in shown
 
     # If it is cancelled
-    asked = asked_of(live, "batch.cancel", {"job": job})
+    asked = live.asked("batch.cancel", {"job": job})
     assert f"Cancel {job}. Answers stay; 5 lines without one get the error" in asked
     done = live.do("batch.cancel", {"job": job, "why": "wrong file"})
     assert (done.text, done.target) == (f"{job}: cancelling.", f"batch {job}")
@@ -147,16 +147,16 @@ def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Looker) -
     assert "cancelled" in look(live, job)
     errors = live.get(f"/batches/{job}", parameters={"errors": "open", "x": "1"})
     assert errors.count("batch_cancelled") == 5
-    assert f"{job} is over: cancelled." in asked_of(live, "batch.cancel", {"job": job})
+    assert f"{job} is over: cancelled." in live.asked("batch.cancel", {"job": job})
     assert "had ended before: cancelled" in live.post("batch.cancel", {"job": job}).text
 
     # If it is resumed, I expect it to run again.
-    asked = asked_of(live, "batch.resume", {"job": job})
+    asked = live.asked("batch.resume", {"job": job})
     assert "5 lines have an error" in asked
     done = live.do("batch.resume", {"job": job, "retry_errors": "on"})
     assert done.text == f"{job} waits for a worker again, with its errors."
     eventually(lambda: "RQ: started" in look(live, job), timeout_s=50)
-    assert "is not over" in asked_of(live, "batch.resume", {"job": job})
+    assert "is not over" in live.asked("batch.resume", {"job": job})
     assert live.post("batch.resume", {"job": job}).status_code == 400
     assert yard.call("cancel", job).stdout == f"{job}: cancelling\n"
     yard.call("status", job, "--wait", "--timeout", 50, status=1)

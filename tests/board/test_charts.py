@@ -10,8 +10,6 @@ from markupsafe import Markup
 
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Values, chart, duration, number
 
-SVG = "{http://www.w3.org/2000/svg}"
-
 
 def drawn(*lines: Values, unit: object = COUNT) -> Markup:
     named = [Line(f"l{at}", values) for at, values in enumerate(lines)]

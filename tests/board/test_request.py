@@ -16,7 +16,7 @@ from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.admin.listed import STATES
-from tokenyard.board.requests import listing, one
+from tokenyard.board.requests import one
 from tokenyard.board.requests.bar import WIDTH, bar_of
 from tokenyard.board.requests.content import MOST_CHARACTERS, MOST_IDS, content_of
 from tokenyard.protocol.errors import Code
@@ -24,15 +24,7 @@ from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
 from tokenyard.scripts import Publication
 
-pytestmark = pytest.mark.valkey_only
-
-
-@pytest.fixture(autouse=True)
-def each_look_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests leave ledgers on the server, and each look is to be a new one."""
-    for module in (listing, one):
-        monkeypatch.setattr(module, "MOST_KEYS_FOR_ID", 1_000_000)
-    monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 0.0)
+pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 
 
 def finish(yard: Yard, worker: str, request: Request, text: str = ANSWER) -> None:

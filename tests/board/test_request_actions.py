@@ -6,28 +6,22 @@ from typing import Any
 
 import pytest
 
+from tests.board.calls import Calls
+from tests.board.letters import bury_many
 from tests.board.looking import Looker, text_of, values_of
 from tests.board.request_rig import fail, ids, state_of
-from tests.board.test_dead import Calls, bury_many
 from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_request, make_result
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.board.addresses import request_name
-from tokenyard.board.requests import actions, listing
+from tokenyard.board.requests import actions
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import request_fields
 from tokenyard.scripts import Publication
 
-pytestmark = pytest.mark.valkey_only
-
-
-@pytest.fixture(autouse=True)
-def wide_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests leave ledgers on the server."""
-    for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
-        monkeypatch.setattr(listing, name, 1_000_000)
+pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 
 
 def server_ms(yard: Yard) -> int:

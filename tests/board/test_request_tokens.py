@@ -28,12 +28,6 @@ from tokenyard.scripts import Publication
 pytestmark = pytest.mark.valkey_only
 
 
-@pytest.fixture(autouse=True)
-def each_look_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No look shares what another has read."""
-    monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 0.0)
-
-
 def test_tokens_grow_in_the_live_block_and_only_the_last_are_read(
     looker: Looker, yard: Yard
 ) -> None:

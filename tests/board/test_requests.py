@@ -13,8 +13,9 @@ import redis
 
 from tests.board.looking import Looker, links_of, text_of, values_of
 from tests.board.request_rig import HOSTILE, fail, ids, state_of
-from tests.integration.test_listing import Counting, fill, one_of_each_state
+from tests.integration.test_listing import fill, one_of_each_state
 from tests.support.builders import make_request, random_name
+from tests.support.counting import Counting
 from tests.support.yard import Yard
 from tokenyard.admin.listed import STATES
 from tokenyard.board.addresses import named_request
@@ -26,16 +27,9 @@ from tokenyard.board.yard import Yard as BoardYard
 from tokenyard.protocol.keys import GROUP
 from tokenyard.protocol.wire import request_fields
 
-pytestmark = pytest.mark.valkey_only
+pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 #: Commands of a page of twenty requests, however many there are.
 FEW = 60
-
-
-@pytest.fixture(autouse=True)
-def wide_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests leave ledgers on the server."""
-    for name in ("MOST_KEYS", "MOST_KEYS_FOR_ID", "MOST_KEYS_WITH_RESULTS"):
-        monkeypatch.setattr(listing, name, 1_000_000)
 
 
 # What is found
@@ -193,17 +187,6 @@ def test_a_place_that_is_none(text: str) -> None:
 
 
 # Bounds
-
-
-@pytest.fixture
-def counting(redis_url: str) -> Iterator[redis.Redis]:
-    """A connection whose commands are in `Counting.sent`."""
-    pool = redis.ConnectionPool.from_url(redis_url, connection_class=Counting)
-    with redis.Redis(connection_pool=pool) as connection:
-        connection.ping()
-        Counting.sent.clear()
-        yield connection
-    pool.disconnect()
 
 
 def asked(counting: redis.Redis, yard: Yard, **given: str) -> dict[str, Any]:

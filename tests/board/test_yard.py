@@ -7,32 +7,36 @@ import time
 import pytest
 import redis
 
-from tests.board.yard_rig import Look, looking, text_of, worker
+from tests.board.calls import Calls
+from tests.board.looking import Looker, looking, text_of
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
+from tests.support.yard import Yard
 from tokenyard.admin.signals import Signals
 from tokenyard.board import checkup
 from tokenyard.doctor import Evidence, diagnose
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.history import HistorySample, history_fields
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 
 
-def record(look: Look, ago_s: float, **fields: object) -> None:
+def record(yard: Yard, ago_s: float, **fields: object) -> None:
     """Add an entry to the history, some time ago."""
-    seconds, _ = look.yard.connection.time()
+    seconds, _ = yard.connection.time()
     values = {"at_ms": 0, "waiting": {}, "seconds": 10.0, **fields}
     packed = history_fields(HistorySample(**values))  # type: ignore[arg-type]
-    key = look.yard.keys.history
-    look.yard.connection.xadd(key, packed, id=f"{int(1000 * (seconds - ago_s))}-*")  # type: ignore[arg-type]
+    key = yard.keys.history
+    yard.connection.xadd(key, packed, id=f"{int(1000 * (seconds - ago_s))}-*")  # type: ignore[arg-type]
 
 
-def test_an_empty_yard_is_told_in_words(look: Look) -> None:
-    page = text_of(look.at("/"))
+@pytest.mark.usefixtures("yard")
+def test_an_empty_yard_is_told_in_words(looker: Looker) -> None:
+    page = text_of(looker.get("/"))
 
     assert "first figures 10 s after a coordinator leads" in page
     assert "nothing in this time" in page
@@ -43,20 +47,20 @@ def test_an_empty_yard_is_told_in_words(look: Look) -> None:
     assert "no model is served" in page
 
 
-def test_without_a_leader_it_says_what_that_means(look: Look) -> None:
-    look.yard.scripts.resign(look.yard.token)
-    assert "No coordinator leads" in text_of(look.live("/", "live_state"))
+def test_without_a_leader_it_says_what_that_means(looker: Looker, yard: Yard) -> None:
+    yard.scripts.resign(yard.token)
+    assert "No coordinator leads" in text_of(looker.live("/", "live_state"))
 
 
-def test_figures_of_the_last_minute_and_of_the_last_hour(look: Look) -> None:
+def test_figures_of_the_last_minute_and_of_the_last_hour(looker: Looker, yard: Yard) -> None:
     # Given a minute in which 300 requests ended, 6 of them failed, and an hour with more
-    record(look, 1_800, finished=1_000, tokens=70_000, dead=2)
+    record(yard, 1_800, finished=1_000, tokens=70_000, dead=2)
     for ago_s in range(55, 0, -10):
-        record(look, ago_s, finished=50, failed=1, tokens=5_000, running=7, ttft=[0] * 6 + [100])
+        record(yard, ago_s, finished=50, failed=1, tokens=5_000, running=7, ttft=[0] * 6 + [100])
     for name in ("a", "b"):
-        worker(look, name)
+        yard.worker(name)
 
-    page = text_of(look.live("/", "live_figures"))
+    page = text_of(looker.live("/", "live_figures"))
 
     assert "Requests 5 per second 6 failed in the last minute" in page
     assert "Tokens 500 per second 100 k in the last hour" in page
@@ -67,11 +71,11 @@ def test_figures_of_the_last_minute_and_of_the_last_hour(look: Look) -> None:
     assert "Dead letters 0 2 in the last hour" in page
 
 
-def test_charts_have_gaps_where_nobody_wrote(look: Look) -> None:
+def test_charts_have_gaps_where_nobody_wrote(looker: Looker, yard: Yard) -> None:
     for ago_s in (*range(1_495, 900, -10), *range(295, 0, -10)):
-        record(look, ago_s, finished=50, wait=[0] * 7 + [9, 1])
+        record(yard, ago_s, finished=50, wait=[0] * 7 + [9, 1])
 
-    page = look.at("/")
+    page = looker.get("/")
 
     assert page.count('<svg viewBox="0 0 360 132"') == 6
     wait = page[page.index('id="wait-text"') :]
@@ -80,58 +84,56 @@ def test_charts_have_gaps_where_nobody_wrote(look: Look) -> None:
     assert all(one.count("M") == 2 for one in lines), "one gap in each"
 
 
-def test_waiting_requests_and_the_wait_to_expect(look: Look) -> None:
-    worker(look)
-    look.yard.connection.hset(look.yard.keys.info, "rate", "2.0")
+def test_waiting_requests_and_the_wait_to_expect(looker: Looker, yard: Yard) -> None:
+    yard.worker()
+    yard.connection.hset(yard.keys.info, "rate", "2.0")
     for _ in range(10):
-        look.yard.submit(make_request(), "low")
+        yard.submit(make_request(), "low")
 
-    page = text_of(look.live("/", "live_queue"))
+    page = text_of(looker.live("/", "live_queue"))
     assert "low 10" in page
     assert "5.0 s" in page
     assert "at 2 requests per second" in page
 
 
-def test_nobody_knows_the_wait_while_no_worker_serves(look: Look) -> None:
-    look.yard.connection.hset(look.yard.keys.info, "rate", "2.0")
-    look.yard.submit(make_request(), "low")
+def test_nobody_knows_the_wait_while_no_worker_serves(looker: Looker, yard: Yard) -> None:
+    yard.connection.hset(yard.keys.info, "rate", "2.0")
+    yard.submit(make_request(), "low")
 
-    assert "No worker serves now" in text_of(look.live("/", "live_queue"))
+    assert "No worker serves now" in text_of(looker.live("/", "live_queue"))
 
 
-def test_tenants_in_line_with_share_and_wait(look: Look) -> None:
-    worker(look)
-    look.yard.connection.hset(look.yard.keys.info, "rate", "1.0")
-    look.yard.connection.hset(
-        look.yard.keys.tenants, "ann", encode_tenant(TenantSettings(weight=3.0))
-    )
+def test_tenants_in_line_with_share_and_wait(looker: Looker, yard: Yard) -> None:
+    yard.worker()
+    yard.connection.hset(yard.keys.info, "rate", "1.0")
+    yard.connection.hset(yard.keys.tenants, "ann", encode_tenant(TenantSettings(weight=3.0)))
     for tenant, count in (("ann", 3), ("bob", 9)):
         for _ in range(count):
-            look.yard.submit(make_request(tenant=tenant))
+            yard.submit(make_request(tenant=tenant))
 
-    page = text_of(look.live("/", "live_tenants"))
+    page = text_of(looker.live("/", "live_tenants"))
     assert "bob 9 0 25.0 % 12 s ann 3 0 75.0 % 4.0 s" in page
-    assert "12 of these are of tenants" in text_of(look.live("/", "live_queue"))
+    assert "12 of these are of tenants" in text_of(looker.live("/", "live_queue"))
 
 
-def test_of_many_tenants_a_bounded_number_is_read(look: Look) -> None:
+def test_of_many_tenants_a_bounded_number_is_read(looker: Looker, yard: Yard) -> None:
     for number in range(150):
-        look.yard.submit(make_request(tenant=f"t{number:03}"))
+        yard.submit(make_request(tenant=f"t{number:03}"))
 
-    page = text_of(look.live("/", "live_tenants"))
+    page = text_of(looker.live("/", "live_tenants"))
     assert page.count("t0") + page.count("t1") == 10
     assert "140 more are in line; these have most, of the 100 that are served next." in page
 
 
-def test_errors_are_named_and_are_text(look: Look) -> None:
-    queued = look.yard.submit(make_request(f"q-{HOSTILE}"))
+def test_errors_are_named_and_are_text(looker: Looker, yard: Yard) -> None:
+    queued = yard.submit(make_request(f"q-{HOSTILE}"))
     reply = refusal(queued.request, Code.POISONED, "bad", published=b"")
     place = (queued.intake, queued.entry, queued.request)
-    look.yard.scripts.answer(look.yard.token, *place, reply, dead=f"POISONED: {HOSTILE}")
-    now_ms = look.yard.connection.time()[0] * 1000
-    worker(look, "frail", last_error=HOSTILE + "z" * 1_000_000, last_error_ms=now_ms)
+    yard.scripts.answer(yard.token, *place, reply, dead=f"POISONED: {HOSTILE}")
+    now_ms = yard.connection.time()[0] * 1000
+    yard.worker("frail", last_error=HOSTILE + "z" * 1_000_000, last_error_ms=now_ms)
 
-    page = look.at("/")
+    page = looker.get("/")
 
     assert "<img" not in page
     assert "\u202e" not in page
@@ -142,23 +144,23 @@ def test_errors_are_named_and_are_text(look: Look) -> None:
     assert "Dead letters 1 Look at them" in text_of(page)
 
 
-def test_a_pause_is_told(look: Look) -> None:
+def test_a_pause_is_told(looker: Looker, yard: Yard) -> None:
     order = Order(signal="PAUSE", by="ann@host", why="new driver")
-    Signals(look.yard.connection, look.yard.keys).give(order)
+    Signals(yard.connection, yard.keys).give(order)
 
-    state = text_of(look.live("/", "live_state"))
+    state = text_of(looker.live("/", "live_state"))
     assert "all workers PAUSED by ann@host: new driver" in state
 
 
-def test_standbys_are_named_and_the_leader_is_none(look: Look) -> None:
+def test_standbys_are_named_and_the_leader_is_none(looker: Looker, yard: Yard) -> None:
     for name in ("north", "south", "coordinator"):
-        look.yard.scripts.stand_by(name, 60_000)
+        yard.scripts.stand_by(name, 60_000)
 
-    assert "Stand by north, south" in text_of(look.live("/", "live_coordinators"))
+    assert "Stand by north, south" in text_of(looker.live("/", "live_coordinators"))
 
 
-def test_the_broker_and_what_it_can_confirm(look: Look) -> None:
-    page = text_of(look.live("/", "live_broker"))
+def test_the_broker_and_what_it_can_confirm(looker: Looker) -> None:
+    page = text_of(looker.live("/", "live_broker"))
 
     assert "Server Valkey" in page or "Server Redis" in page
     assert "Durability memory confirmed" in page
@@ -166,7 +168,7 @@ def test_the_broker_and_what_it_can_confirm(look: Look) -> None:
 
 
 def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
-    look: Look, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a doctor who takes long
     looks: list[float] = []
@@ -180,23 +182,25 @@ def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
     monkeypatch.setattr(checkup, "gather", gather)
 
     # I expect the page not to wait for it,
-    assert "The first examination is under way." in text_of(look.live("/", "live_doctor"))
+    assert "The first examination is under way." in text_of(looker.live("/", "live_doctor"))
     may_end = True
     # to show what it finds, with its age,
     count = len(list(diagnose(Evidence(unseen={"INFO": "not allowed"}))))
 
     def shown() -> str:
-        page = text_of(look.live("/", "live_doctor"))
+        page = text_of(looker.live("/", "live_doctor"))
         return page if f"{count} checks at" in page else ""
 
     page = eventually(shown)
     assert "unknown version INFO is refused" in page
     # and not to ask again.
-    look.at("/")
+    looker.get("/")
     assert len(looks) == 1
 
 
-def test_the_doctor_looks_again_after_a_time(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_looks_again_after_a_time(
+    looker: Looker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[object] = []
 
     def gather(*args: object) -> Evidence:
@@ -206,73 +210,69 @@ def test_the_doctor_looks_again_after_a_time(look: Look, monkeypatch: pytest.Mon
     monkeypatch.setattr(checkup, "gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
-    eventually(lambda: look.at("/") and len(looks) >= 2)
+    eventually(lambda: looker.get("/") and len(looks) >= 2)
 
 
 def test_what_the_user_may_not_ask_is_asked_once(
-    look: Look, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, connection: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a board whose user may ask for neither INFO nor CONFIG nor the log of refusals
-    yard = look.yard
     user = random_name("user")
     rights = ("on", ">secret", "~*", "+@all", "-info", "-config", "-acl")
-    yard.connection.execute_command("ACL", "SETUSER", user, *rights)
-    url = look.url.replace("//", f"//{user}:secret@")
+    connection.execute_command("ACL", "SETUSER", user, *rights)
+    url = redis_url.replace("//", f"//{user}:secret@")
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
-    with looking(url, yard.connection) as guarded:
+    with looking(monkeypatch, url, connection, keys) as guarded:
         # If it is looked at again and again
         eventually(lambda: "checks at" in text_of(guarded.live("/", "live_doctor")))
-        yard.connection.acl_log_reset()
+        connection.acl_log_reset()
         for _ in range(5):
             assert "does not let us read INFO" in guarded.live("/", "live_broker")
             time.sleep(0.05)
 
     # I expect no more refusals in the server's log than those of the first time.
-    refused = [one for one in yard.connection.acl_log() if one["username"].decode() == user]
-    yard.connection.execute_command("ACL", "DELUSER", user)
+    refused = [one for one in connection.acl_log() if one["username"].decode() == user]
+    connection.execute_command("ACL", "DELUSER", user)
     assert refused == []
 
 
-def test_a_doctor_who_cannot_look_says_why(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_doctor_who_cannot_look_says_why(looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
     def gather(*args: object) -> Evidence:
         raise redis.ConnectionError("it is <gone>")
 
     monkeypatch.setattr(checkup, "gather", gather)
 
     def shown() -> str:
-        page = look.live("/", "live_doctor")
+        page = looker.live("/", "live_doctor")
         return page if "It could not look" in page else ""
 
     assert "it is &lt;gone&gt;" in eventually(shown)
 
 
 def test_the_page_asks_for_as_many_keys_of_a_large_yard(
-    look: Look, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkup, "gather", lambda *_: Evidence())
 
     def commands() -> int:
-        before = look.yard.connection.info("commandstats")
-        look.at("/")
-        after = look.yard.connection.info("commandstats")
-        return sum(
-            one["calls"] - before.get(name, {"calls": 0})["calls"] for name, one in after.items()
-        )
+        calls = Calls(yard.connection)
+        looker.get("/")
+        return sum(calls.made().values())
 
-    worker(look, "first")
+    yard.worker("first")
     few = commands()
     for number in range(300):
-        worker(look, f"w{number}")
-        look.yard.submit(make_request())
+        yard.worker(f"w{number}")
+        yard.submit(make_request())
     assert commands() <= few + 3
     # Of tenants the first hundred in line are counted.
     for number in range(300):
-        look.yard.submit(make_request(tenant=f"t{number}"))
+        yard.submit(make_request(tenant=f"t{number}"))
     assert commands() <= few + 3 + 100
 
 
-def test_an_open_page_gets_blocks_only_when_they_change(look: Look) -> None:
-    record(look, 5, finished=50)
-    first = {name: look.live("/", name) for name in ("live_figures", "live_charts")}
-    assert first == {name: look.live("/", name) for name in first}
+def test_an_open_page_gets_blocks_only_when_they_change(looker: Looker, yard: Yard) -> None:
+    record(yard, 5, finished=50)
+    first = {name: looker.live("/", name) for name in ("live_figures", "live_charts")}
+    assert first == {name: looker.live("/", name) for name in first}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
 from tests.support.builders import make_request, make_result, random_name, worker_json
+from tests.support.counting import Counting
 from tests.support.yard import LONG_MS, QueuedRequest, Yard
 from tokenyard.admin.listed import STATES
 from tokenyard.admin.owners import Owners, find_owners
@@ -227,31 +228,6 @@ def test_waiting_request_names_its_pause(yard: Yard) -> None:
     [pause] = found["held"].pauses
     assert (pause.scope, pause.by, pause.why) == ("model:adder", "kim@north", "its driver")
     assert found["free"].pauses == []
-
-
-class Counting(redis.Connection):
-    """A connection that knows which commands it has sent."""
-
-    sent: ClassVar[list[str]] = []
-
-    def send_command(self, *args: Any, **options: Any) -> Any:
-        self.sent.append(str(args[0]))
-        return super().send_command(*args, **options)
-
-    def pack_commands(self, commands: Any) -> Any:
-        self.sent.extend(str(one[0]) for one in commands)
-        return super().pack_commands(commands)
-
-
-@pytest.fixture
-def counting(redis_url: str) -> Iterator[redis.Redis]:
-    """A connection whose commands are in `Counting.sent`."""
-    pool = redis.ConnectionPool.from_url(redis_url, connection_class=Counting)
-    with redis.Redis(connection_pool=pool) as connection:
-        connection.ping()
-        Counting.sent.clear()
-        yield connection
-    pool.disconnect()
 
 
 def fill(yard: Yard, count: int, **fields: Any) -> None:

@@ -11,12 +11,7 @@ from collections import Counter
 import msgspec
 import redis
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.scripts.model import (
     CLIENTS,
@@ -36,13 +31,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, refusal
-from tokenyard.protocol.wire import (
-    Assignment,
-    Request,
-    pack_tokens,
-    request_fields,
-    unpack_tokens,
-)
+from tokenyard.protocol.wire import Assignment, Request, pack_tokens, request_fields, unpack_tokens
 from tokenyard.scripts import (
     Answered,
     Cancelled,

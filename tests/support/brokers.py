@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from tests.support.absence import lacks
 from tests.support.servers import Server, ServerName, find_binary, free_port
@@ -66,12 +64,9 @@ class GuardedServer(Server):
         """The URL under which a user connects."""
         return f"redis://{user}:{user}@127.0.0.1:{self.port}"
 
-    def _answers(self) -> bool:
-        with redis.Redis.from_url(self.url_of("worker"), retry=Retry(NoBackoff(), 0)) as probe:
-            try:
-                return bool(probe.ping())
-            except redis.RedisError:  # not listening yet, or still loading its data
-                return False
+    @property
+    def _probe_url(self) -> str:
+        return self.url_of("worker")
 
 
 class Sentinel(Server):

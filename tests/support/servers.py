@@ -70,8 +70,12 @@ class Server:
                 raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.02)
 
+    @property
+    def _probe_url(self) -> str:
+        return self.url
+
     def _answers(self) -> bool:
-        with redis.Redis(port=self.port, socket_timeout=5.0, retry=_NO_RETRY) as probe:
+        with redis.Redis.from_url(self._probe_url, socket_timeout=5.0, retry=_NO_RETRY) as probe:
             try:
                 return bool(probe.ping())
             except redis.RedisError:  # not listening yet, or still loading its data

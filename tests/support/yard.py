@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import redis
@@ -12,13 +13,7 @@ import redis
 from tests.support.builders import make_request, random_name, worker_json
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import (
-    CONSUMER,
-    GROUP,
-    INTAKE_CLASSES,
-    Keys,
-    PriorityClass,
-)
+from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, Keys, PriorityClass
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply, refusal
 from tokenyard.protocol.wire import Assignment, Request
@@ -68,9 +63,9 @@ class Yard:
         self.scripts.resign(self.token)
         return self.scripts.lead("successor", LONG_MS)
 
-    def worker(self, name: str = "w", lease_ms: int = LONG_MS) -> str:
-        """Register a worker with a lease."""
-        return self.scripts.register(name, lease_ms, worker_json(name))
+    def worker(self, name: str = "w", lease_ms: int = LONG_MS, **info: Any) -> str:
+        """Register a worker with a lease, whose entry in the roster says this."""
+        return self.scripts.register(name, lease_ms, worker_json(name, **info))
 
     def fence(self, worker: str, how: str) -> str:
         """End a worker's lease, its lane unchanged; the name under which it writes from then on."""

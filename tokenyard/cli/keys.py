@@ -14,7 +14,8 @@ from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable
-from tokenyard.process.program import Exit, PlainCommand, PlainGroup, words
+from tokenyard.process.program import Exit, PlainCommand, PlainGroup
+from tokenyard.process.settings_options import words
 from tokenyard.protocol.api_keys import ID_DIGITS, PREFIX, ApiKey, Role, key_digest
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.texts import counted, printable

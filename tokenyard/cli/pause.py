@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import click
 
-from tokenyard.cli.shared.signal_options import SignalOptions, give, order_options
+from tokenyard.cli.shared.signal_options import SignalOptions, give, mode_option, order_options
 from tokenyard.process.program import PlainCommand
-from tokenyard.protocol.control import PAUSE_MODES, PauseMode
+from tokenyard.protocol.control import PauseMode
 
 _STATUSES: Final = """
 \b
@@ -67,13 +67,7 @@ Examples:
 
 
 @click.command(cls=PlainCommand, help=PAUSE, short_help="Let workers take no new requests.")
-@click.option(
-    "--mode",
-    type=click.Choice(PAUSE_MODES),
-    default="abort",
-    show_default=True,
-    help="What happens to running requests.",
-)
+@mode_option
 @order_options
 @click.pass_context
 def pause(ctx: click.Context, /, mode: PauseMode, **options: Any) -> None:

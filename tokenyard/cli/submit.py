@@ -19,7 +19,8 @@ from tokenyard.cli.shared.request_owner import named
 from tokenyard.client.durability import LEVELS, Durability
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
-from tokenyard.process.program import Exit, PlainCommand, YardChoice, words
+from tokenyard.process.program import Exit, PlainCommand, YardChoice
+from tokenyard.process.settings_options import words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
 
 ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.

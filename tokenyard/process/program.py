@@ -1,7 +1,8 @@
-"""What the command lines share: options made from settings, and errors as one line and a status.
+"""What the command lines share: a program's options, and errors as one line and a status.
 
-The only file below `tokenyard.cli` that knows click, because `python -m coordinator` and
-`python -m worker` take the same options as `tokenyard coordinator` and `tokenyard worker`.
+Only this file and `settings_options` know click outside `tokenyard.cli`, because
+`python -m coordinator` and `python -m worker` take the same options as `tokenyard coordinator` and
+`tokenyard worker`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ import enum
 import logging
 import os
 import sys
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from types import UnionType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 import redis
@@ -27,6 +25,7 @@ from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.environment import misspelt, unknown
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, running_url
+from tokenyard.process.settings_options import settings_options
 from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
     IdReused,
@@ -340,7 +339,7 @@ def program(
         callback=start,
         params=[
             *yard_options(_from_group),
-            *_settings_options(
+            *settings_options(
                 settings_type, {**texts, **_service_texts(settings_type)}, _prefix(name)
             ),
         ],
@@ -367,44 +366,3 @@ def start_logging(redis_url: str, *, debug: bool = False) -> None:
     logs.start(logging.DEBUG if debug else logging.INFO)
     if not debug:
         throttle_errors(redis_url)
-
-
-def _settings_options(
-    settings_type: type[SettingsT], texts: Mapping[str, str], prefix: str
-) -> Iterator[click.Option]:
-    hints = typing.get_type_hints(settings_type)
-    fields = {field.name: field for field in dataclasses.fields(settings_type)}
-    for field in (fields[name] for name in texts if name not in {"redis_url", "yard"}):
-        # A default that says nothing to a reader is left to the settings themselves.
-        is_plain = field.default is not dataclasses.MISSING and field.default not in {"", ()}
-        yield click.Option(
-            [_flag(field.name, hints[field.name])],
-            type=_parameter_type(hints[field.name]),
-            default=field.default if is_plain else None,
-            show_default=True,
-            envvar=f"{prefix}_{field.name.upper()}",
-            help=texts[field.name],
-        )
-
-
-def _flag(name: str, hint: Any) -> str:
-    flag = name.replace("_", "-")
-    return f"--{flag}/--no-{flag}" if hint is bool else f"--{flag}"
-
-
-def _parameter_type(hint: Any) -> Any:
-    """How click reads a setting of this type."""
-    if typing.get_origin(hint) is Literal:
-        return click.Choice(typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return words
-    if hint in {int, float, str, bool}:
-        return hint
-    if isinstance(hint, UnionType) and Path in typing.get_args(hint):
-        return click.Path(path_type=Path)
-    raise TypeError(f"no option for a setting of type {hint}")
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Several words in one option: ``0,1``."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -19,11 +19,9 @@ from starlette.types import Message
 from gateway.batches.api import BatchesApi
 from gateway.batches.files import FileStore, name_of, new_id
 from gateway.batches.folder import FolderStorage
-from gateway.batches.storage import Storage, open_storage
+from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal
-from tests.support.s3 import needs_s3
-from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 LIMIT = 1000
@@ -369,35 +367,3 @@ def test_pages_follow_each_other(asker: Asker) -> None:
     assert len(seen) == 5
     assert set(seen) == made
     assert asker.get("/v1/files?limit=0").status == 400
-
-
-@pytest.mark.parametrize("url", ["bucket/prefix", "https://host/bucket", "s3:/bucket", "s3:///x"])
-def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match="files_url: must be like s3://"):
-        GatewaySettings(redis_url="redis://unused", files_url=url)
-
-
-def test_files_have_one_place(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="give one of them"):
-        GatewaySettings(redis_url="redis://unused", files_dir=tmp_path, files_url="s3://yard")
-
-
-@needs_s3
-def test_a_bucket_that_cannot_be_used_is_refused_at_the_start(s3: str) -> None:
-    with pytest.raises(SettingsError, match="s3://nobodys cannot be used"):
-        some(open_storage(None, "s3://nobodys")).start()
-    some(open_storage(None, s3)).start()
-    assert open_storage(None, "") is None
-
-
-def some(storage: Storage | None) -> Storage:
-    assert storage is not None
-    return storage
-
-
-def test_a_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-
-    with pytest.raises(SettingsError, match="files_dir: no folder can be made"):
-        FolderStorage(file).start()

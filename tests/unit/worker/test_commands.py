@@ -1,25 +1,20 @@
-"""Commands from the yard: their effects on the pool, and when they are acknowledged."""
+"""Commands about models: their effects on the pool, and when they are acknowledged."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support.pools import MEMORY, PAIR, A, B, engine_info, theatre
 from tests.unit.worker.commander import Commander
-from tokenyard.protocol.commands import Acknowledgement, Command, Verb
+from tokenyard.protocol.commands import Acknowledgement, Command
 from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     CommandRefused,
-    Done,
     Drain,
     Drained,
     LoadModel,
-    Profile,
     Ready,
-    ResetPrefixCache,
     Sleep,
     Unload,
     Wake,
@@ -27,13 +22,6 @@ from worker.messages import (
 )
 
 SUPERSEDED = "another command came first"
-
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commander]:
-    """A host with two devices, and a spare for the first."""
-    with theatre(monkeypatch, slots=2, spares=1) as played:
-        yield Commander(played)
 
 
 class TestTarget:
@@ -276,160 +264,3 @@ class TestSleepAndWake:
 
         assert host.reason(entry) == "no GPU, no sleep"
         assert host.told("w-0") == [Drain(), Sleep(1), Unload()]
-
-
-class TestResetAndProfile:
-    @pytest.mark.parametrize(
-        ("verb", "fields", "told"),
-        [
-            ("reset", {}, ResetPrefixCache()),
-            ("profile", {"start": True}, Profile(True)),
-            ("profile", {"start": False}, Profile(False)),
-        ],
-    )
-    def test_a_command_is_done_when_the_process_reports_it(
-        self, host: Commander, verb: Verb, fields: dict[str, bool], told: ResetPrefixCache | Profile
-    ) -> None:
-        host.load(A)
-        entry = host.command(verb, **fields)
-        assert host.told("w-0") == [told]
-        assert entry not in host.acks
-
-        host.say("w-0", Done(told))
-
-        assert host.done(entry)
-
-    def test_a_process_without_an_engine_is_refused(self, host: Commander) -> None:
-        assert "it is warm" in host.reason(host.command("reset"))
-        assert host.told("w-0") == []
-
-    def test_the_process_may_refuse(self, host: Commander) -> None:
-        host.load(A)
-        entry = host.command("profile")
-
-        host.say("w-0", CommandRefused("no profiler"))
-
-        assert host.reason(entry) == "no profiler"
-
-    def test_each_answer_belongs_to_one_command(self, host: Commander) -> None:
-        # Given two commands, of which the second is refused
-        host.load(A)
-        reset, profile = host.command("reset"), host.command("profile")
-
-        host.say("w-0", Done(ResetPrefixCache()))
-        assert host.done(reset)
-        assert profile not in host.acks
-
-        host.say("w-0", CommandRefused("no profiler"))
-        assert host.reason(profile) == "no profiler"
-
-    def test_a_refusal_does_not_count_for_a_later_sleep(self, host: Commander) -> None:
-        host.load(A)
-        profile, sleep = host.command("profile"), host.command("sleep")
-
-        host.say("w-0", CommandRefused("no profiler"), Drained(), Asleep(0.1, MEMORY))
-
-        assert host.reason(profile) == "no profiler"
-        assert host.done(sleep)
-
-
-class TestEnd:
-    def test_a_drain_is_done_when_the_process_has_ended(self, host: Commander) -> None:
-        # Given a process with a model, and a spare of its device
-        host.load(A)
-        entry = host.command("drain")
-        assert host.told("w-0") == [Drain()]
-        assert entry not in host.acks
-
-        host.say("w-0", Drained())
-        host.played.turn()
-
-        # I expect it to end without a successor, and its device to be closed with all processes,
-        assert host.done(entry)
-        assert {host.played.member(name).state for name in ("w-0", "w-2")} == {State.STOPPED}
-        host.played.turn()
-        assert host.played.member("w-0").process is None
-
-        # and the other devices to stay.
-        assert host.played.member("w-1").state is State.WARM
-        assert not host.played.pool.is_closed
-        assert "closed for good" in host.reason(host.command("load", "w-1", model="a", devices=[0]))
-
-    def test_a_stop_waits_for_nothing(self, host: Commander) -> None:
-        host.load(A)
-        entry = host.command("stop")
-        host.played.turn()
-
-        assert host.done(entry)
-        assert host.played.member("w-0").state is State.STOPPED
-
-    def test_an_end_reaches_a_process_that_has_become_another_incarnation(
-        self, host: Commander
-    ) -> None:
-        # Given a process that leaves and joins again while a command for it is on its way
-        host.load(A)
-        host.played.member("w-0").set_worker("w-0.7")
-
-        # If the command is to end it, I expect it to end.
-        drain = host.command("drain")
-        assert host.told("w-0") == [Drain()]
-        host.say("w-0", Drained())
-        host.played.turn()
-        assert host.done(drain)
-
-    def test_no_other_command_reaches_another_incarnation(self, host: Commander) -> None:
-        host.load(A)
-        host.played.member("w-0").set_worker("w-0.7")
-
-        for verb in ("load", "unload", "sleep", "reset"):
-            assert host.command(verb, model="b") not in host.acks
-        assert host.told("w-0") == []
-
-    def test_an_end_does_not_reach_the_next_process(self, host: Commander) -> None:
-        # Given a process that has died, and its successor
-        host.played.process("w-1").kill()
-        host.played.turn()
-        assert not host.played.member("w-1").former
-
-        # I expect a command for the first not to end the second.
-        assert host.command("drain", "w-1") not in host.acks
-        assert host.played.member("w-1").state is not State.STOPPED
-
-    def test_a_spare_ends_alone(self, host: Commander) -> None:
-        host.load(A)
-
-        assert host.done(host.command("drain", "w-2"))
-
-        assert host.played.member("w-2").state is State.STOPPED
-        assert host.played.member("w-0").state is State.READY
-        assert host.played.pool.closed == set()
-
-    def test_all_devices_may_be_closed(self, host: Commander) -> None:
-        host.load(A)
-        for name in ("w-0", "w-1"):
-            host.command("stop", name)
-        host.played.turn()
-
-        assert host.played.pool.is_closed
-
-
-def test_a_death_answers_all_commands_of_the_process(host: Commander) -> None:
-    host.load(A)
-    unload, drain = host.command("unload"), host.command("drain")
-
-    host.played.process("w-0").kill()
-    host.played.turn()
-
-    assert host.reason(unload) == "the process died: ended by SIGKILL"
-    assert host.done(drain)
-
-
-def test_another_process_answers_no_command(host: Commander) -> None:
-    host.load(A)
-    entry = host.command("unload")
-
-    host.say("w-1", Warm(MEMORY, {}), Done(ResetPrefixCache()))
-    host.played.process("w-1").kill()
-    host.played.turn()
-
-    assert entry not in host.acks

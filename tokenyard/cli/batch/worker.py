@@ -10,7 +10,8 @@ from setproctitle import setproctitle
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.cli.batch.options import need_rq
 from tokenyard.cli.shared.connect import url_of
-from tokenyard.process.program import PlainCommand, YardChoice, start_logging, words
+from tokenyard.process.program import PlainCommand, YardChoice, start_logging
+from tokenyard.process.settings_options import words
 
 ABOUT: Final = """Run batch jobs, one at a time; start several for more.
 

@@ -18,11 +18,12 @@ from tokenyard.cli.shared.names import find_model
 from tokenyard.cli.shared.signal_options import (
     by_option,
     json_option,
+    mode_option,
     timeout_option,
     unacknowledged_fields,
 )
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.control import PAUSE_MODES, Invalid, PauseMode
+from tokenyard.protocol.control import Invalid, PauseMode
 
 ABOUT: Final = """Give a model new weights: pause it, load them, increase its epoch, unpause it.
 
@@ -55,13 +56,7 @@ the old weights after --timeout, or the same command continues the reload.
     type=click.IntRange(0),
     help="New generation epoch.  [default: the present one plus 1]",
 )
-@click.option(
-    "--mode",
-    type=click.Choice(PAUSE_MODES),
-    default="abort",
-    show_default=True,
-    help="What happens to running requests.",
-)
+@mode_option
 @timeout_option(600.0)
 @by_option
 @json_option

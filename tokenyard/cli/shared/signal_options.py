@@ -21,6 +21,7 @@ from tokenyard.cli.shared.names import find_scope
 from tokenyard.cli.shared.options import with_options
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import (
+    PAUSE_MODES,
     Invalid,
     Order,
     Signal,
@@ -83,6 +84,13 @@ def timeout_option(default_s: float) -> Callable[[CommandT], CommandT]:
     )
 
 
+mode_option = click.option(
+    "--mode",
+    type=click.Choice(PAUSE_MODES),
+    default="abort",
+    show_default=True,
+    help="What happens to running requests.",
+)
 why_option = click.option("--why", default="", help="Reason, for the logs.")
 why_paused_option = click.option(
     "--why", default="", help="Reason, for the logs and shown with the pause."

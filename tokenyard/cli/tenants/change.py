@@ -16,7 +16,8 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.names import known_tenant
 from tokenyard.cli.shared.options import with_options
-from tokenyard.process.program import PlainCommand, words
+from tokenyard.process.program import PlainCommand
+from tokenyard.process.settings_options import words
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
 

@@ -11,7 +11,7 @@ import click
 
 import tokenyard
 from tokenyard.cli.shared.options import CommandT, with_options
-from tokenyard.process.program import words
+from tokenyard.process.settings_options import words
 from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings
 
 #: Workers by default, on a CPU or with enough GPUs.

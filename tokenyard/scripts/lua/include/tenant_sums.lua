@@ -16,7 +16,6 @@ local function tenant_sums(prefix)
   -- Nothing in a ledger moves a service by more than a bound, or makes it other than a number.
   function all.charge(tenant, amount)
     local MOST, sum = 1e12, of(tenant)
-    if amount ~= amount then amount = 0 end
     sum.service = (sum.service or 0) + math.max(-MOST, math.min(MOST, amount))
   end
 

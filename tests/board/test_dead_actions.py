@@ -1,0 +1,203 @@
+"""What operators do with dead letters: requeue and drop them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.board.calls import Calls
+from tests.board.letters import MANY, bury, bury_many, left
+from tests.board.looking import Looker
+from tests.support.builders import make_request
+from tests.support.yard import Yard
+from tokenyard.admin import letter_lists
+from tokenyard.admin.letter_changes import GONE, drop_letters, requeue_letters
+from tokenyard.admin.letter_lists import LetterFilter, read_page
+from tokenyard.board.pages.dead import ACTIONS
+from tokenyard.board.yard import Actor
+
+pytestmark = pytest.mark.valkey_only
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a count may take longer than an operator should wait."""
+    monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", 60.0)
+
+
+def test_one_letter_is_requeued(looker: Looker, yard: Yard) -> None:
+    request = make_request("q", client="ann")
+    letter, other = bury(yard, request), bury(yard)
+    asked = looker.asked("dead.requeue", {"letter": letter})
+    assert "Requeue 1 dead letter." in asked
+    assert f"{letter} (ann/q)" in asked
+    assert left(yard) == [letter, other]
+
+    done = looker.do("dead.requeue", {"letter": letter, "why": "the bug is fixed"})
+
+    assert (done.text, done.target) == ("1 dead letter requeued.", f"dead letter {letter}")
+    assert (done.action, done.why) == ("dead.requeue", "the bug is fixed")
+    assert left(yard) == [other]
+    assert yard.ledger(request)["state"] == "waiting"
+    assert len(yard.intake("low")) == 1
+
+
+def test_selected_letters_are_dropped(looker: Looker, yard: Yard) -> None:
+    names = bury_many(yard, 300)
+    chosen = names[50:250]
+    asked = looker.asked("dead.drop", {"letter": chosen})
+    assert "Drop 200 dead letters." in asked
+    assert "and 180 more" in asked
+    yard.connection.xdel(yard.keys.dead, *chosen[:5])
+    done = looker.do("dead.drop", {"letter": chosen})
+    assert done.text == "195 dead letters dropped. Not dropped: 5 (gone)."
+    assert left(yard) == names[:50] + names[250:]
+
+
+def test_what_cannot_run_again_is_told_with_the_reason(looker: Looker, yard: Yard) -> None:
+    waits, fine, runs = make_request("waits"), make_request("fine"), make_request("runs")
+    letters = [bury(yard, each) for each in (waits, fine, runs)]
+    other = make_request("other")
+    letters.append(bury(yard, other, "ID_REUSED: the id 'other' is known with another request"))
+    letters.append(yard.connection.xadd(yard.keys.dead, {"dead_reason": "id: is missing"}).decode())
+    yard.submit(waits)
+    yard.assign(yard.worker(), runs)
+    yard.connection.hset(yard.keys.ledger(other.client, other.id), "state", "completed")
+
+    done = looker.do("dead.requeue", {"letter": [*letters, "1-1"]})
+
+    assert done.text.startswith("1 dead letter requeued. Not requeued: ")
+    for why in (
+        "1 (gone)",
+        "1 (its request waits already)",
+        "1 (its request runs already)",
+        "1 (its id belongs to another request)",
+        "1 (without a client that could be answered)",
+    ):
+        assert why in done.text
+    assert left(yard) == [letters[0], *letters[2:]]
+    assert set(done.details["not done"].split()) == set(left(yard))
+
+
+def test_a_letter_that_disappears_meanwhile_was_gone(yard: Yard) -> None:
+    bury(yard)
+    heads = read_page(yard.connection, yard.keys, LetterFilter()).heads
+    yard.connection.delete(yard.keys.dead)
+    assert requeue_letters(yard.connection, yard.keys, heads) == [GONE]
+    assert drop_letters(yard.connection, yard.keys, heads) == [GONE]
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: Yard) -> None:
+    bury_many(yard, 1_000)
+    page = looker.get("/dead", parameters={"client": "ann"})
+    [upto] = set(re.findall(r'name="upto" value="(\d+-\d+)"', page))
+    later = bury(yard, make_request("later", client="ann"))
+    fields = {"client": "ann", "upto": upto}
+
+    asked = looker.asked("dead.requeue", fields)
+    assert "Requeue 500 dead letters with client ann, up to the one of 20" in asked
+    assert "and 480 more" in asked
+    done = looker.do("dead.requeue", fields)
+
+    assert done.text == "500 dead letters requeued."
+    assert done.target == "dead letters with client ann"
+    assert len(left(yard)) == 501
+    assert left(yard)[-1] == later
+    # None has died before this year.
+    before = {"until": "2026-01-01T00:00", "upto": later}
+    assert "No dead letter matches" in looker.asked("dead.requeue", before)
+    assert len(yard.intake("low")) == 500
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_ten_thousand_letters_are_dropped_in_bounded_pieces(looker: Looker, yard: Yard) -> None:
+    names = bury_many(yard, MANY)
+    later = bury(yard)
+    fields = {"upto": names[-1]}
+    assert "Drop 10,000 dead letters, up to" in looker.asked("dead.drop", fields)
+    calls = Calls(yard.connection)
+    done = looker.do("dead.drop", {**fields, "back": "/board/dead"})
+    made = calls.made()
+    assert done.text == "10,000 dead letters dropped."
+    assert left(yard) == [later]
+    assert made["xrange"] <= MANY // 200 + 20
+
+
+def test_pieces_of_long_letters_are_small(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_lists, "_PIECE_BYTES", 100_000)
+    for number in range(60):
+        bury(yard, make_request(f"q{number}", prompt="x" * 20_000))
+    calls = Calls(yard.connection)
+    done = looker.do("dead.drop", {"upto": left(yard)[-1]})
+    assert done.text == "60 dead letters dropped."
+    # Twenty, and then five at a time.
+    assert calls.made()["xrange"] >= 1 + 40 // 5
+
+
+def test_the_page_that_asks_counts_for_a_bounded_time(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given reads that take 50 ms, I expect a few of them, and all to be dropped."""
+    names = bury_many(yard, MANY)
+    fields = {"upto": names[-1], "client": "bob"}
+    reads = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(reads) * 0.05)
+    monkeypatch.setattr(letter_lists, "time", clock)
+    calls = Calls(yard.connection)
+
+    asked = looker.asked("dead.drop", fields)
+
+    assert calls.made()["xrange"] <= 6
+    assert re.search(r"Drop at least [3-5]\d\d dead letters with client bob", asked)
+    done = looker.do("dead.drop", fields)
+    assert done.text == "5,000 dead letters dropped."
+
+
+def test_an_action_that_takes_too_long_says_so(
+    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenyard.board.pages.dead_actions._ACT_S", -1.0)
+    monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", -1.0)
+    names = bury_many(yard, 300)
+    asked = looker.asked("dead.drop", {"upto": names[-1], "client": "bob"})
+    assert "Drop at least 10 dead letters with client bob" in asked  # of the first twenty
+    done = looker.do("dead.drop", {"upto": names[-1]})
+    assert "It stopped after" in done.text
+    assert left(yard) == names
+
+
+@pytest.mark.parametrize("action", [each.name for each in ACTIONS])
+@pytest.mark.parametrize(
+    "fields", [{}, {"upto": "x"}, {"letter": "x"}, {"letter": [f"1-{n}" for n in range(501)]}]
+)
+def test_forms_without_sense_change_nothing(
+    looker: Looker, yard: Yard, action: str, fields: dict[str, Any]
+) -> None:
+    letter = bury(yard)
+    looker.get(f"/do/{action}", parameters=fields, status=400)
+    assert looker.post(action, fields).status_code == 400
+    assert left(yard) == [letter]
+
+
+@pytest.mark.parametrize("action", [each.name for each in ACTIONS])
+def test_viewers_see_letters_and_change_none(looker: Looker, yard: Yard, action: str) -> None:
+    letter = bury(yard)
+    looker.actor = Actor("olga", "viewer")
+    for path in ("/dead", f"/dead/{letter}"):
+        page = looker.get(path)
+        assert letter in page
+        assert "/board/do/dead" not in page
+        assert "checkbox" not in page
+    looker.get(f"/do/{action}", parameters={"letter": letter}, status=403)
+    assert looker.post(action, {"letter": letter}).status_code == 403
+    assert left(yard) == [letter]
+    looker.actor = Actor("olga", "operator")
+    assert looker.post(action, {"letter": letter}).status_code == 303
+    assert left(yard) == []
