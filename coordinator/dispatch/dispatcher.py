@@ -331,6 +331,7 @@ class Dispatcher:
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
                 charge=tenants.charge(item.queued),
+                default_model=item.queued.model if item.queued.is_nameless else "",
             )
             for item in plan
         ]
