@@ -202,12 +202,10 @@ local function dispatch(route, ledger, entry, why, digest, charge)
       unpack(lane_fields(fields, false, charge)))
   end
   local charged = charge and read_charge(charge)
-  local more = charged and {'charge', charge} or {}
-  if route.model ~= '' then
-    more[#more + 1], more[#more + 2] = 'default_model', route.model
-  end
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
-    'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why, unpack(more))
+    'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why,
+    unpack(charged and {'charge', charge} or {}))
+  if route.model ~= '' then redis.call('HSET', ledger, 'default_model', route.model) end
   leave(intake, entry, route.tenant and queued_tokens_of(fields))
   if charged then
     count_charge(charged, sid, attempt)
