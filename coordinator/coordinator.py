@@ -329,7 +329,8 @@ class Coordinator:
         self._load_scripts()
         self._roster.forget_hosts()
         self._follow_lanes()
-        if self._models.learn(self._roster.bases(), self._roster.output_defaults()):
+        roster = self._roster
+        if self._models.learn(roster.bases(), roster.servable, roster.output_defaults()):
             self._publish_handshake(token)
             self._intake.read_again()  # to admit it by the new models
         elif self._dispatcher.rate.measure(time.monotonic()):

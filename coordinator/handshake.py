@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import redis
@@ -27,20 +27,29 @@ _NONE: Final[Mapping[str, OutputDefaults]] = types.MappingProxyType({})
 class Models:
     """Which base model serves a name: its own, or that of an adapter.
 
-    A model stays known when its workers and hosts are away, so that requests for it can wait.
+    A model stays known when its workers and hosts are away, so that requests for it can wait. The
+    only model is among those that are there: others may never come back.
     """
 
     def __init__(self) -> None:
         self._bases: dict[str, str] = {}  # by name
         #: What the models file sets for requests that do not say how much they may generate.
         self.defaults: Mapping[str, OutputDefaults] = {}
-        #: The base model where the yard has exactly one; else "".
+        #: The base model of requests that name none, where exactly one is there; else "". While
+        #: none is there, what it was before.
         self.only = ""
+        self._servable: frozenset[str] | None = None  # base models; None: none seen yet
 
     @property
     def names(self) -> list[str]:
         """All names that requests may use, in order."""
         return sorted(self._bases)
+
+    @property
+    def served(self) -> list[str]:
+        """The names of the models that are there; while none is there, all of them."""
+        there = self._servable or self.bases
+        return [name for name in self.names if self._bases[name] in there]
 
     @property
     def bases(self) -> set[str]:
@@ -60,35 +69,45 @@ class Models:
         return self._bases.get(name, "") if name else self.only
 
     def learn(
-        self, bases: Mapping[str, str], defaults: Mapping[str, OutputDefaults] = _NONE
+        self,
+        bases: Mapping[str, str],
+        servable: Collection[str],
+        defaults: Mapping[str, OutputDefaults] = _NONE,
     ) -> bool:
         """Add the base models by name that the roster has now; whether anything changed.
 
-        The defaults are those of all models that hosts announce now.
+        ``servable`` are the base models that living workers hold or their hosts may load. The
+        defaults are those of all models that hosts announce now.
         """
-        before = dict(self._bases), self.defaults
-        self._set(before[0] | dict(bases))
+        before = self._bases, self.defaults, self.only
+        self._bases = self._bases | dict(bases)
         known = {name: one for name, one in self.defaults.items() if name not in bases}
         self.defaults = known | dict(defaults)
-        return (self._bases, self.defaults) != before
+        if servable:
+            self._servable = frozenset(servable)
+            self.only = _sole(servable)
+        return (self._bases, self.defaults, self.only) != before
 
     def recall(
         self,
         names: Collection[str],
         adapters: Mapping[str, str],
         defaults: Mapping[str, OutputDefaults] = _NONE,
+        only: str = "",
     ) -> None:
         """Add what an earlier leader published, except where something newer is known."""
         published = {name: adapters.get(name, name) for name in names}
         self.defaults = {
             name: one for name, one in defaults.items() if name not in self._bases
         } | dict(self.defaults)
-        self._set(published | self._bases)
+        self._bases = published | self._bases
+        if self._servable is None:
+            self.only = only if only in self.bases else _sole(self.bases)
 
-    def _set(self, bases: dict[str, str]) -> None:
-        self._bases = bases
-        different = set(bases.values())
-        self.only = different.pop() if len(different) == 1 else ""
+
+def _sole(models: Collection[str]) -> str:
+    """The only one of them; "" where there are none or several."""
+    return next(iter(models)) if len(models) == 1 else ""
 
 
 class Handshake:
@@ -140,14 +159,16 @@ class Handshake:
             raise LostLeadership
 
     def _recall_models(self) -> None:
-        names, adapters, defaults = self._connection.hmget(
-            self._keys.info, "models", "adapters", "defaults"
+        published: Any = self._connection.hmget(
+            self._keys.info, "models", "adapters", "defaults", "default_model"
         )
+        names, adapters, defaults, only = published
         try:
             self._models.recall(
                 msgspec.json.decode(names or b"[]", type=list[str]),
                 msgspec.json.decode(adapters or b"{}", type=dict[str, str]),
                 msgspec.json.decode(defaults or b"{}", type=dict[str, OutputDefaults]),
+                (only or b"").decode(),
             )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._found_bad("info")

@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.dispatch.entries import Entry, Fields
 from coordinator.handshake import Models
-from coordinator.recovery.history import RetryLimits, read_history
+from coordinator.recovery.history import RetryLimits, began_with, read_history
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures
 from coordinator.routing.queued_request import NO_TRACE, QueuedRequest, prompt_tokens
 from tokenyard.protocol.digest import valid_entry_digest
@@ -53,7 +53,9 @@ class Admission:
         if size > self._max_request_bytes:
             message = f"request: {size} bytes, more than {self._max_request_bytes}"
             return refuse(request, Code.INVALID_REQUEST, message)
-        model = self._models.base_of(request.model)
+        # A retry goes on with the model that it began with, even if another is the only one now.
+        begun = began_with(fields) if entry.is_retry else ""
+        model = self._models.base_of(request.model or begun)
         if not model and self._models.names:
             return self._refuse_model(request)
         _, owner = split_intake(entry.intake)
@@ -79,6 +81,7 @@ class Admission:
             result_ttl_s=request.result_ttl_s,
             deadline_ms=request.deadline_ms,
             model=model,
+            is_nameless=not request.model,
             tokens=prompt_tokens(request, fields),
             # Clients may choose the ids of entries; an id of the future means that it came now.
             since_ms=min(float(position(entry.id)[0]), now_ms),
@@ -93,9 +96,9 @@ class Admission:
         )
 
     def _refuse_model(self, request: Request) -> Refused:
-        names = self._models.names
-        hint = did_you_mean(request.model, names)
-        message = f"model: {request.model or 'none given'}; served: {', '.join(names)}{hint}"
+        served = self._models.served
+        hint = did_you_mean(request.model, served)
+        message = f"model: {request.model or 'none given'}; served: {', '.join(served)}{hint}"
         return refuse(request, Code.MODEL_UNAVAILABLE, message)
 
 

@@ -86,6 +86,11 @@ def read_history(fields: Mapping[bytes, bytes]) -> History:
     )
 
 
+def began_with(fields: Mapping[bytes, bytes]) -> str:
+    """The model that a retry was assigned to first, where it names none; "" where it names one."""
+    return fields.get(b"default_model", b"").decode(errors="replace")
+
+
 def _count(fields: Mapping[bytes, bytes], name: bytes) -> int:
     raw = fields.get(name, b"")
     return int(raw) if raw.isdigit() and len(raw) < 16 else 0

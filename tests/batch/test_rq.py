@@ -27,7 +27,7 @@ from tokenyard.batch import submit_batch
 from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.state import BatchSpec
 from tokenyard.process.program import Exit
-from tokenyard.protocol.errors import WaitTimeout
+from tokenyard.protocol.errors import SettingsError, WaitTimeout
 
 
 def test_a_submitted_job_is_run_and_read_without_pickles(yard: BatchYard) -> None:
@@ -149,7 +149,7 @@ def test_a_stopped_worker_hands_its_job_back(yard: BatchYard) -> None:
 
 
 def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
-    source = yard.write("in.jsonl", [completion(1)])
+    source = yard.write("in.jsonl", [completion(1), completion(2, max_tokens=-1)])
     job = yard.submit(source, "-o", yard.folder / "out.jsonl")
     assert yard.call("cancel", job).stdout == f"{job}: cancelled\n"
     assert yard.seen(job, Exit.FAILED)["status"] == "cancelled"
@@ -161,6 +161,8 @@ def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
     yard.work_off()
     assert yard.seen(job)["status"] == "completed"
     assert yard.call("cancel", job, status=Exit.FAILED).stdout == f"{job}: completed\n"
+    refused = yard.call("resume", job, status=Exit.USAGE)
+    assert "nothing to resume but 1 line with an error, with --retry-errors" in refused.stderr
     yard.call("resume", job, "--retry-errors")
     # And the audit has what was done, as from the board.
     assert [(one.role, one.action, one.target, one.text) for one in yard.audit()] == [
@@ -215,6 +217,8 @@ def test_a_script_can_submit_and_wait(yard: BatchYard) -> None:
     yard.work("--burst")
     assert job.wait(timeout_s=50)["status"] == "completed"
     assert job.cancel() == "completed"
+    with pytest.raises(SettingsError, match=r"is completed: there is nothing to resume$"):
+        job.resume(retry_errors=True)
 
 
 def test_a_job_waits_for_its_predecessor(yard: BatchYard) -> None:

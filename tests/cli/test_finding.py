@@ -41,6 +41,9 @@ def test_commands_and_clients_find_an_up_with_its_own_folder(
     up = start_up("--workers", "1", env=home)
     url = up.wait_ready()["url"]
     assert json.loads(invoke("info", "--json").stdout)["yard"] == "main"
+    elsewhere = invoke("--yard", "other", "info")
+    assert elsewhere.exit_code == Exit.UNAVAILABLE
+    assert "give `--yard main`, which runs here" in elsewhere.stderr
     assert invoke("submit", "hello", "--max-tokens", "2").exit_code == Exit.OK
     with Client() as client:
         assert client.submit("hello", max_tokens=2).result(timeout=30).tokens

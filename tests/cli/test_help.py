@@ -44,7 +44,11 @@ def test_version_option(invoke: Invoke) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["submit"], "give a prompt"),
+        (["submit"], "give a prompt:"),
+        (["submit", "a", ""], "give a prompt, not an empty one:"),
+        (["submit", "--id", "", "a"], "--id and --client must not be empty"),
+        (["submit", "--client", "", "a"], "--id and --client must not be empty"),
+        (["submit", "--ids", ""], "give token ids"),
         (["submit", "--id", "q1", "a", "b"], "--id is for one prompt"),
         (["submit", "--param", "seed", "a"], "give name=value"),
         (["submit", "--ids", "1,two"], "give token ids"),

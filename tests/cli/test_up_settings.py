@@ -112,7 +112,7 @@ class TestVariables:
         self, planned: Callable[..., LocalPlan], tmp_path: Path
     ) -> None:
         listed = tmp_path / "models.toml"
-        listed.touch()
+        listed.write_text("[models.a]\npath = 'a'")
 
         one = planned("--model", str(tmp_path), TOKENYARD_WORKER_MODELS=str(listed))
         several = planned("--models", str(listed), TOKENYARD_WORKER_MODEL=str(tmp_path))
@@ -120,11 +120,23 @@ class TestVariables:
         assert (one.model, one.models) == (str(tmp_path), None)
         assert (several.model, several.models) == ("", listed)
 
+    def test_a_models_file_is_checked_before_anything_starts(
+        self, start_up: StartUp, tmp_path: Path
+    ) -> None:
+        listed = tmp_path / "models.toml"
+        listed.write_text("[models.a]\npth = 'a'")
+
+        running = start_up("--models", str(listed))
+
+        assert running.wait() == Exit.USAGE
+        assert "models.a.pth: is not known; did you mean path?" in running.said
+        assert not running.data_dir.exists()
+
     def test_a_variable_does_not_override_a_decided_setting(
         self, monkeypatch: pytest.MonkeyPatch, planned: Callable[..., LocalPlan], tmp_path: Path
     ) -> None:
         listed = tmp_path / "models.toml"
-        listed.touch()
+        listed.write_text("[models.a]\npath = 'a'")
         monkeypatch.setenv("TOKENYARD_WORKER_MODELS", str(listed))
         monkeypatch.setenv("TOKENYARD_WORKER_ENFORCE_EAGER", "false")
         plan = dataclasses.replace(planned("--model", str(tmp_path)), enforce_eager=True)

@@ -26,7 +26,7 @@ from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
-from tokenyard.broker.connection import open_connection
+from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.broker.discovery import ClusterNodes
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import SamplingParams
@@ -97,6 +97,29 @@ def test_tls(keep: Keep, tmp_path: Path) -> None:
             Client(f"{address}?ssl_ca_certs={papers.authority}", plant.keys.yard),
         ):
             pass
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_tls_where_nobody_answers_the_handshake(scheme: str, *, is_async: bool) -> None:
+    # Given a server that takes connections and, like a Redis without TLS, waits for more
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
+
+        async def ask() -> None:
+            await open_async_connection(url, connect_timeout_s=2.0).ping()
+
+        # If it is asked for TLS, I expect advice,
+        told = r"TLS handshake in [\d.]+ s.* use redis://$"
+        with pytest.raises(BrokerUnavailable, match=told), translated(url):
+            asyncio.run(ask()) if is_async else open_connection(url, connect_timeout_s=2.0).ping()
+
+        # and that it is asked once.
+        if scheme == "rediss":
+            server.setblocking(False)
+            server.accept()[0].close()
+            with pytest.raises(BlockingIOError):
+                server.accept()
 
 
 # Losing the master

@@ -25,6 +25,13 @@ from tokenyard.broker.pools import (
     AsyncWaitingPool,
     WaitingPool,
 )
+from tokenyard.broker.tls import (
+    AsyncTlsConnection,
+    AsyncTlsRetry,
+    TlsConnection,
+    TlsRetry,
+    tls_hint,
+)
 from tokenyard.broker.url import named_url, public_url, read_url
 from tokenyard.protocol.errors import (
     BrokerNotWritable,
@@ -114,12 +121,15 @@ def open_connection(
     """
     target = read_url(url, connect_timeout_s)
     options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
-    retry = Retry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
+    backoff = ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S)
+    retry = (TlsRetry if target.has_tls else Retry)(backoff, retries)
     if target.book:
         # A command that another server refused can always be repeated.
         retry = retry if retries else Retry(NoBackoff(), _HOPS, (ServerMoved,))
         kind = connection_class(tls=target.has_tls)
         options |= {"connection_class": kind, "book": target.book}
+    elif target.has_tls:
+        options["connection_class"] = TlsConnection
     try:
         return DirectRedis.from_pool(WaitingPool.from_url(target.url, retry=retry, **options))
     except ValueError as error:
@@ -138,12 +148,15 @@ def open_async_connection(
     """`open_connection` for asyncio."""
     target = read_url(url, connect_timeout_s)
     options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
-    retry = AsyncRetry(ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S), retries)
+    backoff = ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S)
+    retry = (AsyncTlsRetry if target.has_tls else AsyncRetry)(backoff, retries)
     if target.book:
         # A command that another server refused can always be repeated.
         retry = retry if retries else AsyncRetry(NoBackoff(), _HOPS, (ServerMoved,))
         kind = async_connection_class(tls=target.has_tls)
         options |= {"connection_class": kind, "book": target.book}
+    elif target.has_tls:
+        options["connection_class"] = AsyncTlsConnection
     try:
         pool = AsyncWaitingPool.from_url(target.url, retry=retry, **options)
         return redis.asyncio.Redis.from_pool(pool)
@@ -199,7 +212,8 @@ def our_error(error: redis.RedisError | OSError | UnicodeError, url: str) -> Tok
                 " Give the URL of its master, or one with Sentinels (redis+sentinel://)"
             )
         case exceptions.ConnectionError() | exceptions.TimeoutError() | OSError():
-            return BrokerUnavailable(f"Redis at {shown} does not answer: {error}")
+            hint = tls_hint(url, error)
+            return BrokerUnavailable(f"Redis at {shown} does not answer: {error}{hint}")
     code, what = refused_write(error)
     if code:
         return BrokerNotWritable(f"Redis at {shown} {what}", code)

@@ -20,6 +20,8 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tokenyard.broker.tls import AsyncTlsConnection, TlsConnection
+
 Address = tuple[str, int]
 
 
@@ -137,7 +139,7 @@ class _LocatingConnection(redis.Connection):
             raise ServerMoved(_moved(self.host, self.port, error)) from error
 
 
-class _LocatingSSLConnection(_LocatingConnection, redis.SSLConnection):
+class _LocatingSSLConnection(_LocatingConnection, TlsConnection):
     """`_LocatingConnection` over TLS."""
 
 
@@ -163,7 +165,7 @@ class _AsyncLocatingConnection(redis.asyncio.Connection):
             raise ServerMoved(_moved(self.host, self.port, error)) from error
 
 
-class _AsyncLocatingSSLConnection(_AsyncLocatingConnection, redis.asyncio.SSLConnection):
+class _AsyncLocatingSSLConnection(_AsyncLocatingConnection, AsyncTlsConnection):
     """`_AsyncLocatingConnection` over TLS."""
 
 

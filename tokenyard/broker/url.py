@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 from redis.connection import parse_url
 
 from tokenyard.broker.discovery import Address, AddressBook, ClusterNodes, Sentinels
+from tokenyard.broker.tls import TlsConnection
 from tokenyard.protocol.errors import SettingsError
 
 SCHEMES: Final = ("redis", "rediss", "unix")
@@ -64,7 +65,7 @@ def user_of(url: str) -> str:
 class Target:
     """A URL that redis-py accepts, and an address book where the server may move.
 
-    With a ``book``, the caller chooses the class of connections by ``has_tls``.
+    The caller chooses the class of connections by ``book`` and ``has_tls``; the URL has no TLS.
     """
 
     url: str
@@ -86,7 +87,8 @@ def read_url(url: str, timeout_s: float) -> Target:
 def _target(parts: SplitResult, url: str, timeout_s: float) -> Target:
     base, _, kind = parts.scheme.partition("+")
     if not kind and base in SCHEMES:
-        return Target(url)
+        has_tls = base == "rediss"
+        return Target(url.replace(parts.scheme, "redis", 1) if has_tls else url, has_tls=has_tls)
     if kind not in _PORTS or base not in {"redis", "rediss"}:
         raise ValueError(
             "use redis://, rediss:// or unix://, or for several hosts redis+sentinel:// or"
@@ -133,6 +135,8 @@ def _asking(plain: str, timeout_s: float) -> dict[str, Any]:
     bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call]
     mine = {name: value for name, value in options.items() if name not in _OF_THE_POOL}
+    if plain.startswith("rediss:"):
+        mine["connection_class"] = TlsConnection
     return {**mine, **bounds}
 
 

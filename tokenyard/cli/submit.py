@@ -52,10 +52,14 @@ PromptArgument = str | list[int]
 
 
 def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[list[int]]:
+    wrong = "give token ids like 1,15,7"
     try:
-        return [[int(word) for word in words(value)] for value in values]
+        found = [[int(word) for word in words(value)] for value in values]
     except ValueError as error:
-        raise click.BadParameter("give token ids like 1,15,7") from error
+        raise click.BadParameter(wrong) from error
+    if not all(found):
+        raise click.BadParameter(wrong)
+    return found
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Send prompts and print the answers.")
@@ -155,6 +159,8 @@ def submit(
     only = prompts[0] if isinstance(prompts, list) and len(prompts) == 1 else None
     if request_id is not None and only is None:
         raise click.UsageError("--id is for one prompt")
+    if "" in {request_id, client_id}:  # of a variable without a value, and not any
+        raise click.UsageError("--id and --client must not be empty")
     choice: YardChoice = ctx.obj
     with Client(
         url_of(choice),
@@ -184,8 +190,9 @@ def _prompts(
     given: list[PromptArgument] = [*(each for each in text if each != "-"), *ids]
     if files:
         return itertools.chain(given, *(_lines(each) for each in files))
-    if not given:
-        raise click.UsageError('give a prompt: tokenyard submit "12+34="')
+    if not given or "" in given:
+        empty = ", not an empty one" if given else ""
+        raise click.UsageError(f'give a prompt{empty}: tokenyard submit "12+34="')
     return given
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import time
 from pathlib import Path
@@ -27,6 +28,9 @@ _LOCK: Final = "up.lock"
 #: A program that checks whether `up` runs holds the lock for an instant.
 _CLAIM_WAIT_S: Final = 0.5
 _POLL_S: Final = 0.02
+#: Folders of yards that are looked at for an error, and yards that it names.
+_MOST_FOLDERS: Final = 100
+_MOST_NAMED: Final = 3
 
 
 class Running(Struct, frozen=True):
@@ -70,11 +74,22 @@ def running_url(yard: str) -> str:
     return ""
 
 
+def _running_yards() -> list[str]:
+    """The yards that `up` runs on this machine for this user, in order; a few at most."""
+    with contextlib.suppress(OSError, RuntimeError):  # a user without a home
+        folder = default_data_dir("")
+        folders = itertools.islice(folder.parent.glob(f"{folder.name}*"), _MOST_FOLDERS)
+        found = [one.name.removeprefix(folder.name) for one in folders if running_up(one)]
+        return sorted(found)[:_MOST_NAMED]
+    return []
+
+
 def no_broker(yard: str) -> BrokerUnavailable:
-    """The error for a missing URL."""
+    """The error for a missing URL; names the other yards that run here."""
+    others = "".join(f", give `--yard {name}`, which runs here" for name in _running_yards())
     return BrokerUnavailable(
-        f"no broker for yard {yard!r}: start `tokenyard up` on this machine, or set {URL_VARIABLE},"
-        ' or give the URL: `tokenyard --redis-url URL`, Client("URL")'
+        f"no broker for yard {yard!r}: start `tokenyard up` on this machine, or set {URL_VARIABLE}"
+        f'{others}, or give the URL: `tokenyard --redis-url URL`, Client("URL")'
     )
 
 

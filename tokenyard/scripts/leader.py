@@ -69,21 +69,21 @@ class LeaderScripts(Caller):
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries to lanes; one code for each, all NOT_LEADER for a former leader."""
-        routes: dict[tuple[str, str, int, int], int] = {}
+        routes: dict[tuple[str, str, int, int, str], int] = {}
         items: list[Arg] = []
         charges: list[Arg] = []
         for at, move in enumerate(moves, 1):
             mode = 1 if move.alone else 2 if move.on_trial else 0
-            route = (move.intake, move.worker, move.lane_limit, mode)
+            route = (move.intake, move.worker, move.lane_limit, mode, move.default_model)
             number = routes.setdefault(route, len(routes) + 1)
             items += (number, move.entry, move.why, move.digest)
             if move.charge is not None:
                 charges += (at, str(move.charge))
         keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
         args: list[Arg] = [token, GROUP, len(routes)]
-        for intake, worker, limit, mode in routes:
+        for intake, worker, limit, mode, model in routes:
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
-            args += [intake, worker, limit, mode]
+            args += [intake, worker, limit, mode, model]
         keys += [self.keys.ledger(move.client, move.request_id) for move in moves]
         return codes(Dispatched, self._run("dispatch", keys, args + items + charges), len(moves))
 

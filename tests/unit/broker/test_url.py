@@ -13,9 +13,16 @@ SENTINELS = "redis+sentinel://ann:s%40e@a:1,b/yards/2?ssl_ca_certs=ca&sentinel_u
 
 
 def test_a_url_of_one_host_is_left_alone() -> None:
-    for url in ("redis://host", "rediss://u:p@host:1/2?ssl_ca_certs=ca", "unix:///run/redis.sock"):
+    for url in ("redis://host", "redis://u:p@host:1/2?ssl_ca_certs=ca", "unix:///run/redis.sock"):
         target = read_url(url, 1.0)
-        assert (target.url, target.book) == (url, None)
+        assert (target.url, target.book, target.has_tls) == (url, None, False)
+
+
+def test_a_url_with_tls_says_so_beside_the_url() -> None:
+    target = read_url("rediss://u:p@host:1/2?ssl_ca_certs=ca", 1.0)
+
+    assert (target.url, target.book) == ("redis://u:p@host:1/2?ssl_ca_certs=ca", None)
+    assert target.has_tls
 
 
 def test_sentinels() -> None:

@@ -30,7 +30,7 @@ def admit(
 ) -> Verdict:
     """Admit an entry in a yard with these models, and adapters by name with their base models."""
     known = Models()
-    known.learn({name: name for name in models} | adapters)
+    known.learn({name: name for name in models} | adapters, models)
     admission = Admission(max_request_bytes=1000, limits=LIMITS, models=known)
     return admission.admit(Entry(intake, entry_id, fields), NOW_MS)
 

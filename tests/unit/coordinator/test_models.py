@@ -7,7 +7,7 @@ from coordinator.handshake import Models
 
 def models(**bases: str) -> Models:
     known = Models()
-    known.learn(bases)
+    known.learn(bases, set(bases.values()))
     return known
 
 
@@ -28,16 +28,47 @@ def test_one_model_with_adapters_is_the_only_one() -> None:
 def test_absent_models_stay_known() -> None:
     known = models(a="a", roman="a")
 
-    assert known.learn({"b": "b"})
-    assert not known.learn({})
-    assert not known.learn({"a": "a"})
+    assert known.learn({"b": "b"}, {"b"})
+    assert not known.learn({}, ())
+    assert known.learn({"a": "a"}, {"a"})
+    assert not known.learn({"a": "a"}, {"a"})
     assert known.base_of("roman") == "a"
+
+
+def test_the_only_model_is_the_only_one_that_is_there() -> None:
+    known = models(a="a")
+
+    known.learn({"b": "b"}, {"b"})
+    assert (known.only, known.served) == ("b", ["b"])
+    known.learn({}, ())
+    assert (known.only, known.served) == ("b", ["b"])
+    known.learn({"b": "b", "c": "c"}, {"b", "c"})
+    assert (known.only, known.served) == ("", ["b", "c"])
+    assert known.names == ["a", "b", "c"]
+
+
+def test_the_only_model_of_an_earlier_leader_is_that_of_its_successor() -> None:
+    known = Models()
+
+    known.recall(["a", "b"], {}, only="b")
+    assert (known.only, known.served) == ("b", ["a", "b"])
+    known.learn({"a": "a"}, {"a"})
+    known.recall(["a", "b"], {}, only="b")
+    assert known.only == "a"
+
+
+def test_only_a_known_model_of_an_earlier_leader_counts() -> None:
+    known = Models()
+
+    known.recall(["a"], {}, only="x")
+
+    assert known.only == "a"
 
 
 def test_an_adapter_may_move() -> None:
     known = models(a="a", b="b", roman="a")
 
-    assert known.learn({"roman": "b"})
+    assert known.learn({"roman": "b"}, {"b"})
     assert known.base_of("roman") == "b"
 
 

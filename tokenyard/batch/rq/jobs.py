@@ -31,6 +31,7 @@ from tokenyard.broker.connection import open_connection, translated
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
 from tokenyard.protocol.keys import NAME_RULE, is_name
+from tokenyard.protocol.texts import counted
 
 #: Functions that RQ's worker calls, by name, so that submitting does not import them.
 _PERFORM: Final = "tokenyard.batch.rq.work.perform"
@@ -178,7 +179,10 @@ class BatchQueue:
         return _status(job, job.meta)
 
     def resume(self, job: Job, *, retry_errors: bool) -> None:
-        """Enqueue a job that is over again; raises `SettingsError` while it runs."""
+        """Enqueue a job that is over again.
+
+        Raises `SettingsError` while it runs, and if there is nothing left to do.
+        """
         registry: BaseRegistry | None = {
             JobStatus.FAILED: self.rq.failed_job_registry,
             JobStatus.STOPPED: self.rq.failed_job_registry,
@@ -187,6 +191,8 @@ class BatchQueue:
         }.get(job.get_status())
         if registry is None:
             raise SettingsError([f"job {job.id} is not over: it is {_status(job, job.meta)}"])
+        if why := _why_nothing_to_resume(job, retry_errors=retry_errors):
+            raise SettingsError([f"job {job.id} {why}"])
         self._connection.hdel(job.key, CANCEL_FIELD)
         job.retries_left = order_of(job).retries or None
         job.meta["status"] = "validating"
@@ -358,6 +364,19 @@ def _status(job: Job, meta: Mapping[str, Any]) -> str:
     if job.connection.hexists(job.key, CANCEL_FIELD):
         return "cancelling"
     return status
+
+
+def _why_nothing_to_resume(job: Job, *, retry_errors: bool) -> str:
+    """Why a job that is over has no line left to run; "" where it may have some."""
+    if _status(job, job.meta) != "completed":
+        return ""
+    errors = msgspec.convert(job.meta.get("request_counts", {}), RequestCounts).failed
+    if not errors:
+        return "is completed: there is nothing to resume"
+    if retry_errors:
+        return ""
+    lines = f"{counted(errors, 'line')} with an error"
+    return f"is completed: there is nothing to resume but {lines}, with --retry-errors"
 
 
 def _last_error(job: Job) -> str:

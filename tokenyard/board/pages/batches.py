@@ -224,6 +224,8 @@ def _ask_resume(yard: Yard, given: Parameters) -> Preview:
     job = _find(yard, given)
     if not job.batch.is_over:
         return Preview(f"{job.batch.id} is not over: it is {job.batch.status}.", count=0)
+    if job.batch.status == "completed" and not job.batch.counts.failed:
+        return Preview(f"{job.batch.id} is completed: there is nothing to resume.", count=0)
     hint = f"{job.batch.counts.failed:,} lines have an error."
     return Preview(
         f"Resume {job.batch.id}: it waits for a worker again. Lines that are done keep their"

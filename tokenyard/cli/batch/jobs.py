@@ -142,7 +142,8 @@ def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
 def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -> None:
     """Enqueue a job again that failed, expired or was cancelled.
 
-    Lines that are done keep their answers; with --retry-errors a completed job can be resumed.
+    Lines that are done keep their answers. A completed job has only its errors left to run again,
+    with --retry-errors.
     """
     with _queue(ctx) as queue:
         queue.resume(queue.find(job_id), retry_errors=retry_errors)

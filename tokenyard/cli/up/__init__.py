@@ -161,6 +161,8 @@ def up(
     model, models = _given_first(model, models)
     if model and models:
         raise click.UsageError("give either --model or --models")
+    if models:
+        _check(models)
     example = engine == "vllm" and not model and not models
     if engine == "vllm" and not models:
         model = _existing(model or str(example_model("adder")))
@@ -229,6 +231,13 @@ def _existing(model: str) -> str:
     if model.startswith((".", "/", "~")):
         raise click.UsageError(f"there is no model folder {model}")
     return model
+
+
+def _check(models: Path) -> None:
+    """Raises `SettingsError` for a faulty models file, before anything is started."""
+    from worker.models import read_models
+
+    read_models(models)
 
 
 class Foreground:

@@ -3,7 +3,7 @@
 -- set, and `choices` has the choice of each, a byte each, if there are several.
 local function back_fields(fields, ledger, tokens, choices)
   local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
-    'not_before', 'epoch', 'trial', 'relapsed'}
+    'not_before', 'epoch', 'trial', 'relapsed', 'default_model'}
   local MOST_BYTES = 2000
   local values = redis.call('HMGET', ledger, unpack(NAMES))
   local published, out = redis.call('GET', tokens), {}
