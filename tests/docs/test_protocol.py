@@ -162,6 +162,7 @@ def test_every_ledger_field_is_told() -> None:
         )
         written |= {word for call in calls for word in re.findall(r"'(\w+)'", call)}
         written |= set(re.findall(r"'HSETNX', key, '(\w+)'", _code_of(script)))
+        written |= set(re.findall(r"notes=.*?\{'(\w+)'", _code_of(script).replace(" = ", "=")))
     # `t` and `r` stand before the number of an attempt, `_alone` behind what became of a worker.
     written |= {"crashed_alone", "lost_alone"} if "_alone" in written else set()
     told = {
