@@ -48,6 +48,20 @@ def test_prompts_come_from_standard_input_and_from_files(ask: Ask, tmp_path: Pat
     ]
 
 
+def test_a_request_counts_for_its_tenant(ask: Ask) -> None:
+    tenant = random_name("tenant")
+    result = ask("submit", "--tenant", tenant, "--max-tokens", "3", "hello")
+    assert result.exit_code == Exit.OK, result.output
+    used = json.loads(ask("tenants", "usage", tenant, "--json").stdout)
+    assert [(each["tenant"], each["tokens_out"]) for each in used] == [(tenant, 3)]
+
+
+def test_a_text_that_cannot_be_a_tenant_is_refused(ask: Ask) -> None:
+    refused = ask("submit", "--tenant", "a b", "hello")
+    assert refused.exit_code == Exit.USAGE
+    assert "tenant: use 1 to 90 of A-Z" in refused.stderr
+
+
 def test_token_ids_are_answered_with_token_ids(ask: Ask) -> None:
     result = ask("submit", "--ids", "1,2,3", "--max-tokens", "2")
     assert result.exit_code == Exit.OK, result.output

@@ -26,6 +26,8 @@ _PORTS: Final = {"sentinel": 26379, "cluster": 6379}
 _OF_SENTINELS: Final = {"sentinel_username": "username", "sentinel_password": "password"}
 #: Options of a URL for the pool, not for one connection.
 _OF_THE_POOL: Final = frozenset({"max_connections", "timeout"})
+#: Options of redis-py that change the form of all answers: Tokenyard reads only its own.
+_OF_ANSWERS: Final = frozenset({"protocol", "decode_responses", "encoding", "encoding_errors"})
 _PASSWORD_IN_QUERY: Final = re.compile(r"(^|&)(sentinel_)?password=[^&]*", re.IGNORECASE)
 
 
@@ -85,6 +87,9 @@ def read_url(url: str, timeout_s: float) -> Target:
 
 
 def _target(parts: SplitResult, url: str, timeout_s: float) -> Target:
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if name in _OF_ANSWERS:
+            raise ValueError(f"leave out {name}: Tokenyard chooses the form of answers itself")
     base, _, kind = parts.scheme.partition("+")
     if not kind and base in SCHEMES:
         has_tls = base == "rediss"

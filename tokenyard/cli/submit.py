@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 
 import click
 
-from tokenyard.cli.shared.completion import complete_model
+from tokenyard.cli.shared.completion import complete_model, complete_tenant
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import named_values
@@ -77,6 +77,12 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     shell_complete=complete_model,
     help="The model; required if the yard has several.",
 )
+@click.option(
+    "--tenant",
+    default="",
+    shell_complete=complete_tenant,
+    help="The tenant whose share and limits the requests count for.",
+)
 @click.option("--max-tokens", type=int, help="Most tokens of an answer.  [default: vLLM's, 16]")
 @click.option("--temperature", type=float, help="0 always selects the most likely token.")
 @click.option("--seed", type=int, help="Seed of sampling.")
@@ -130,6 +136,7 @@ def submit(
     ids: list[list[int]],
     file: IO[str] | None,
     model: str,
+    tenant: str,
     params: dict[str, Any],
     deadline_s: float | None,
     refuse_late: bool,
@@ -148,6 +155,7 @@ def submit(
     given = {name: value for name, value in sampling.items() if value not in {None, ()}}
     options: SharedOptions = {
         "model": model,
+        "tenant": tenant,
         "params": params | given,
         "stream": stream,
         "refuse_late": refuse_late,

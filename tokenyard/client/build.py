@@ -177,6 +177,7 @@ class RequestBuilder:
         priority_class = options.get("priority_class", "normal")
         if priority_class not in PRIORITY_CLASSES:
             raise InvalidRequest("priority_class", f"use one of {', '.join(PRIORITY_CLASSES)}")
+        checks.check_tenant(options.get("tenant", ""))
         base = options.get("params", {})
         params = checks.read_params(base, sampling)
         # A base that is an object does not know which of its values were given.

@@ -17,8 +17,10 @@ from tokenyard.client.tokenization import Tokenizer
 from tokenyard.protocol.digest import canonical_messages
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.fields import UNKNOWN_FIELD, check_ids, parse_messages, read_chat_options
+from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.sampling import why_unknown
+from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.wire import (
     MAX_TOKEN_ID,
     PLAIN_CHAT,
@@ -48,6 +50,12 @@ def deadline_ms(options: Mapping[str, Any], clock_offset_s: float) -> int | None
     if not isinstance(deadline, datetime.datetime) or deadline.tzinfo is None:
         raise InvalidRequest("deadline", "give a datetime with a time zone, or deadline_s")
     return max(1, int(deadline.timestamp() * 1000))
+
+
+def check_tenant(name: object) -> None:
+    """On the wire another text is no tenant, which whoever gives one hardly means."""
+    if name and not (isinstance(name, str) and is_tenant(name)):
+        raise InvalidRequest("tenant", TENANT_RULE)
 
 
 def canonical(kind: str, prompt: Prompt, request: Request) -> bytes:

@@ -77,6 +77,8 @@ def test_cluster() -> None:
         ("redis+cluster://u:secret@a:port", "port"),
         ("unix+cluster://u:secret@a", "use redis://"),
         ("redis+magic://u:secret@a", "use redis://"),
+        ("redis://u:secret@a?protocol=3", "leave out protocol"),
+        ("redis+sentinel://u:secret@a/yards?decode_responses=", "leave out decode_responses"),
     ],
 )
 def test_a_bad_url_is_refused(open_one: type, url: str, said: str) -> None:
