@@ -247,6 +247,9 @@ def test_a_leader_that_dies_ends_a_follower_that_waits_inside_vllm(pool: Pool) -
 
     leader.ask(ranks.call, ranks.reduce_without, 0)
 
-    assert follower.fault() == ""
-    assert follower.status() == ranks.STUCK_STATUS
+    fault = follower.fault()
+    # vLLM's CPU backend waits through shared memory for ever, and without AVX-512 by sockets, which
+    # tell that the other side is gone.
+    died = fault == "GroupError: the leader of the group has died"
+    assert died or (not fault and follower.status() == ranks.STUCK_STATUS)
     assert list(Path("/dev/shm").glob(f"*{pool.address.name}*")) == []
