@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 import redis
@@ -12,9 +12,18 @@ import coordinator.dispatch.intake
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.intake import LOOK_AHEAD, Intake
 from coordinator.routing.queued_request import QueuedRequest
+from tests.support.servers import Server
+from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
 
 BATCH = 8
+
+
+@pytest.fixture
+def connection(broker: Server) -> Iterator[redis.Redis]:
+    """A connection as the coordinator's: it reads answers in the server's own form."""
+    with open_connection(broker.url, timeout_s=30.0) as connected:
+        yield connected
 
 
 @pytest.fixture
