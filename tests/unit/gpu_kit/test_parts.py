@@ -134,17 +134,21 @@ def test_tests_that_are_ended_have_reported_earlier_failures(tmp_path):
     options = ["-q", "-p", "gpu_pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     options += ["-c", "/dev/null", "-o", "timeout=0", "-o", "addopts=", str(tmp_path)]
 
-    result = run(
-        tmp_path,
-        f"""
-        import os, pytest, signal
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os._exit(pytest.main({options!r}))
-        """,
-        10.0,
-    )
+    log = tmp_path / "logs" / "fake.log"
+    for patience_s in (10.0, 60.0):  # the second where pytest has taken so long to start
+        result = run(
+            tmp_path,
+            f"""
+            import os, pytest, signal
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os._exit(pytest.main({options!r}))
+            """,
+            patience_s,
+        )
+        said = log.read_text()
+        if "test_bad" in said:
+            break
 
-    said = (tmp_path / "logs" / "fake.log").read_text()
     assert result.outcome == "ended"
     assert re.search(r"^passed after [0-9.]+ s: test_three\.py::test_good$", said, re.MULTILINE)
     assert re.search(r"^failed after [0-9.]+ s: test_three\.py::test_bad$", said, re.MULTILINE)
