@@ -26,7 +26,7 @@ from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Refused, Unanswerable
-from tokenyard.scripts import Answered, Charge, Dispatched, Move, Scripts, Transfer, Transferred
+from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Transfer, Transferred
 
 log = logging.getLogger("tokenyard.coordinator.dispatcher")
 
@@ -316,7 +316,7 @@ class Dispatcher:
         """Carry out a plan; whether there was anything to do."""
         if not plan:
             return False
-        reasons, charges = self._charge(plan)
+        reasons, charges = self._intake.tenants.charge(plan, self._roster.server_ms())
         moves = [
             Move(
                 item.queued.intake,
@@ -346,22 +346,6 @@ class Dispatcher:
                 tenants.note_dispatched(charge)
                 tenants.served.note(item.queued)
         return True
-
-    def _charge(
-        self, plan: Sequence[PlannedDispatch]
-    ) -> tuple[Sequence[str], Sequence[Charge | None]]:
-        """Why each request goes to its lane, and what it is charged; at no cost without tenants."""
-        names = {item.queued.tenant for item in plan}
-        tenants = self._backlog.tenants
-        if not tenants.first and names == {""}:
-            return [item.why for item in plan], [None] * len(plan)
-        self._intake.tenants.describe(names)
-        now_ms = self._roster.server_ms()
-        tenants.begin_turn(now_ms)
-        return (
-            [tenants.explain(item.queued, now_ms, item.why) for item in plan],
-            [tenants.charge(item.queued) for item in plan],
-        )
 
     def _settle(
         self, token: str, plan: Sequence[PlannedDispatch], codes: Sequence[Dispatched]

@@ -17,6 +17,7 @@ import redis
 
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.entries import Entry
+from coordinator.dispatch.plan import PlannedDispatch
 from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
 from coordinator.dispatch.tenant_streams import Command, Slice, TenantStreams, intakes_of
 from coordinator.routing.queued_request import QueuedRequest
@@ -24,6 +25,7 @@ from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
+from tokenyard.scripts import Charge
 
 #: Tenants of one page of the line. With 256 the broker took a quarter longer for each request.
 PAGE: Final = 64
@@ -132,6 +134,21 @@ class TenantIntakes:
         *counts, packed = ask_all(self._connection, [*ask, ("HMGET", self._keys.tenants, *strange)])
         self._set(strange, packed)
         self._count(strange, counts)
+
+    def charge(
+        self, plan: Sequence[PlannedDispatch], now_ms: float
+    ) -> tuple[Sequence[str], Sequence[Charge | None]]:
+        """Why each request goes to its lane, and what it is charged; at no cost without tenants."""
+        names = {item.queued.tenant for item in plan}
+        shares = self._shares
+        if not shares.first and names == {""}:
+            return [item.why for item in plan], [None] * len(plan)
+        self.describe(names)
+        shares.begin_turn(now_ms)
+        return (
+            [shares.explain(item.queued, now_ms, item.why) for item in plan],
+            [shares.charge(item.queued) for item in plan],
+        )
 
     def is_common_wrong(self) -> bool:
         """Whether the common intakes must join the line or leave it."""

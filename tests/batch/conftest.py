@@ -127,6 +127,7 @@ class BatchYard:
 def yard(
     new_server: Callable[..., Server], write_lines: WriteLines, tmp_path: Path
 ) -> Iterator[BatchYard]:
+    """A yard that answers; its workers of RQ are started by the tests."""
     with Plant(new_server("valkey", aof=False).url) as plant:
         plant.coordinator()
         plant.worker(simulated_step_s=0.002, max_num_seqs=16)

@@ -7,19 +7,17 @@ import json
 import os
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from tests.batch.conftest import completion, write_lines
-from tests.batch.test_rq import BatchYard
+from tests.batch.conftest import BatchYard, completion, write_lines, yard
 from tests.board.calls import Calls
 from tests.board.looking import Looker, looking, text_of
 from tests.cli.test_hostile_text import EVIL, moves
-from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch.answers import LineError, OutputLine, encode_line
@@ -30,23 +28,9 @@ from tokenyard.batch.state import BatchSpec
 from tokenyard.board.pages import batches
 from tokenyard.board.yard import Actor
 
-__all__ = ["write_lines"]
+__all__ = ["write_lines", "yard"]
 pytestmark = pytest.mark.valkey_only
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>'\""
-
-
-@pytest.fixture
-def yard(
-    new_server: Callable[..., Server], write_lines: Any, tmp_path: Path
-) -> Iterator[BatchYard]:
-    """A yard that answers; its workers of RQ are started by the tests."""
-    with Plant(new_server("valkey", aof=False).url) as plant:
-        plant.coordinator()
-        plant.worker(simulated_step_s=0.002, max_num_seqs=16)
-        plant.wait_for_workers(1)
-        made = BatchYard(plant, tmp_path, write_lines)
-        yield made
-        made.end()
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from coordinator.coordinator import Coordinator
 from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.shares import WEIGHTS
+from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_request, worker_json
-from tests.support.lanes import LONG_MS, Lanes
+from tests.support.lanes import LONG_MS
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.errors import Code
@@ -28,17 +29,8 @@ from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host
 ROUND = sum(WEIGHTS.values())
 
 
-class Yard(Lanes):
-    """A yard whose host may load several models, with a coordinator that the test turns."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.leading: list[Coordinator] = []
-
-    def close(self) -> None:
-        for one in self.leading:
-            one._close()
-        super().close()
+class Yard(TurnedYard):
+    """A yard whose host may load several models."""
 
     def host(self, *models: str, **adapters: str) -> str:
         """A host with a warm worker; ``adapters`` by name with their base models."""
@@ -51,14 +43,6 @@ class Yard(Lanes):
         )
         info = worker_json("warm", state="warm", model="", controller="host")
         return self.scripts.register("warm", LONG_MS, info)
-
-    def leader(self, **values: Any) -> Coordinator:
-        """A coordinator that has had its first turn; it places no models."""
-        settings = self.settings(**{"block_ms": 20, "lease_ms": 60_000, "static": True, **values})
-        one = Coordinator(settings)
-        self.leading.append(one)
-        one.run_once()
-        return one
 
     def ask(self, model: str, count: int, priority_class: Any = "normal", **more: Any) -> list[str]:
         """Requests for a model; their ids sort in their order."""

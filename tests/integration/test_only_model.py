@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from coordinator.coordinator import Coordinator
+from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_delta, make_request
-from tests.support.lanes import Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import to_result
 from tokenyard.scripts import Publication
 
 
-class Yard(Lanes):
-    """A yard with coordinators that the test turns, and with static workers."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.leading: list[Coordinator] = []
-
-    def close(self) -> None:
-        for one in self.leading:
-            one._close()
-        super().close()
-
-    def leader(self, **values: Any) -> Coordinator:
-        """A coordinator that has had its first turn."""
-        settings = self.settings(block_ms=20, lease_ms=60_000, static=True, **values)
-        one = Coordinator(settings)
-        self.leading.append(one)
-        one.run_once()
-        return one
+class Yard(TurnedYard):
+    """A yard with static workers that may leave."""
 
     def leave(self, worker: str, leading: Coordinator) -> None:
         """Let a worker leave; the leader has noticed on return."""
