@@ -69,6 +69,11 @@ class GuardedServer(Server):
         return self.url_of("worker")
 
 
+#: How long a server is away before its replica replaces it: never, unless a test has killed it.
+#: A machine under load may stop a server for seconds.
+NEVER_MS, SOON_MS = 600_000, 2000
+
+
 class Sentinel(Server):
     """A Sentinel that watches the service ``yards`` with a quorum of one."""
 
@@ -79,7 +84,7 @@ class Sentinel(Server):
             "bind 127.0.0.1",
             f"dir {folder}",
             f"sentinel monitor yards 127.0.0.1 {master.port} 1",
-            "sentinel down-after-milliseconds yards 500",
+            f"sentinel down-after-milliseconds yards {NEVER_MS}",
             "sentinel failover-timeout yards 3000",
             "sentinel auth-user yards sentinel",
             "sentinel auth-pass yards sentinel",
@@ -93,6 +98,10 @@ class Sentinel(Server):
         with redis.Redis(port=self.port) as connection:
             found: Any = connection.sentinel_get_master_addr_by_name("yards")
         return int(found[1])
+
+    def replace_the_dead(self) -> None:
+        """Have the master replaced if it is dead."""
+        ask(self, "SENTINEL", "SET", "yards", "down-after-milliseconds", SOON_MS)
 
     def wait_for_replica(self) -> None:
         """Wait until the Sentinel knows a replica that could replace the master."""
@@ -126,7 +135,7 @@ class Cluster:
     def _node(name: ServerName, folder: Path) -> ServerWith:
         folder.mkdir()
         options = ["--cluster-enabled", "yes", "--cluster-port", free_port()]
-        options += ["--cluster-node-timeout", 1000, "--cluster-replica-validity-factor", 0]
+        options += ["--cluster-node-timeout", NEVER_MS, "--cluster-replica-validity-factor", 0]
         return ServerWith(name, folder, *options)
 
     @property
@@ -162,6 +171,13 @@ class Cluster:
     def holder_of(self, slot: int) -> ServerWith:
         """The master of a slot."""
         return self.masters[min(slot * len(self.masters) // SLOTS, 2)]
+
+    def fail_over(self, master: ServerWith) -> None:
+        """Kill a master, and have the others replace it."""
+        master.kill()
+        for node in self.nodes:
+            if node is not master:
+                ask(node, "CONFIG", "SET", "cluster-node-timeout", SOON_MS)
 
     def stop(self) -> None:
         """End all nodes."""

@@ -69,5 +69,6 @@ class Watched:
     def fail_over(self) -> None:
         """Kill the master, and wait until the replica has replaced it."""
         self.master.kill()
+        self.sentinel.replace_the_dead()
         port = self.replica.port
-        eventually(lambda: self.sentinel.master_port() == port, timeout_s=30)
+        eventually(lambda: self.sentinel.master_port() == port, timeout_s=60)
