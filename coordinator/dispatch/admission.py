@@ -81,7 +81,6 @@ class Admission:
             result_ttl_s=request.result_ttl_s,
             deadline_ms=request.deadline_ms,
             model=model,
-            is_nameless=not request.model,
             tokens=prompt_tokens(request, fields),
             # Clients may choose the ids of entries; an id of the future means that it came now.
             since_ms=min(float(position(entry.id)[0]), now_ms),

@@ -330,7 +330,6 @@ class Dispatcher:
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
                 charge=charge,
-                default_model=item.queued.model if item.queued.is_nameless else "",
             )
             for item, why, charge in zip(plan, reasons, charges, strict=True)
         ]

@@ -87,8 +87,8 @@ def read_history(fields: Mapping[bytes, bytes]) -> History:
 
 
 def began_with(fields: Mapping[bytes, bytes]) -> str:
-    """The model that a retry was assigned to first, where it names none; "" where it names one."""
-    return fields.get(b"default_model", b"").decode(errors="replace")
+    """The base model of the worker that a retry was taken back from; "" where it is not known."""
+    return fields.get(b"base_model", b"").decode(errors="replace")
 
 
 def _count(fields: Mapping[bytes, bytes], name: bytes) -> int:

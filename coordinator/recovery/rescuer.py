@@ -98,7 +98,9 @@ class Rescuer:
         entries: Any = self._connection.xrange(self._keys.lane(worker), count=BATCH)
         batch = [(entry.decode(), *_client_and_id(fields)) for entry, fields in entries]
         trials = self._analysis(worker).trials([entry for entry, _, _ in batch])
-        left = self._scripts.rescue(token, worker, batch, trials)
+        member = self._roster.members.get(worker)
+        base_model = member.info.model if member else ""
+        left = self._scripts.rescue(token, worker, batch, trials, base_model=base_model)
         if left <= 0:
             self._analyses.pop(worker, None)
         if left == RESCUE_NOT_LEADER:

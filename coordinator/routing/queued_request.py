@@ -30,7 +30,6 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     deadline_ms: int | None = None  # unix time
     model: str = ""  # the base model that serves it; "" while the yard knows none
-    is_nameless: bool = False  # it names no model: that is the yard's only one
     tokens: int = 0  # of its prompt, see `prompt_tokens`
     since_ms: float = 0.0  # unix time at which it came in
     not_before_ms: int = 0  # unix time until which it is in back-off; 0: it is not

@@ -208,6 +208,7 @@ def test_a_temporary_fault_gives_the_request_back_with_its_tokens(rig: Rig) -> N
     # I expect it to wait with its published tokens, and no result.
     ((_, fields),) = rig.yard.intake("retry")
     assert (fields[b"id"], fields[b"faults"]) == (b"q1", b"1")
+    assert fields[b"base_model"] == b"sim"
     assert unpack_tokens(fields[b"published"]) == [5, 6]
     assert int(fields[b"not_before"]) > 0
     assert rig.yard.ledger(stream.request)["state"] == "waiting"

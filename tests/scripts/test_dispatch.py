@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from tests.support.builders import make_assignment, make_delta, make_request, make_result
@@ -37,17 +36,6 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard, worker: str) -> No
         "digest": request_digest(waiting.request),
         "t1": f"{assignment.entry} {worker} the test says so",
     }
-
-
-def test_the_ledger_has_the_model_of_a_request_that_names_none(yard: Yard, worker: str) -> None:
-    named, nameless = yard.submit(), yard.submit()
-    move = msgspec.structs.replace(nameless.to(worker), default_model="adder")
-
-    codes = yard.scripts.dispatch(yard.token, [named.to(worker), move])
-
-    assert codes == [Dispatched.DISPATCHED] * 2
-    assert yard.ledger(nameless.request)["default_model"] == "adder"
-    assert "default_model" not in yard.ledger(named.request)
 
 
 def test_round_without_moves_changes_nothing(yard: Yard) -> None:

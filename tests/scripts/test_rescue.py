@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import Assignment, pack_tokens
@@ -100,6 +102,24 @@ def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(
     ((_, fields),) = yard.connection.xrange(lane)
     values = yard.connection.eval("return #redis.call('XRANGE', KEYS[1], '-', '+')[1][2]", 1, lane)
     assert values == 2 * len(fields), "a field stands there twice"
+
+
+@pytest.mark.parametrize("how", ["rescue", "hand_back"])
+def test_a_retry_has_the_model_of_its_last_worker(yard: Yard, worker: str, how: str) -> None:
+    assignment = yard.assign(worker)
+    if how == "rescue":
+        yard.expire(worker)
+        yard.scripts.rescue(yard.token, worker, [held(assignment)], base_model="adder")
+    else:
+        yard.scripts.hand_back(worker, assignment, 0, "no memory", base_model="adder")
+
+    ((_, fields),) = yard.intake("retry")
+    assert fields[b"base_model"] == b"adder"
+    # It is for the leader: the next worker has its own.
+    second = yard.worker("second")
+    yard.place(yard.waiting(assignment.request), second)
+    ((_, fields),) = yard.connection.xrange(yard.keys.lane(second))
+    assert b"base_model" not in fields
 
 
 def test_finished_request_is_not_run_again(yard: Yard, worker: str) -> None:

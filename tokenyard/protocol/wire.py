@@ -299,7 +299,7 @@ SYSTEM_FIELDS: Final = frozenset(
         b"relapsed",
         b"choices",
         b"charged",
-        b"default_model",
+        b"base_model",
     }
 )
 

@@ -177,7 +177,6 @@ class Move(Struct, frozen=True, gc=False):
     digest: str = ""  # of the request
     on_trial: bool = False  # in a group with the other moves on trial to that lane in this call
     charge: Charge | None = None  # None where only requests without a tenant wait
-    default_model: str = ""  # the lane's, where the request names none
 
 
 class Transfer(Struct, frozen=True, gc=False):

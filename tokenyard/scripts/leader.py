@@ -69,21 +69,21 @@ class LeaderScripts(Caller):
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries to lanes; one code for each, all NOT_LEADER for a former leader."""
-        routes: dict[tuple[str, str, int, int, str], int] = {}
+        routes: dict[tuple[str, str, int, int], int] = {}
         items: list[Arg] = []
         charges: list[Arg] = []
         for at, move in enumerate(moves, 1):
             mode = 1 if move.alone else 2 if move.on_trial else 0
-            route = (move.intake, move.worker, move.lane_limit, mode, move.default_model)
+            route = (move.intake, move.worker, move.lane_limit, mode)
             number = routes.setdefault(route, len(routes) + 1)
             items += (number, move.entry, move.why, move.digest)
             if move.charge is not None:
                 charges += (at, str(move.charge))
         keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
         args: list[Arg] = [token, GROUP, len(routes)]
-        for intake, worker, limit, mode, model in routes:
+        for intake, worker, limit, mode in routes:
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
-            args += [intake, worker, limit, mode, model]
+            args += [intake, worker, limit, mode]
         keys += [self.keys.ledger(move.client, move.request_id) for move in moves]
         return codes(Dispatched, self._run("dispatch", keys, args + items + charges), len(moves))
 
@@ -153,18 +153,21 @@ class LeaderScripts(Caller):
         worker: str,
         entries: Sequence[tuple[str, str, str]] = (),
         trials: Sequence[int | None] | None = None,
+        *,
+        base_model: str = "",
     ) -> int:
         """Take back lane entries, given as (entry, client, request id), of a lost worker.
 
         Where the worker has crashed, ``trials`` has for each entry the most suspects that it may be
         tried with (0: alone), or None where it is not a suspect; by default all must run alone.
-        Returns how many are left on the lane, `RESCUE_HELD` or `RESCUE_NOT_LEADER`. Call it first
+        ``base_model`` is the worker's, with which requests that name none go on. Returns how
+        many are left on the lane, `RESCUE_HELD` or `RESCUE_NOT_LEADER`. Call it first
         without entries, which ends the lease.
         """
         keys = [self.keys.leader, self.keys.leases, self.keys.workers]
         keys += [self.keys.lane(worker), self.keys.intake("retry")]
         keys += [self.keys.quarantine, self.keys.departed]
-        args: list[Arg] = [token, worker]
+        args: list[Arg] = [token, worker, base_model]
         for at, (entry, client, request_id) in enumerate(entries):
             keys += [self.keys.ledger(client, request_id), self.keys.tokens(client, request_id)]
             keys.append(self.keys.choices(client, request_id))

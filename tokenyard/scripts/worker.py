@@ -57,9 +57,18 @@ class WorkerScripts(Caller):
         self._connection.hdel(self.keys.hosts, name)
 
     def hand_back(
-        self, worker: str, assignment: Assignment, pause_ms: int, error: str
+        self,
+        worker: str,
+        assignment: Assignment,
+        pause_ms: int,
+        error: str,
+        *,
+        base_model: str = "",
     ) -> HandedBack:
-        """Hand back a request that the engine could not serve, to be retried after a pause."""
+        """Hand back a request that the engine could not serve, to be retried after a pause.
+
+        ``base_model`` is the worker's, with which a request that names none goes on.
+        """
         request = assignment.request
         keys = [self.keys.leases, self.keys.lane(worker), self.keys.capacity]
         keys += [self.keys.intake("retry"), self.keys.quarantine]
@@ -67,6 +76,7 @@ class WorkerScripts(Caller):
         keys += [self.keys.tokens(request.client, request.id)]
         keys += [self.keys.choices(request.client, request.id)]
         args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, error]
+        args.append(base_model)
         return HandedBack(self._run("hand_back", keys, args))
 
     def count_published(self, assignment: Assignment) -> int:

@@ -171,9 +171,7 @@ class Publisher:
         self._stats.error = f"{assignment.request.id}: {failed.message}"
         pause_ms = int(1000 * RETRY_PAUSE.compute(assignment.faults + 1))
         log.warning("%s: %s; requeued for %d ms", assignment.request.id, failed.message, pause_ms)
-        code = self._call(
-            lambda: self._scripts.hand_back(self._worker, assignment, pause_ms, failed.message)
-        )
+        code = self._requeue(assignment, pause_ms, failed.message)
         if code is HandedBack.LEASE_LOST:
             self._lose()
         elif code is HandedBack.HANDED_BACK:
@@ -187,9 +185,13 @@ class Publisher:
         after the tokens that are left.
         """
         why = "the server has lost tokens that were published"
-        code = self._call(lambda: self._scripts.hand_back(self._worker, assignment, 0, why))
+        code = self._requeue(assignment, 0, why)
         if code is HandedBack.HANDED_BACK:
             log.warning("%s: %s; requeued", assignment.request.id, why)
+
+    def _requeue(self, assignment: Assignment, pause_ms: int, why: str) -> HandedBack | None:
+        back = partial(self._scripts.hand_back, base_model=self._info.model)
+        return self._call(lambda: back(self._worker, assignment, pause_ms, why))
 
     def _lose(self) -> None:
         log.warning("%s has lost its lease", self._worker)

@@ -10,11 +10,10 @@
 --   lane:<worker> (stream); then for each item: request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the intake's consumer group
--- ARGV[3...] number of routes; for each: intake, worker, most entries on that lane, 1 if
---   an item must be alone there, 2 if its items are a group on trial (else 0), and the model there if
---   its items name none, for the record (else ''); then for each item: its
---   route (from 1), entry id, why there (words, for the record), the digest of the request ('': not to
---   be compared); behind them, for each item that is charged to a tenant: its number (from 1), the charge
+-- ARGV[3...] number of routes; for each: intake, worker, most entries on that lane, 1 if an item must
+--   be alone there, 2 if its items are a group on trial (else 0); then for each item: its route (from
+--   1), entry id, why there (words, for the record), the digest of the request ('': not to be
+--   compared); behind them, for each item that is charged to a tenant: its number (from 1), the charge
 --   (see `read_charge`), after which the names of the tenant's keys follow from the lane's
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
@@ -44,9 +43,10 @@ local NOT_LEADER, DISPATCHED, DUPLICATE, CLOSED, FULL, GONE, REUSED, HELD = -1, 
 -- Fields that only the system writes: a client's own are dropped here.
 local SYSTEM = {sid = true, attempt = true, crashes = true, suspected = true, crashed_alone = true,
   lost_alone = true, faults = true, reason = true, not_before = true, published = true,
-  epoch = true, trial = true, relapsed = true, choices = true, charged = true, default_model = true}
+  epoch = true, trial = true, relapsed = true, choices = true, charged = true, base_model = true}
 -- And those of them that go on with a retry.
 local CARRIED = {published = true, epoch = true, choices = true}
+local NO_CHARGE = {}
 -- What is looked at in a ledger: only a retry has been through anything.
 local KNOWN = {'state', 'sid', 'intake', 'entry', 'attempt'}
 local KNOWN_OF_RETRY = {'state', 'sid', 'intake', 'entry', 'attempt', 'crashes', 'faults'}
@@ -204,7 +204,7 @@ local function dispatch(route, ledger, entry, why, digest, charge)
   local charged = charge and read_charge(charge)
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
     'entry', placed, 't' .. attempt, placed .. ' ' .. worker .. ' ' .. why,
-    unpack(charged and {'charge', charge, unpack(route.notes)} or route.notes))
+    unpack(charged and {'charge', charge} or NO_CHARGE))
   leave(intake, entry, route.tenant and queued_tokens_of(fields))
   if charged then
     count_charge(charged, sid, attempt)
@@ -228,13 +228,12 @@ end
 
 local routes = {}
 for i = 1, tonumber(ARGV[3]) do
-  local k, a = 3 + 2 * i, 5 * i - 1
+  local k, a = 3 + 2 * i, 4 * i
   routes[i] = {intake = KEYS[k], lane = KEYS[k + 1], class = ARGV[a], worker = ARGV[a + 1],
     most = tonumber(ARGV[a + 2]), alone = ARGV[a + 3] == '1', group = ARGV[a + 3] == '2',
-    notes = ARGV[a + 4] ~= '' and {'default_model', ARGV[a + 4]} or {},
     tenant = ARGV[a]:match(':(.+)')}
 end
-local first_key, first_arg = 5 + 2 * #routes, 4 + 5 * #routes
+local first_key, first_arg = 5 + 2 * #routes, 4 + 4 * #routes
 local items = #KEYS - first_key + 1
 for item = 0, items - 1 do
   local intake = routes[tonumber(ARGV[first_arg + 4 * item])].intake

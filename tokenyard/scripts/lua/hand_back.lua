@@ -14,6 +14,7 @@
 -- ARGV[3] attempt
 -- ARGV[4] pause before the next attempt in ms
 -- ARGV[5] the error
+-- ARGV[6] the worker's base model
 -- Returns -1 LEASE_LOST, 1 HANDED_BACK, 0 STALE (another attempt has the request, or none)
 -- Atomic, because the request must be on the lane or in the intake at every moment, and its charge
 -- must be given back only once.
@@ -40,7 +41,7 @@ local now = server_ms()
 count_up(ledger, 'faults')
 redis.call('HSET', ledger, 'reason', ARGV[5], 'not_before', now + tonumber(ARGV[4]))
 local back = redis.call('XADD', KEYS[4], '*',
-  unpack(back_fields(found[2], ledger, KEYS[7], KEYS[8])))
+  unpack(back_fields(found[2], ledger, KEYS[7], KEYS[8], ARGV[6])))
 redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
   'r' .. ARGV[3], now .. ' ' .. ARGV[1] .. ' fault ' .. ARGV[5])
 redis.call('HDEL', ledger, 'worker')

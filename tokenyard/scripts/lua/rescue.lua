@@ -13,7 +13,8 @@
 --   tokens:<client>#/<id> (string): whose those are
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the worker
--- ARGV[3...] for each entry to move, in the order of KEYS: its id, and for a worker that crashed
+-- ARGV[3] its base model ('': not known)
+-- ARGV[4...] for each entry to move, in the order of KEYS: its id, and for a worker that crashed
 --   the most suspects of its next trial, including itself (0: it must run alone), or '' where it
 --   is not a suspect of this crash
 -- Returns -1 NOT_LEADER, -2 HELD (the lease runs; nothing was touched), or the number of
@@ -68,15 +69,15 @@ local function take_back(entry, trial, ledger, tokens, choices)
   if owner[1] ~= worker or owner[2] ~= 'assigned' or owner[3] ~= entry then return end
   note(ledger, entry, trial)
   local back = redis.call('XADD', KEYS[5], '*',
-    unpack(back_fields(found[2], ledger, tokens, choices)))
+    unpack(back_fields(found[2], ledger, tokens, choices, ARGV[3])))
   redis.call('HSET', ledger, 'state', 'waiting', 'intake', 'retry', 'entry', back,
     'r' .. whole(owner[4]), server_ms() .. ' ' .. worker .. ' ' .. why .. ' ' .. reason)
   redis.call('HDEL', ledger, 'worker')
   give_back(ledger)
 end
 
-for i = 3, #ARGV, 2 do
-  local k = 8 + (i - 3) / 2 * 3
+for i = 4, #ARGV, 2 do
+  local k = 8 + (i - 4) / 2 * 3
   take_back(ARGV[i], ARGV[i + 1], KEYS[k], KEYS[k + 1], KEYS[k + 2])
 end
 
