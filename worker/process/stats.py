@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.metrics import Histogram
 from worker.engines import Finished, RequestError, TokenDelta
@@ -77,7 +78,7 @@ class RunningStats:
 
     def _note_end(self, run: Run, end: End, made: int, now: float, whole_s: float) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment
-        priority = assignment.sid.partition("/")[0]
+        priority, _ = split_intake(assignment.sid.partition("/")[0])
         counts.results[model, priority, _OUTCOMES[type(end)]] += 1
         counts.e2e[model].observe(whole_s)
         if not isinstance(end, Finished):
@@ -132,8 +133,8 @@ class RunningStats:
 def _came_at_once(run: Run, end: End) -> bool:
     """Whether all tokens of a stream came with its result."""
     assignment = run.assignment
-    is_whole = isinstance(end, Finished) and run.first_token is None
-    return is_whole and assignment.request.stream and not assignment.published
+    is_whole = assignment.request.stream and run.first_token is None
+    return is_whole and isinstance(end, Finished) and not assignment.published
 
 
 def _made(end: End) -> int:

@@ -65,6 +65,16 @@ def test_each_end_counts_as_a_result(end: RequestError | Expired, tokens: int) -
     assert tally.now() == WorkerTotals(finished=1, failed=1, tokens=tokens)
 
 
+@pytest.mark.parametrize("sid", ["low/1500-0", "low:acme/1500-0"])
+def test_results_are_counted_by_class_also_those_of_tenants(sid: str) -> None:
+    tally = RunningStats()
+    tally.begin("adder")
+
+    publish(tally, Run(make_assignment(sid=sid), 0.0), finished(1))
+
+    assert tally.counts().results == {("adder", "low", "completed"): 1}
+
+
 def test_times_to_the_first_token_are_counted_by_bucket() -> None:
     tally = RunningStats(has_readers=False)
     # Given streams whose first token came after 3 ms, 0.3 s and 1000 s
