@@ -29,6 +29,7 @@ _OUTCOMES: Final = {
     Expired: "expired",
     Remembered: "completed",
 }
+_FAILURES: Final = (RequestError, Expired)
 
 
 class RunningStats:
@@ -65,19 +66,19 @@ class RunningStats:
                     tokens += len(outcome.tokens)
                     continue
                 self._finished += 1
-                self._failed += isinstance(outcome, RequestError | Expired)
+                self._failed += isinstance(outcome, _FAILURES)
                 made = _made(outcome)
                 tokens += max(0, made - run.seq)
-                whole_s = run.waited_ms / 1000 + now - run.began
                 if _came_at_once(run, outcome):
-                    self._ttft.observe(whole_s)
+                    self._ttft.observe(_whole_s(run, now))
                 if self._has_readers:
-                    self._note_end(run, outcome, made, now, whole_s)
+                    self._note_end(run, outcome, made, now)
             self._tokens += tokens
             self._counts.tokens[self._model, "output"] += tokens
 
-    def _note_end(self, run: Run, end: End, made: int, now: float, whole_s: float) -> None:
+    def _note_end(self, run: Run, end: End, made: int, now: float) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment
+        whole_s = _whole_s(run, now)
         priority, _ = split_intake(assignment.sid.partition("/")[0])
         counts.results[model, priority, _OUTCOMES[type(end)]] += 1
         counts.e2e[model].observe(whole_s)
@@ -128,6 +129,11 @@ class RunningStats:
         """The counters of this process."""
         with self._lock:
             return self._counts.copy()
+
+
+def _whole_s(run: Run, now: float) -> float:
+    """Time from acceptance to the end of a request; ``now`` is monotonic."""
+    return run.waited_ms / 1000 + now - run.began
 
 
 def _came_at_once(run: Run, end: End) -> bool:
