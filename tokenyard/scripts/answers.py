@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.replies import Reply, encode_reply
 from tokenyard.protocol.wire import Assignment
 
 #: Why a worker's lease ends: it left in order, was killed from outside, or crashed.
@@ -189,12 +189,19 @@ class Transfer(Struct, frozen=True, gc=False):
     digest: str = ""
 
 
-class Publication(Struct, frozen=True):
+class Publication(Struct):
     """One reply of a worker, with the fencing token of its assignment."""
 
     assignment: Assignment
     reply: Reply
     epoch: int | None = None  # kept as that of the first published token, unless one is
+    _packed: bytes = b""
+
+    def packed(self) -> bytes:
+        """The reply as it is sent; packed once, also if the server has to be asked again."""
+        if not self._packed:
+            self._packed = encode_reply(self.reply)
+        return self._packed
 
 
 class LostRequest(Struct, frozen=True, gc=False):

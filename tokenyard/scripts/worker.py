@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tokenyard.protocol.replies import Reply, Usage, code_of, encode_reply
+from tokenyard.protocol.replies import Reply, Usage, code_of
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.worker_info import HostInfo, encode_host
 from tokenyard.scripts.answers import HandedBack, Publication, Published, Renewed, Why
@@ -99,7 +99,7 @@ class WorkerScripts(Caller):
                 request = assignment.request
                 keys.append(self.keys.ledger(request.client, request.id))
                 keys.append(self.keys.tokens(request.client, request.id))
-                args += (assignment.attempt, reply.seq, reply.tokens, encode_reply(reply))
+                args += (assignment.attempt, reply.seq, reply.tokens, item.packed())
                 number = (len(keys) - 1 - destinations) // 2
                 if item.epoch is not None:
                     notes += ["epoch", number, len(keys) - 1, item.epoch]
@@ -133,7 +133,7 @@ class WorkerScripts(Caller):
                 if strings > 1:
                     keys.append(self.keys.choices(request.client, request.id))
                 args += (item.assignment.entry, item.assignment.attempt)
-                args += (reply.status or "failed", request.result_ttl_s, encode_reply(reply))
+                args += (reply.status or "failed", request.result_ttl_s, item.packed())
                 if item.assignment.is_charged:
                     args += (strings + 4, *_used(reply), code_of(reply))
                 else:

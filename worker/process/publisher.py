@@ -17,7 +17,6 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.telemetry.tracing import Tracer
@@ -205,13 +204,13 @@ class Publisher:
         # Otherwise it was cancelled, and the cancelling side has published the result.
         may_repeat = self.attempts > before + 1
         published: list[tuple[Run, Outcome]] = []
-        ended: list[tuple[Run, Reply]] = []
+        ended: list[tuple[Run, Publication]] = []
         for (run, outcome, item), code in zip(shipments, codes or (), strict=False):
             if code is _PUBLISHED or (may_repeat and code is Published.REPEATED):
                 published.append((run, outcome))
                 if not isinstance(outcome, TokenDelta):
                     self._spans.ended(run, outcome)
-                    ended.append((run, item.reply))
+                    ended.append((run, item))
             elif code is Published.LEASE_LOST:
                 self._stats.note_stale(len(items))
                 self._lose()

@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-from tokenyard.protocol.replies import Reply, decode_reply, encode_reply
+from tokenyard.protocol.replies import Reply, decode_reply
 from tokenyard.protocol.wire import Assignment
+from tokenyard.scripts import Publication
 from worker.process.outcomes import Run
 
 #: How long a result is kept: the time in which a server and its machine may come back.
@@ -54,14 +55,14 @@ class RecentResults:
         """The number of results."""
         return len(self._results)
 
-    def keep(self, ended: Iterable[tuple[Run, Reply]], now: float) -> None:
+    def keep(self, ended: Iterable[tuple[Run, Publication]], now: float) -> None:
         """Keep published results; ``now`` is monotonic. Failed requests may be tried again."""
         results = self._results
         with self._lock:
-            for run, reply in ended:
-                if reply.status != "completed" or run.began < self._forgotten_at:
+            for run, item in ended:
+                if item.reply.status != "completed" or run.began < self._forgotten_at:
                     continue
-                key, packed = _key(run.assignment), encode_reply(reply)
+                key, packed = _key(run.assignment), item.packed()
                 if key in results:
                     self._drop(key)
                 results[key] = now, packed

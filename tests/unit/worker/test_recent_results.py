@@ -10,6 +10,7 @@ from tests.support.builders import make_assignment, make_request
 from tests.support.loop_rig import INFO
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
+from tokenyard.scripts import Publication
 from worker.process.outcomes import Remembered, Run, result_reply
 from worker.process.recent_results import MOST_BYTES, RecentResults
 
@@ -23,14 +24,15 @@ def keep(ended: RecentResults, reply: Reply, age_s: float = 0.0) -> Assignment:
     """Keep a request that ended this long ago."""
     assignment = make_assignment()
     now = time.monotonic() - age_s
-    ended.keep([(Run(assignment, now), reply)], now)
+    ended.keep([(Run(assignment, now), Publication(assignment, reply))], now)
     return assignment
 
 
 def test_a_request_is_known_by_client_id_and_server_id() -> None:
     ended, reply = RecentResults(), answer()
     request = make_request("q1", client="ann")
-    ended.keep([(Run(make_assignment(request, sid="normal/1-0"), 0.0), reply)], time.monotonic())
+    first = make_assignment(request, sid="normal/1-0")
+    ended.keep([(Run(first, 0.0), Publication(first, reply))], time.monotonic())
 
     assert ended.find(make_assignment(request, sid="normal/1-0", attempt=2, entry="9-9")) == reply
     for other in (
