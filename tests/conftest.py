@@ -24,6 +24,7 @@ from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES, IS_DEEP
 from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
+from tests.support.zygote import stop_zygote
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -106,6 +107,7 @@ def no_leftover_processes() -> Iterator[None]:
     """Fails the run when a process that it started outlives it."""
     mark_descendants()
     yield
+    stop_zygote()
     leftovers = end_leftovers(LEFTOVER_GRACE_S)
     assert not leftovers, "processes left behind:\n" + "\n".join(leftovers)
 

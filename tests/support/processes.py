@@ -22,6 +22,7 @@ import redis
 
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
+from tests.support.zygote import FORKED, Forked, the_zygote
 from tokenyard.protocol.keys import GROUP, Keys, PriorityClass
 from tokenyard.protocol.replies import (
     Delta,
@@ -47,12 +48,17 @@ class Program:
 
     def __init__(self, module: str, options: Mapping[str, object], log: Path) -> None:
         self.log_path = log
-        command = [sys.executable, "-m", module, *as_words(options)]
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+        self._process = self._start(module, as_words(options))
         self.pid = self._process.pid
+
+    def _start(self, module: str, words: list[str]) -> subprocess.Popen[bytes] | Forked:
+        if module in FORKED:
+            return the_zygote().start(module, words, self.log_path)
+        with self.log_path.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, *words],
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
 
     @property
     def log(self) -> str:
