@@ -99,7 +99,12 @@ class Stand:
         """One more, which leads or stands by."""
         number = len(self.coordinators)
         name = f"coordinator-{number}"
-        self.coordinators.append(self.plant.coordinator(name=name, lease_ms=1500))
+        self.coordinators.append(self.plant.coordinator(name=name, lease_ms=15_000))
+
+    def kill_leader(self) -> None:
+        """SIGKILL the coordinator that leads, and have its lease end."""
+        self.leader().kill()
+        self.plant.connection.delete(self.plant.keys.leader)
 
     def door(self, number: int = 0) -> Door:
         """A gateway that serves."""

@@ -32,6 +32,7 @@ for words in json.loads(sys.argv[1]):
         sys.exit()
     assert os.waitpid(pid, 0)[1] == 0
 """
+TRIES = 5
 BACKENDS = {
     "openai": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
@@ -56,7 +57,15 @@ def test_curl_shows_a_stream(door: Door) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_shows_each_event_at_once(stand: Stand, door: Door) -> None:
-    """And goes on behind the last one that it has shown."""
+    """And goes on behind the last one that it has shown.
+
+    On a stalling machine an answer may be over before it is looked for: one of several is not.
+    """
+    assert any(shows_each_event_at_once(stand, door) for _ in range(TRIES))
+
+
+def shows_each_event_at_once(stand: Stand, door: Door) -> bool:
+    """Whether an answer was under way when its first events were shown."""
     body = {"model": "speaker", "messages": say("abc"), "max_tokens": 900, "temperature": 0}
     command = ["curl", "-sSN", "--max-time", "60", f"{door.url}/v1/chat/completions"]
     command += ["-H", "Content-Type: application/json", "-d", json.dumps(body | {"stream": True})]
@@ -65,7 +74,7 @@ def test_curl_shows_each_event_at_once(stand: Stand, door: Door) -> None:
         assert shown.stdout is not None
         lines = [shown.stdout.readline() for _ in range(3 * 5)]
         (*_, last) = (line.decode().strip() for line in lines if line.startswith(b"id: "))
-        assert is_running(stand, last.removeprefix("id: ").partition(":")[0])
+        was_running = is_running(stand, last.removeprefix("id: ").partition(":")[0])
         shown.kill()
 
     rest = subprocess.run(
@@ -78,6 +87,7 @@ def test_curl_shows_each_event_at_once(stand: Stand, door: Door) -> None:
         json.loads(event[6:])["choices"][0]["delta"].get("content", "") for event in events
     )
     assert text == text_behind("c", 900)
+    return was_running
 
 
 def is_running(stand: Stand, durable_id: str) -> bool:

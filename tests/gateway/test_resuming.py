@@ -133,7 +133,6 @@ class Killing:
         self._at = at
         self._door = stand.door(0)
         self._term = stand.plant.wait_for_leader()
-        self._leader = stand.leader()
         self._is_done = False
         self._was_running = False
         self._lost = 0
@@ -150,7 +149,7 @@ class Killing:
         elif self._victim == "worker":
             self._stand.kill_worker()
         else:
-            self._leader.signal(signal.SIGKILL)
+            self._stand.kill_leader()
         states = {self._field(name, "state") for name in self._known.ledgers}
         self._was_running = bool(states & {b"waiting", b"assigned"})
         self._replace()
