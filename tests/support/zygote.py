@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from setproctitle import getproctitle
+
 ROOT = Path(__file__).parents[2]
 #: The programs that it has imported.
 FORKED = ("coordinator", "worker")
@@ -137,6 +139,7 @@ def stop_zygote() -> None:
 
 def serve() -> None:
     """Fork a program for each line, until there are no more; in the program, run it."""
+    getproctitle()  # finds the place of the title, which a changed environment would hide
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wakeup, waker = os.pipe()
