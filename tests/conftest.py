@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.builders import random_name
 from tests.support.counting import Counting
-from tests.support.effort import DEFAULT_EXAMPLES, IS_DEEP
+from tests.support.effort import DEFAULT_EXAMPLES
 from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
 from tests.support.zygote import stop_zygote
@@ -33,7 +33,7 @@ from tokenyard.scripts import Scripts
 settings.register_profile(
     "tokenyard",
     deadline=None,
-    max_examples=4 * DEFAULT_EXAMPLES if IS_DEEP else DEFAULT_EXAMPLES,
+    max_examples=DEFAULT_EXAMPLES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
