@@ -127,9 +127,9 @@ def read_by_anthropic(port: int, has_begun: Semaphore) -> None:
 
 
 @contextmanager
-def own_door(stand: Stand, *, grace_s: float) -> Iterator[Door]:
+def own_door(stand: Stand, *, grace_s: float, is_forked: bool = True) -> Iterator[Door]:
     """A gateway that only this test stops."""
-    door = Door(stand.plant, set(NAMES), is_forked=False, grace_s=grace_s)
+    door = Door(stand.plant, set(NAMES), is_forked=is_forked, grace_s=grace_s)
     door.wait()
     yield door
     door.program.end()
@@ -141,7 +141,10 @@ def health(door: Door) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def stop(stand: Stand) -> Iterator[Stop]:
-    with own_door(stand, grace_s=GRACE_S) as door, ThreadPoolExecutor(16) as pool:
+    with (
+        own_door(stand, grace_s=GRACE_S, is_forked=False) as door,
+        ThreadPoolExecutor(16) as pool,
+    ):
         made = pool.map(lambda case: stream(stand, case[0], has_key=case[1]), CASES)
         streams = dict(zip(CASES, made, strict=True))
         key, has_begun = random_name("key"), Semaphore(0)
