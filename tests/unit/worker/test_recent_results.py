@@ -70,7 +70,7 @@ def test_the_oldest_are_dropped_if_they_are_too_large() -> None:
 def test_a_repeated_result_takes_no_more_room() -> None:
     ended, request = RecentResults(most_bytes=2_000), make_assignment()
     for _ in range(10):
-        ended.keep([(Run(request, 0.0), answer())], time.monotonic())
+        ended.keep([(Run(request, 0.0), Publication(request, answer()))], time.monotonic())
     keep(ended, answer())
     assert ended.count == 2
 
@@ -88,7 +88,7 @@ def test_results_of_requests_begun_before_a_reset_are_forgotten() -> None:
     ended = RecentResults()
     before, begun = keep(ended, answer()), Run(make_assignment(), time.monotonic())
     ended.forget()
-    ended.keep([(begun, answer())], time.monotonic())
+    ended.keep([(begun, Publication(begun.assignment, answer()))], time.monotonic())
 
     assert ended.find(before) is None
     assert ended.find(begun.assignment) is None
