@@ -238,14 +238,14 @@ def test_submit_waits_for_a_late_coordinator(
     assert invoke(*arguments).exit_code == Exit.UNAVAILABLE
     waiting = threading.Thread(
         target=lambda: results.append(
-            invoke(*arguments[:-1], "submit", "--timeout", "20", "--json", "hello")
+            invoke(*arguments[:-1], "submit", "--timeout", "50", "--json", "hello")
         )
     )
     waiting.start()
     with redis.Redis.from_url(valkey_broker.url) as connection:
-        connection.set(keys.leader, "1:late", px=20_000)
+        connection.set(keys.leader, "1:late", px=600_000)
         connection.hset(keys.info, mapping={"protocol": 99})
-        waiting.join(20)
+        waiting.join(60)
     # It has read the handshake of the late coordinator.
     eventually(lambda: results)
     assert "99" in results[0].stderr
