@@ -12,6 +12,7 @@ import redis
 from tests.board.asking import HOST, Asking, opened
 from tests.board.keyed import keyed
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tokenyard.board import access, live
 from tokenyard.board.yard import Actor, Yard
 from tokenyard.protocol.keys import Keys
@@ -27,8 +28,7 @@ def looking(ask: Asking, count: int, most_bytes: int = 2**24) -> Any:
 
 async def are_open(ask: Asking, count: int) -> None:
     """Wait until so many pages are kept up to date."""
-    while len(ask.board._streams._open) < count:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(eventually, lambda: len(ask.board._streams._open) == count)
 
 
 def test_so_many_open_pages_are_kept_up_to_date_and_no_more(broker: Server, keys: Keys) -> None:

@@ -15,6 +15,7 @@ import redis
 from tests.board.asking import HOST
 from tests.board.keyed import keyed
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.board import app
 from tokenyard.board.page import Page
@@ -27,9 +28,7 @@ WAIT_S = 60.0
 
 async def has_begun(begun: Sequence[object], count: int) -> None:
     """Wait until so many functions run."""
-    async with asyncio.timeout(WAIT_S):
-        while len(begun) < count:
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(eventually, lambda: len(begun) >= count)
 
 
 @pytest.fixture
@@ -90,8 +89,7 @@ def test_who_asks_first_and_leaves_spoils_nothing(
         may_end.set()
         has_failed.set()
         assert await second == 7
-        while reader._open:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(eventually, lambda: not reader._open)
         await asyncio.sleep(0)  # what the threads have left to the loop
         reader.forget()
         gc.collect()
@@ -116,9 +114,10 @@ def test_what_waits_too_long_is_refused_and_not_done_later(
     async def test() -> None:
         busy = [asyncio.create_task(reader.run(slow)) for _ in range(2)]
         await has_begun(begun, 2)
-        with monkeypatch.context() as patched, pytest.raises(Busy):
+        with monkeypatch.context() as patched:
             patched.setattr(reader, "_wait_s", 0.1)
-            await reader.run(lambda yard: done.append("late"))
+            with pytest.raises(Busy):
+                await reader.run(lambda yard: done.append("late"))
         may_end.set()
         await asyncio.gather(*busy)  # what has begun may take its time
         assert await reader.run(lambda yard: 3) == 3

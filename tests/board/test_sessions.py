@@ -12,6 +12,7 @@ import redis
 from tests.board.asking import STREAM
 from tests.board.keyed import Keyed, keyed
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tokenyard.admin.api_keys import revoke_key
 from tokenyard.board import access
 from tokenyard.board.yard import Actor, Yard
@@ -154,8 +155,8 @@ def test_a_revoked_key_ends_its_open_pages(
 
     async def look() -> float:
         looking = asyncio.create_task(door.ask.ask("GET", "/board/audit", headers))
-        while looked.count("session") < 3:  # when it is opened, at its first turn, at its second
-            await asyncio.sleep(0.01)
+        # when it is opened, at its first turn, at its second
+        await asyncio.to_thread(eventually, lambda: looked.count("session") >= 3)
         assert not looking.done()
         began = asyncio.get_running_loop().time()
         revoke_key(connection, keys, door.ids["viewer"])
