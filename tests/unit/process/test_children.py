@@ -66,5 +66,5 @@ def test_its_output_is_appended(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     child = start_child(["/bin/sh", "-c", "echo out; echo err >&2"], log)
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
     assert log.read_text() == "before\nout\nerr\n"
