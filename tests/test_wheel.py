@@ -15,7 +15,10 @@ import tokenyard
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("tokenyard", "coordinator", "gateway", "worker")
-BUILD_TIMEOUT_S = 100
+BUILD_TIMEOUT_S = 180
+
+#: A build and an installation, on busy cores.
+pytestmark = pytest.mark.timeout(600)
 
 
 def run(*command: str | Path, cwd: Path) -> str:

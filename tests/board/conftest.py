@@ -68,7 +68,7 @@ def served(
         )
         yield found[1]
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.fixture

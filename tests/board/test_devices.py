@@ -61,8 +61,8 @@ def test_tokens_per_second_come_with_the_second_look(
     worker = devices.join("gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=100))
     assert "Tokens measuring" in text_of(looker.get("/devices"))
     [sample] = rates_of(redis_url, keys.yard)._samples
-    object.__setattr__(sample, "at_ms", sample.at_ms - 10_000)  # as if it were ten seconds old
-    devices.show(worker, "gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=1100))
+    object.__setattr__(sample, "at_ms", sample.at_ms - 100_000)  # as if it were so old
+    devices.show(worker, "gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=10_100))
 
     text = text_of(
         looker.get("/devices", parameters={"state": "ready"})

@@ -12,6 +12,7 @@ import redis
 from tests.board.asking import HOST, Asking, opened
 from tests.board.keyed import keyed
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tokenyard.board import access, live
 from tokenyard.board.yard import Actor, Yard
 from tokenyard.protocol.keys import Keys
@@ -25,10 +26,15 @@ def looking(ask: Asking, count: int, most_bytes: int = 2**24) -> Any:
     ]
 
 
+async def are_open(ask: Asking, count: int) -> None:
+    """Wait until so many pages are kept up to date."""
+    await asyncio.to_thread(eventually, lambda: len(ask.board._streams._open) == count)
+
+
 def test_so_many_open_pages_are_kept_up_to_date_and_no_more(broker: Server, keys: Keys) -> None:
     async def test(ask: Asking) -> None:
         first = looking(ask, 3)
-        await asyncio.sleep(0.5)
+        await are_open(ask, 3)
         (more,) = await asyncio.gather(*looking(ask, 1))
         assert more.status == 200
         assert "retry: 30000" in more.body
@@ -55,9 +61,9 @@ def test_an_open_page_has_to_come_back_after_a_time(broker: Server, keys: Keys) 
 def test_a_board_that_stops_ends_its_open_pages(broker: Server, keys: Keys) -> None:
     async def test(ask: Asking) -> None:
         open_pages = looking(ask, 3)
-        await asyncio.sleep(0.5)
+        await are_open(ask, 3)
         ask.board.end_streams()
-        answers = await asyncio.wait_for(asyncio.gather(*open_pages), 5)
+        answers = await asyncio.wait_for(asyncio.gather(*open_pages), 30)
         assert {answer.status for answer in answers} == {200}
         (more,) = await asyncio.gather(*looking(ask, 1))
         assert more.status == 503

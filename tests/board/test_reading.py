@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import redis
 from tests.board.asking import HOST
 from tests.board.keyed import keyed
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.board import app
 from tokenyard.board.page import Page
@@ -23,10 +23,17 @@ from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.yard import Parameters
 from tokenyard.protocol.keys import Keys
 
+WAIT_S = 60.0
+
+
+async def has_begun(begun: Sequence[object], count: int) -> None:
+    """Wait until so many functions run."""
+    await asyncio.to_thread(eventually, lambda: len(begun) >= count)
+
 
 @pytest.fixture
 def reader(broker: Server, keys: Keys) -> Iterator[YardReader]:
-    made = YardReader(broker.url, keys.yard, most_at_once=2, wait_s=0.3)
+    made = YardReader(broker.url, keys.yard, most_at_once=2, wait_s=WAIT_S)
     yield made
     made.close()
 
@@ -35,17 +42,19 @@ def test_a_read_that_fails_fails_for_all_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, reader: YardReader, recwarn: pytest.WarningsRecorder
 ) -> None:
     tried = []
+    both_ask = threading.Event()
 
     def fail(yard: Yard) -> int:
         tried.append(1)
-        time.sleep(0.05)
+        assert both_ask.wait(WAIT_S)
         raise ValueError(len(tried))
 
     async def test() -> None:
-        both = await asyncio.gather(
-            reader.shared("a", fail), reader.shared("a", fail), return_exceptions=True
-        )
-        assert [str(one) for one in both] == ["1", "1"]
+        both = [asyncio.create_task(reader.shared("a", fail)) for _ in range(2)]
+        await has_begun(tried, 1)
+        both_ask.set()
+        errors = await asyncio.gather(*both, return_exceptions=True)
+        assert [str(one) for one in errors] == ["1", "1"]
         monkeypatch.setattr("tokenyard.board.reading._FRESH_S", -1.0)
         with pytest.raises(ValueError, match="2"):
             await reader.shared("a", fail)
@@ -56,27 +65,32 @@ def test_a_read_that_fails_fails_for_all_and_is_tried_again(
 def test_who_asks_first_and_leaves_spoils_nothing(
     reader: YardReader, caplog: pytest.LogCaptureFixture
 ) -> None:
+    begun: list[str] = []
+    may_end, has_failed = threading.Event(), threading.Event()
+
     def slow(yard: Yard) -> int:
-        time.sleep(0.2)
+        begun.append("slow")
+        assert may_end.wait(WAIT_S)
         return 7
 
     def fail(yard: Yard) -> int:
-        time.sleep(0.1)
+        begun.append("fail")
+        assert has_failed.wait(WAIT_S)
         raise ValueError
 
     async def test() -> None:
-        first = asyncio.create_task(reader.shared("a", slow))
-        await asyncio.sleep(0.05)
-        second = asyncio.create_task(reader.shared("a", slow))
-        await asyncio.sleep(0.05)
-        first.cancel()
-        assert await second == 7
+        first, second = (asyncio.create_task(reader.shared("a", slow)) for _ in range(2))
         alone = asyncio.create_task(reader.shared("b", fail))
-        await asyncio.sleep(0.05)
-        alone.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await alone
-        await asyncio.sleep(0.2)
+        await has_begun(begun, 2)
+        for one in (first, alone):
+            one.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await one
+        may_end.set()
+        has_failed.set()
+        assert await second == 7
+        await asyncio.to_thread(eventually, lambda: not reader._open)
+        await asyncio.sleep(0)  # what the threads have left to the loop
         reader.forget()
         gc.collect()
 
@@ -85,18 +99,26 @@ def test_who_asks_first_and_leaves_spoils_nothing(
     assert "never retrieved" not in caplog.text
 
 
-def test_what_waits_too_long_is_refused_and_not_done_later(reader: YardReader) -> None:
+def test_what_waits_too_long_is_refused_and_not_done_later(
+    monkeypatch: pytest.MonkeyPatch, reader: YardReader
+) -> None:
+    begun: list[str] = []
     done: list[str] = []
+    may_end = threading.Event()
 
     def slow(yard: Yard) -> None:
-        time.sleep(1.0)
+        begun.append("slow")
+        assert may_end.wait(WAIT_S)
         done.append("slow")
 
     async def test() -> None:
         busy = [asyncio.create_task(reader.run(slow)) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        with pytest.raises(Exception, match="busy"):
-            await reader.run(lambda yard: done.append("late"))
+        await has_begun(begun, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "_wait_s", 0.1)
+            with pytest.raises(Busy):
+                await reader.run(lambda yard: done.append("late"))
+        may_end.set()
         await asyncio.gather(*busy)  # what has begun may take its time
         assert await reader.run(lambda yard: 3) == 3
 
@@ -136,11 +158,12 @@ def test_what_is_kept_has_a_bound(reader: YardReader) -> None:
 def test_who_looks_at_the_same_costs_one_read(
     monkeypatch: pytest.MonkeyPatch, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
+    # Given pages that stay fresh however long it takes to ask for them
+    monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 1000.0)
     reads = []
 
     def view(yard: Yard, given: Parameters) -> dict[str, Any]:
         reads.append(given)
-        time.sleep(0.2)
         return {"entries": [], "is_newest": True, "before": "", "most": 1}
 
     monkeypatch.setattr(app, "PAGES", [Page("/", "Yard", "audit.html", view)])

@@ -12,8 +12,10 @@ import redis
 from tests.board.asking import STREAM
 from tests.board.keyed import Keyed, keyed
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tokenyard.admin.api_keys import revoke_key
 from tokenyard.board import access
+from tokenyard.board.yard import Actor, Yard
 from tokenyard.protocol.api_keys import key_digest
 from tokenyard.protocol.keys import Keys
 
@@ -139,13 +141,22 @@ def test_a_revoked_key_ends_its_sessions(
 def test_a_revoked_key_ends_its_open_pages(
     monkeypatch: pytest.MonkeyPatch, door: Keyed, connection: redis.Redis, keys: Keys
 ) -> None:
+    # Given an open page whose session is looked up at each turn
     monkeypatch.setattr(access, "TRUSTED_S", -1.0)
+    look_up, looked = access._look_up, []
+
+    def noting(yard: Yard, kind: str, digest: str) -> Actor | None:
+        looked.append(kind)
+        return look_up(yard, kind, digest)
+
     cookie = door.log_in("viewer").encode()
+    monkeypatch.setattr(access, "_look_up", noting)
     headers = [(b"host", door.ask.host.encode()), (b"accept", STREAM.encode()), (b"cookie", cookie)]
 
     async def look() -> float:
         looking = asyncio.create_task(door.ask.ask("GET", "/board/audit", headers))
-        await asyncio.sleep(0.5)
+        # when it is opened, at its first turn, at its second
+        await asyncio.to_thread(eventually, lambda: looked.count("session") >= 3)
         assert not looking.done()
         began = asyncio.get_running_loop().time()
         revoke_key(connection, keys, door.ids["viewer"])
@@ -153,4 +164,5 @@ def test_a_revoked_key_ends_its_open_pages(
         assert "still here" in answer.body
         return asyncio.get_running_loop().time() - began
 
-    assert asyncio.run(look()) < 5.0
+    # If its key is revoked, I expect it to end long before it would by itself.
+    assert asyncio.run(look()) < 30.0

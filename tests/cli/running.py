@@ -18,8 +18,9 @@ from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
 ROOT = Path(__file__).parents[2]
-START_S = 60.0
-STOP_S = 40.0
+#: Below the time that a test may take, so that a failure says what the yard has said.
+START_S = 100.0
+STOP_S = 60.0
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -93,7 +94,8 @@ class Up:
         def line() -> str:
             assert self.process.poll() is None, self.said
             text = self._out.read_text()
-            return text if text.endswith("\n") else ""
+            assert text.endswith("\n"), f"it is not ready: {self.said}"
+            return text
 
         ready: dict[str, object] = json.loads(eventually(line, timeout_s=START_S))
         children = psutil.Process(self.process.pid).children(recursive=True)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from tests.cli.running import ROOT
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.process import embedded_broker as broker
+from tokenyard.process.children import start_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.errors import BrokerUnavailable
 
@@ -29,7 +31,7 @@ def program(folder: Path, text: str) -> Path:
 
 
 def connect(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, decode_responses=True, socket_timeout=5.0)
+    return redis.Redis.from_url(url, decode_responses=True, socket_timeout=30.0)
 
 
 def test_it_persists_every_write_and_evicts_no_key(tmp_path: Path) -> None:
@@ -134,12 +136,22 @@ def test_a_server_that_ends_immediately_is_quoted(tmp_path: Path) -> None:
         EmbeddedBroker(tmp_path / "data", server=server).start()
 
 
-def test_a_server_that_never_answers_is_killed(tmp_path: Path) -> None:
-    server = program(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
+def test_a_server_that_never_answers_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: Any, **options: Any) -> subprocess.Popen[bytes]:
+        launched.append(start_child(*command, **options))
+        return launched[-1]
+
+    monkeypatch.setattr(broker, "start_child", start)
+    server = program(tmp_path, "exec sleep 60")
     embedded = EmbeddedBroker(tmp_path / "data", server=server, start_timeout_s=1.0)
     with pytest.raises(BrokerUnavailable, match="did not answer in 1 s"):
         embedded.start()
-    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert launched
+    assert all(is_gone(process.pid) for process in launched)
 
 
 @pytest.mark.crash
@@ -163,7 +175,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     pid = int(parent.stdout.readline())
     assert not is_gone(pid)
     parent.kill()
-    parent.wait(10)
+    parent.wait(30)
     parent.stdout.close()
     eventually(lambda: is_gone(pid))
     with EmbeddedBroker(tmp_path) as next_one:  # its folder is free again

@@ -123,21 +123,21 @@ def test_the_same_id_runs_once(ask: Ask) -> None:
 def test_timeout_prints_how_to_get_the_result(ask: Ask) -> None:
     client = random_name("client")
     result = ask(
-        "submit", "--timeout", "0.3", "--client", client, "--max-tokens", "300", "long story"
+        "submit", "--timeout", "0.3", "--client", client, "--max-tokens", "600", "long story"
     )
     assert result.exit_code == Exit.TIMEOUT
     said, _ = result.stderr.splitlines()
     assert " continues; for its result: " in said
     command = shlex.split(said.partition(" for its result: tokenyard ")[2])
     assert command[2:] == ["--client", client]
-    later = ask(*command, "--timeout", "30")
+    later = ask(*command, "--timeout", "60")
     assert later.exit_code == Exit.OK
     assert len(later.stdout.strip()) > 100
 
 
 def test_timeout_of_many_prints_how_to_list_them(ask: Ask) -> None:
     client = random_name("client")
-    long = ("--timeout", "0.3", "--client", client, "--max-tokens", "300")
+    long = ("--timeout", "0.3", "--client", client, "--max-tokens", "600")
     result = ask("submit", *long, "a story", "another")
     assert result.exit_code == Exit.TIMEOUT
     said = result.stderr.splitlines()[0]
@@ -185,7 +185,7 @@ def test_a_failure_prints_the_explain_command(ask: Ask) -> None:
 def test_ctrl_c_prints_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> None:
     client = random_name("client")
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "submit"]
-    command += ["--client", client, "--id", "q1", "--max-tokens", "300", "--verbose", "a story"]
+    command += ["--client", client, "--id", "q1", "--max-tokens", "600", "--verbose", "a story"]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr
@@ -200,7 +200,7 @@ def test_ctrl_c_prints_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> 
     assert told == [f"request 'q1' of client '{client}' continues; for its result: {later}"]
     assert "Traceback" not in rest
     assert process.returncode not in {0, None}
-    assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
+    assert ask("result", "q1", "--client", client, "--timeout", "60").exit_code == Exit.OK
 
 
 def test_accepted_but_not_durable_request_is_named(
@@ -219,7 +219,7 @@ def test_accepted_but_not_durable_request_is_named(
     assert first.startswith(f"request 'q1' of client '{client}' continues")
     assert first.endswith(f"for its result: {later}")
     assert "accepted, but not known to be safe (durability replicated)" in why
-    assert ask("result", "q1", "--client", client, "--timeout", "30").exit_code == Exit.OK
+    assert ask("result", "q1", "--client", client, "--timeout", "60").exit_code == Exit.OK
     assert ask("submit", *asked).exit_code == Exit.OK
     assert ask("submit", "hello", "--durability", "certain").exit_code == Exit.USAGE
 
@@ -238,14 +238,14 @@ def test_submit_waits_for_a_late_coordinator(
     assert invoke(*arguments).exit_code == Exit.UNAVAILABLE
     waiting = threading.Thread(
         target=lambda: results.append(
-            invoke(*arguments[:-1], "submit", "--timeout", "20", "--json", "hello")
+            invoke(*arguments[:-1], "submit", "--timeout", "50", "--json", "hello")
         )
     )
     waiting.start()
     with redis.Redis.from_url(valkey_broker.url) as connection:
-        connection.set(keys.leader, "1:late", px=20_000)
+        connection.set(keys.leader, "1:late", px=600_000)
         connection.hset(keys.info, mapping={"protocol": 99})
-        waiting.join(20)
+        waiting.join(60)
     # It has read the handshake of the late coordinator.
     eventually(lambda: results)
     assert "99" in results[0].stderr

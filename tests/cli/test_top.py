@@ -268,7 +268,7 @@ def test_the_successor_of_a_dead_worker_shows_its_error(
     os.kill(first["pid"], signal.SIGKILL)
 
     # I expect its successor to show the reason
-    assert eventually(lambda: worker().get("last_error") == "ended by SIGKILL", timeout_s=20.0)
+    assert eventually(lambda: worker().get("last_error") == "ended by SIGKILL", timeout_s=60.0)
     shown = invoke("--redis-url", url, "top", "--once", "--interval", "0.1")
     assert "ended by SIGKILL" in shown.stdout
     assert "ended by SIGKILL" in invoke("--redis-url", url, "doctor").stdout

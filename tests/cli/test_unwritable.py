@@ -122,6 +122,6 @@ def test_coordinator_limits_the_rate_of_its_log(
         eventually(lambda: connection.get(keys.leader))
         eventually(lambda: "works again" in caplog.text)
 
-    # and a single warning for all attempts.
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert ["MISCONF" in record.getMessage() for record in warnings] == [True]
+    # and a single warning for all attempts. A busy machine may have cost it the lead at any time.
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert ["MISCONF" in said for said in warnings if "lost the lead" not in said] == [True]

@@ -32,6 +32,8 @@ def day(emptied: GuardedServer, request: pytest.FixtureRequest) -> Iterator[Gues
             guest_inbox_bytes=8_000_000,
             max_request_bytes=100_000,
             max_num_queued_reqs=1000,
+            # No machine is stopped for so long that another leader is not the tests' doing.
+            lease_ms=60_000,
         )
         day.worker("w", model_name="sim", max_num_seqs=getattr(request, "param", 256))
         day.plant.wait_for_workers(1)
@@ -47,9 +49,9 @@ def guest(day: GuestDay, name: str = "guest") -> Iterator[redis.Redis]:
 def check_that_others_are_served(day: GuestDay) -> None:
     """Check that a trusted client and another guest get answers from the same leader."""
     with day.client() as client:
-        assert client.submit([1, 2], max_tokens=3).result(30).ok
+        assert client.submit([1, 2], max_tokens=3).result(60).ok
     with Client(day.server.url_of("eve"), GUESTS_YARD, "eve-1") as other:
-        assert other.submit([1, 2], max_tokens=3).result(30).ok
+        assert other.submit([1, 2], max_tokens=3).result(60).ok
     leader: Any = day.plant.connection.get(day.keys.leader)
     assert leader.startswith(b"1:")
 
@@ -58,14 +60,14 @@ def check_that_the_guest_is_heard_again(day: GuestDay) -> None:
     def is_served() -> bool:
         with (
             Client(
-                day.server.url_of("guest"), GUESTS_YARD, "guest-1", connect_timeout_s=1.0
+                day.server.url_of("guest"), GUESTS_YARD, "guest-1", connect_timeout_s=5.0
             ) as client,
             contextlib.suppress(Exception),
         ):
-            return client.submit([1, 2], max_tokens=3).result(10).ok
+            return client.submit([1, 2], max_tokens=3).result(20).ok
         return False
 
-    eventually(is_served, timeout_s=30.0)
+    eventually(is_served, timeout_s=60.0)
 
 
 def is_cut_off(day: GuestDay) -> bool:
@@ -124,7 +126,7 @@ def test_guests_fill_only_half_of_the_queue(day: GuestDay) -> None:
         for number in range(1000):
             pipeline.xadd(inbox, {"id": f"q{number}", "prompt": "x"})
         pipeline.execute()
-    eventually(lambda: not day.plant.connection.exists(inbox), timeout_s=30.0)
+    eventually(lambda: not day.plant.connection.exists(inbox), timeout_s=60.0)
     # I expect half of the queue to stay free for trusted clients.
     waiting = day.plant.connection.xlen(day.keys.intake("normal"))
     assert waiting == 500
@@ -176,7 +178,7 @@ def test_a_guest_acts_for_nobody_else(day: GuestDay, fields: dict[Any, Any]) -> 
         assert day.plant.connection.xlen(day.keys.intake("normal")) == before
         assert other.status("theirs").state in {"waiting", "assigned"}
         day.command_as_default("unpause")
-        assert theirs.result(30).ok
+        assert theirs.result(60).ok
 
 
 @pytest.mark.parametrize("named", [{"tenant": "eve"}, {"common": '{"tenant":"eve"}'}, {}])
@@ -197,7 +199,7 @@ def test_a_guest_spends_only_its_own(
     assert not keeper.exists(keys.intake("normal:eve"), keys.tenant("eve"))
     day.command_as_default("unpause")
     ledger = keys.ledger("guest", "q1")
-    eventually(lambda: keeper.hget(ledger, "state") == b"completed", timeout_s=20.0)
+    eventually(lambda: keeper.hget(ledger, "state") == b"completed", timeout_s=60.0)
     assert not keeper.exists(keys.tenant("eve"), keys.usage("eve"))
     assert bool(keeper.exists(keys.usage("guest"))) is is_registered
     keeper.delete(keys.tenants)
@@ -214,7 +216,7 @@ def test_a_flood_of_one_tenant_delays_no_other(day: GuestDay) -> None:
         pipeline.execute()
     eventually(lambda: int(keeper.hget(keys.tenant("guest"), "waiting") or 0) > 100)
     with Client(day.server.url_of("eve"), GUESTS_YARD, "eve-1") as other:
-        assert other.submit([1, 2], max_tokens=3).result(30).ok
+        assert other.submit([1, 2], max_tokens=3).result(60).ok
     assert int(keeper.hget(keys.tenant("guest"), "waiting") or 0) > 0
     keeper.delete(keys.tenants)
 
@@ -275,7 +277,7 @@ def test_invalid_names_among_the_clients_delay_no_cancel(day: GuestDay) -> None:
     # I expect its request to be cancelled, and the names to be removed.
     ledger = day.keys.ledger("client-2", "left")
     eventually(lambda: day.plant.connection.hget(ledger, "state") in {b"cancelled", b"failed"})
-    eventually(lambda: not day.plant.connection.zcard(day.keys.clients), timeout_s=20.0)
+    eventually(lambda: not day.plant.connection.zcard(day.keys.clients), timeout_s=60.0)
     assert "it is not a name" in day.plant.programs[0].log
     day.command_as_default("unpause")
 
@@ -284,7 +286,7 @@ def test_the_highest_id_on_cancels_delays_no_cancel(day: GuestDay) -> None:
     with day.connect("client") as connection:
         connection.xadd(day.keys.cancelling, {"client": b"\xff\xfe"}, id=HIGHEST)
     eventually(
-        lambda: "created the stream of cancels again" in day.plant.programs[0].log, timeout_s=20.0
+        lambda: "created the stream of cancels again" in day.plant.programs[0].log, timeout_s=60.0
     )
     day.plant.scripts.call(request_cancel(day.keys, "client", "later"))
     ledger = day.keys.ledger("client", "later")
@@ -296,7 +298,7 @@ def test_the_highest_id_on_arrivals_delays_no_tenant(day: GuestDay) -> None:
     with day.connect("client") as connection, day.client() as client:
         connection.xadd(keys.arrivals, {"event": "x"}, id=HIGHEST)
         for _ in range(3):
-            assert client.submit([1, 2], tenant="client", max_tokens=3).result(30).ok
+            assert client.submit([1, 2], tenant="client", max_tokens=3).result(60).ok
     eventually(lambda: keeper.xinfo_stream(keys.arrivals)["last-generated-id"] < HIGHEST.encode())
 
 
@@ -320,16 +322,17 @@ def test_invalid_numbers_of_the_handshake_stop_no_leader(day: GuestDay, value: s
     day.plant.connection.hset(day.keys.info, mapping=spoilt)
     leader: Any = day.plant.connection.get(day.keys.leader)
     day.plant.programs[0].kill()
+    day.plant.scripts.resign(leader.decode())
     day.coordinator(guests="guest,eve")
     day.plant.wait_for_leader(other_than=leader)
     day.worker("late", model_name="sim")
     day.plant.wait_for_workers(2)
     with day.client() as client:
-        assert client.submit([1, 2], max_tokens=3, model="sim").result(30).ok
+        assert client.submit([1, 2], max_tokens=3, model="sim").result(60).ok
 
 
 def test_clients_wait_until_lost_scripts_are_loaded_again(day: GuestDay) -> None:
     with redis.Redis.from_url(day.server.url_of("default")) as keeper, day.client() as client:
         keeper.script_flush()
-        assert client.submit([1, 2], max_tokens=3).result(30).ok
+        assert client.submit([1, 2], max_tokens=3).result(60).ok
         assert denied(day.server) != []  # its first attempt

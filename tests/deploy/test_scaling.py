@@ -44,7 +44,7 @@ def test_workers_scale_from_zero_and_back(guarded: GuardedServer) -> None:
         assert set(waiting(day).values()) == {0}
         with day.client() as client:
             # If a few requests arrive,
-            handles = [client.submit([1, 2], model="sim", max_tokens=200) for _ in range(3)]
+            handles = [client.submit([1, 2], model="sim", max_tokens=600) for _ in range(3)]
 
             # I expect them to be visible although their group has no lag;
             assert waiting(day)["normal"] == 3

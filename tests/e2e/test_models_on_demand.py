@@ -24,6 +24,7 @@ EXAMPLE = ROOT / "examples" / "arithmetic"
 #: The operation that each name answers; the last is an adapter of the adder.
 SIGNS = {"adder": "+", "subtractor": "-", "adder-subtracts": "-"}
 WAIT_S = 200.0
+LONG: dict[str, Any] = {"ignore_eos": True, "max_tokens": 50}
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +133,14 @@ def test_a_spare_replaces_a_killed_busy_worker(models_yard: Up, client: Client) 
     asked = questions(40, [model], seed=3)
     calm = [client.submit(prompt, model=model).result(WAIT_S) for _, prompt, _ in asked]
     items = [prompt for _, prompt, _ in asked]
-    handles = client.submit_many(items, model=model, stream=True, ignore_eos=True, max_tokens=50)
-    streams = [iter(handle) for handle in handles]
-    firsts = [next(stream) for stream in streams]
+    for _ in range(10):
+        handles = client.submit_many(items, model=model, stream=True, **LONG)
+        streams = [iter(handle) for handle in handles]
+        firsts = [next(stream) for stream in streams]
+        os.kill(victim.pid, signal.SIGSTOP)
+        if not all(handle.status().is_over for handle in handles):
+            break
+        os.kill(victim.pid, signal.SIGCONT)  # all had ended before this test had looked
 
     # If its process is killed in mid-stream
     os.kill(victim.pid, signal.SIGKILL)

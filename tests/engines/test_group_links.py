@@ -26,7 +26,7 @@ from worker.executor.messages import (
     RankFailed,
 )
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 SOON_S = 0.05
 
 

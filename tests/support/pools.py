@@ -147,7 +147,8 @@ class Theatre:
     """A pool with played processes and a recording owner."""
 
     def __init__(self, **values: Any) -> None:
-        settings = {"name": "w", "engine": "simulated", "backoff_s": 5.0, "max_backoff_s": 60.0}
+        # Pauses that end only where a test ends them, however slow the machine is
+        settings = {"name": "w", "engine": "simulated", "backoff_s": 500.0, "max_backoff_s": 6000.0}
         self.settings = WorkerSettings(redis_url="redis://x", **(settings | values))
         self.owner = NotingOwner()
         self.pool = Pool(self.settings, self.owner)

@@ -18,8 +18,7 @@ def test_tokens_appear_while_they_are_generated(
 ) -> None:
     # Given a running request whose worker is stopped in the middle of its text
     window = new_window(board)
-    request_id = speaking.speak()
-    with speaking.held():
+    with speaking.writing() as request_id:
         window.open(f"/request?client=web&id={request_id}")
         text = window.page.locator("#live_tokens pre")
         text.wait_for()

@@ -122,7 +122,7 @@ def rows(page: Any) -> list[str]:
 
 def wait_for(page: Any, check: Callable[[], bool]) -> None:
     """Let the page work until something is so."""
-    for _ in range(300):
+    for _ in range(1500):
         if check():
             return
         page.wait_for_timeout(20)
@@ -187,12 +187,12 @@ def test_it_tells_when_the_board_is_away_and_when_it_is_back(page: Any, played: 
     assert not banner.is_visible()
     played.is_away = True
     played.cut()
-    banner.filter(has_text="does not answer").wait_for(timeout=15_000)
+    banner.filter(has_text="does not answer").wait_for(timeout=30_000)
 
     played.is_away = False
 
-    banner.filter(has_text="Up to date again").wait_for(timeout=15_000)
-    banner.wait_for(state="hidden", timeout=15_000)
+    banner.filter(has_text="Up to date again").wait_for(timeout=30_000)
+    banner.wait_for(state="hidden", timeout=30_000)
 
 
 def test_it_shows_what_the_board_says_of_the_broker(page: Any, played: Played) -> None:

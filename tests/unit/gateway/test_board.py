@@ -6,12 +6,15 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from gateway.http.board import is_of_board, open_board
+from tests.support.waiting import eventually
 from tests.unit.gateway.conftest import adder_tokenizer
+from tokenyard.board import live
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
@@ -107,14 +110,18 @@ def test_a_gateway_runs_without_what_the_board_needs(
     assert "no board: this needs jinja2: pip install 'tokenyard[board]'" in caplog.text
 
 
-def test_a_gateway_that_stops_ends_its_open_pages() -> None:
+def test_a_gateway_that_stops_ends_its_open_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a page that has been sent something
+    live_event = Mock(side_effect=live._event)
+    monkeypatch.setattr(live, "_event", live_event)
+
     async def test(app: Any, client: httpx.AsyncClient) -> None:
         headers = {"accept": "text/event-stream"}
-        looking = asyncio.create_task(client.get("/board/audit", headers=headers, timeout=30))
-        await asyncio.sleep(0.5)
+        looking = asyncio.create_task(client.get("/board/audit", headers=headers, timeout=60))
+        await asyncio.to_thread(eventually, lambda: live_event.called)
         assert not looking.done()
         app.drain()
-        await asyncio.wait_for(app.drained(20), 20)
+        await asyncio.wait_for(app.drained(50), 50)
         assert "live_error" in (await looking).text
         assert (await client.get("/board/")).status_code == 503
 

@@ -103,7 +103,7 @@ def test_nobody_waits_long_for_outputs_to_be_made(
     goes_on, read = threading.Event(), parts.read_part
 
     def slow(*arguments: Any) -> Any:
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         return read(*arguments)
 
     monkeypatch.setattr(parts, "read_part", slow)

@@ -33,14 +33,14 @@ def shell(tmp_path: Path) -> Shell:
 
 def test_a_willing_child_ends_in_order(shell: Shell) -> None:
     child = shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done")
-    assert stop_child(child, 10.0) == 5
+    assert stop_child(child, 60.0) == 5
 
 
 def test_an_unwilling_child_is_killed_after_its_grace(shell: Shell) -> None:
     child = shell("trap '' TERM; echo ready; while :; do sleep 0.05; done")
     started = time.monotonic()
     assert stop_child(child, 0.2) == -signal.SIGKILL
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30.0
 
 
 def test_a_hurried_child_gets_sigterm_again(shell: Shell) -> None:
@@ -66,5 +66,5 @@ def test_its_output_is_appended(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     child = start_child(["/bin/sh", "-c", "echo out; echo err >&2"], log)
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
     assert log.read_text() == "before\nout\nerr\n"

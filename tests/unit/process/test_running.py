@@ -83,7 +83,7 @@ def test_the_announcement_of_a_killed_up_is_ignored() -> None:
         assert process.stdout.readline() == b"there\n"
         assert running_url("main") == URL
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     assert (default_data_dir("main") / "up.json").exists()
     assert running_url("main") == ""
     announced().withdraw()

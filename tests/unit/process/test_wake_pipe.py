@@ -26,14 +26,14 @@ def test_many_wakeups_end_one_wait(wakeup: WakeupPipe) -> None:
     for _ in range(100_000):
         wakeup.set()
 
-    assert _waited_s(wakeup, 10.0) < 5.0
+    assert _waited_s(wakeup, 60.0) < 30.0
 
 
 def test_a_wakeup_from_another_thread_ends_the_wait(wakeup: WakeupPipe) -> None:
     ringer = threading.Timer(0.05, wakeup.set)
     ringer.start()
 
-    assert _waited_s(wakeup, 10.0) < 5.0
+    assert _waited_s(wakeup, 60.0) < 30.0
     ringer.join()
 
 
@@ -46,7 +46,7 @@ def test_a_cleared_wakeup_does_not_end_the_next_wait(wakeup: WakeupPipe) -> None
 
 
 def test_a_time_that_has_passed_is_not_waited_for(wakeup: WakeupPipe) -> None:
-    assert _waited_s(wakeup, -1.0) < 5.0
+    assert _waited_s(wakeup, -1.0) < 30.0
 
 
 def test_a_held_pipe_may_be_set_and_then_its_descriptors_are_free() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import worker.host.process_handle
+import worker.process.loop
 from tests.support.pools import Theatre, theatre
 from tests.unit.worker.commander import Commander
 from tests.unit.worker.models_file import Write
@@ -32,6 +35,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(worker.host.process_handle, "time", clock)
     return clock
+
+
+@pytest.fixture
+def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that sets the wall clock of the engine loop ahead by seconds."""
+    ahead: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + sum(ahead))
+    monkeypatch.setattr(worker.process.loop, "time", clock)
+    return ahead.append
 
 
 @pytest.fixture

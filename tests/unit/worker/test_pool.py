@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,24 +57,31 @@ def test_a_single_process_has_the_plain_name(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class TestWaits:
+    @pytest.fixture
+    def now(self, monkeypatch: pytest.MonkeyPatch) -> float:
+        """The time of the pool, which stands still."""
+        now = time.monotonic()
+        monkeypatch.setattr("worker.host.pool.time", SimpleNamespace(monotonic=lambda: now))
+        return now
+
     def test_nothing_is_due_while_all_processes_run(self, two: Theatre) -> None:
         assert two.pool._until_due() == TICK_S
 
-    def test_the_next_start_ends_the_wait(self, two: Theatre) -> None:
+    def test_the_next_start_ends_the_wait(self, two: Theatre, now: float) -> None:
         other = two.member("w-1")
         two.process("w-1").end(1)
         two.turn()
-        other.start_at = time.monotonic() + TICK_S / 2
+        other.start_at = now + TICK_S / 2
 
         assert 0 < two.pool._until_due() <= TICK_S / 2
         # A distant start does not make the tick longer, and a past one not negative.
-        other.start_at = time.monotonic() + 60
+        other.start_at = now + 60
         assert two.pool._until_due() == TICK_S
         other.start_at = 0.0
         assert two.pool._until_due() == 0.0
 
-    def test_the_next_try_of_a_load_ends_the_wait_too(self, two: Theatre) -> None:
-        two.pool._retries._retry_at[0] = time.monotonic() + TICK_S / 2
+    def test_the_next_try_of_a_load_ends_the_wait_too(self, two: Theatre, now: float) -> None:
+        two.pool._retries._retry_at[0] = now + TICK_S / 2
 
         assert 0 < two.pool._until_due() <= TICK_S / 2
 
