@@ -66,7 +66,7 @@ class LifeYard(Plant):
 
     # Requests
 
-    def ask(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
+    def ask(self, model: str, count: int = 4, max_tokens: int = 150) -> list[Request]:
         """Submit streams for a model; `check_all` expects them to complete."""
         asked = self.make(model, count, max_tokens)
         self.push_all(asked)
@@ -81,7 +81,7 @@ class LifeYard(Plant):
         """All tokens of an undisturbed request."""
         return expected(request)
 
-    def flow(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
+    def flow(self, model: str, count: int = 4, max_tokens: int = 150) -> list[Request]:
         """Submit streams for a model, and wait until they are in mid-stream."""
         asked = self.ask(model, count, max_tokens)
         eventually(
