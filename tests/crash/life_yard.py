@@ -66,7 +66,7 @@ class LifeYard(Plant):
 
     # Requests
 
-    def ask(self, model: str, count: int = 4, max_tokens: int = 150) -> list[Request]:
+    def ask(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
         """Submit streams for a model; `check_all` expects them to complete."""
         asked = self.make(model, count, max_tokens)
         self.push_all(asked)

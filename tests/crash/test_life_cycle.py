@@ -135,7 +135,7 @@ class TestWithAModel:
     def test_death_while_unloading_counts_as_no_crash(self, yard: LifeYard) -> None:
         # Given a worker that must unload before its streams end, and dies as it does
         host = yard.start(spares=1, crash_point="unloading", drain_timeout_s=0.2)
-        before = yard.flow("red", max_tokens=LONG)
+        before = yard.flow("red")
         victim, spare = yard.pid_of("ready", "red"), yard.pid_of("warm")
         yard.ask("blue")
 

@@ -93,6 +93,11 @@ class Sentinel(Server):
         path.write_text("\n".join(settings) + "\n")
         self._command = [str(required(name)), str(path), "--sentinel"]
 
+    def start(self) -> None:
+        """Start it, and have it act also after it was itself stopped for a while."""
+        super().start()
+        ask(self, "SENTINEL", "DEBUG", "TILT-TRIGGER", NEVER_MS)
+
     def master_port(self) -> int:
         """The port of the server that the Sentinel takes for the master."""
         with redis.Redis(port=self.port) as connection:

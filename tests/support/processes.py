@@ -39,7 +39,7 @@ from tokenyard.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 
 
 class Program:
