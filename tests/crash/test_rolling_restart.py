@@ -43,7 +43,7 @@ def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> No
 
     # I expect every token once, and no crash or fault counted.
     answers = check_exact(plant, sent)
-    assert max(attempts(answers)) == 2, "some were handed back in the middle"
+    assert 1 < max(attempts(answers)) <= 1 + len(hosts), "some were handed back in the middle"
     ledgers = [plant.ledger(one.id) for one in sent]
     assert not any("crashes" in ledger or "faults" in ledger for ledger in ledgers)
     assert not plant.connection.exists(plant.keys.dead)
