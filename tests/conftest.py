@@ -59,7 +59,7 @@ OF_VLLM = (
     "unit/engines/test_sensors.py",
     "unit/gateway",
 )
-LEFTOVER_GRACE_S = 10.0
+LEFTOVER_GRACE_S = 30.0
 NewServer = Callable[..., Server]
 
 collect_ignore = [] if HAS_VLLM else list(OF_VLLM)

@@ -130,7 +130,7 @@ def yard(
     """A yard that answers; its workers of RQ are started by the tests."""
     with Plant(new_server("valkey", aof=False).url) as plant:
         plant.coordinator()
-        plant.worker(simulated_step_s=0.002, max_num_seqs=16)
+        plant.worker(simulated_step_s=0.01, max_num_seqs=16)
         plant.wait_for_workers(1)
         made = BatchYard(plant, tmp_path, write_lines)
         yield made

@@ -124,8 +124,9 @@ def _is_horse(process: psutil.Process) -> bool:
 
 
 def test_a_try_that_exceeds_its_time_is_the_last(yard: BatchYard) -> None:
-    source = yard.write("in.jsonl", [completion(1), completion(2, max_tokens=8000)])
-    job = yard.submit(source, "-o", yard.folder / "out.jsonl", "--timeout", "2s")
+    source = yard.write("in.jsonl", [completion(1), completion(2, max_tokens=100_000)])
+    endless = ("--param", "ignore_eos=true")
+    job = yard.submit(source, "-o", yard.folder / "out.jsonl", "--timeout", "10s", *endless)
     yard.work_off()
     failed = yard.seen(job, Exit.FAILED)
     assert (failed["status"], failed["rq_status"]) == ("failed", "failed")

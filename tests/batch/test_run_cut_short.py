@@ -42,7 +42,7 @@ class Slow:
         eventually(lambda: self.plant.connection.xlen(low) >= count)
 
     def ended(self) -> BatchState:
-        self.thread.join(30.0)
+        self.thread.join(60.0)
         assert self.state is not None
         return self.state
 
@@ -109,5 +109,5 @@ def test_interactive_requests_overtake_a_batch(
         handle = client.submit("me first")
         assert handle.position == 0
         idle_plant.worker()
-        handle.result(timeout=30.0)
+        handle.result(timeout=60.0)
     assert slow.ended().status == "completed"

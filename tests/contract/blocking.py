@@ -47,7 +47,7 @@ class Loop:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(LIMIT_S)
         self._loop.close()
 
 

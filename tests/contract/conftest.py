@@ -15,7 +15,7 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 NewClient = Callable[..., Any]
-WAIT_S = 20.0
+WAIT_S = 30.0
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -25,7 +25,11 @@ def new_client_at(request: pytest.FixtureRequest, keys: Keys) -> Iterator[NewCli
     clients: list[Any] = []
 
     def make(url: str, **options: Any) -> Any:
-        options = {"yard": keys.yard, "connect_timeout_s": 5, "result_timeout_s": WAIT_S} | options
+        options = {
+            "yard": keys.yard,
+            "connect_timeout_s": WAIT_S,
+            "result_timeout_s": WAIT_S,
+        } | options
         client = BlockingClient(loop, url, **options) if loop else Client(url, **options)
         clients.append(client)
         return client

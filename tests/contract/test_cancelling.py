@@ -200,7 +200,7 @@ class TestCancelWithoutTheRight:
         thread = threading.Thread(target=lose_and_grant)
         thread.start()
         assert handle.cancel() == Cancellation.CANCELLED
-        thread.join(10)
+        thread.join(WAIT_S)
         assert lost == [1]
 
     def test_too_many_requested_cancels_are_refused(

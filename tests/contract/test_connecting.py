@@ -49,7 +49,7 @@ class TestHandshake:
         late = threading.Timer(0.2, StandIn(connection, scripts).open)
         late.start()
         client.start()
-        late.join(10)
+        late.join(WAIT_S)
 
     def test_client_refuses_another_protocol(self, yard: StandIn, new_client: NewClient) -> None:
         yard.tell(protocol=2)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 _PAUSE_S = 0.002
-_END_S = 10.0
+_END_S = 30.0
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class LifeYard(Plant):
         """All tokens of an undisturbed request."""
         return expected(request)
 
-    def flow(self, model: str, count: int = 4, max_tokens: int = 60) -> list[Request]:
+    def flow(self, model: str, count: int = 4, max_tokens: int = 150) -> list[Request]:
         """Submit streams for a model, and wait until they are in mid-stream."""
         asked = self.ask(model, count, max_tokens)
         eventually(

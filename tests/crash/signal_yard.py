@@ -16,9 +16,8 @@ from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.worker_info import WorkerInfo
 
 STEP_S = 0.02
-LEASE_MS = 4_000
-#: Lease of a host that expires only when the test says so.
-LONG_MS = 3_600_000
+#: Leases of hosts: they end only when the test says so.
+LEASE_MS = 3_600_000
 BOUND_S = 60.0
 NEW = "/checkpoints/new"
 
@@ -32,7 +31,7 @@ class Cast:
         self.signals = Signals(plant.connection, plant.keys)
         self.hosts: dict[str, Program] = {}
         self.sent: list[Request] = []
-        plant.coordinator(lease_ms=2_000)
+        plant.coordinator()
         for name in "abc":
             self.enter(name)
         plant.wait_for_workers(3)
@@ -74,16 +73,6 @@ class Cast:
         for process in (psutil.Process(host.pid), *host.children()):
             process.suspend()
         return worker
-
-    def prolong(self, worker: str) -> None:
-        """Extend a worker's lease past the end of the test."""
-        seconds, _ = self.plant.connection.time()
-        leases = {worker: seconds * 1000 + LONG_MS}
-        self.plant.connection.zadd(self.plant.keys.leases, leases, xx=True)
-
-    def expire(self, worker: str) -> None:
-        """Let a worker's lease expire."""
-        self.plant.connection.zadd(self.plant.keys.leases, {worker: 1}, xx=True)
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to a controller and its worker."""

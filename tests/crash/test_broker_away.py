@@ -32,7 +32,7 @@ def test_streams_continue_after_a_broker_outage(
     plant.coordinator()
     plant.worker(slots=2, simulated_step_s=0.02, max_num_seqs=4)
     workers = plant.wait_for_workers(2)
-    requests = streams(16, max_tokens=100)
+    requests = streams(16, max_tokens=150)
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:2])
 
@@ -51,10 +51,10 @@ def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
     plant: Plant,
 ) -> None:
     # Given streams that run and streams that wait
-    coordinators = {name: plant.coordinator(name=name, lease_ms=1000) for name in ("one", "two")}
+    coordinators = {name: plant.coordinator(name=name) for name in ("one", "two")}
     plant.worker(simulated_step_s=0.02, max_num_seqs=4)
     plant.wait_for_workers(1)
-    requests = streams(8, max_tokens=60)
+    requests = streams(8, max_tokens=150)
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:4])
 
@@ -64,6 +64,7 @@ def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
     assert plant.scripts.cancel("anon", cancelled.id, "enough") is Cancelled.CANCELLED
     token = plant.wait_for_leader()
     coordinators.pop(token.decode().partition(":")[2]).kill()
+    plant.end_lead()
 
     # I expect new requests to be refused with a plain message,
     with pytest.raises(redis.exceptions.OutOfMemoryError):
@@ -84,7 +85,7 @@ def test_lost_scripts_groups_and_connections_disturb_no_stream(plant: Plant) -> 
     plant.coordinator()
     plant.worker(simulated_step_s=0.02, max_num_seqs=4)
     plant.wait_for_workers(1)
-    requests = streams(12, max_tokens=60)
+    requests = streams(12, max_tokens=120)
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:4])
 

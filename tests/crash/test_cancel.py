@@ -41,7 +41,7 @@ def settle(plant: Plant) -> None:
 
 def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> None:
     # Given requests that are unread, and others that wait behind a full worker
-    unread = streams(2)
+    unread = streams(2, max_tokens=5)
     plant.push_all(unread)
     assert plant.scripts.submit("normal", [make_request("known")])[0].code is Submitted.ACCEPTED
     assert plant.scripts.cancel("anon", "known", "enough") is Cancelled.CANCELLED
@@ -50,7 +50,7 @@ def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> No
         plant.scripts.cancel("anon", unread[0].id, "enough") is Cancelled.CANCELLED_BEFORE_ARRIVAL
     )
     plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
+    plant.worker(max_num_seqs=1, simulated_step_s=0.02)
     plant.wait_for_workers(1)
     check_exact(plant, [unread[1]])
     first, second, *waiting = streams(5, max_tokens=100)
@@ -114,7 +114,7 @@ def test_cancel_of_a_running_request_without_streaming_returns_no_tokens(plant: 
 def test_cancel_of_a_lost_workers_request_outlasts_the_rescue(plant: Plant) -> None:
     # Given streams on a stalled host, and no coordinator that could rescue them
     leader = plant.coordinator()
-    controller = plant.worker(simulated_step_s=0.02, lease_ms=1000)
+    controller = plant.worker(simulated_step_s=0.02)
     plant.wait_for_workers(1)
     first, second, third = requests = streams(3)
     plant.push_all(requests)
@@ -126,8 +126,10 @@ def test_cancel_of_a_lost_workers_request_outlasts_the_rescue(plant: Plant) -> N
 
     # If they are cancelled before the rescue, during it, or while they wait for another worker
     cancel(plant, first)
+    plant.end_lead()
+    plant.end_leases("w")
     plant.coordinator()
-    eventually(lambda: plant.ledger(third.id).get("intake") == "retry", timeout_s=20.0)
+    eventually(lambda: plant.ledger(third.id).get("intake") == "retry")
     cancel(plant, second)
 
     # I expect only the third to continue, even when the host resumes with all three.

@@ -42,7 +42,7 @@ def test_request_behind_a_full_worker_expires_in_time(plant: Plant) -> None:
 
     assert check_expired(plant, held, "in the intake") == []
     waited_ms = _ended_ms(plant, held) - (held.deadline_ms or 0)
-    assert waited_ms < 5_000, "measured: 10 ms"
+    assert waited_ms < 20_000, "measured: 10 ms"
 
 
 def test_expired_requests_on_a_lane_free_their_places(plant: Plant) -> None:
@@ -50,7 +50,7 @@ def test_expired_requests_on_a_lane_free_their_places(plant: Plant) -> None:
     plant.coordinator()
     plant.worker(max_num_seqs=2, simulated_step_s=0.01)
     plant.wait_for_workers(1)
-    deadline_ms = soon(plant, 1.5)
+    deadline_ms = soon(plant, 5.0)
     (stream,) = streams(1, max_tokens=LONG, deadline_ms=deadline_ms)
     params = SamplingParams(max_tokens=LONG)
     quiet = make_request(tokens=[7, 7], params=params, deadline_ms=deadline_ms)

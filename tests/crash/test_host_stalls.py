@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import psutil
 import pytest
 
+import coordinator.recovery.rescuer
+from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request
-from tests.support.processes import Plant, Program
+from tests.support.lanes import running
+from tests.support.processes import START_S, Plant, Program
 from tests.support.waiting import eventually
 from tokenyard.admin.timeline import read_timeline
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Request, SamplingParams
 
 pytestmark = pytest.mark.crash
@@ -33,13 +39,18 @@ def suspended(host: Program) -> list[psutil.Process]:
 def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> None:
     # Given a host whose watchdog has a short timeout, in mid-stream
     plant.coordinator()
-    controller = plant.worker(slots=2, simulated_step_s=0.02, hang_timeout_s=1.5, lease_ms=1000)
+    hang_s = 5.0
+    options = {"hang_timeout_s": hang_s, "lease_ms": 9000}
+    controller = plant.worker(slots=2, simulated_step_s=0.02, **options)
     workers = plant.wait_for_workers(2)
     request = streaming(plant, 200)
 
     # If all its processes are suspended for longer than that, and past its leases
     stalled = suspended(controller)
-    eventually(lambda: not plant.roster(), timeout_s=20.0)
+    until = time.monotonic() + hang_s + 1.0
+    plant.end_leases("w")
+    eventually(lambda: not plant.roster())
+    eventually(lambda: time.monotonic() > until)
     stalled[0].resume()  # the watchdog itself first
     eventually(lambda: controller.log.count("was fenced") == 2)
     for process in stalled[1:]:
@@ -57,14 +68,15 @@ def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> No
 def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant) -> None:
     # Given a worker in mid-stream
     plant.coordinator()
-    host = plant.worker(name="a", simulated_step_s=0.02, lease_ms=1000)
+    host = plant.worker(name="a", simulated_step_s=0.02)
     [late] = plant.wait_for_workers(1)
-    request = streaming(plant, 200)
+    request = streaming(plant, 400)
 
     # If it and its controller are stopped past its lease, and it resumes after the rescue
     stopped = suspended(host)
+    plant.end_leases("a")
     plant.worker(name="b", simulated_step_s=0.02)
-    eventually(lambda: plant.ledger(request.id).get("attempt") == "2", timeout_s=20.0)
+    eventually(lambda: plant.ledger(request.id).get("attempt") == "2", timeout_s=START_S)
     assert "refused" not in plant.ledger(request.id)
     for process in stopped[1:]:
         process.resume()
@@ -84,25 +96,28 @@ def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant
     plant.answer(request.id).check_stream()
 
 
-def test_standby_rescues_a_vanished_hosts_lane_as_soon_as_leases_allow(plant: Plant) -> None:
+def test_standby_rescues_a_vanished_hosts_lane_as_soon_as_leases_allow(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Given a host that vanished a moment ago, and a standby that was connected throughout
-    leader = plant.coordinator(name="one", lease_ms=1000)
-    token = plant.wait_for_leader()
-    plant.coordinator(name="two", lease_ms=1000)
-    host = plant.worker(name="a", simulated_step_s=0.02, lease_ms=1500)
-    workers = plant.wait_for_workers(1)
-    request = streaming(plant, 3000)
-    plant.worker(name="b", simulated_step_s=0.02)
-    plant.wait_for_workers(2)
-    started = plant.connection.time()[0]
-    eventually(lambda: plant.connection.time()[0] - started > 4)  # both are connected for long
-    host.kill()
+    monkeypatch.setattr(coordinator.recovery.rescuer, "GRACE_S", 0.0)  # of its first connection
+    leader = plant.coordinator(name="one")
+    plant.wait_for_leader()
+    settings = CoordinatorSettings(redis_url=plant.url, yard=plant.keys.yard, name="two")
+    with running(Coordinator(settings)):
+        for name in ("GRACE_S", "SILENCE_S"):
+            monkeypatch.setattr(coordinator.recovery.rescuer, name, 600.0)
+        host = plant.worker(name="a", simulated_step_s=0.02)
+        plant.wait_for_workers(1)
+        request = streaming(plant, 3000)
+        plant.worker(name="b", simulated_step_s=0.02)
+        plant.wait_for_workers(2)
+        host.kill()
 
-    # If the leader is killed as well
-    leader.kill()
+        # If the leader is killed as well
+        leader.kill()
+        plant.end_lead()
+        plant.end_leases("a")
 
-    # I expect the lane to be rescued as soon as the leader's and the worker's leases allow.
-    plant.wait_for_leader(other_than=token)
-    [worker] = workers
-    eventually(lambda: worker not in plant.roster(), timeout_s=2.5)
-    eventually(lambda: plant.ledger(request.id).get("worker", "").startswith("b."))
+        # I expect the lane to be rescued without a time of grace.
+        eventually(lambda: plant.ledger(request.id).get("worker", "").startswith("b."))

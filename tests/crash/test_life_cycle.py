@@ -22,11 +22,10 @@ from tokenyard.protocol.wire import Request
 
 pytestmark = pytest.mark.crash
 
-LEASE_MS = 1000
 #: A load that takes long enough to observe and interrupt.
-LOAD_S = 0.5
-#: Tokens of a stream that outlasts a test.
-LONG = 150
+LOAD_S = 2.0
+#: Tokens of a stream that lasts until the next model has been asked for, and longer.
+LONG = 300
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ class TestWithAModel:
     def test_death_while_unloading_counts_as_no_crash(self, yard: LifeYard) -> None:
         # Given a worker that must unload before its streams end, and dies as it does
         host = yard.start(spares=1, crash_point="unloading", drain_timeout_s=0.2)
-        before = yard.flow("red", max_tokens=LONG)
+        before = yard.flow("red")
         victim, spare = yard.pid_of("ready", "red"), yard.pid_of("warm")
         yard.ask("blue")
 
@@ -235,8 +234,7 @@ class TestOthers:
 
     def test_killed_controller_returns_with_a_whole_pool(self, yard: LifeYard) -> None:
         # Given a device in the middle of a swap
-        options: dict[str, object] = {"spares": 1, "lease_ms": LEASE_MS}
-        host = yard.start(**options)
+        host = yard.start(spares=1)
         yard.flow("red", max_tokens=LONG)
         yard.ask("blue")
         yard.seen("draining", "red")
@@ -247,7 +245,8 @@ class TestOthers:
         yard.ask("red")
         yard.ask("blue")
         eventually(lambda: all(is_gone(one.pid) for one in left), timeout_s=WAIT_S)
-        again = yard.pool(**options)
+        yard.end_leases("host")
+        again = yard.pool(spares=1)
 
         check_all_is_well(yard, again, 2)
 
@@ -255,7 +254,7 @@ class TestOthers:
         self, yard: LifeYard
     ) -> None:
         # Given a command that its controller has not yet seen
-        leader = yard.coordinator(name="one", lease_ms=LEASE_MS)
+        leader = yard.coordinator(name="one")
         token = yard.wait_for_leader()
         host = yard.pool(spares=1)
         eventually(lambda: yard.states(host) == ["warm", "warm"], timeout_s=WAIT_S)
@@ -266,7 +265,8 @@ class TestOthers:
 
         # If the coordinator is killed, and the next one commands again
         leader.kill()
-        yard.coordinator(name="two", lease_ms=LEASE_MS, max_model_wait_s=MAX_MODEL_WAIT_S)
+        yard.end_lead()
+        yard.coordinator(name="two", max_model_wait_s=MAX_MODEL_WAIT_S)
         yard.wait_for_leader(other_than=token)
         eventually(lambda: yard.connection.xlen(yard.keys.control) == 2, timeout_s=WAIT_S)
         yard.ask("red")
@@ -279,7 +279,7 @@ class TestOthers:
 
     def test_coordinator_killed_during_a_load_uses_the_loaded_model(self, yard: LifeYard) -> None:
         # Given a model that is loading
-        leader = yard.coordinator(lease_ms=LEASE_MS)
+        leader = yard.coordinator()
         host = yard.pool(spares=1, simulated_load_s=LOAD_S)
         before = yard.ask("red")
         yard.seen("loading", "red")
@@ -288,7 +288,8 @@ class TestOthers:
         leader.kill()
         after = yard.ask("red")
         holder = yard.seen("ready", "red")
-        yard.coordinator(lease_ms=LEASE_MS, max_model_wait_s=MAX_MODEL_WAIT_S)
+        yard.end_lead()
+        yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
 
         # I expect it to use the loaded model.
         assert attempts_of(yard, before + after) == {1}
@@ -314,7 +315,7 @@ class TestOthers:
     def test_model_of_a_lost_host_is_loaded_on_another(self, yard: LifeYard) -> None:
         # Given two busy hosts, and more requests for one's model than its lane takes
         yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
-        hosts = {name: yard.pool(name=name, spares=1, lease_ms=LEASE_MS) for name in ("a", "b")}
+        hosts = {name: yard.pool(name=name, spares=1) for name in ("a", "b")}
         eventually(lambda: len(yard.roster()) == 4, timeout_s=WAIT_S)
         before = yard.flow("red", 8, max_tokens=LONG)
         yard.flow("blue")
@@ -324,6 +325,7 @@ class TestOthers:
 
         # If that host is lost
         hosts.pop(lost).end()
+        yard.end_leases(lost)
 
         # I expect the other host to load that model.
         (left,) = hosts.values()

@@ -76,7 +76,7 @@ def test_requests_run_together_again_after_a_chance_crash(plant: Plant) -> None:
     plant.coordinator()
     plant.worker(simulated_step_s=0.03, max_num_seqs=64)
     (worker,) = plant.wait_for_workers(1).values()
-    requests = streams(40, max_tokens=120)
+    requests = streams(40, max_tokens=240)
     plant.push_all(requests)
     wait_mid_stream(plant, requests)
 
@@ -98,7 +98,7 @@ def test_requests_run_together_again_after_a_chance_crash(plant: Plant) -> None:
 
 def test_search_for_a_poison_continues_under_another_coordinator(plant: Plant) -> None:
     # Given a poison among twenty streams
-    first = plant.coordinator(lease_ms=1000)
+    first = plant.coordinator()
     plant.worker(slots=2, simulated_step_s=STEP_S, max_num_seqs=32, crash_point="poison")
     plant.wait_for_workers(2)
     good, poison = streams(20, max_tokens=200), special(POISON)
@@ -107,7 +107,8 @@ def test_search_for_a_poison_continues_under_another_coordinator(plant: Plant) -
     # If the coordinator is killed during the trials of their groups
     eventually(lambda: plant.ledger(poison.id).get("trial"))
     first.kill()
-    plant.coordinator(lease_ms=1000)
+    plant.end_lead()
+    plant.coordinator()
 
     # I expect its successor to blame only the poison.
     assert plant.result(poison.id).error.code == "POISONED"
@@ -122,7 +123,7 @@ def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
     plant.coordinator(trial_tokens=1000)
     plant.worker(simulated_step_s=0.03, max_num_seqs=32)
     (worker,) = plant.wait_for_workers(1).values()
-    requests = streams(8, max_tokens=60)
+    requests = streams(8, max_tokens=120)
     plant.push_all(requests)
     wait_mid_stream(plant, requests)
     os.kill(worker.pid, signal.SIGSEGV)
@@ -165,7 +166,7 @@ def test_request_that_loses_too_many_workers_runs_alone(plant: Plant) -> None:
     # Given a request that has lost two workers, the limit
     plant.coordinator(max_crashes=2)
     plant.worker(simulated_step_s=0.02)
-    (request,) = streams(1, max_tokens=150)
+    (request,) = streams(1, max_tokens=300)
     plant.push(request)
     for crashes in (1, 2):
         wait_mid_stream(plant, [request], least=crashes * 5)
@@ -190,7 +191,7 @@ def test_request_that_loses_too_many_workers_runs_alone(plant: Plant) -> None:
 def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
     # Given a worker that makes no step while it has a stream
     plant.coordinator()
-    plant.worker(simulated_step_s=0.02, hang_timeout_s=1.5)
+    plant.worker(simulated_step_s=0.02, hang_timeout_s=5)
     (worker,) = plant.wait_for_workers(1).values()
     (request,) = streams(1)
     plant.push(request)

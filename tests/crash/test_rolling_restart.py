@@ -14,7 +14,7 @@ pytestmark = pytest.mark.crash
 
 def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> None:
     # Given two coordinators and two hosts under load
-    coordinators = [plant.coordinator(name=f"c{n}", lease_ms=2000) for n in range(2)]
+    coordinators = [plant.coordinator(name=f"c{n}") for n in range(2)]
     hosts = [
         plant.worker(name=f"h{n}", simulated_step_s=0.02, max_num_seqs=8, grace_s=0.5)
         for n in range(2)
@@ -22,9 +22,9 @@ def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> No
     plant.wait_for_workers(2)
     sent: list[Request] = []
 
-    def load(count: int = 20) -> None:
+    def load(max_tokens: int = 60) -> None:
         """More streams, the first of which run."""
-        more = streams(count, max_tokens=60)
+        more = streams(20, max_tokens)
         sent.extend(more)
         plant.push_all(more)
         eventually(lambda: plant.replies(more[0].id), timeout_s=30.0)
@@ -33,17 +33,17 @@ def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> No
     for number, host in enumerate(hosts):
         plant.worker(name=f"new{number}", simulated_step_s=0.02, max_num_seqs=8)
         plant.wait_for_workers(3)
-        load()
+        load(200)
         assert host.stop() == 0
     for number, coordinator in enumerate(coordinators):
-        plant.coordinator(name=f"d{number}", lease_ms=2000)
+        plant.coordinator(name=f"d{number}")
         load()
         assert coordinator.stop() == 0
     load()
 
     # I expect every token once, and no crash or fault counted.
     answers = check_exact(plant, sent)
-    assert max(attempts(answers)) == 2, "some were handed back in the middle"
+    assert 1 < max(attempts(answers)) <= 1 + len(hosts), "some were handed back in the middle"
     ledgers = [plant.ledger(one.id) for one in sent]
     assert not any("crashes" in ledger or "faults" in ledger for ledger in ledgers)
     assert not plant.connection.exists(plant.keys.dead)

@@ -26,7 +26,7 @@ from tokenyard.scripts import Scripts
 pytestmark = pytest.mark.crash
 
 STEP_S = 0.05
-TOKENS = 30
+TOKENS = 100
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def requests() -> list[Request]:
         make_request(
             tokens=[n + 1, n + 2],
             stream=True,
-            params=SamplingParams(n=2 + n % 3, max_tokens=60, stop=stop, detokenize=True, seed=n),
+            params=SamplingParams(n=2 + n % 3, max_tokens=120, stop=stop, detokenize=True, seed=n),
         )
         for n, stop in enumerate([None, ["A"], ["z", "B"], None, ["!"], ["Q7", "x"]])
     ]

@@ -97,7 +97,6 @@ def test_a_valid_signal_brings_all_workers_to_the_new_state(
     # Given three workers, one of which is frozen
     cast = start(plant, signal, run_state)
     victim = cast.freeze("b")
-    cast.prolong(victim)
 
     # If a signal is given, and a fourth joins,
     expected_state = after(cast.desired_state(), cast.order(signal))
@@ -111,7 +110,7 @@ def test_a_valid_signal_brings_all_workers_to_the_new_state(
     # and after its death to last only until its lease expires.
     cast.kill("b")
     assert workers(cast.signals.wait(given, 0.0)) == [victim]
-    cast.expire(victim)
+    plant.end_leases("b")
     assert cast.signals.wait(given, BOUND_S) == []
 
     # I expect all workers, also the late and the returned one, to be in the desired state,
@@ -160,6 +159,7 @@ def test_a_redundant_signal_changes_no_worker(
     given = cast.signals.give(cast.order(signal, mode="abort"))
     cast.enter("d")
     cast.kill("b")
+    plant.end_leases("b")
 
     # I expect no control entry, a wait no longer than a lease,
     assert given.is_redundant
@@ -188,6 +188,7 @@ def test_an_invalid_signal_changes_no_worker(
         cast.signals.give(cast.order(signal))
     cast.enter("d")
     cast.kill("b")
+    plant.end_leases("b")
 
     # I expect unchanged workers, and every request to be complete.
     cast.enter("b")
@@ -208,7 +209,6 @@ def test_a_signal_to_go_ends_only_the_hosts_that_were_there(
     cast = start(plant, signal, run_state)
     begin = cast.desired_state()
     victim = cast.freeze("b")
-    cast.prolong(victim)
 
     # If all must leave, and a fourth joins,
     given = cast.signals.give(cast.order(signal))
@@ -222,7 +222,7 @@ def test_a_signal_to_go_ends_only_the_hosts_that_were_there(
     # and after its death to last only until its lease expires.
     cast.kill("b")
     assert workers(cast.signals.wait(given, 0.0)) == [victim]
-    cast.expire(victim)
+    plant.end_leases("b")
     assert cast.signals.wait(given, BOUND_S) == []
 
     # I expect the late one and a successor to stay, in the earlier desired state,
@@ -238,7 +238,6 @@ def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: R
     # Given three workers without a profiler, one of which is frozen
     cast = start(plant, "START_PROFILE", run_state)
     victim = cast.freeze("b")
-    cast.prolong(victim)
     given = cast.signals.give(cast.order("START_PROFILE"))
     cast.enter("d")
 
@@ -254,7 +253,7 @@ def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: R
     # If it is killed, I expect the wait to end when only workers that refused remain,
     cast.kill("b")
     assert victim in workers(cast.signals.wait(given, 0.0))
-    cast.expire(victim)
+    plant.end_leases("b")
     left = cast.signals.wait(given, BOUND_S)
     assert {one.name for one in left} >= {"a", "c"}
     assert all("no profiler" in one.reason for one in left)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SIM = ModelSpec("sim", "nowhere")
 PAIR = ModelSpec("pair", "nowhere", tensor_parallel_size=2)
 LONG = 8_000  # tokens: never finished, with steps of some milliseconds
-START_S = 30.0
+START_S = 60.0
 
 
 Start = Callable[..., WorkerController]

@@ -44,7 +44,7 @@ class Operator:
 NewHost = Callable[..., Host]
 
 
-def running(plant: Plant, count: int = 3, max_tokens: int = 60, **fields: object) -> list[Request]:
+def running(plant: Plant, count: int = 3, max_tokens: int = 150, **fields: object) -> list[Request]:
     """Running streams of the adder."""
     requests = streams(count, max_tokens, model="adder", **fields)
     plant.push_all(requests)

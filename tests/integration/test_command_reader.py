@@ -31,14 +31,14 @@ def returns() -> list[str]:
 def reader(
     broker: Server, keys: Keys, taken: list[tuple[str, Command | Order]], returns: list[str]
 ) -> Iterator[CommandReader]:
-    own = open_connection(broker.url, timeout_s=10.0, retries=0)
+    own = open_connection(broker.url, timeout_s=30.0, retries=0)
     made = CommandReader(
         own, keys, lambda *one: taken.append(one), lambda: returns.append("now"), block_ms=100
     )
     yield made
     made.stop()
     if made._thread.is_alive():
-        made._thread.join(5.0)
+        made._thread.join(30.0)
     own.close()
 
 
@@ -142,7 +142,7 @@ def test_stop_ends_the_reader(
     reader.start()
     reader.stop()
     reader.stop()
-    reader._thread.join(5.0)
+    reader._thread.join(30.0)
     command(scripts, "model")
 
     assert not reader._thread.is_alive()

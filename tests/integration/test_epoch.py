@@ -129,7 +129,7 @@ def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> Non
     plant.worker(simulated_step_s=STEP_S)
     plant.wait_for_workers(1)
     set_epoch(signals, 1)
-    shown, unseen = streams(3, max_tokens=60), make_request(params=SamplingParams(max_tokens=60))
+    shown, unseen = streams(3), make_request(params=SamplingParams(max_tokens=150))
     plant.push_all([*shown, unseen])
     wait_mid_stream(plant, shown)
     (info,) = plant.wait_for_workers(1).values()
@@ -159,7 +159,7 @@ def test_weights_are_reloaded_in_a_busy_yard(
     ]
     plant.wait_for_workers(2)
     set_epoch(signals, 4)
-    running, waiting = streams(8, max_tokens=120), streams(12)
+    running, waiting = streams(8, max_tokens=200), streams(12)
     during, after = quiet(30), quiet(20)
     plant.push_all(running)
     wait_mid_stream(plant, running)

@@ -48,7 +48,7 @@ def plant(watched: Watched) -> Iterator[Plant]:
     """A coordinator and a worker that find the server by its Sentinel."""
     with Plant(watched.master.url_of("default")) as started:
         started.coordinator(redis_url=watched.url("coordinator"))
-        options = {"simulated_step_s": 0.02, "max_num_seqs": RUNNING, "lease_ms": 3000}
+        options = {"simulated_step_s": 0.02, "max_num_seqs": RUNNING}
         started.worker(redis_url=watched.url("worker"), **options)
         started.wait_for_workers(1)
         yield started
@@ -56,7 +56,7 @@ def plant(watched: Watched) -> Iterator[Plant]:
 
 def test_requests_known_to_the_replica_end_exactly_once(watched: Watched, plant: Plant) -> None:
     # Given running streams, some nearly done, waiting ones, and a request without a stream
-    short, long = streams(RUNNING - 1, 120), streams(WAITING, 200)
+    short, long = streams(RUNNING - 1, 200), streams(WAITING, 200)
     whole = make_request(tokens=[7, 8], params=long[0].params)
     requests = [*short, whole, *long]
     with Client(watched.url("client"), plant.keys.yard, client_id="client") as client:

@@ -126,9 +126,9 @@ def test_a_fenced_leader_writes_nothing(yard: Yard) -> None:
 @pytest.mark.timeout(120)
 def test_after_a_kill_the_standby_continues_the_history(plant: Plant) -> None:
     # Given a yard of processes with two coordinators, and work that was recorded
-    killed = plant.coordinator(name="first", lease_ms=1000)
+    killed = plant.coordinator(name="first", lease_ms=30_000)
     plant.wait_for_leader()
-    plant.coordinator(name="second", lease_ms=1000)
+    plant.coordinator(name="second", lease_ms=30_000)
     plant.worker(simulated_step_s=0.001)
     plant.wait_for_workers(1)
     asked = requests(20)
@@ -138,6 +138,7 @@ def test_after_a_kill_the_standby_continues_the_history(plant: Plant) -> None:
 
     # If the leader is killed
     killed.kill()
+    plant.end_lead()
     more = [make_request() for _ in range(5)]
     eventually(lambda: read_yard(plant.connection, plant.keys).leader, timeout_s=20)
     eventually(lambda: [one for one in history_of(plant) if one.epoch == 2], timeout_s=40)

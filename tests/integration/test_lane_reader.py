@@ -29,13 +29,13 @@ def cancelled() -> list[str]:
 def reader(
     yard: Yard, broker: Server, delivered: list[Assignment], cancelled: list[str]
 ) -> Iterator[LaneReader]:
-    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         reader = LaneReader(
             own, yard.keys, yard.worker(), delivered.extend, cancelled.append, block_ms=100
         )
         yield reader
         reader.stop()
-        reader._thread.join(5.0)
+        reader._thread.join(30.0)
 
 
 def test_each_assignment_comes_once_and_in_order(
@@ -106,7 +106,7 @@ def test_nothing_is_delivered_after_a_stop(
     reader.stop()
     yard.assign(worker)
 
-    reader._thread.join(5.0)
+    reader._thread.join(30.0)
 
     assert delivered == []
 
@@ -118,7 +118,7 @@ def test_a_cancel_comes_after_its_request(yard: Yard, broker: Server) -> None:
     assigned = yard.assign(worker)
     yard.connection.xadd(yard.keys.lane(worker), {"cancel": assigned.entry})
     later = yard.assign(worker)
-    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         reader = LaneReader(
             own,
             yard.keys,
@@ -138,7 +138,7 @@ def test_the_first_entry_of_a_long_read_does_not_wait_for_the_last(
     parts: list[Sequence[Assignment]] = []
     worker = yard.worker()
     placed = [yard.assign(worker) for _ in range(100)]
-    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         LaneReader(own, yard.keys, worker, parts.append, lambda _: None, block_ms=100).run_once()
 
     assert [each for part in parts for each in part] == placed
@@ -151,7 +151,7 @@ def test_entries_before_a_fault_are_delivered_once(yard: Yard, broker: Server) -
     worker = yard.worker()
     assigned = yard.assign(worker)
     yard.connection.xadd(yard.keys.lane(worker), {"x": "y"})
-    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         reader = LaneReader(
             own, yard.keys, worker, delivered.extend, lambda entry: None, block_ms=100
         )

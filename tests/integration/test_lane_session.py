@@ -41,7 +41,7 @@ class Rig:
 
     def heard(self) -> InboxItem:
         """The next item of the inbox."""
-        return self.inbox.get(timeout=10.0)
+        return self.inbox.get(timeout=30.0)
 
     def take(self) -> Delivery:
         """The next delivery, taken as the loop does."""
@@ -110,8 +110,8 @@ def test_an_ended_session_reads_nothing(rig: Rig) -> None:
     rig.session.start()
     rig.session.end()
     rig.session.end()
-    rig.session._reader._thread.join(10.0)
-    rig.session._publisher._thread.join(10.0)
+    rig.session._reader._thread.join(30.0)
+    rig.session._publisher._thread.join(30.0)
     rig.yard.assign(rig.worker)
 
     assert not rig.session._reader._thread.is_alive()

@@ -22,6 +22,7 @@ from tests.integration.local_pool import (
     kill,
     states,
 )
+from tests.support.processes import is_gone
 from tests.support.vllm_versions import write_distribution
 from tests.support.waiting import eventually
 from tokenyard.protocol.errors import (
@@ -254,7 +255,7 @@ if __name__ == "__main__":
             timeout=60.0,
         )
 
-        assert not psutil.pid_exists(int(ended.stdout))
+        eventually(lambda: is_gone(int(ended.stdout)))
 
 
 class TestSettings:

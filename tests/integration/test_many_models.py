@@ -321,7 +321,7 @@ class TestDeadlines:
         monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 1e9)
         yard.host("a", "b")
         leading = yard.leader(max_batch=4)
-        deadline_ms = int(time.time() * 1000) + 300
+        deadline_ms = int(time.time() * 1000) + 4000
         ids = yard.ask("a", 10, deadline_ms=deadline_ms)
         turns(leading, 4)
         assert len(leading._intake.backlog) == 10

@@ -117,7 +117,7 @@ def test_known_counters_start_at_zero(plant: Watched) -> None:
     assert value(leader, "tokenyard_worker_up", worker="w-0") == 1
     assert value(leader, "tokenyard_worker_state", worker="w-1", state="ready") == 1
     assert value(leader, "tokenyard_worker_state", worker="w-1", state="failed") == 0
-    assert 0 <= value(leader, "tokenyard_worker_lease_age_seconds", worker="w-0") < 11
+    assert 0 <= value(leader, "tokenyard_worker_lease_age_seconds", worker="w-0") < 30
     assert 0 < value(leader, "tokenyard_redis_memory_ratio") < 1
 
 

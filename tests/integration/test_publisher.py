@@ -51,7 +51,7 @@ def rig(yard: Yard, broker: Server) -> Iterator[Rig]:
     worker = yard.scripts.register("w", LONG_MS, worker_json("w"))
     stale: list[str] = []
     lost: list[bool] = []
-    with redis.Redis.from_url(broker.url, socket_timeout=10.0) as own:
+    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         publisher = Publisher(
             Scripts(own, yard.keys),
             worker,
@@ -276,7 +276,7 @@ def test_the_engine_waits_while_the_server_is_away(rig: Rig) -> None:
     put.join(0.3)
     assert put.is_alive()
     rig.publisher.start()
-    put.join(10.0)
+    put.join(30.0)
     assert not put.is_alive()
     eventually(lambda: len(rig.yard.published(run.request)) == 4 * (MOST_WAITING + 1))
 
@@ -290,7 +290,7 @@ def test_the_engine_does_not_wait_for_a_publisher_that_has_ended(rig: Rig) -> No
 
     rig.publisher.stop()
 
-    put.join(10.0)
+    put.join(30.0)
     assert not put.is_alive()
 
 

@@ -32,7 +32,7 @@ from worker.messages import (
 )
 
 STOP_S = 20.0
-WAIT_S = 5.0
+WAIT_S = 30.0
 PAUSE = Order(signal="PAUSE")
 PROFILE = Order(signal="START_PROFILE")
 

@@ -148,7 +148,7 @@ class TestPatience:
 
         assert idle_turns(leading) < MANY_TURNS
         lanes.worker("b")
-        eventually(lambda: lanes.waiting() == 0, timeout_s=2.0)
+        eventually(lambda: lanes.waiting() == 0)
 
     def test_a_turn_waits_while_all_lanes_are_full(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=2)
@@ -173,11 +173,11 @@ class TestPatience:
 
         # If the lane becomes empty, I expect the suspect alone there, immediately, then the other.
         lanes.finish(worker, *lanes.lane(worker))
-        eventually(lambda: lanes.ids(worker) == ["suspect"], timeout_s=2.0)
+        eventually(lambda: lanes.ids(worker) == ["suspect"])
         assert idle_turns(leading) < MANY_TURNS
         assert lanes.ids(worker) == ["suspect"]
         lanes.finish(worker, *lanes.lane(worker))
-        eventually(lambda: lanes.ids(worker) == ["other0000"], timeout_s=2.0)
+        eventually(lambda: lanes.ids(worker) == ["other0000"])
 
     def test_a_turn_waits_during_back_off(self, lanes: Lanes) -> None:
         worker = lanes.worker()

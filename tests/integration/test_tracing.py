@@ -143,7 +143,7 @@ def test_a_failed_span_has_its_error(plant: Plant, sink: Receiver) -> None:
     # Given a request that waits for a worker until its deadline, and one that the worker refuses
     plant.coordinator(otlp_endpoint=sink.url)
     plant.wait_for_leader()
-    late = traced(deadline_ms=int(time.time() * 1000) + 1000)
+    late = traced(deadline_ms=int(time.time() * 1000) + 4000)
     wrong = traced(tokens=[1] * 9000)
     plant.push_all([late])
     plant.results([late])

@@ -73,9 +73,9 @@ class TestPause:
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
         # Given a kept stream with a deadline, longer than the time limit of a hang
-        host = led_host(hang_timeout_s=2.5, lease_ms=3000)
+        host = led_host(hang_timeout_s=4)
         host.obey("load", "host", model="adder")
-        deadline_ms = int(time.time() * 1000) + 6000
+        deadline_ms = int(time.time() * 1000) + 10_000
         (late,) = streams(1, 1000, model="adder", deadline_ms=deadline_ms)
         plant.push(late)
         wait_mid_stream(plant, [late])

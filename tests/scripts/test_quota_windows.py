@@ -19,15 +19,26 @@ from tests.scripts.quota_rig import (
     submit,
 )
 from tests.scripts.tenant_rig import TOKENS
+from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import SamplingParams
+
+
+def now_ms(yard: Yard) -> int:
+    seconds, micros = yard.connection.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
+def wait_for_time(yard: Yard, window: str) -> None:
+    """Wait until the current bucket lasts some seconds more."""
+    width = WIDTH[window][1]
+    eventually(lambda: width - now_ms(yard) % width > 3000)
 
 
 def count(yard: Yard, window: str, age: int, tokens: int) -> int:
     """Count tokens in the bucket that is so many older than the current one; its number."""
     mark, width, size = WIDTH[window]
-    seconds, micros = yard.connection.time()
-    number = (seconds * 1000 + micros // 1000) // width - age
+    number = now_ms(yard) // width - age
     yard.connection.hset(yard.keys.tenant("acme"), f"{mark}{number % size}", f"{number} {tokens}")
     return number
 
@@ -37,14 +48,14 @@ class TestWindows:
     def test_a_window_slides(self, yard: Yard, window: str) -> None:
         _, width, size = WIDTH[window]
         limit(yard, **{window: 100 + EACH - 1})
+        wait_for_time(yard, window)
         # Given tokens that will have left the window with the next bucket,
-        oldest = count(yard, window, size - 1, 100)
+        leaves_ms = (count(yard, window, size - 1, 100) + size) * width
+        before_ms = now_ms(yard)
         [answer] = submit(yard)
         # I expect a refusal until then,
         assert answer.code is QUOTA
-        seconds, micros = yard.connection.time()
-        left_ms = (oldest + size) * width - (seconds * 1000 + micros // 1000)
-        assert left_ms <= answer.retry_after_ms <= left_ms + 1000
+        assert leaves_ms - now_ms(yard) <= answer.retry_after_ms <= leaves_ms - before_ms
         # and none once they have left.
         yard.connection.delete(yard.keys.tenant("acme"))
         count(yard, window, size, 100)
@@ -52,12 +63,13 @@ class TestWindows:
 
     def test_the_wait_is_until_enough_has_left(self, yard: Yard) -> None:
         limit(yard, tokens_per_minute=100)
+        wait_for_time(yard, "tokens_per_minute")
         for age, tokens in ((12, 5), (6, 50), (1, 45)):
             newest = count(yard, "tokens_per_minute", age, tokens)
+        leaves_ms = (newest - 5 + 13) * 5_000
+        before_ms = now_ms(yard)
         [answer] = submit(yard)  # 30 tokens: the first two must leave
-        seconds, micros = yard.connection.time()
-        left_ms = (newest - 5 + 13) * 5_000 - (seconds * 1000 + micros // 1000)
-        assert left_ms <= answer.retry_after_ms <= left_ms + 1000
+        assert leaves_ms - now_ms(yard) <= answer.retry_after_ms <= leaves_ms - before_ms
 
     def test_both_windows_count(self, yard: Yard) -> None:
         limit(yard, tokens_per_minute=10 * EACH, tokens_per_day=2 * EACH)

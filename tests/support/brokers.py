@@ -93,6 +93,11 @@ class Sentinel(Server):
         path.write_text("\n".join(settings) + "\n")
         self._command = [str(required(name)), str(path), "--sentinel"]
 
+    def start(self) -> None:
+        """Start it, and have it act also after it was itself stopped for a while."""
+        super().start()
+        ask(self, "SENTINEL", "DEBUG", "TILT-TRIGGER", NEVER_MS)
+
     def master_port(self) -> int:
         """The port of the server that the Sentinel takes for the master."""
         with redis.Redis(port=self.port) as connection:
@@ -111,7 +116,7 @@ class Sentinel(Server):
                 seen: Any = connection.sentinel_slaves("yards")
                 return any(one["flags"] == "slave" for one in _texts(seen))
 
-            eventually(is_linked, timeout_s=20.0)
+            eventually(is_linked, timeout_s=60.0)
 
 
 def _texts(seen: Any) -> list[dict[str, str]]:
@@ -153,10 +158,10 @@ class Cluster:
         for node in self.nodes[1:]:
             first = self.nodes[0]
             ask(node, "CLUSTER", "MEET", "127.0.0.1", first.port, bus_port(first))
-        eventually(lambda: all(self._knows_all(node) for node in self.nodes), timeout_s=20.0)
+        eventually(lambda: all(self._knows_all(node) for node in self.nodes), timeout_s=60.0)
         for replica, master in zip(self.replicas, self.masters, strict=False):
             ask(replica, "CLUSTER", "REPLICATE", ask(master, "CLUSTER", "MYID").decode())
-        eventually(lambda: all(self._is_well(node) for node in self.nodes), timeout_s=20.0)
+        eventually(lambda: all(self._is_well(node) for node in self.nodes), timeout_s=60.0)
 
     def _knows_all(self, node: Server) -> bool:
         return f"cluster_known_nodes:{len(self.nodes)}\r".encode() in ask(node, "CLUSTER", "INFO")
@@ -187,7 +192,7 @@ class Cluster:
 
 def ask(server: Server, *command: object) -> Any:
     """Run one command on one server."""
-    with redis.Redis(port=server.port, socket_timeout=10.0) as connection:
+    with redis.Redis(port=server.port, socket_timeout=30.0) as connection:
         run: Any = connection
         return run.execute_command(*command)
 

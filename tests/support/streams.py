@@ -12,8 +12,8 @@ from worker.engines import Finished
 from worker.engines.simulated.engine import SimulatedEngine
 
 
-def streams(count: int, max_tokens: int = 60, **fields: object) -> list[Request]:
-    """Streams with different prompts."""
+def streams(count: int, max_tokens: int = 150, **fields: object) -> list[Request]:
+    """Streams with different prompts, long enough to be met halfway on a busy machine."""
     params = SamplingParams(max_tokens=max_tokens)
     return [
         make_request(tokens=[n + 1, n + 2], stream=True, params=params, **fields)

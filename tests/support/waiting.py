@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(check: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.01) -> T:
+def eventually(check: Callable[[], T], *, timeout_s: float = 60.0, every_s: float = 0.01) -> T:
     """The first true value of ``check``, which is called repeatedly for ``timeout_s``.
 
     A check may also raise `AssertionError` for "not yet"; the test fails with the last one.
