@@ -1,11 +1,12 @@
 """Is this checkout faster or slower than another? Throughput and CPU time of `benchmarks.broker`.
 
 The yards of both run at once and are loaded in turn, in bursts of half a second or so: a machine
-whose speed drifts changes both sides of a pair. Each burst is the throughput part of
-`benchmarks.broker` in the checkout's own version; both run on this Python's packages.
+whose speed drifts changes both sides of a pair. Each round starts new yards, so that
+what differs between two yards of the same code counts as chance. Each burst is the throughput part
+of `benchmarks.broker` in the checkout's own version; both run on this Python's packages.
 
     git worktree add ../before COMMIT
-    python -m benchmarks.broker_versus ../before [--pairs 100] [--json]
+    python -m benchmarks.broker_versus ../before [--rounds 30] [--pairs 6] [--json]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Final
 
@@ -31,10 +33,11 @@ from benchmarks.progress import publish
 HERE: Final = Path(__file__).parents[1]
 _CHILD: Final = Path(__file__).with_name("broker_bursts.py")
 _STOP_S: Final = 30.0
-#: Resamples of the pairs for an interval.
+#: Resamples of the rounds for an interval.
 _RESAMPLES: Final = 2_000
 
 Pair = tuple["Burst", "Burst"]  # the other checkout, this one
+Round = Sequence[Pair]  # of the same two yards
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,18 @@ def _answer(pipe: IO[str], checkout: Path) -> str:
     return line
 
 
+def measure(sides: tuple[Path, Path], pairs: int, requests: int, number: int) -> Round:
+    """One round, on new yards; in turn one side or the other starts first, and is loaded first."""
+    order = (0, 1) if number % 2 else (1, 0)
+    bursts: list[Pair] = []
+    with ExitStack() as stack:
+        runs = {at: stack.enter_context(side(sides[at])) for at in order}
+        for turn in range(pairs):
+            took = {at: runs[at](requests) for at in (order if turn % 2 else order[::-1])}
+            bursts.append((took[0], took[1]))
+    return bursts
+
+
 def ratio_of_rates(pairs: Sequence[Pair]) -> float:
     """Requests per second of this checkout to the other's: the median of the pairs."""
     return statistics.median(other.seconds / this.seconds for other, this in pairs)
@@ -96,18 +111,27 @@ def ratio_of_cpu(pairs: Sequence[Pair], *, part: str) -> float:
 
 
 def interval(
-    pairs: Sequence[Pair], ratio: Callable[[Sequence[Pair]], float]
+    rounds: Sequence[Round], ratio: Callable[[Sequence[Pair]], float]
 ) -> tuple[float, float]:
-    """The range of a ratio over resampled pairs, without the outer 2.5 % of each side."""
+    """The range of a ratio over resampled rounds, without the outer 2.5 % of each side.
+
+    Whole rounds, since the pairs of one are alike.
+    """
     draw = random.Random(0)
-    found = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
+    drawn = (draw.choices(rounds, k=len(rounds)) for _ in range(_RESAMPLES))
+    found = sorted(ratio(list(chain.from_iterable(some))) for some in drawn)
     cut = _RESAMPLES // 40
     return found[cut], found[-1 - cut]
 
 
-def summary(pairs: Sequence[Pair], requests: int) -> dict[str, float]:
+def summary(rounds: Sequence[Round], requests: int) -> dict[str, float]:
     """Each measure of both sides, the ratio of this one to the other, and its interval."""
-    figures: dict[str, float] = {"pairs": len(pairs), "requests": requests}
+    pairs = list(chain.from_iterable(rounds))
+    figures: dict[str, float] = {
+        "rounds": len(rounds),
+        "pairs": len(pairs),
+        "requests": requests,
+    }
     for name, at in (("other", 0), ("this", 1)):
         rates = [requests / pair[at].seconds for pair in pairs]
         figures[f"{name}_requests_per_s"] = statistics.median(rates)
@@ -118,7 +142,7 @@ def summary(pairs: Sequence[Pair], requests: int) -> dict[str, float]:
             figures[f"{name}_cpu_us_{part}"] = spent / len(pairs) / requests * 1e6
         measures[f"cpu_us_{part}"] = partial(ratio_of_cpu, part=part)
     for name, ratio in measures.items():
-        low, high = interval(pairs, ratio)
+        low, high = interval(rounds, ratio)
         figures |= {f"{name}_ratio": ratio(pairs), f"{name}_low": low, f"{name}_high": high}
     return {name: round(value, 3) for name, value in figures.items()}
 
@@ -137,7 +161,8 @@ def show(figures: Mapping[str, float]) -> None:
         for name in names
     ]
     print_table(
-        f"{figures['pairs']:.0f} pairs of bursts of {figures['requests']:.0f} requests",
+        f"{figures['pairs']:.0f} pairs of bursts of {figures['requests']:.0f} requests, "
+        f"in {figures['rounds']:.0f} rounds",
         ("", "other", "this", "ratio", "95 %"),
         rows,
     )
@@ -145,24 +170,18 @@ def show(figures: Mapping[str, float]) -> None:
 
 @click.command(context_settings={"show_default": True})
 @click.argument("other", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--pairs", default=100, type=click.IntRange(2), help="Pairs of bursts.")
+@click.option("--rounds", default=30, type=click.IntRange(2), help="Rounds, with new yards each.")
+@click.option("--pairs", default=6, type=click.IntRange(1), help="Pairs of bursts in a round.")
 @click.option("--requests", default=4_000, type=click.IntRange(1), help="Requests of a burst.")
 @click.option("--quick", is_flag=True, help="A small run for CI: the checks, not the figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(other: Path, pairs: int, requests: int, quick: bool, as_json: bool) -> None:
+def main(other: Path, rounds: int, pairs: int, requests: int, quick: bool, as_json: bool) -> None:
     """Compare this checkout with the one in the folder OTHER."""
     if quick:
-        pairs, requests = 4, 500
-    bursts: list[Pair] = []
-    with ExitStack() as stack:
-        before, this = (stack.enter_context(side(path)) for path in (other.resolve(), HERE))
-        for number in range(pairs):
-            if number % 2:
-                bursts.append((before(requests), this(requests)))
-            else:
-                later = this(requests)
-                bursts.append((before(requests), later))
-    figures = summary(bursts, requests)
+        rounds, pairs, requests = 2, 2, 500
+    sides = (other.resolve(), HERE)
+    measured = [measure(sides, pairs, requests, number) for number in range(rounds)]
+    figures = summary(measured, requests)
     publish(figures, lambda: show(figures), as_json=as_json)
 
 
