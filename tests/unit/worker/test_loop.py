@@ -12,6 +12,7 @@ from tests.support.loop_rig import LoopRig, finished
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
+from tokenyard.scripts import Publication
 from worker.engines import RequestError, TokenDelta
 from worker.messages import (
     Drain,
@@ -317,7 +318,8 @@ def test_tries_to_publish_count_as_progress(rig: LoopRig) -> None:
 
 def published(rig: LoopRig, assignment: Assignment, reply: Reply) -> None:
     """Report this result as published, in the rig's present session."""
-    rig.results.keep([(Run(assignment, time.monotonic()), reply)], time.monotonic())
+    now = time.monotonic()
+    rig.results.keep([(Run(assignment, now), Publication(assignment, reply))], now)
 
 
 def test_a_known_result_is_answered_without_the_engine(rig: LoopRig) -> None:
@@ -365,7 +367,7 @@ def test_other_weights_answer_again(rig: LoopRig) -> None:
     # If the weights change, and then the other one ends
     rig.loop.inbox.put(ReloadWeights(""))
     rig.turn()
-    rig.results.keep([(begun, reply)], time.monotonic())
+    rig.results.keep([(begun, Publication(begun.assignment, reply))], time.monotonic())
 
     assert rig.results.find(ended) is None
     assert rig.results.find(runs) is None
