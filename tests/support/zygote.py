@@ -54,6 +54,7 @@ class Zygote:
 
     def start(self, module: str, words: Sequence[str], log: Path) -> Forked:
         """Start ``python -m MODULE WORDS`` with this process's environment."""
+        log.touch()  # for who reads it before the program has opened it
         told = {"module": module, "words": list(words), "log": str(log), "env": dict(os.environ)}
         with self._lock:
             assert self._process.stdin is not None
