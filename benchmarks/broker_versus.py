@@ -1,9 +1,9 @@
 """Is this checkout faster or slower than another? Throughput and CPU time of `benchmarks.broker`.
 
 The yards of both run at once and are loaded in turn, in bursts of half a second or so: a machine
-whose speed drifts changes both sides of a pair. Each round starts new yards, so that
-what differs between two yards of the same code counts as chance. Each burst is the throughput part
-of `benchmarks.broker` in the checkout's own version; both run on this Python's packages.
+whose speed drifts changes both sides of a pair. Each round starts new yards, so that what differs
+between two yards of the same code counts as chance. Each burst is the throughput part of
+`benchmarks.broker` in the checkout's own version; both run on this Python's packages.
 
     git worktree add ../before COMMIT
     python -m benchmarks.broker_versus ../before [--rounds 30] [--pairs 6] [--json]
@@ -127,11 +127,7 @@ def interval(
 def summary(rounds: Sequence[Round], requests: int) -> dict[str, float]:
     """Each measure of both sides, the ratio of this one to the other, and its interval."""
     pairs = list(chain.from_iterable(rounds))
-    figures: dict[str, float] = {
-        "rounds": len(rounds),
-        "pairs": len(pairs),
-        "requests": requests,
-    }
+    figures = {"rounds": float(len(rounds)), "pairs": len(pairs), "requests": requests}
     for name, at in (("other", 0), ("this", 1)):
         rates = [requests / pair[at].seconds for pair in pairs]
         figures[f"{name}_requests_per_s"] = statistics.median(rates)

@@ -75,8 +75,14 @@ class WorkerScripts(Caller):
         keys += [self.keys.ledger(request.client, request.id)]
         keys += [self.keys.tokens(request.client, request.id)]
         keys += [self.keys.choices(request.client, request.id)]
-        args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, error]
-        args.append(base_model)
+        args: list[Arg] = [
+            worker,
+            assignment.entry,
+            assignment.attempt,
+            pause_ms,
+            error,
+            base_model,
+        ]
         return HandedBack(self._run("hand_back", keys, args))
 
     def count_published(self, assignment: Assignment) -> int:

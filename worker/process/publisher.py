@@ -189,8 +189,12 @@ class Publisher:
             log.warning("%s: %s; requeued", assignment.request.id, why)
 
     def _requeue(self, assignment: Assignment, pause_ms: int, why: str) -> HandedBack | None:
-        back = partial(self._scripts.hand_back, base_model=self._info.model)
-        return self._call(lambda: back(self._worker, assignment, pause_ms, why))
+        model = self._info.model
+        return self._call(
+            lambda: self._scripts.hand_back(
+                self._worker, assignment, pause_ms, why, base_model=model
+            )
+        )
 
     def _lose(self) -> None:
         log.warning("%s has lost its lease", self._worker)

@@ -1,6 +1,7 @@
 -- Fields of an entry that goes from a lane back to the intake: the request, its history from the
--- ledger, its published tokens, and the base model of the worker that had it ('': not known). `epoch` is the generation epoch of the first of them, if one was
--- set, and `choices` has the choice of each, a byte each, if there are several.
+-- ledger, its published tokens, and the base model of the worker that had it ('': not known). `epoch`
+-- is the generation epoch of the first token, if one was set, and `choices` has the choice of each, a
+-- byte each, if there are several.
 local function back_fields(fields, ledger, tokens, choices, model)
   local NAMES = {'crashes', 'suspected', 'crashed_alone', 'lost_alone', 'faults', 'reason',
     'not_before', 'epoch', 'trial', 'relapsed'}
