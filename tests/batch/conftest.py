@@ -104,11 +104,19 @@ class BatchYard:
         """The audit of the yard, the oldest first."""
         return read_audit(self.plant.connection, self.plant.keys)[::-1]
 
-    def work(self, *arguments: object) -> subprocess.Popen[bytes]:
-        """Start a `tokenyard batch worker`, which is killed after the test."""
+    def work(self, *arguments: object, program: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a `tokenyard batch worker`, which is killed after the test.
+
+        A ``program`` of the tests, a module and its own words, starts it in its way.
+        """
         log = self.folder / f"worker-{len(self._workers)}.log"
-        self._workers.append(start(self.plant, log, "worker", *arguments))
+        self._workers.append(start(self.plant, log, "worker", *arguments, program=program))
         return self._workers[-1]
+
+    @property
+    def log(self) -> str:
+        """What the last worker has printed."""
+        return (self.folder / f"worker-{len(self._workers) - 1}.log").read_text()
 
     def work_off(self) -> None:
         """Let a worker run all jobs that wait."""

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import shlex
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from tests.batch.conftest import ENDS_S, BatchYard, completion
-from tests.batch.running import words
-from tests.cli.running import environment
-from tests.support.processes import ROOT
 from tokenyard.process.program import Exit
 
 
 def work_off(yard: BatchYard, preparation: str, status: int = 0) -> tuple[int, str]:
     """Let a worker with this preparation run what waits; its pid and its log."""
-    command = [sys.executable, "-m", "tests.batch.prepared", preparation]
-    log = yard.folder / "prepared.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, *words(yard.plant, "worker", "--burst")],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-        try:
-            assert process.wait(ENDS_S) == status, log.read_text()
-        finally:
-            process.kill()
-            process.wait()
-    return process.pid, log.read_text()
+    worker = yard.work("--burst", program=("tests.batch.prepared", preparation))
+    assert worker.wait(ENDS_S) == status
+    return worker.pid, yard.log
 
 
 def submit(yard: BatchYard, number: int, *options: object) -> str:

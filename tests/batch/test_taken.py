@@ -7,18 +7,24 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from rq.exceptions import StopRequested
 from rq.job import Job, JobStatus
 
 from tests.batch.conftest import ENDS_S, BatchYard, completion, objects
+from tests.batch.interrupted import Moment
+from tests.batch.running import wait_for_waiting_workers
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch.rq import taken
 from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
 from tokenyard.batch.rq.taken import WorkerQueue
+from tokenyard.batch.rq.work import WorkerContext
+from tokenyard.batch.rq.worker import BatchWorker
 from tokenyard.batch.state import BatchSpec
 from tokenyard.broker.connection import open_connection
 
@@ -31,7 +37,8 @@ class Queues:
 
     def __init__(self, url: str) -> None:
         self.connection = open_connection(url)
-        self.submitted = BatchQueue(self.connection, random_name("yard"))
+        self.yard = random_name("yard")
+        self.submitted = BatchQueue(self.connection, self.yard)
         self.worked = WorkerQueue(self.submitted.rq.name, self.connection)
         self.worked.serializer = self.submitted.rq.serializer
         spec = BatchSpec(input="/in", output="/out", errors="/errors")
@@ -129,24 +136,32 @@ def test_a_job_that_has_begun_stays(queues: Queues, no_grace: None) -> None:
     assert (queues.waiting, queues.taken) == ([], [queues.job.id])
 
 
-def wait_for_waiting_workers(yard: BatchYard, count: int) -> None:
-    """Wait until the broker knows so many workers that wait for a job."""
+def test_a_job_that_comes_while_a_worker_stops_waits_again(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("url", "yard"):
+        monkeypatch.setattr(WorkerContext, name, "")
+    # Given a worker that is stopped at the moment when it gets a job
+    worker = BatchWorker("", queues.yard, queues.connection)
+    get = WorkerQueue.lmove
 
-    def look() -> bool:
-        clients = yard.plant.connection.client_list()
-        return sum(one["cmd"] == "blmove" for one in clients) == count
+    def stop(*arguments: Any) -> Any:
+        worker.handle_warm_shutdown_request()
+        return get(*arguments)
 
-    eventually(look, timeout_s=ENDS_S)
+    monkeypatch.setattr(WorkerQueue, "lmove", stop)
+    # If it waits, I expect it to stop and the job to wait for another, as if it had not been taken.
+    with pytest.raises(StopRequested):
+        worker.dequeue_job_and_maintain_ttl(1)
+    assert (queues.waiting, queues.taken) == ([queues.job.id], [])
 
 
 def test_the_job_of_a_paused_worker_is_run_by_another(yard: BatchYard, tmp_path: Path) -> None:
     target = yard.folder / "out.jsonl"
     # Given a job that was handed to a worker which cannot take it
-    paused = yard.work()
-    wait_for_waiting_workers(yard, 1)
-    os.kill(paused.pid, signal.SIGSTOP)
+    paused = yard.work(program=("tests.batch.interrupted", Moment.TAKEN))
     job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", target)
-    assert yard.queue.rq.intermediate_queue.get_job_ids() == [job]
+    eventually(lambda: yard.queue.rq.intermediate_queue.get_job_ids() == [job])
     # If there is another worker
     yard.work()
     # I expect it to run the job soon, as its first try,
@@ -163,12 +178,12 @@ def test_the_job_of_a_paused_worker_is_run_by_another(yard: BatchYard, tmp_path:
 def test_a_worker_that_is_stopped_takes_no_job(yard: BatchYard) -> None:
     # Given a worker whose scheduler takes its time to end
     worker = yard.work()
-    wait_for_waiting_workers(yard, 1)
+    wait_for_waiting_workers(yard.plant.connection, 1)
     [scheduler] = psutil.Process(worker.pid).children()
     scheduler.suspend()
     # If the worker is stopped
     worker.terminate()
-    wait_for_waiting_workers(yard, 0)
+    wait_for_waiting_workers(yard.plant.connection, 0)
     job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
     # I expect the job to wait for another.
     with pytest.raises(subprocess.TimeoutExpired):

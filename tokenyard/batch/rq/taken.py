@@ -44,9 +44,10 @@ class TakenJobs(IntermediateQueue):
         self._seen = {one: self._seen.get(one, now) for one in taken if one not in started}
         for job_id, since in self._seen.items():
             if now - since >= GRACE_S:
-                self._give_back(job_id, queue)
+                self.give_back(job_id, queue)
 
-    def _give_back(self, job_id: str, queue: Queue) -> None:
+    def give_back(self, job_id: str, queue: Queue) -> None:
+        """Return a job that is to be run, and is in no other place."""
         keys = (self.key, self.queue_key, Job.key_for(job_id), queue.started_job_registry.key)
 
         def move(transaction: Any) -> None:

@@ -18,28 +18,35 @@ from typing import Any, Final
 
 import redis
 from rq import Queue, Worker
-from rq.exceptions import DeserializationError, SchedulerNotFound, StopRequested
+from rq.exceptions import (
+    DequeueTimeout,
+    DeserializationError,
+    SchedulerNotFound,
+    StopRequested,
+)
 from rq.job import Job
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
-from rq.utils import import_attribute, now
+from rq.utils import get_version, import_attribute, now
 from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
 
 # Imported before RQ forks, so that a job starts immediately.
 from tokenyard.batch.rq.jobs import FOLDER_PREFIX, PERFORM_FOR_GATEWAYS, queue_name
-from tokenyard.batch.rq.taken import WorkerQueue
+from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
 from tokenyard.process.owned_folder import remove_abandoned
 
 #: Heartbeat of a running job; RQ abandons it a minute after the last one.
 _MONITOR_S: Final = 5
-#: The longest wait for a job, between two looks at what others left.
-_WAIT_S: Final = 5
+#: The longest wait for a job, until a worker that is to stop does.
+_WAIT_S: Final = 1
+#: Between two looks at what others left.
 _LOOK_EVERY_S: Final = 4
 _CLEAN_EVERY_S: Final = 30
 _WORKER_TTL_S: Final = 45
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 #: Called in the parent before it forks for a job of this function.
 _PREPARATIONS: Final = {PERFORM_FOR_GATEWAYS: "gateway.batches.work.prepare"}
 
@@ -67,6 +74,39 @@ class BatchWorker(Worker):
     def dequeue_timeout(self) -> int:
         """Seconds."""
         return _WAIT_S
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """As RQ does, until this worker is to stop; None in a burst when no job is left."""
+        del max_idle_time  # a worker of batch jobs has none
+        self.set_state(WorkerStatus.IDLE)
+        while not self._stop_requested:
+            try:
+                self.heartbeat()
+                if self.should_run_maintenance_tasks:
+                    self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+                return self._take_job(timeout)
+            except DequeueTimeout:
+                continue
+            except redis.ConnectionError as error:
+                _log.error("worker %s tries again in %d s: %s", self.name, _WAIT_S, error)
+                time.sleep(_WAIT_S)
+        raise StopRequested
+
+    def _take_job(self, timeout: int | None) -> tuple[Job, Queue] | None:
+        taken = WorkerQueue.dequeue_any(
+            self._ordered_queues, timeout, self.connection, serializer=JSONSerializer
+        )
+        if taken is None:
+            return None
+        job, queue = taken
+        if self._stop_requested:
+            TakenJobs(queue.key, self.connection).give_back(job.id, queue)
+            raise StopRequested
+        job.redis_server_version = get_version(self.connection)
+        _log.info("worker %s takes job %s: %s", self.name, job.id, job.description)
+        return taken
 
     def clean_registries(self) -> None:
         """After each wait, take care of what others left; all that RQ cleans, every 30 s."""
@@ -132,24 +172,32 @@ class BatchWorker(Worker):
             # As the child does: it is to be cancelled as one that runs, and known to be this one's.
             self.prepare_job_execution(job, remove_from_intermediate_queue=True)
             _prepare(name)
-            # For a SIGTERM in the meantime: there was no child to pass it on to.
-            WorkerContext.is_stopping = self._stop_requested
+        # SIGTERM is for this process before the fork, and from then on for the child as well.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        WorkerContext.is_stopping = self._stop_requested
         super().fork_work_horse(job, queue)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
     def setup_work_horse_signals(self) -> None:
         """The child records SIGTERM; it obeys only while the job itself runs."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _record_stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
     def handle_warm_shutdown_request(self) -> None:
         """SIGTERM: the running job requeues itself, and the next worker continues it."""
-        _log.info("worker %s stops", self.name)
+        self._stop_requested = True
         if self.horse_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.horse_pid, signal.SIGTERM)
-        elif self.get_state() != WorkerStatus.BUSY:
-            # At once: RQ would first let its scheduler end, and be handed a job in the meantime.
-            raise StopRequested
+        _log.info("worker %s stops", self.name)
+
+    def _shutdown(self) -> None:
+        """Leave it at that: this runs amid a command.
+
+        RQ would raise an exception, which redis-py may ignore, or which leaves a connection with a
+        reply that the next command takes for its own.
+        """
 
 
 def _function(job: Job) -> str:
