@@ -141,13 +141,15 @@ def test_a_job_that_comes_while_a_worker_stops_waits_again(
 ) -> None:
     for name in ("url", "yard"):
         monkeypatch.setattr(WorkerContext, name, "")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # of this process
     # Given a worker that is stopped at the moment when it gets a job
     worker = BatchWorker("", queues.yard, queues.connection)
     get = WorkerQueue.lmove
 
     def stop(*arguments: Any) -> Any:
-        worker.handle_warm_shutdown_request()
-        return get(*arguments)
+        taken = get(*arguments)
+        worker.request_stop(signal.SIGTERM, None)
+        return taken
 
     monkeypatch.setattr(WorkerQueue, "lmove", stop)
     # If it waits, I expect it to stop and the job to wait for another, as if it had not been taken.
