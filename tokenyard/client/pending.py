@@ -8,7 +8,7 @@ trimmed). Every delta has the number of tokens before it, so that none is shown 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,7 +58,7 @@ class PendingRequest:
         self.local_text = local_text
         #: Digest of the request; empty where it is not known.
         self.digest = ""
-        self.deltas: list[Reply] = []
+        self.deltas: Sequence[Reply] = ()
         self.published = 0  # tokens in ``deltas``
         self.final: Reply | None = None
         self.error: TokenyardError | None = None
@@ -125,7 +125,10 @@ class PendingRequest:
                 index=delta.index,
             )
         self.is_interleaved = self.is_interleaved or delta.index > 0
-        self.deltas.append(delta)
+        if isinstance(self.deltas, list):
+            self.deltas.append(delta)
+        else:
+            self.deltas = [delta]  # most requests of a `map` have none
         self.published += new
         return True
 

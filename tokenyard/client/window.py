@@ -9,7 +9,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from tokenyard.client.build import PreparedRequest
@@ -57,9 +56,11 @@ class MapWindow:
         self._retry_at = 0.0  # the queue was full
         self.error: BrokerUnavailable | None = None  # why the last submission failed
         self._running: dict[int, PendingRequest] = {}
-        self._over: deque[tuple[int, PendingRequest]] = (
-            deque()
-        )  # appended by the thread that reads replies
+        # The latest index of each; an earlier one of the same request, by the later one.
+        self._indexes: dict[PendingRequest, int] = {}
+        self._earlier: dict[int, int] = {}
+        self._over: deque[PendingRequest] = deque()  # appended by the thread that reads replies
+        self._listener = self._note  # one object for all requests
         self._results: dict[int, Result] = {}
 
     @property
@@ -128,13 +129,17 @@ class MapWindow:
     def submitted(self, index: int, pending: PendingRequest) -> None:
         """Follow a submitted request, which may have its result already."""
         self._running[index] = pending
-        pending.listeners.append(partial(self._note, index))
-        if pending.is_over:
-            self._note(index, pending)
+        earlier = self._indexes.get(pending)
+        if earlier is None:
+            pending.listeners.append(self._listener)
+        else:
+            self._earlier[index] = earlier
+        self._indexes[pending] = index
+        self._note(pending)
 
-    def _note(self, index: int, pending: PendingRequest) -> None:
+    def _note(self, pending: PendingRequest) -> None:
         if pending.is_over:
-            self._over.append((index, pending))
+            self._over.append(pending)
             self._wake()
 
     def ready(self) -> Iterator[tuple[int, Result]]:
@@ -143,13 +148,16 @@ class MapWindow:
         Raises the error of a request that has ended without a result.
         """
         while self._over:
-            index, pending = self._over.popleft()
-            if self._running.pop(index, None) is None:
-                continue
-            if self._ordered:
-                self._results[index] = pending.result()
-            else:
-                yield index, pending.result()
+            pending = self._over.popleft()
+            index = self._indexes.pop(pending, None)
+            while index is not None:
+                del self._running[index]
+                earlier = self._earlier.pop(index, None)
+                if self._ordered:
+                    self._results[index] = pending.result()
+                else:
+                    yield index, pending.result()
+                index = earlier
         if not self._ordered:
             while self._results:
                 index = next(iter(self._results))

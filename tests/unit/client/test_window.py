@@ -101,6 +101,22 @@ def test_a_result_that_was_there_before_we_listened_is_not_lost() -> None:
     assert len(list(window.ready())) == 1
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_request_that_comes_twice_has_its_result_twice(ordered: bool) -> None:
+    window = make_window(["x", "y", "x", "x"], ordered=ordered)
+    pull(window)
+    x, y = PendingRequest("x", None, 0.0), PendingRequest("y", None, 0.0)
+    for index, pending in enumerate((x, y, x)):
+        window.submitted(index, pending)
+    answer(x)
+    answer(y)
+    # It may be over before it comes again.
+    window.submitted(3, x)
+    found = [(index, result.id) for index, result in window.ready()]
+    assert sorted(found) == [(0, "x"), (1, "y"), (2, "x"), (3, "x")]
+    assert list(window.ready()) == []
+
+
 def test_an_end_without_a_result_is_raised() -> None:
     window = make_window(["x"])
     pull(window)
