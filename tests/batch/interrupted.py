@@ -17,6 +17,7 @@ from rq.job import Job
 from rq.queue import Queue
 from rq.worker.base import WorkerStatus
 
+from tests.support.waiting import eventually
 from tokenyard.batch.rq import worker
 from tokenyard.batch.rq.taken import WorkerQueue
 from tokenyard.batch.rq.worker import BatchWorker
@@ -71,6 +72,7 @@ class ForkedWorker(BatchWorker):
             child = fork()
             if child:
                 os.kill(parent, signal.SIGTERM)
+                eventually(lambda: self._stop_requested)
             return child
 
         os.fork = stopped

@@ -172,11 +172,12 @@ class BatchWorker(Worker):
             # As the child does: it is to be cancelled as one that runs, and known to be this one's.
             self.prepare_job_execution(job, remove_from_intermediate_queue=True)
             _prepare(name)
-        # SIGTERM is for this process before the fork, and from then on for the child as well.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # until the child has its handlers
         WorkerContext.is_stopping = self._stop_requested
         super().fork_work_horse(job, queue)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+        if self._stop_requested:
+            self._stop_job()  # another thread may have got SIGTERM before its process was known
 
     def setup_work_horse_signals(self) -> None:
         """The child records SIGTERM; it obeys only while the job itself runs."""
@@ -187,10 +188,13 @@ class BatchWorker(Worker):
     def handle_warm_shutdown_request(self) -> None:
         """SIGTERM: the running job requeues itself, and the next worker continues it."""
         self._stop_requested = True
+        self._stop_job()
+        _log.info("worker %s stops", self.name)
+
+    def _stop_job(self) -> None:
         if self.horse_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.horse_pid, signal.SIGTERM)
-        _log.info("worker %s stops", self.name)
 
     def _shutdown(self) -> None:
         """Leave it at that: this runs amid a command.
