@@ -10,11 +10,13 @@ import enum
 import os
 import signal
 import sys
+import time
 from typing import Any, Final
 
 import redis.observability.recorder
 from rq.job import Job
 from rq.queue import Queue
+from rq.scheduler import RQScheduler
 from rq.worker.base import WorkerStatus
 
 from tests.support.waiting import eventually
@@ -33,6 +35,8 @@ class Moment(enum.StrEnum):
     COUNTED = "counted"
     #: SIGTERM, before the worker knows the process of its job.
     FORKED = "forked"
+    #: SIGTERM for RQ's scheduler, which the worker forks and ends, before it has its own handlers.
+    SCHEDULED = "scheduled"
     #: SIGSTOP, when the broker has handed it a job.
     TAKEN = "taken"
 
@@ -80,6 +84,15 @@ class ForkedWorker(BatchWorker):
         os.fork = fork
 
 
+_work = RQScheduler.work
+
+
+def slow_start(scheduler: RQScheduler) -> None:
+    """`Moment.SCHEDULED`."""
+    time.sleep(2.0)
+    _work(scheduler)  # type: ignore[no-untyped-call]
+
+
 class TakenQueue(WorkerQueue):
     """`Moment.TAKEN`."""
 
@@ -94,9 +107,13 @@ class TakenQueue(WorkerQueue):
 _CHANGES: Final[dict[Moment, dict[str, Any]]] = {
     Moment.COUNTED: {"BatchWorker": CountedWorker},
     Moment.FORKED: {"BatchWorker": ForkedWorker},
+    Moment.SCHEDULED: {"_LOOK_EVERY_S": 0},
     Moment.TAKEN: {"WorkerQueue": TakenQueue},
 }
 
 if __name__ == "__main__":
-    vars(worker).update(_CHANGES[Moment(sys.argv[1])])
+    moment = Moment(sys.argv[1])
+    if moment is Moment.SCHEDULED:
+        RQScheduler.work = slow_start  # type: ignore[method-assign]
+    vars(worker).update(_CHANGES[moment])
     main(sys.argv[2:], prog_name="tokenyard")

@@ -32,6 +32,13 @@ def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard
     assert (waiting["rq_status"], waiting["retries_left"]) == ("queued", 5)
 
 
+def test_a_worker_ends_with_a_scheduler_that_has_not_begun(yard: BatchYard) -> None:
+    job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
+    assert yard.work("--burst", program=(PROGRAM, Moment.SCHEDULED)).wait(ENDS_S) == 0
+    assert yard.log.count("Acquired scheduler lock") == 2  # at first, and after the job
+    assert yard.seen(job)["status"] == "completed"
+
+
 def test_a_worker_that_is_stopped_while_the_broker_is_away_ends(
     new_server: Callable[..., Server], tmp_path: Path
 ) -> None:

@@ -224,6 +224,24 @@ def _record_stop(_number: int, _frame: FrameType | None) -> None:
     WorkerContext.is_stopping = True
 
 
+def _forget_handlers_in_children() -> None:
+    """A forked process has no handler of this one; a signal that comes as it starts is not lost."""
+    masks: list[set[signal.Signals]] = []
+
+    def block() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS))  # type: ignore[arg-type]
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def forget() -> None:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        restore()
+
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=forget)
+
+
 def is_dead_here(hostname: str | None, pid: int | None) -> bool:
     """Whether a process of this host is dead; False for other hosts."""
     if hostname != socket.gethostname() or not pid:
@@ -244,6 +262,7 @@ def run_worker(
 ) -> bool:
     """Run jobs until stopped, or with ``burst`` until none is left; whether any ran."""
     bind_forked_children()
+    _forget_handlers_in_children()
     remove_abandoned(FOLDER_PREFIX)
     options: dict[str, Any] = {"burst": burst, "with_scheduler": True}
     return bool(BatchWorker(url, yard, connection, name).work(**options))
