@@ -104,16 +104,15 @@ class TakenQueue(WorkerQueue):
         return taken
 
 
-_CHANGES: Final[dict[Moment, dict[str, Any]]] = {
-    Moment.COUNTED: {"BatchWorker": CountedWorker},
-    Moment.FORKED: {"BatchWorker": ForkedWorker},
-    Moment.SCHEDULED: {"_LOOK_EVERY_S": 0},
-    Moment.TAKEN: {"WorkerQueue": TakenQueue},
+#: What is replaced for each: of which object, the name, by what.
+_CHANGES: Final[dict[Moment, list[tuple[object, str, object]]]] = {
+    Moment.COUNTED: [(worker, "BatchWorker", CountedWorker)],
+    Moment.FORKED: [(worker, "BatchWorker", ForkedWorker)],
+    Moment.SCHEDULED: [(worker, "_LOOK_EVERY_S", 0), (RQScheduler, "work", slow_start)],
+    Moment.TAKEN: [(worker, "WorkerQueue", TakenQueue)],
 }
 
 if __name__ == "__main__":
-    moment = Moment(sys.argv[1])
-    if moment is Moment.SCHEDULED:
-        RQScheduler.work = slow_start  # type: ignore[method-assign]
-    vars(worker).update(_CHANGES[moment])
+    for owner, name, value in _CHANGES[Moment(sys.argv[1])]:
+        setattr(owner, name, value)
     main(sys.argv[2:], prog_name="tokenyard")

@@ -40,7 +40,7 @@ from tokenyard.process.owned_folder import remove_abandoned
 
 #: Heartbeat of a running job; RQ abandons it a minute after the last one.
 _MONITOR_S: Final = 5
-#: The longest wait for a job, until a worker that is to stop does.
+#: The longest wait for a job, and so until an idle worker stops.
 _WAIT_S: Final = 1
 #: Between two looks at what others left.
 _LOOK_EVERY_S: Final = 4
@@ -109,7 +109,7 @@ class BatchWorker(Worker):
         return taken
 
     def clean_registries(self) -> None:
-        """After each wait, take care of what others left; all that RQ cleans, every 30 s."""
+        """Every few seconds, take care of what others left; all that RQ cleans, every 30 s."""
         has_found_dead = False
         for queue in self.queues:
             has_found_dead |= self._abandon_jobs_of_dead_workers(queue)
