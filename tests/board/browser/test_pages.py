@@ -72,8 +72,8 @@ def test_the_keyboard_reaches_the_content_and_shows_where_it_is(window: Window) 
 
 def test_back_and_reload_show_the_pages_again(window: Window) -> None:
     window.open("/")
-    window.page.get_by_role("link", name="Requests", exact=True).click()
-    window.page.get_by_role("link", name="Devices", exact=True).click()
+    window.follow("Requests")
+    window.follow("Devices")
 
     window.page.go_back()
 

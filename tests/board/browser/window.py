@@ -48,6 +48,15 @@ class Window:
         """Open a page of the board by its path below `ROOT`; the answer."""
         return self.page.goto(f"{self.board}{ROOT}{path}")
 
+    def follow(self, link: str) -> None:
+        """Click a link by its text, and wait until the page it leads to has loaded.
+
+        A click alone returns as soon as the page begins. Chromium may then still hold the one
+        before for the active page, and refuses to go back ("Not attached to an active page").
+        """
+        with self.page.expect_event("load"):
+            self.page.get_by_role("link", name=link, exact=True).click()
+
     @property
     def path(self) -> str:
         """Where it is, below `ROOT`, without the query."""
