@@ -7,6 +7,7 @@ read again once a second; `dispatch` decides whether a lane is full.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from tokenyard.protocol.worker_info import (
     decode_host,
     decode_worker,
 )
+
+log = logging.getLogger("tokenyard.coordinator.roster")
 
 T = TypeVar("T")
 
@@ -135,10 +138,22 @@ class Roster:
             for worker, info in _decode(entries, decode_worker)
             if worker in ends
         }
+        self._log_changes(before)
         self._take_hosts(hosts)
         self._read_loads()
         self._due = time.monotonic() + REFRESH_S
         return True
+
+    def _log_changes(self, before: Mapping[str, RosterMember]) -> None:
+        """Name the workers that have begun to serve a model, and those that serve it no more."""
+        earlier, now = (
+            {(worker, member.info.model) for worker, member in members.items() if member.serves}
+            for members in (before, self.members)
+        )
+        for worker, model in sorted(now - earlier):
+            log.info("%s serves %s", worker, model)
+        for worker, model in sorted(earlier - now):
+            log.info("%s does not serve %s any more", worker, model)
 
     def _take_hosts(self, entries: Mapping[bytes, bytes]) -> None:
         """Keep the hosts that living workers name, and note since when others are not named."""

@@ -216,7 +216,7 @@ class Backlog:
     def add(self, queued: QueuedRequest) -> None:
         """Keep a request until it is placed or answered."""
         entries = self._entries.setdefault(queued.intake, {})
-        if queued.entry in entries:  # read twice, because the consumer group was created again
+        if queued.entry in entries:  # read twice
             self.remove(entries[queued.entry])
             entries = self._entries.setdefault(queued.intake, {})
         entries[queued.entry] = queued

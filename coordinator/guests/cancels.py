@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from tokenyard.protocol.keys import GROUP, Keys
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import position
 from tokenyard.scripts import Cancelled, Scripts
@@ -80,20 +80,17 @@ class CancelRequests:
         self._due = 0.0 if has_more else time.monotonic() + EVERY_S
 
     def _heal(self) -> None:
-        """Create the stream again after an id of the far future, which permits no more entries."""
+        """Delete the stream after an id of the far future, which permits no more entries."""
         cancels = self._keys.cancelling
         try:
             last: Any = self._connection.xinfo_stream(cancels)["last-generated-id"]
-        except redis.ResponseError:  # it does not exist: the next leader creates it
+        except redis.ResponseError:  # it does not exist
             return
         if position(last.decode())[0] < FAR_FUTURE_MS or self._connection.xlen(cancels):
             return
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.delete(cancels)
-        pipeline.xgroup_create(cancels, GROUP, id="0", mkstream=True)
-        pipeline.execute()
+        self._connection.delete(cancels)
         self._found_bad("cancels")
-        log.warning("created the stream of cancels again: its last entry was %s", last.decode())
+        log.warning("deleted the stream of cancels: its last entry was %s", last.decode())
 
     def _serve(self, client: str) -> bool:
         """Cancel the ids of a client; whether none is left."""

@@ -14,7 +14,7 @@ import redis
 from tests.board.looking import Looker, links_of, text_of, values_of
 from tests.board.request_rig import HOSTILE, fail, ids, state_of
 from tests.integration.test_listing import fill, one_of_each_state
-from tests.support.builders import make_request, random_name
+from tests.support.builders import make_request
 from tests.support.counting import Counting
 from tests.support.yard import Yard
 from tokenyard.admin.listed import STATES
@@ -24,7 +24,6 @@ from tokenyard.board.requests.filters import given_place, place_text
 from tokenyard.board.requests.listing import view_requests
 from tokenyard.board.yard import Actor, BadInput, Parameters
 from tokenyard.board.yard import Yard as BoardYard
-from tokenyard.protocol.keys import GROUP
 from tokenyard.protocol.wire import request_fields
 
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
@@ -311,12 +310,3 @@ def test_a_page_leads_back_to_itself(looker: Looker, yard: Yard) -> None:
     answer = looker.post("request.cancel", {"request": "ann/q", "back": back})
     assert answer.headers["location"].startswith("/board/requests?client=ann&order=newest&done=")
     assert "1 request cancelled." in looker.get(answer.headers["location"])
-
-
-def test_requests_read_through_the_group_are_listed(looker: Looker, yard: Yard) -> None:
-    """The coordinator has read them, and they still wait."""
-    yard.submit(make_request("q"))
-    yard.read()
-    assert yard.connection.xpending(yard.keys.intake("normal"), GROUP)["pending"] == 1
-    assert ids(looker.get("/requests")) == ["q"]
-    assert random_name("q") not in looker.get("/requests")

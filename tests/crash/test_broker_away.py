@@ -12,7 +12,6 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.protocol.keys import GROUP
 from tokenyard.scripts import Cancelled
 
 pytestmark = pytest.mark.crash
@@ -80,7 +79,7 @@ def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
     check_exact(plant, after)
 
 
-def test_lost_scripts_groups_and_connections_disturb_no_stream(plant: Plant) -> None:
+def test_lost_scripts_and_connections_disturb_no_stream(plant: Plant) -> None:
     # Given streams that run and streams that wait
     plant.coordinator()
     plant.worker(simulated_step_s=0.02, max_num_seqs=4)
@@ -89,10 +88,8 @@ def test_lost_scripts_groups_and_connections_disturb_no_stream(plant: Plant) -> 
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:4])
 
-    # If the scripts, the consumer groups and all connections are lost
+    # If the scripts and all connections are lost
     plant.connection.script_flush()
-    for stream in (plant.keys.intake("normal"), plant.keys.events, plant.keys.capacity):
-        plant.connection.xgroup_destroy(stream, GROUP)
     plant.connection.client_kill_filter(_type="normal", skipme=True)
 
     # I expect every stream to complete in its first attempt.

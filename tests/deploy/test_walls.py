@@ -115,7 +115,7 @@ REFUSED: dict[str, list[tuple[object, ...]]] = {
         ("XTRIM", YARD.intake("normal"), "MAXLEN", 0),
         ("XDEL", YARD.intake("normal"), "1-0"),
         ("XGROUP", "DESTROY", YARD.intake("normal"), "coordinator"),
-        ("XREADGROUP", "GROUP", "coordinator", "me", "STREAMS", YARD.intake("normal"), ">"),
+        ("XGROUP", "CREATE", YARD.intake("normal"), "mine", "0"),
         ("XADD", YARD.reply("client", "q1"), "*", "event", "result"),
         ("XADD", YARD.dead, "*", "id", "q1"),
         *((verb, key, *rest) for key in KEPT for verb, *rest in (("DEL",), ("EXPIRE", 1))),

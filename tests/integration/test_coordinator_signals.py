@@ -31,7 +31,7 @@ class Yard(Lanes):
 
     def wait_until_read(self, count: int = 1) -> None:
         """Wait until the coordinator has read so many requests and dispatched none."""
-        eventually(lambda: self.pending() == count)
+        eventually(lambda: self.held() == count)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_requests_wait_during_a_pause_and_run_immediately_after(
     # and to run when the pause is over, by that event alone.
     if "SUSPEND" in way:
         yard.give("RESUME", scope)
-        assert yard.pending() == 2
+        assert yard.held() == 2
     yard.give("UNPAUSE", scope)
     assert yard.wait_for_load(worker, 3) == ["before", "r1", "r2"]
 
@@ -131,7 +131,7 @@ def test_requests_can_be_cancelled_and_expire_during_a_pause(yard: Yard) -> None
     assert yard.result("wrong").status == "failed"
     # and the rest to be served in its order.
     yard.push([make_request("first")], "high")
-    eventually(lambda: yard.pending("high") == 1)
+    eventually(lambda: yard.held("high") == 1)
     yard.give("UNPAUSE")
     assert yard.wait_for_load(worker, 2) == ["first", "stays"]
 

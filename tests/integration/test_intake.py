@@ -1,4 +1,4 @@
-"""Reading the intake: how far ahead, pending entries, and entries that are gone."""
+"""Reading the intake: how far ahead, reading again, and entries that are gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.dispatch.intake import LOOK_AHEAD, Intake
 from coordinator.routing.queued_request import QueuedRequest
 from tests.support.servers import Server
 from tokenyard.broker.connection import open_connection
-from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import IntakeClass, Keys
 
 BATCH = 8
 
@@ -28,9 +28,6 @@ def connection(broker: Server) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
-    wakes = (keys.events, keys.arrivals, keys.capacity, keys.cancelling)
-    for stream in (*map(keys.intake, INTAKE_CLASSES), *wakes):
-        connection.xgroup_create(stream, GROUP, "0", mkstream=True)
     return Intake(connection, keys, max_batch=BATCH, max_held=5 * BATCH)
 
 
@@ -67,7 +64,6 @@ class Yard:
 
     def leave(self, entries: Iterable[str], name: IntakeClass = "normal") -> None:
         """As when requests are cancelled."""
-        self.connection.xack(self.keys.intake(name), GROUP, *entries)
         self.connection.xdel(self.keys.intake(name), *entries)
 
 
@@ -110,25 +106,26 @@ class TestAhead:
 
 
 class TestAgain:
-    def test_pending_entries_are_read_first_and_in_order(self, yard: Yard) -> None:
-        # Given entries that another leader has read, some of them gone since, and new ones
-        ids = yard.push(30)
-        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"}, count=20)
+    def test_a_new_term_begins_with_the_first_entry(self, yard: Yard) -> None:
+        # Given entries that were read, some of them gone since, and new ones
+        ids = yard.push(20)
+        yard.read_all()
         yard.leave(ids[3:6])
+        ids += yard.push(10)
         low = yard.push(2, "low")
 
         yard.intake.read_again()
         first = [one.id for one in yard.read()]
 
-        # I expect pages of those, then the new ones.
-        assert first == [*ids[:3], *ids[6 : BATCH + 3]]
+        # I expect pages of all that wait.
+        assert first == [*ids[:3], *ids[6 : BATCH + 3], *low]
         yard.read_all()
         assert yard.backlog() == ids[:3] + ids[6:]
         assert yard.backlog("low") == low
 
-    def test_reading_pending_entries_is_bounded(self, yard: Yard) -> None:
+    def test_reading_again_is_bounded(self, yard: Yard) -> None:
         ids = yard.push(100)
-        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"})
+        yard.read_all()
 
         yard.intake.read_again()
         yard.read_all()
@@ -162,28 +159,54 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert len(yard.backlog()) == 20
 
-    def test_nothing_is_compared_before_everything_is_read(self, yard: Yard) -> None:
+    def test_what_is_not_read_yet_is_not_missed(self, yard: Yard) -> None:
         ids = yard.push(20)
-        yard.read_all()
-        yard.intake.read_again()
         yard.read()
 
         yard.intake.compare()
 
+        assert yard.intake.gone() == []
         assert not yard.intake.is_auditing
         assert yard.read_all() == ids[BATCH:]
 
-    def test_entries_that_another_leader_took_are_read(self, yard: Yard) -> None:
-        ids = yard.push(5)
+    def test_entries_below_those_that_were_read_are_read(self, yard: Yard) -> None:
+        # Given an intake that was read, deleted and created again with lower ids
+        high = yard.push(3, "high")
+        yard.push(5)
         yard.read_all()
-        ids += yard.push(2)
-        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.intake("normal"): ">"})
+        yard.intake.backlog.clear()
+        yard.connection.delete(yard.keys.intake("normal"), yard.keys.intake("high"))
+        for entry in ("5-1", "5-2"):
+            yard.connection.xadd(yard.keys.intake("normal"), {"id": "r"}, id=entry)
+        assert yard.read_all() == []
 
-        assert yard.read() == []
+        # If the lengths are compared when nothing has come for a while
+        yard.intake.compare()
+        assert yard.read_all() == [], "what is read just now may have come since"
         yard.intake.compare()
 
+        # I expect these to be read, once.
+        assert yard.read_all() == ["5-1", "5-2"]
+        yard.intake.compare()
+        yard.intake.compare()
+        assert yard.read_all() == []
+        assert high
+
+    def test_reading_an_intake_again_queues_no_entry_twice(self, yard: Yard) -> None:
+        # Given entries that are known, and one below them
+        ids = yard.push(20)
         yard.read_all()
-        assert yard.backlog() == ids
+        first = ids[0]
+        yard.connection.xdel(yard.keys.intake("normal"), first)
+        queued = yard.intake.backlog.get("normal", ids[5])
+        yard.intake.backlog.remove(QueuedRequest(intake="normal", entry=first, id="r"))
+        yard.intake.backlog.remove(QueuedRequest(intake="normal", entry=ids[1], id="r"))
+
+        # If all is read again, I expect only that one to be queued.
+        yard.intake.compare()
+        yard.intake.compare()
+        assert yard.read_all() == [ids[1]]
+        assert yard.intake.backlog.get("normal", ids[5]) is queued
 
     def test_entries_that_are_gone_are_found_page_by_page(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
@@ -255,12 +278,11 @@ def test_cancels_wake_the_leader_once(yard: Yard) -> None:
     assert [yard.intake.take_cancelling() for _ in range(2)] == [True, False]
     # and the entry to stay until the cancel is done, without being read again.
     assert yard.connection.xlen(yard.keys.cancelling) == 1
-    assert yard.connection.xpending(yard.keys.cancelling, GROUP)["pending"] == 0
+    assert yard.intake.read(0, 0) == ([], [])
+    assert not yard.intake.take_cancelling()
 
 
 class TestEvents:
-    """They are acknowledged with the next read, so a leader that dies leaves some pending."""
-
     def add(self, yard: Yard, count: int) -> list[str]:
         added = [yard.connection.xadd(yard.keys.events, {"event": "changed"}) for _ in range(count)]
         return [entry.decode() for entry in added]
@@ -269,74 +291,35 @@ class TestEvents:
         _, events = intake.read(0, 0)
         return [event.id for event in events]
 
-    def unacknowledged(self, yard: Yard) -> int:
-        return int(yard.connection.xpending(yard.keys.events, GROUP)["pending"])
-
-    def test_each_event_is_read_once_and_acknowledged_with_the_next_read(self, yard: Yard) -> None:
+    def test_each_event_is_read_once(self, yard: Yard) -> None:
         first = self.add(yard, 3)
         assert self.hear(yard.intake) == first
 
         second = self.add(yard, 2)
         assert self.hear(yard.intake) == second
-        assert self.unacknowledged(yard) == 2
-
         assert self.hear(yard.intake) == []
-        assert self.unacknowledged(yard) == 0
 
     @pytest.mark.parametrize("count", [1, LOOK_AHEAD, 3 * LOOK_AHEAD])
-    def test_a_new_leader_reads_events_that_its_predecessor_did_not_acknowledge(
-        self, yard: Yard, count: int
-    ) -> None:
-        # Given a leader that has read events and dies before it reads again, and newer events
-        missed = self.add(yard, count)
-        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.events: ">"})
-        newer = self.add(yard, 2)
+    def test_a_new_leader_reads_all_events_that_are_left(self, yard: Yard, count: int) -> None:
+        # Given a leader that has read events, of which it may have minded none
+        events = self.add(yard, count)
+        self.hear(yard.intake)
 
-        # If another takes over, I expect it to read each once, in order,
+        # If another takes over, I expect it to read each once, in order.
         successor = Intake(yard.connection, yard.keys, max_batch=BATCH, max_held=BATCH)
         successor.read_again()
         heard: list[str] = []
-        while len(heard) < len(missed + newer):
+        while len(heard) < len(events):
             heard += self.hear(successor)
-        assert heard == missed + newer
-
-        # then none, and nothing to stay pending.
+        assert heard == events
         assert self.hear(successor) == []
-        assert self.unacknowledged(yard) == 0
 
-    def test_a_leader_that_leads_again_reads_no_event_twice(self, yard: Yard) -> None:
-        # Given a leader with events that it has not acknowledged
-        self.add(yard, 3)
-        self.hear(yard.intake)
-
-        # If it takes over again, I expect it to acknowledge them, and to read new ones.
-        yard.intake.read_again()
-        newer = self.add(yard, 1)
-        assert self.hear(yard.intake) + self.hear(yard.intake) == newer
-        assert self.hear(yard.intake) == []
-        assert self.unacknowledged(yard) == 0
-
-    def test_trimmed_pending_events_do_not_block(self, yard: Yard) -> None:
-        self.add(yard, 5)
-        yard.connection.xreadgroup(GROUP, CONSUMER, {yard.keys.events: ">"})
-        yard.connection.xtrim(yard.keys.events, maxlen=0, approximate=False)
-        newer = self.add(yard, 1)
-
-        yard.intake.read_again()
-        heard = [*self.hear(yard.intake), *self.hear(yard.intake)]
-
-        assert heard[-1:] == newer
-        assert self.hear(yard.intake) == []
-        assert self.unacknowledged(yard) == 0
-
-    def test_a_read_that_fails_loses_no_acknowledgement(self, yard: Yard) -> None:
-        # Given events to be acknowledged, and a server whose intake has lost its group
-        self.add(yard, 3)
-        self.hear(yard.intake)
-        yard.connection.xgroup_destroy(yard.keys.intake("low"), GROUP)
-        with pytest.raises(redis.ResponseError):
+    def test_a_read_that_fails_loses_no_event(self, yard: Yard) -> None:
+        # Given events, and an intake that somebody has replaced
+        events = self.add(yard, 3)
+        yard.connection.set(yard.keys.intake("low"), "x")
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             self.hear(yard.intake)
 
-        yard.connection.xgroup_create(yard.keys.intake("low"), GROUP, "0")
-        assert self.hear(yard.intake) == []
-        assert self.unacknowledged(yard) == 0
+        yard.connection.delete(yard.keys.intake("low"))
+        assert self.hear(yard.intake) == events

@@ -46,7 +46,7 @@ class TestIntake:
         lanes.coordinator()
         asked = requests(20)
         lanes.scripts.submit("normal", asked)
-        eventually(lambda: lanes.pending() > 0)
+        eventually(lambda: lanes.held() > 0)
 
         # If the intake is trimmed by hand
         lanes.connection.xtrim(lanes.keys.intake("normal"), maxlen=2, approximate=False)
@@ -57,7 +57,7 @@ class TestIntake:
         eventually(lambda: queued_tokens(lanes) == tokens)
         worker = lanes.worker()
         assert lanes.wait_for_load(worker, 2) == [one.id for one in asked[18:]]
-        assert lanes.pending() == 0
+        assert lanes.held() == 0
 
     def test_requests_of_a_deleted_intake_end(self, lanes: Lanes) -> None:
         lanes.coordinator()

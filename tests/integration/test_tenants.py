@@ -12,14 +12,13 @@ from tests.support.builders import make_request
 from tests.support.servers import Server
 from tests.support.tenants import TenantYard, commands, tenant_yard, tenants
 from tests.support.waiting import eventually
-from tokenyard.protocol.keys import CONSUMER, GROUP
 from tokenyard.protocol.wire import request_fields
 from tokenyard.scripts.calls import digest
 
 pytestmark = pytest.mark.both_servers
 
 #: What a turn of a leader sends: it reads, and dispatches.
-TURN = ["XREADGROUP", "EVALSHA"]
+TURN = ["XREAD", "EVALSHA"]
 
 
 @pytest.fixture
@@ -327,13 +326,10 @@ class TestWithoutTenants:
         assert not any(word in call for word in ("tenant", "line", "service"))
 
 
-def test_a_read_entry_of_a_common_intake_stays_pending(yard: TenantYard) -> None:
-    """Tenants change nothing for those without: they are read through the group."""
+def test_the_common_intakes_stand_in_line_beside_a_tenant(yard: TenantYard) -> None:
     yard.worker(lane_limit=0)
     yard.ask("", 3)
     yard.ask("a", 3)
     yard.lead()
 
-    pending = yard.connection.xpending_range(yard.keys.intake("normal"), GROUP, "-", "+", 9)
-    assert [one["consumer"].decode() for one in pending] == [CONSUMER] * 3
     assert sorted(yard.line()) == ["", "a"]

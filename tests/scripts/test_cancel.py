@@ -55,19 +55,15 @@ def only_result(yard: Yard, request: Request) -> Reply:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_read", [True, False])
-def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind, is_read: bool) -> None:
+def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind) -> None:
     request = kind(result_ttl_s=100)
     yard.submit(request)
-    if is_read:
-        yard.read()
 
     assert stop(yard, request) is Cancelled.CANCELLED
 
     result = only_result(yard, request)
     assert (result.seq, result.tokens) == (0, b"")
     assert yard.intake() == []
-    assert yard.pending() == 0
     assert yard.queued_tokens() == 0
     stream = (
         yard.keys.replies("framed") if request.reply_to else yard.keys.reply("anon", request.id)
@@ -195,15 +191,10 @@ def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_read", [True, False])
-def test_plain_entry_is_cancelled_where_it_was_seen(
-    yard: Yard, worker: str, kind, is_read: bool
-) -> None:
+def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, worker: str, kind) -> None:
     """Given an undispatched XADD, I expect its result on its reply stream."""
     request = kind(result_ttl_s=100)
     pushed = yard.push(request_fields(request), request)
-    if is_read:
-        yard.read()
     call = seen_in_an_intake(yard, request, pushed.entry)
 
     assert yard.scripts.call(call) is Cancelled.CANCELLED
@@ -212,7 +203,7 @@ def test_plain_entry_is_cancelled_where_it_was_seen(
     ledger = yard.keys.ledger(request.client, request.id)
     assert 95 <= yard.ttl_s(ledger) <= 100
     assert yard.ledger(request)["sid"] == f"normal/{pushed.entry}"
-    assert (yard.intake(), yard.pending()) == ([], 0)
+    assert yard.intake() == []
     assert yard.scripts.dispatch(yard.token, [pushed.to(worker)]) == [Dispatched.GONE]
     assert yard.scripts.call(call) is Cancelled.OVER
 
@@ -220,7 +211,6 @@ def test_plain_entry_is_cancelled_where_it_was_seen(
 def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(yard: Yard, worker: str) -> None:
     request = make_request()
     pushed = yard.push(request_fields(request), request)
-    yard.read()
     yard.place(pushed, worker)
     assigned = seen_in_an_intake(yard, request, pushed.entry)
     assert yard.scripts.call(assigned) is Cancelled.MOVED
@@ -284,13 +274,12 @@ class TestLedgersThatAClientWrote:
     def test_waiting_request_of_another_client_is_unchanged(self, yard: Yard, kind) -> None:
         theirs = yard.submit(kind(client="framed"))
         tokens = yard.queued_tokens()
-        yard.read()
 
         mine = self.forge(yard, state="waiting", sid=f"normal/{theirs.entry}")
 
         assert stop(yard, mine) is Cancelled.CANCELLED
         assert [entry for entry, _ in yard.intake()] == [theirs.entry]
-        assert (yard.pending(), yard.queued_tokens()) == (1, tokens)
+        assert yard.queued_tokens() == tokens
         assert yard.result(mine) is not None
         assert yard.result(theirs.request) is None
 

@@ -16,9 +16,7 @@ def push(yard: Yard, name: str, **fields: str) -> QueuedRequest:
     """Write a request of the tenant by a plain XADD, 10 tokens and 20 to come."""
     params = '{"max_tokens":20}'
     entry = {"id": name, "prompt": "x" * 40, "tenant": "acme", "params": params, **fields}
-    waiting = yard.push(entry, make_request(name, tenant="acme", prompt="x" * 40))
-    yard.read()
-    return waiting
+    return yard.push(entry, make_request(name, tenant="acme", prompt="x" * 40))
 
 
 def transfer(yard: Yard, *waiting: QueuedRequest) -> list[TransferAnswer]:

@@ -126,7 +126,6 @@ def test_letter_that_reused_an_id_does_not_replace_the_first_request(
     assignment = yard.assign(worker, request)
     yard.scripts.finish(worker, [Publication(assignment, make_result(request.id))])
     pushed = yard.push({"id": request.id, "prompt": "another"})
-    yard.read()
     yard.scripts.bury(yard.token, "normal", pushed.entry, reused(request.id))
     before = yard.ledger(request)
 

@@ -100,7 +100,6 @@ class TestTransfer:
     def test_plain_entry_moves_to_its_tenant(self, yard: Yard) -> None:
         fields = {"id": "q1", "prompt": "x" * 40, "tenant": "acme"}
         waiting = yard.push(fields)
-        yard.read()
 
         codes = yard.scripts.transfer(
             yard.token, "normal", [Transfer(waiting.entry, "acme", "anon", "q1")]

@@ -17,7 +17,7 @@ from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.waiting import eventually
 from tokenyard.protocol.commands import Command, parse_command
-from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, PriorityClass
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply
 from tokenyard.protocol.settings import CoordinatorSettings
@@ -52,6 +52,7 @@ class Lanes:
         self.connection = redis.Redis.from_url(url, socket_timeout=30.0)
         self.scripts = Scripts(self.connection, self.keys)
         self._stack = ExitStack()
+        self._coordinators: list[Coordinator] = []
         self._stack.callback(self.connection.close)
 
     def close(self) -> None:
@@ -68,7 +69,9 @@ class Lanes:
 
     def coordinator(self, **values: Any) -> Coordinator:
         """Start a coordinator; it leads or stands by on return."""
-        return self._stack.enter_context(running(Coordinator(self.settings(**values))))
+        coordinator = Coordinator(self.settings(**values))
+        self._coordinators.append(coordinator)
+        return self._stack.enter_context(running(coordinator))
 
     # Workers
 
@@ -165,9 +168,14 @@ class Lanes:
         """The number of requests in the intakes, read or unread."""
         return sum(int(self.connection.xlen(self.keys.intake(name))) for name in INTAKE_CLASSES)
 
-    def pending(self, priority_class: PriorityClass = "normal") -> int:
-        """The number of entries of an intake that were read but not moved."""
-        return int(self.connection.xpending(self.keys.intake(priority_class), GROUP)["pending"])
+    def held(self, priority_class: PriorityClass = "normal") -> int:
+        """The number of requests of a class that the last coordinator has read and not moved."""
+        return self._coordinators[-1]._intake.backlog.count(priority_class)
+
+    def heard(self, stream: str) -> int:
+        """The number of entries of a stream that the last coordinator has read."""
+        last = self._coordinators[-1]._intake._after.get(stream, "0-0")
+        return len(self.connection.xrange(stream, max=last))
 
     def result(self, request_id: str, client: str = "anon", timeout_s: float = 60.0) -> Reply:
         """Wait for the result in the ledger."""

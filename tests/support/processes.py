@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ import redis
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.zygote import FORKED, Forked, the_zygote
-from tokenyard.protocol.keys import GROUP, Keys, PriorityClass
+from tokenyard.protocol.keys import Keys, PriorityClass
 from tokenyard.protocol.replies import (
     Delta,
     Reply,
@@ -33,7 +33,6 @@ from tokenyard.protocol.replies import (
     to_delta,
     to_result,
 )
-from tokenyard.protocol.streams import position
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 from tokenyard.scripts import Scripts
@@ -239,24 +238,17 @@ class Plant:
             return serving if len(serving) == count else None
 
         workers = eventually(ready, timeout_s=START_S)
-        self._wait_until_heard()
+        eventually(lambda: self._are_known(workers), timeout_s=START_S)
         return workers
 
-    def _wait_until_heard(self) -> None:
-        """Wait until the leader has read all events so far, for which it reads the roster."""
-        latest = self.connection.xrevrange(self.keys.events, count=1)
-
-        def heard() -> bool:
-            groups = self.connection.xinfo_groups(self.keys.events)
-            delivered = {group["name"]: group["last-delivered-id"].decode() for group in groups}
-            known = delivered.get(GROUP.encode(), "0-0")
-            return position(known) >= position(latest[0][0].decode())
-
-        def done() -> bool:
-            return self.connection.get(self.keys.leader) is None or heard()
-
-        if latest:
-            eventually(done, timeout_s=START_S)
+    def _are_known(self, workers: Iterable[str]) -> bool:
+        """Whether the leader, if there is one, has these in its roster; its log says so."""
+        token = self.connection.get(self.keys.leader)
+        if token is None:
+            return True
+        logs = (program.log for program in self.programs)
+        (log,) = (one for one in logs if f"leads as {token.decode()}" in one)
+        return all(f"{worker} serves " in log for worker in workers)
 
     def end_leases(self, host: str) -> None:
         """Have the leases end of all workers of a host that the test has stopped or killed."""

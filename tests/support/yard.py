@@ -13,7 +13,7 @@ import redis
 from tests.support.builders import make_request, random_name, worker_json
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import CONSUMER, GROUP, INTAKE_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.keys import Keys, PriorityClass
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply, refusal
 from tokenyard.protocol.wire import Assignment, Request
@@ -46,14 +46,12 @@ class QueuedRequest:
 
 
 class Yard:
-    """One leader, its consumer groups, and the workers that the test registers."""
+    """One leader, and the workers that the test registers."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
         self.connection = connection
         self.keys = keys
         self.scripts = scripts
-        for name in INTAKE_CLASSES:
-            connection.xgroup_create(keys.intake(name), GROUP, id="0", mkstream=True)
         self.token = scripts.lead("coordinator", LONG_MS)
 
     # Changing the state
@@ -100,12 +98,6 @@ class Yard:
         """Submit a request by a plain XADD."""
         added = self.connection.xadd(self.keys.intake(intake), dict(fields), id=entry)
         return QueuedRequest(request or make_request(), intake, added.decode())
-
-    def read(self, intake: str = "normal") -> list[str]:
-        """Read the intake through its group, as the coordinator does."""
-        stream = self.keys.intake(intake)
-        answer = self.connection.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=1000)
-        return [entry.decode() for _, entries in answer for entry, _ in entries]
 
     def place(self, waiting: QueuedRequest, worker: str, *, alone: bool = False) -> Assignment:
         """Move a waiting request onto a lane; the assignment that the worker reads."""
@@ -167,10 +159,6 @@ class Yard:
         assert intake == name
         assert entry in [found for found, _ in self.intake(name)]
         return QueuedRequest(request, name, entry)
-
-    def pending(self, name: str = "normal") -> int:
-        """The number of entries that were read through the group and not acknowledged."""
-        return int(self.connection.xpending(self.keys.intake(name), GROUP)["pending"])
 
     def lane(self, worker: str) -> list[Assignment]:
         """The assignments on a lane, as its worker reads them."""

@@ -39,7 +39,6 @@ class ConsumerGroup:
     stream: str
     name: str
     pending: int
-    consumers: Mapping[str, int] = field(default_factory=dict)  # pending entries by consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +196,12 @@ def _refusals(log: Sequence[Mapping[str, Any]]) -> list[AclRefusal]:
 
 
 def _groups(run: Any, keys: Keys) -> list[ConsumerGroup]:
-    found = []
-    for stream in (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.capacity):
-        for group in _groups_of(run, stream):
-            name = _text(group["name"])
-            waiting = run.xpending(stream, name)["consumers"] if group["pending"] else ()
-            consumers = {_text(one["name"]): int(one["pending"]) for one in waiting}
-            found.append(ConsumerGroup(stream, name, int(group["pending"]), consumers))
-    return found
+    streams = (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.capacity)
+    return [
+        ConsumerGroup(stream, _text(group["name"]), int(group["pending"]))
+        for stream in streams
+        for group in _groups_of(run, stream)
+    ]
 
 
 def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:

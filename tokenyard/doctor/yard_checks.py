@@ -13,7 +13,6 @@ from tokenyard.doctor.broker_checks import Check
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 from tokenyard.protocol.control import ALL
-from tokenyard.protocol.keys import CONSUMER, GROUP
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, parse_pass
 from tokenyard.protocol.wire import WIRE_VERSION
 
@@ -177,30 +176,17 @@ def check_lanes(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_groups(evidence: Evidence) -> Iterator[Finding]:
-    """Consumer groups and consumers that are not the coordinator's."""
+    """Consumer groups: no program of ours has one, and nobody reads for them."""
     if evidence.groups is None:
         why = evidence.unseen.get("XINFO GROUPS", "")
         yield unknown("groups", f"the consumer groups cannot be seen: {why}")
         return
-    stale = 0
     for group in evidence.groups:
         stream = group.stream.rpartition("}:")[2]
-        if group.name != GROUP:
-            stale += 1
-            found = f"{stream} has a group {group.name!r} not ours, {group.pending} pending"
-            yield warning("groups", found, f"XGROUP DESTROY {group.stream} {group.name}")
-            continue
-        for consumer, pending in group.consumers.items():
-            if consumer != CONSUMER:
-                stale += 1
-                found = (
-                    f"{pending} entries of {stream} are pending for a foreign consumer {consumer!r}"
-                )
-                todo = f"XGROUP DELCONSUMER {group.stream} {GROUP} {consumer}, if it is gone"
-                yield warning("groups", found, todo)
-    if not stale:
-        pending = sum(group.pending for group in evidence.groups)
-        yield ok("groups", f"{len(evidence.groups)} of the coordinator, {pending:,} pending")
+        found = f"{stream} has a group {group.name!r} not ours, {group.pending} pending"
+        yield warning("groups", found, f"XGROUP DESTROY {group.stream} {group.name}")
+    if not evidence.groups:
+        yield ok("groups", "none, as none is needed")
 
 
 def check_entries(evidence: Evidence) -> Iterator[Finding]:

@@ -17,10 +17,6 @@ IntakeClass = Literal["retry", "high", "normal", "low"]
 PRIORITY_CLASSES: Final[tuple[PriorityClass, ...]] = get_args(PriorityClass)
 INTAKE_CLASSES: Final[tuple[IntakeClass, ...]] = get_args(IntakeClass)
 
-#: Consumer group of the intake streams, and its only consumer, the leader.
-GROUP: Final = "coordinator"
-CONSUMER: Final = "leader"
-
 #: Final states of a line of a batch job.
 LINE_STATES: Final = ("completed", "failed")
 #: Fields of `tally` that count what neither coordinator nor worker sees: requests that `submit`
@@ -97,10 +93,7 @@ class Keys:
         object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
 
     def intake(self, name: str) -> str:
-        """Stream of waiting requests; ``name`` comes from `intake_name`, or is ``retry``.
-
-        A common one is read through the group `GROUP`. A tenant's has no group.
-        """
+        """Stream of waiting requests; ``name`` comes from `intake_name`, or is ``retry``."""
         return f"{self._prefix}intake:{name}"
 
     @cached_property

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import GROUP, Keys, PriorityClass, intake_name, is_intake
+from tokenyard.protocol.keys import Keys, PriorityClass, intake_name, is_intake
 from tokenyard.protocol.replies import ErrorInfo, json_text
 from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
@@ -121,7 +121,7 @@ def cancel(
     call_keys = [keys.ledger(client, request_id), keys.tokens(client, request_id), place]
     call_keys += [keys.reply(client, request_id), keys.replies(client), keys.tally, keys.quarantine]
     error = json_text(ErrorInfo(Code.CANCELLED, reason))
-    args: list[Arg] = [state, where, GROUP, request_id, unknown_ttl_s, reply_maxlen, error]
+    args: list[Arg] = [state, where, request_id, unknown_ttl_s, reply_maxlen, error]
     return Call("cancel", call_keys, [*args, entry], Cancelled)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tokenyard.protocol.errors import Code, reused
-from tokenyard.protocol.keys import GROUP, INTAKE_CLASSES, PriorityClass, intake_name, is_name
+from tokenyard.protocol.keys import INTAKE_CLASSES, PriorityClass, intake_name, is_name
 from tokenyard.protocol.replies import ErrorInfo, Reply, code_of, encode_reply, json_text
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 from tokenyard.scripts.answers import (
@@ -47,14 +47,11 @@ class LeaderScripts(Caller):
         return bool(self._run("resign", [self.keys.leader, self.keys.events], [token]))
 
     def take_over(self, token: str, info: Mapping[str, Arg]) -> bool:
-        """Create the streams' groups and publish the handshake; False for a former leader."""
-        keys = [self.keys.leader, self.keys.info]
-        keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
-        args: list[Arg] = [token, GROUP]
+        """Publish the handshake; False for a former leader."""
+        args: list[Arg] = [token]
         for item in info.items():
             args.extend(item)
-        keys += [self.keys.events, self.keys.capacity, self.keys.cancelling, self.keys.arrivals]
-        return bool(self._run("take_over", keys, args) == 1)
+        return bool(self._run("take_over", [self.keys.leader, self.keys.info], args) == 1)
 
     def recognize(self, token: str, server: str, *, was_replica: bool) -> int:
         """Fence all workers if the server is a promoted replica; returns their number.
@@ -80,7 +77,7 @@ class LeaderScripts(Caller):
             if move.charge is not None:
                 charges += (at, str(move.charge))
         keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
-        args: list[Arg] = [token, GROUP, len(routes)]
+        args: list[Arg] = [token, len(routes)]
         for intake, worker, limit, mode in routes:
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
             args += [intake, worker, limit, mode]
@@ -92,7 +89,7 @@ class LeaderScripts(Caller):
     ) -> list[TransferAnswer]:
         """Move entries of a common intake to their tenants'; all NOT_LEADER for a former leader."""
         keys = [self.keys.leader, self.keys.intake(priority_class)]
-        args: list[Arg] = [token, GROUP]
+        args: list[Arg] = [token]
         for one in entries:
             target = intake_name(priority_class, one.tenant)
             keys += [self.keys.intake(target), self.keys.ledger(one.client, one.request_id)]
@@ -136,7 +133,7 @@ class LeaderScripts(Caller):
             self.keys.tally,
             self.keys.dead,
         ]
-        args: list[Arg] = [token, GROUP, intake, entry, request.kind, reply.status or "failed"]
+        args: list[Arg] = [token, intake, entry, request.kind, reply.status or "failed"]
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
         args += [dead, self._dead_maxlen, digest, reused(request_id), code_of(reply)]
         return Answered(self._run("answer", keys, args))
@@ -144,7 +141,7 @@ class LeaderScripts(Caller):
     def bury(self, token: str, intake: str, entry: str, reason: str) -> Answered:
         """Move an entry that cannot be answered to the dead letters."""
         keys = [self.keys.leader, self.keys.intake(intake), self.keys.dead]
-        args: list[Arg] = [token, GROUP, intake, entry, reason, self._dead_maxlen]
+        args: list[Arg] = [token, intake, entry, reason, self._dead_maxlen]
         return Answered(self._run("bury", keys, args))
 
     def rescue(
@@ -225,7 +222,7 @@ class LeaderScripts(Caller):
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
         keys.append(self.keys.tally)
-        args: list[Arg] = [token, excess_tokens, DEFAULT_RESULT_TTL_S, self._reply_maxlen, GROUP]
+        args: list[Arg] = [token, excess_tokens, DEFAULT_RESULT_TTL_S, self._reply_maxlen]
         args.append(len(info))
         for item in info.items():
             args.extend(item)

@@ -8,7 +8,7 @@ from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.admin.snapshot import WorkerView
 from tokenyard.admin.tenants import TenantView
 from tokenyard.doctor import Evidence, Finding, diagnose
-from tokenyard.doctor.evidence import ConsumerGroup, Disk
+from tokenyard.doctor.evidence import Disk
 from tokenyard.doctor.sampling import KeySample, Kind
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.reconciliation import LAST, Pass, encode_pass
@@ -52,7 +52,7 @@ def sound(**changes: Any) -> Evidence:
         "default_is_open": False,
         "refusals": [],
         "snapshot": snapshot,
-        "groups": [ConsumerGroup(KEYS.intake("low"), "coordinator", 2, {"leader": 2})],
+        "groups": [],
         "tenants": [TenantView(name="ann", refused={"max_tokens": 9}, refused_ms={})],
         "sample": SAMPLE,
         "disk": Disk("/data", 900 * MIB, 1000 * MIB),

@@ -11,12 +11,11 @@
 -- KEYS[7] quarantine (hash): the entry that runs alone, by worker
 -- ARGV[1] state in which the caller saw it: waiting, assigned, or '' for not at all
 -- ARGV[2] intake or worker where the caller saw it
--- ARGV[3] the intake's consumer group
--- ARGV[4] request id
--- ARGV[5] time to live in s of a result for an id that is not known
--- ARGV[6] most entries a reply stream keeps, about
--- ARGV[7] the error (JSON)
--- ARGV[8] the entry in the intake where the caller saw a request that has no ledger yet, else ''
+-- ARGV[3] request id
+-- ARGV[4] time to live in s of a result for an id that is not known
+-- ARGV[5] most entries a reply stream keeps, about
+-- ARGV[6] the error (JSON)
+-- ARGV[7] the entry in the intake where the caller saw a request that has no ledger yet, else ''
 -- Returns 1 CANCELLED, 2 OVER (it has its result already), 3 MOVED (it is elsewhere now: look
 --   again), 4 CANCELLED_BEFORE_ARRIVAL (the id is unknown: its result is stored, and a request that
 --   comes later is dropped)
@@ -43,21 +42,21 @@ local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'wo
 local state, entry = known[1], known[4]
 
 local function conclude(ttl, is_flat, is_framed)
-  local result = pack_result(ARGV[4], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[7])
+  local result = pack_result(ARGV[3], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[6])
   redis.call('HSET', ledger, 'state', 'cancelled', 'result', result, 'ended', server_ms())
   redis.call('EXPIRE', ledger, ttl)
   redis.call('DEL', KEYS[2])
   local places = {flat = is_flat and KEYS[4], frame = is_framed and KEYS[5]}
   for kind, destination in pairs(places) do
     if destination then
-      add_replies(destination, kind, {result}, ARGV[6])
+      add_replies(destination, kind, {result}, ARGV[5])
       keep_for(destination, ttl)
     end
   end
 end
 
-if not state and ARGV[8] == '' then
-  conclude(ARGV[5], true, false)
+if not state and ARGV[7] == '' then
+  conclude(ARGV[4], true, false)
   return CANCELLED_BEFORE_ARRIVAL
 end
 if state then
@@ -67,7 +66,7 @@ if state then
   if state ~= ARGV[1] or where ~= ARGV[2] then return MOVED end
 else
   -- A plain XADD that was not dispatched yet: it has only its entry.
-  entry = ARGV[8]
+  entry = ARGV[7]
 end
 
 -- A ledger that a client has written may name the entry of another request, or none.
@@ -86,7 +85,7 @@ elseif state == 'assigned' then
   redis.call('XADD', place, '*', 'cancel', entry)
   end_quarantine(KEYS[7], ARGV[2], entry)
 else
-  leave_intake(place, ARGV[3], {entry}, queued_tokens_of(found))
+  leave_intake(place, {entry}, queued_tokens_of(found))
   if not state then
     redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry)
   elseif ARGV[2] ~= 'retry' then
@@ -103,7 +102,7 @@ local class = string.match(known[2] or ARGV[2], '^%l+')
 count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)
 -- The entry may not be validated yet.
 local ttl = tonumber((fields['result_ttl'] or ''):match('^%d+$') or '0')
-if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[5] end
+if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[4] end
 -- Only the entry has the reply stream, so the result goes to both.
 local is_framed = (fields['reply_to'] or '') ~= ''
 conclude(ttl, not found or not is_framed, not found or is_framed)

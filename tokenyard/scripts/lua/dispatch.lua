@@ -9,8 +9,7 @@
 -- KEYS[5...] for each route from an intake to a lane: intake:<intake> (stream),
 --   lane:<worker> (stream); then for each item: request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
--- ARGV[2] the intake's consumer group
--- ARGV[3...] number of routes; for each: intake, worker, most entries on that lane, 1 if an item must
+-- ARGV[2...] number of routes; for each: intake, worker, most entries on that lane, 1 if an item must
 --   be alone there, 2 if its items are a group on trial (else 0); then for each item: its route (from
 --   1), entry id, why there (words, for the record), the digest of the request ('': not to be
 --   compared); behind them, for each item that is charged to a tenant: its number (from 1), the charge
@@ -227,13 +226,13 @@ local function dispatch(route, ledger, entry, why, digest, charge)
 end
 
 local routes = {}
-for i = 1, tonumber(ARGV[3]) do
-  local k, a = 3 + 2 * i, 4 * i
+for i = 1, tonumber(ARGV[2]) do
+  local k, a = 3 + 2 * i, 4 * i - 1
   routes[i] = {intake = KEYS[k], lane = KEYS[k + 1], class = ARGV[a], worker = ARGV[a + 1],
     most = tonumber(ARGV[a + 2]), alone = ARGV[a + 3] == '1', group = ARGV[a + 3] == '2',
     tenant = ARGV[a]:match(':(.+)')}
 end
-local first_key, first_arg = 5 + 2 * #routes, 4 + 4 * #routes
+local first_key, first_arg = 5 + 2 * #routes, 3 + 4 * #routes
 local items = #KEYS - first_key + 1
 for item = 0, items - 1 do
   local intake = routes[tonumber(ARGV[first_arg + 4 * item])].intake
@@ -257,7 +256,7 @@ end
 sums.write()
 local gone_of = {}
 for intake, entries in pairs(leaving) do
-  leave_intake(intake, ARGV[2], entries, entries.size, gone_of)
+  leave_intake(intake, entries, entries.size, gone_of)
 end
 for class, gone in pairs(gone_of) do
   count_of_tenants(KEYS[3], class, -gone)

@@ -14,9 +14,8 @@
 -- ARGV[2] the excess of the count of waiting tokens
 -- ARGV[3] time to live of a result in s
 -- ARGV[4] most entries a reply stream keeps, about
--- ARGV[5] the intakes' consumer group
--- ARGV[6] number of fields of info that follow: the report of the caller's scan
--- ARGV[7...] these fields and their values; then for each request: its id, state, intake or worker
+-- ARGV[5] number of fields of info that follow: the report of the caller's scan
+-- ARGV[6...] these fields and their values; then for each request: its id, state, intake or worker
 --   and entry as the caller has read them, the error (JSON)
 -- Returns -1 NOT_LEADER, or one code for each request: 1 ENDED, 0 STAYS (its entry is there, or
 --   it has moved since)
@@ -54,11 +53,11 @@ local function publish(result, flat, framed)
   end
 end
 
-local fields = 2 * ARGV[6]
-if fields > 0 then redis.call('HSET', KEYS[2], unpack(ARGV, 7, 6 + fields)) end
+local fields = 2 * ARGV[5]
+if fields > 0 then redis.call('HSET', KEYS[2], unpack(ARGV, 6, 5 + fields)) end
 local replies = {}
 for k = 6, #KEYS, 5 do
-  local ledger, tokens, place, a = KEYS[k], KEYS[k + 1], KEYS[k + 2], k + 1 + fields
+  local ledger, tokens, place, a = KEYS[k], KEYS[k + 1], KEYS[k + 2], k + fields
   local id, state, where, entry = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3]
   if is_as_seen(ledger, place, state, where, entry) then
     local published = redis.call('GET', tokens) or ''
@@ -70,7 +69,7 @@ for k = 6, #KEYS, 5 do
     end_charge(ledger, 'failed', {input = 0, output = #published / 4, code = 'ENTRY_LOST'},
       state == 'waiting' and place)
     if state == 'waiting' and where ~= '' then
-      leave_intake(place, ARGV[5], {entry}) -- it may be pending still
+      leave_intake(place, {entry}) -- which may be empty now
       local prefix, _, tenant = tenant_of(place)
       if tenant then recount_intakes(prefix, tenant) end
     elseif state == 'assigned' and has_lease(KEYS[3], where) then

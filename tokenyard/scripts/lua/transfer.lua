@@ -5,8 +5,7 @@
 -- KEYS[2] intake:<class> (stream)
 -- KEYS[3...] for each entry: intake:<class>:<tenant> (stream), request:<client>/<id> (hash)
 -- ARGV[1] the caller's leader token
--- ARGV[2] the intake's consumer group
--- ARGV[3...] for each entry: its id, the name of the tenant's intake, <class>:<tenant>, its digest
+-- ARGV[2...] for each entry: its id, the name of the tenant's intake, <class>:<tenant>, its digest
 -- Returns -1 NOT_LEADER, or for each entry: {1, server id} MOVED, {2, limit, retry after in ms or -1} QUOTA
 --   (a limit of the tenant refuses it, as in `submit`, or `max_num_queued_reqs`; it stays), {5, ''} GONE (it does not wait there any
 --   more)
@@ -87,7 +86,7 @@ local function move(intake, ledger, entry, name, digest, fields)
   return {MOVED, sid}
 end
 
-local replies, leaving, a = {}, {}, 3
+local replies, leaving, a = {}, {}, 2
 for k = 3, #KEYS, 2 do
   local entry = ARGV[a]
   local found = not leaving[entry] and redis.call('XRANGE', KEYS[2], entry, entry)[1]
@@ -100,5 +99,5 @@ end
 for _, quota in pairs(quotas) do
   if quota then quota.keep() end
 end
-leave_intake(KEYS[2], ARGV[2], leaving)
+leave_intake(KEYS[2], leaving)
 return replies

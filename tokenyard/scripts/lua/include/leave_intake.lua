@@ -1,19 +1,18 @@
 -- Delete entries of an intake. Clients may choose entry ids, and after the highest possible one no
 -- other entry can follow: an empty intake whose last id is in the far future (after the year 2286)
--- is created again. From a tenant's intake, `size` is their tokens; an empty one is forgotten after a
--- while, in which no entry id can repeat. Whoever calls it for many intakes counts what has left all
--- tenants once: `gone_of` adds it up by class.
+-- is deleted, so that the next entry creates it again. From a tenant's intake, `size` is their tokens;
+-- an empty one is forgotten after a while, in which no entry id can repeat. Whoever calls it for many
+-- intakes counts what has left all tenants once: `gone_of` adds it up by class.
 -- @include count_of_tenants
 -- @include keep_count
 -- @include leave_line
 -- @include tenant_of
-local function leave_intake(intake, group, entries, size, gone_of)
+local function leave_intake(intake, entries, size, gone_of)
   local MOST_UNPACKED, FORGET_S = 1000, 60
   local prefix, class, tenant = tenant_of(intake)
   local gone = 0
   for first = 1, #entries, MOST_UNPACKED do
     local last = math.min(first + MOST_UNPACKED - 1, #entries)
-    if not tenant then redis.call('XACK', intake, group, unpack(entries, first, last)) end
     gone = gone + redis.call('XDEL', intake, unpack(entries, first, last))
   end
   if tenant and gone > 0 then
@@ -35,7 +34,6 @@ local function leave_intake(intake, group, entries, size, gone_of)
   for i = 1, #info, 2 do
     if info[i] == 'last-generated-id' and info[i + 1]:find('-') > 14 then
       redis.call('DEL', intake)
-      if not tenant then redis.call('XGROUP', 'CREATE', intake, group, '0', 'MKSTREAM') end
     end
   end
   if tenant then redis.call('EXPIRE', intake, FORGET_S) end
