@@ -132,15 +132,14 @@ class Dispatcher:
         if self._backlog.late(1) or (has_dispatched and is_busy):
             self._patience_ms = 0
         elif tenants.is_in_use and self._has_idle_room() and tenants.look_behind():
-            self._patience_ms = 0  # perhaps somebody far back in line wants it
+            self._patience_ms = 0  # perhaps somebody far back in line wants it, or held before
         elif self._backlog.next_ms is not None:
             left_ms = self._backlog.next_ms - self._roster.server_ms()
             self._patience_ms = max(1, min(self._patience_ms, math.ceil(left_ms)))
 
     def _has_idle_room(self) -> bool:
-        """Whether there is room for a model that nobody known wants."""
-        lanes = self._roster.lanes.items()
-        return any(each.room and model not in self._backlog.models for model, each in lanes)
+        """Whether there is room that nobody known wants, or may have."""
+        return any(lanes.room for lanes in self._roster.lanes.values())
 
     def demands(self) -> list[Demand]:
         """What could run if its model had a worker; requests in back-off are excluded."""
@@ -273,6 +272,7 @@ class Dispatcher:
                 work = event.fields.get(b"work", b"")
                 weight = int(work) if work.isdigit() and len(work) < 16 else None
                 self._roster.free(worker, int(count), event.id, work=weight)
+                self._backlog.tenants.held.wake()
             elif event.fields.get(b"event") == b"tenants":
                 intake = event.fields.get(b"intake", b"").decode(errors="replace")
                 self._intake.tenants.wake(intake)
@@ -363,7 +363,8 @@ class Dispatcher:
                 self._roster.mark_stale()
                 continue
             if code is Dispatched.HELD:
-                continue  # its tenant has as many running as it may; known again in the next turn
+                self._backlog.tenants.held.refuse(queued.tenant)
+                continue
             self._drop(queued)
             self._has_missed = self._has_missed or code is Dispatched.GONE
             is_reused = code is Dispatched.REUSED

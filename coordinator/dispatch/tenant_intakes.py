@@ -22,13 +22,15 @@ from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
 from coordinator.dispatch.tenant_streams import Command, Slice, TenantStreams, intakes_of
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.broker.direct import ask_all
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant, split_intake
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
 from tokenyard.scripts import Charge
 
 #: Tenants of one page of the line. With 256 the broker took a quarter longer for each request.
 PAGE: Final = 64
+#: Tenants at their limit for whom the first page grows, so that it has as many others as ever.
+MOST_HELD: Final = 1024
 #: Tenants whose settings and counts are read again, at most: of very many, each less often.
 DESCRIBED_PER_S: Final = 1000
 #: Fields of a tenant's counts that the leader needs.
@@ -52,11 +54,14 @@ class TenantIntakes:
         self._keys = keys
         self._backlog = backlog
         self._shares = backlog.tenants
+        self._held = backlog.tenants.held
         self._max_held = max_held
         self._streams = TenantStreams(keys, backlog, max_batch=max_batch, max_held=max_held)
         self._described: set[str] = set()  # tenants whose settings and counts are fresh
         self._described_at = 0.0  # the first of these (monotonic)
-        self._cursor = PAGE  # where the page behind the first begins
+        self._depth = 1  # see `look_behind`
+        self._size = PAGE  # of the first page
+        self._cursor = PAGE  # where the page behind it begins
         # Intakes to compare with the backlog, now and later.
         self._to_check: list[str] = []
         self._unchecked: list[str] = []
@@ -68,7 +73,8 @@ class TenantIntakes:
         self._shares.clear()
         self._streams.clear()
         self._described.clear()
-        self._cursor = PAGE
+        self._depth = 1
+        self._size = self._cursor = PAGE
         #: Whether somebody is in line; True until the line was read.
         self.is_in_use = True
         self._looks_behind = True
@@ -102,10 +108,13 @@ class TenantIntakes:
         """Now and then: what was known is read again, in case that an event was lost."""
         self.is_in_use = in_line > 0
         self._looks_behind, self._has_lapped = True, False
+        self._depth = 1
+        self._held.wake()
         now = time.monotonic()
         if len(self._described) <= DESCRIBED_PER_S * (now - self._described_at):
             self._described.clear()
             self._described_at = now
+        self._held.release({*self._shares.first, *map(_tenant_of, self._backlog.intakes)})
         if not self._unchecked:  # once a lap, since this walks over all tenants
             self._unchecked = self._streams.begin_lap()
         self._to_check, self._unchecked = self._unchecked[:PAGE], self._unchecked[PAGE:]
@@ -121,7 +130,9 @@ class TenantIntakes:
             return []
         first = self._shares.first
         names = [*filter(None, first), *filter(None, others)]
-        entries, empty = self._read_entries(self._streams.wanted(names, first, in_line))
+        entries, empty = self._read_entries(
+            self._streams.wanted(names, first, in_line, self._depth), names
+        )
         self._note_unread(empty)
         return entries
 
@@ -156,16 +167,26 @@ class TenantIntakes:
         return self.has_common != (has_requests and bool(self._shares.first.keys() - {""}))
 
     def look_behind(self) -> bool:
-        """Look at the next page behind the first, unless the last one was seen; whether it will."""
-        has_room = len(self._backlog) < self._max_held
-        self._looks_behind = self._shares.has_more and has_room and not self._has_lapped
-        return self._looks_behind
+        """Look on, since there is room that nobody known wants; whether there is more to see.
+
+        First at the pages behind the first, once until somebody comes; then deeper into what the
+        first have waiting; and at held tenants.
+        """
+        if len(self._backlog) >= self._max_held:
+            return self._held.has_more
+        self._looks_behind = self._shares.has_more and not self._has_lapped
+        if not self._looks_behind and self._shares.unread:
+            self._depth = min(2 * self._depth, self._max_held)
+            return True
+        return self._looks_behind or self._held.has_more
 
     def read_line(self) -> tuple[list[str], int]:
         """Read who is first; who is in the page behind them, and how many there are."""
-        line, cursor = self._keys.line, self._cursor
+        line = self._keys.line
+        self._size = PAGE + min(MOST_HELD, sum(name in self._shares.first for name in self._held))
+        cursor = max(self._cursor, self._size)
         commands: list[Command] = [
-            ("ZRANGE", line, 0, PAGE - 1, "WITHSCORES"),
+            ("ZRANGE", line, 0, self._size - 1, "WITHSCORES"),
             ("ZCARD", line),
             ("ZSCORE", line, ""),
         ]
@@ -174,20 +195,25 @@ class TenantIntakes:
             commands.append(("ZRANGE", line, cursor, cursor + PAGE - 1, "WITHSCORES"))
         first, in_line, common, *behind = ask_all(self._connection, commands)
         self.has_common = common is not None
-        self._shares.see(_services(first), has_more=in_line > len(first) // 2)
+        if self._shares.see(_services(first), has_more=in_line > len(first) // 2):
+            self._described.intersection_update(self._shares.first)
         others = _services(behind[0]) if behind else {}
         if looks_behind:
             self._has_lapped = cursor + PAGE >= in_line
-            self._cursor = PAGE if self._has_lapped else cursor + PAGE
+            self._cursor = self._size if self._has_lapped else cursor + PAGE
         for tenant, service in others.items():
             self._shares.note(tenant, service)
         return [name for name in others if name not in self._shares.first], in_line
 
-    def _read_entries(self, parts: Sequence[Slice]) -> tuple[list[Entry], set[str]]:
-        """The entries, and the intakes that have none; and what must be known of the first."""
-        strange = [name for name in self._shares.first if name not in self._described]
-        limited = [name for name in self._shares.first if self._shares.state(name).is_limited]
-        counted = [name for name in {*strange, *limited} if name]
+    def _read_entries(
+        self, parts: Sequence[Slice], names: Sequence[str]
+    ) -> tuple[list[Entry], set[str]]:
+        """The entries, and the intakes that have none; and what must be known of these tenants."""
+        strange = [name for name in names if name not in self._described]
+        limited = [
+            name for name in names if name not in self._held and self._shares.state(name).is_limited
+        ]
+        counted = list({*strange, *limited, *self._held.next_page(PAGE)})
         reads = self._streams.commands(parts)
         commands = [*reads, *(("HMGET", self._keys.tenant(one), *_COUNTS) for one in counted)]
         if strange:
@@ -208,9 +234,9 @@ class TenantIntakes:
 
     def _count(self, names: Sequence[str], counts: Iterable[Sequence[bytes | None]]) -> None:
         for name, (usual, running) in zip(names, counts, strict=True):
-            state = self._shares.state(name)
-            state.usual = _number(usual, USUAL_AT_FIRST)
-            state.running = max(0, whole(running))
+            self._shares.count(
+                name, usual=_number(usual, USUAL_AT_FIRST), running=max(0, whole(running))
+            )
 
     def _note_unread(self, empty: set[str]) -> None:
         first = [name for name in self._shares.first if name]
@@ -233,6 +259,10 @@ class TenantIntakes:
             if length < self._backlog.count(intake)
             for queued in self._streams.forget(intake)
         ]
+
+
+def _tenant_of(intake: str) -> str:
+    return split_intake(intake)[1]
 
 
 def _services(items: Sequence[bytes]) -> Mapping[str, float]:

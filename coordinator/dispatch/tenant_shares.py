@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from coordinator.dispatch.held_tenants import HeldTenants
 from coordinator.dispatch.served_log import ServedLog
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
@@ -60,6 +61,8 @@ class TenantShares:
         self.has_more = False
         #: Tenants of the first with requests in Redis that were not read yet.
         self.unread: set[str] = set()
+        #: Tenants that run as many requests as they may.
+        self.held = HeldTenants()
         #: What the plan of this turn charges so far.
         self.planned: defaultdict[str, float] = defaultdict(float)
         #: What was served in the last minutes, while somebody was in line.
@@ -70,18 +73,21 @@ class TenantShares:
         self._services.clear()
         self._states.clear()
         self.unread.clear()
+        self.held.clear()
         self.served.clear()
         self.see({}, has_more=False)
 
-    def see(self, first: Mapping[str, float], *, has_more: bool) -> None:
-        """The first of the line, the least service first."""
+    def see(self, first: Mapping[str, float], *, has_more: bool) -> bool:
+        """The first of the line, the least service first; whether others had to be forgotten."""
         self.first = dict(first)
         self.has_more = has_more
         self._services.update(first)
         if not first:
             self._services.clear()
-        elif len(self._states) > MOST_KNOWN:
+        has_too_many = len(self._states) > MOST_KNOWN
+        if has_too_many:
             self._states = {name: one for name, one in self._states.items() if name in first}
+        return has_too_many
 
     def note(self, tenant: str, service: float) -> None:
         """The service of one that may stand behind the first."""
@@ -97,6 +103,25 @@ class TenantShares:
     def configure(self, tenant: str, settings: TenantSettings | None) -> None:
         """The settings of a tenant; None: it has none."""
         self.state(tenant).settings = settings or DEFAULTS
+        self._weigh_limit(tenant)
+
+    def count(self, tenant: str, *, usual: float, running: int) -> None:
+        """The usual length of a tenant's answers, and how many of its requests run."""
+        state = self.state(tenant)
+        state.usual, state.running = usual, running
+        self._weigh_limit(tenant)
+
+    def _weigh_limit(self, tenant: str) -> None:
+        """Note whether a tenant is at its limit; where it has none, a script may know of one."""
+        state = self.state(tenant)
+        if state.left <= 0:
+            self.held.add(tenant)
+        elif state.is_limited or not self.held.is_refused(tenant):
+            self.held.discard(tenant)
+
+    def left(self, tenant: str) -> float:
+        """How many more requests of a tenant may run."""
+        return 0 if tenant in self.held else self.state(tenant).left
 
     def service(self, tenant: str) -> float:
         """What a tenant has had; who is not among the first has had no less than those."""
@@ -140,13 +165,13 @@ class TenantShares:
         line = [(self.service(name) + spent.get(name, 0.0), name) for name in names]
         heapq.heapify(line)
         requests = {name: iter(queues[name]) for name in names}
-        left = {name: self.state(name).left for name in names}
+        left = {name: self.left(name) for name in names}
         while line and line[0][0] <= limit:
             service, name = line[0]
-            queued = next(requests[name], None)
-            if queued is None and name in self.unread:
+            queued = next(requests[name], None) if left[name] > 0 else None
+            if queued is None and left[name] > 0 and name in self.unread:
                 return
-            if queued is None or left[name] <= 0:
+            if queued is None:
                 heapq.heappop(line)
                 continue
             yield queued
@@ -155,10 +180,10 @@ class TenantShares:
 
     def _competing(self, queues: Mapping[str, Iterable[QueuedRequest]]) -> tuple[list[str], float]:
         """Who has something to run, and the service up to which nobody else is before them."""
-        able = [name for name in self.first if queues.get(name) and self.state(name).left > 0]
+        able = [name for name in self.first if queues.get(name) and self.left(name) > 0]
         if able and self.has_more:
             return able, self.horizon
-        return [name for name, queue in queues.items() if queue], math.inf
+        return [name for name, queue in queues.items() if queue and self.left(name) > 0], math.inf
 
     def plan(self, placed: Iterable[QueuedRequest]) -> None:
         """These are part of this turn's plan: the other models must know."""
@@ -169,9 +194,7 @@ class TenantShares:
     def begin_turn(self, now_ms: float) -> None:
         """Requests are about to be dispatched."""
         if self.first:
-            self.served.begin_turn(
-                now_ms, (name for name in self.first if self.state(name).left <= 0)
-            )
+            self.served.begin_turn(now_ms, self.held)
 
     def explain(self, queued: QueuedRequest, now_ms: float, why: str) -> str:
         """Why a request goes to its lane, and what was served before it."""
@@ -185,6 +208,7 @@ class TenantShares:
         if tenant in self.first:
             self.first[tenant] += charge.amount
         self.state(tenant).running += 1
+        self._weigh_limit(tenant)
 
 
 def service_gap(charge: float, error: float, places: int, batch: int = 1) -> float:

@@ -79,15 +79,17 @@ class TenantStreams:
         """Whether all that a tenant has waiting was read."""
         return self._exhausted.issuperset(intakes_of(tenant))
 
-    def wanted(self, names: Iterable[str], urgent: Container[str], in_line: int) -> list[Slice]:
-        """What to read of tenants.
+    def wanted(
+        self, names: Iterable[str], urgent: Container[str], in_line: int, depth: int = 1
+    ) -> list[Slice]:
+        """What to read of tenants, ``depth`` times as much of each as all could have held.
 
         Where there is no room in the backlog, only of the ``urgent`` ones of whom nothing is known.
         An intake of which enough is held is read again when half of that has left; of what is not
         needed soon, no more than a batch.
         """
         has_room = len(self._backlog) < self._max_held
-        most = max(LOOK_AHEAD, self._max_held // in_line) if has_room else LOOK_AHEAD
+        most = max(LOOK_AHEAD, self._max_held // in_line) * depth if has_room else LOOK_AHEAD
         exhausted, count = self._exhausted, self._backlog.count
         open_: list[tuple[str, int]] = []
         for name in names:

@@ -75,10 +75,10 @@ class PlacementState:
         """
         return self.is_idle(holder) and self._passed(holder, holder.leader.used_ms, REST)
 
-    def is_pinned(self, holder: ModelHolder) -> bool:
-        """Whether its model is pinned and would have too few workers without it."""
+    def is_pinned(self, holder: ModelHolder, given: int = 0) -> bool:
+        """Whether its pinned model would have too few workers without it and ``given`` more."""
         pin = self.catalog.pin(holder.model)
-        return pin > 0 and self.serving[holder.model] <= pin
+        return pin > 0 and self.serving[holder.model] - given <= pin
 
     def has_swapped(self, holder: ModelHolder, model: str) -> bool:
         """Whether its devices have changed their model so recently that ``model`` has to wait."""
@@ -162,7 +162,13 @@ class DeviceChoice:
     def _together(self, controller: str, ranks: int, need: Need) -> DeviceOption | None:
         """The cheapest ``ranks`` devices of one host."""
         chosen: list[DeviceOption] = []
+        given: Counter[str] = Counter()  # workers of each model that would give way together
         for option in sorted(self._options(controller, need), key=lambda one: one.cost):
+            holder = option.devices[0].holder
+            if option.cost[0] and holder:
+                if self._state.is_pinned(holder, given[holder.model]):
+                    continue
+                given[holder.model] += 1
             chosen.append(option)
             if _count(chosen) >= ranks:
                 return _joined(_without_surplus(chosen, ranks), ranks)

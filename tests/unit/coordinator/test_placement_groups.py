@@ -135,3 +135,13 @@ class TestGroups:
         placement = decide([demand("big", wait_s=50), demand("d", wait_s=40)], workers, hosts)
 
         assert loads(placement) == [("w.2", "d")]
+
+    def test_a_group_leaves_a_pinned_model_its_last_worker(self) -> None:
+        """Each of the two could go alone, but not both."""
+        hosts = host(devices=2, big={"ranks": 2}, b={"pin": 1})
+        workers = [
+            worker("v.1", "b", idle_s=50, device=0),
+            worker("w.2", "b", idle_s=50, device=1),
+        ]
+
+        assert loads(decide([demand("big", wait_s=99)], workers, hosts)) == []

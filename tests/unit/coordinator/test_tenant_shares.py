@@ -133,14 +133,14 @@ class TestLimits:
     def test_a_tenant_at_its_limit_is_passed_over(self) -> None:
         shares = in_line({"a": 0.0, "b": 0.0})
         shares.configure("a", TenantSettings(max_running_requests=3))
-        shares.state("a").running = 1
+        shares.count("a", usual=32, running=1)
 
         assert order(holding(shares, flood("a", "b")), 8) == "ababbbbb"
 
     def test_a_tenant_at_its_limit_does_not_hide_those_behind(self) -> None:
         shares = in_line({"a": 0.0}, has_more=True)
         shares.configure("a", TenantSettings(max_running_requests=1))
-        shares.state("a").running = 1
+        shares.count("a", usual=32, running=1)
 
         assert order(holding(shares, flood("a", "b")), 3) == "bbb"
 
