@@ -3,6 +3,7 @@
 Each script moves a request whole, so a missing entry was deleted by something else (`XDEL`,
 `XTRIM`, `XADD` with MAXLEN), and nothing else would ever answer its request. The ledgers are read
 with SCAN, a bounded part once a second, and without a pause once something was found or missed.
+Tenants with something waiting whom somebody has removed from the line are put there again.
 """
 
 from __future__ import annotations
@@ -69,14 +70,17 @@ class LedgerReconciler:
         patience_s: float,
         clock: Callable[[], float] = lambda: time.time() * 1000,
         on_ended: Callable[[IntakeClass], None] = lambda _: None,
+        on_returned: Callable[[str], None] = lambda _: None,
     ) -> None:
         """A worker with a lease has ``patience_s`` to end a request: it may have read the entry.
 
-        ``clock`` returns the server's time in ms; ``on_ended`` is called for each request ended.
+        ``clock`` returns the server's time in ms; ``on_ended`` is called for each request ended,
+        ``on_returned`` for each tenant that is in line again.
         """
         self._scripts = scripts
         self._patience_s = patience_s
         self._on_ended = on_ended
+        self._on_returned = on_returned
         self._clock = clock
         self._missed: dict[LostRequest, float] = {}  # since when (monotonic)
         self._reported_at = -math.inf
@@ -111,6 +115,8 @@ class LedgerReconciler:
             self._is_refused = True
             log.warning("requests whose entry is deleted by hand will not be noticed: %s", error)
             return
+        for tenant in look.out_of_line:
+            self._put_in_line(token, tenant)
         lost = [one for one in look.found if self._is_lost(one)]
         self._end(token, lost[:MOST_ENDED])
         if len(lost) > MOST_ENDED:  # the same part again, which has fewer now
@@ -119,6 +125,15 @@ class LedgerReconciler:
         self._sum_up(look)
         if not look.cursor:
             self._conclude(token)
+
+    def _put_in_line(self, token: str, tenant: str) -> None:
+        """Somebody has removed a tenant from the line by hand, or its counts are wrong."""
+        waiting = self._scripts.recount(token, tenant)
+        if waiting < 0:
+            raise LostLeadership
+        if waiting:
+            self._on_returned(tenant)
+            log.warning("tenant %s was not in line, with %d waiting", tenant, waiting)
 
     def _is_lost(self, one: LostRequest) -> bool:
         """Whether no worker can answer a request any more."""

@@ -218,3 +218,18 @@ class TestRounds:
                 assert "will not be noticed" in caplog.text
         finally:
             yard.connection.execute_command("ACL", "DELUSER", name)
+
+
+@pytest.mark.usefixtures("brisk")
+class TestLine:
+    def test_a_tenant_that_somebody_took_out_of_the_line_is_served(self, lanes: Lanes) -> None:
+        # Given a tenant with requests, of whom the line knows nothing
+        asked = [make_request(f"q{number}", tenant="acme") for number in range(3)]
+        lanes.scripts.submit("normal", asked)
+        lanes.connection.delete(lanes.keys.line)
+
+        # I expect a leader to find it, also where its counts are wrong.
+        lanes.connection.hset(lanes.keys.tenant("acme"), "waiting", 0)
+        worker = lanes.worker()
+        lanes.coordinator()
+        assert lanes.wait_for_load(worker, 3) == ["q0", "q1", "q2"]

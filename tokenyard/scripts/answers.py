@@ -223,3 +223,4 @@ class LedgerScan(Struct, frozen=True):
     tokens: int  # of the requests found waiting in their places
     queued_tokens: int  # of all requests, by the yard's counter
     found: list[LostRequest]
+    out_of_line: list[str] = []  # tenants with something waiting who do not stand in line

@@ -201,11 +201,15 @@ class LeaderScripts(Caller):
         return cursor.decode(), [entry.decode() for entry in entries]
 
     def astray(self, cursor: int, count: int) -> LedgerScan:
-        """Requests whose entry is missing, among about ``count`` keys of the server."""
+        """Requests whose entry is missing, among about ``count`` keys of the server.
+
+        And tenants who do not stand in line although they have something waiting.
+        """
         keys = [self.keys.leases, self.keys.tally]
-        after, ledgers, tokens, queued, found = self._run("astray", keys, [cursor, count])
+        after, ledgers, tokens, queued, found, tenants = self._run("astray", keys, [cursor, count])
         missed = [one for each in found for one in _astray(*each)]
-        return LedgerScan(int(after), ledgers, tokens, queued, missed)
+        names = [tenant.decode() for tenant in tenants]
+        return LedgerScan(int(after), ledgers, tokens, queued, missed, names)
 
     def reconcile(
         self,

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- Scan some ledgers for requests that wait or run by their ledger, but whose entry was deleted from
--- its stream by hand.
+-- its stream by hand; and for tenants who have something waiting and do not stand in line.
 --
 -- KEYS[1] leases (zset): lease expiry in ms by worker; its name says how the yard's keys begin
 -- KEYS[2] tally (hash): counters
@@ -9,7 +9,7 @@
 -- Returns where to continue (0 at the end), the number of ledgers read, the tokens of those among
 --   them that wait in their places, the yard's count of waiting tokens, and the requests found,
 --   each as <client>/<id>, state, intake or worker where it should be, entry there, 1 if that
---   worker may still run it (else 0)
+--   worker may still run it (else 0); and those tenants
 -- Atomic by itself: nothing is changed. So `reconcile` has to check its findings again.
 
 -- @include counted
@@ -17,6 +17,7 @@
 -- @include has_lease
 -- @include place_of
 -- @include queued_tokens_of
+-- @include tenant_of
 
 -- To look for an entry takes as long as a few ledgers of what is over. It comes with what is in it, so
 -- a look also ends after very many bytes.
@@ -25,6 +26,17 @@ local prefix = KEYS[1]:sub(1, -1 - #'leases')
 local ledgers = prefix .. 'request:'
 
 local found, looked, tokens, size, seen = {}, 0, 0, 0, 0
+-- Tenants with something waiting, each looked up once.
+local tenants, out_of_line = {}, {}
+local function check_line(intake)
+  local _, _, tenant = tenant_of(intake)
+  if not tenant or tenants[tenant] then return end
+  tenants[tenant] = true
+  if not redis.call('ZSCORE', prefix .. 'line', tenant) then
+    out_of_line[#out_of_line + 1] = tenant
+  end
+end
+
 local function look(ledger)
   looked = looked + 1
   local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
@@ -41,7 +53,10 @@ local function look(ledger)
     return
   end
   for i = 2, #fields, 2 do size = size + #fields[i] end
-  if waits and where ~= 'retry' then tokens = tokens + queued_tokens_of(fields) end
+  if waits and where ~= 'retry' then
+    tokens = tokens + queued_tokens_of(fields)
+    check_line(stream)
+  end
 end
 
 local cursor = ARGV[1]
@@ -50,4 +65,5 @@ repeat
   cursor, seen = page[1], seen + PAGE
   for _, ledger in ipairs(page[2]) do look(ledger) end
 until cursor == '0' or seen >= tonumber(ARGV[2]) or size >= MOST_BYTES
-return {cursor, looked, tokens, counted(KEYS[2], 'queued_tokens'), found}
+return {cursor, looked, tokens, counted(KEYS[2], 'queued_tokens'), found,
+  out_of_line}
