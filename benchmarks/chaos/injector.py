@@ -38,6 +38,8 @@ _TRIES: Final = 10
 _AGAIN_S: Final = 1.0
 #: Seconds within which a worker that is up has a running stream.
 _BUSY_TIMEOUT_S: Final = 1.0
+#: Longest wait for streams over HTTP, which begin late where the processors are busy.
+_STREAMS_TIMEOUT_S: Final = 10.0
 #: Seconds within which some request waits, because the clients never pause.
 _TRIM_TIMEOUT_S: Final = 3.0
 
@@ -116,7 +118,7 @@ class Injector:
 
     def _wait_for_streams(self) -> None:
         """Wait briefly until each gateway probably has streams under way."""
-        until = time.monotonic() + _BUSY_TIMEOUT_S
+        until = time.monotonic() + _STREAMS_TIMEOUT_S
         while not self._plant.has_http_streams() and time.monotonic() < until:
             time.sleep(_POLL_S)
 
