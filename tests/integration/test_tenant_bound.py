@@ -1,8 +1,8 @@
 """How far apart two waiting tenants can be: the bound of docs/tenants.md, through the real scripts.
 
-Random tenants, weights, lengths and ends; after every turn no two tenants that both wait may differ
-by more than `service_gap`, and no place may be empty. In any time in which both wait, what they
-were given, and what was generated for them, differs by no more than follows from it.
+Random tenants, weights, lengths, ends and cancels; after every turn no two tenants that both wait
+may differ by more than `service_gap`, and no place may be empty. In any time in which both wait,
+what they were given, and what was generated for them, differs by no more than follows from it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import coordinator.dispatch.tenant_intakes
 from coordinator.dispatch.tenant_shares import service_gap
 from tests.support.servers import Server
 from tests.support.tenants import TenantYard, tenant_yard
-from tokenyard.protocol.keys import PRIORITY_CLASSES
-from tokenyard.scripts import Scripts
+from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name
+from tokenyard.scripts import Cancelled, Scripts
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -151,6 +151,19 @@ class Watch:
             self._note_generated(one.request.tenant, output - self._made.pop(one.request.id))
             self._yard.end(worker, one, output=output, cached=which)
 
+    def cancel(self, which: int) -> None:
+        """A client cancels a request that waits."""
+        entries = [
+            fields
+            for name in NAMES
+            for intake in (intake_name(one, name) for one in PRIORITY_CLASSES)
+            for _, fields in self._yard.connection.xrange(self._yard.keys.intake(intake))
+        ]
+        if entries:
+            request_id = entries[which % len(entries)][b"id"].decode()
+            code = self._yard.scripts.cancel("anon", request_id, "the test says so")
+            assert code is Cancelled.CANCELLED
+
     def _note_generated(self, tenant: str, tokens: int) -> None:
         self._generated.had[tenant] += W_OUT * tokens / self._play.weight(tenant)
 
@@ -200,6 +213,7 @@ steps = st.lists(
         st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("generate"), st.integers(1, 9)),
+        st.tuples(st.just("cancel"), st.integers(0, 99)),
         st.tuples(st.just("lead")),
     ),
     min_size=10,
