@@ -27,6 +27,7 @@ from tokenyard.protocol.keys import (
 )
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
+from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ OLDEST = Metric(
     "tokenyard_queue_oldest_age_seconds",
     "gauge",
     ("queue",),
-    "How long the first of an intake has been there; 0 where there is none.",
+    "How long the first request of a class has waited, those of tenants included; 0 where there is"
+    " none. Of the tenants in line the first and the last 16 are looked at.",
 )
 TENANT_WAITING = Metric(
     "tokenyard_tenant_waiting",
@@ -232,22 +234,21 @@ def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
     pipeline = connection.pipeline(transaction=False)
     for name in INTAKE_CLASSES:
         pipeline.xlen(keys.intake(name))
-        pipeline.xrange(keys.intake(name), count=1)
     pipeline.hmget(keys.tally, "queued_tokens", *_TENANTS_WAITING)
     pipeline.zrevrange(keys.service, 0, MOST_TENANTS)
     pipeline.info("memory")
-    *streams, (queued, *of_tenants), served, memory = pipeline.execute()
+    *found, (queued, *of_tenants), served, memory = pipeline.execute()
     roster = Roster(connection, keys)
     roster.refresh()
     now_ms = roster.server_ms()
-    lengths = dict(zip(INTAKE_CLASSES, streams[::2], strict=True))
-    firsts = dict(zip(INTAKE_CLASSES, streams[1::2], strict=True))
+    lengths = dict(zip(INTAKE_CLASSES, found, strict=True))
     for name, count in zip(PRIORITY_CLASSES, of_tenants, strict=True):
         lengths[name] += max(0, whole(count))
     yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
     tokens = max(0, whole(queued)) if any(lengths.values()) else 0
     yield numbers(TOKENS, {("all",): tokens})
-    yield numbers(OLDEST, {(name,): _age_s(first, now_ms) for name, first in firsts.items()})
+    oldest = read_oldest_ms(connection, keys, now_ms)
+    yield numbers(OLDEST, {(name,): age_ms / 1000 for name, age_ms in oldest.items()})
     loads = sum(member.load for member in roster.members.values())
     yield from _tenants(connection, keys, served, sum(lengths.values()), loads)
     yield from _workers(roster.members, now_ms)
@@ -267,13 +268,6 @@ def _tenants(
     for metric, total, at in ((TENANT_WAITING, waiting, 0), (TENANT_RUNNING, running, 1)):
         found = {(name,): each[at] for name, each in zip(names, counts, strict=True)}
         yield numbers(metric, {**found, (OTHER,): max(0, total - sum(found.values()))})
-
-
-def _age_s(first: list[Any], now_ms: float) -> float:
-    """The age of an entry; clients may choose ids, so it can be of the future."""
-    if not first:
-        return 0.0
-    return max(0.0, now_ms - int(first[0][0].partition(b"-")[0])) / 1000
 
 
 def _workers(members: Mapping[str, RosterMember], now_ms: float) -> Iterator[Family]:

@@ -179,12 +179,14 @@ def test_waiting_requests_are_shown(plant: Watched) -> None:
     with Client(plant.url, plant.keys.yard) as client:
         client.submit_many([[1] * 10] * 3, priority_class="low")
         client.submit([1] * 5)
+        client.submit([1] * 5, tenant="ann", priority_class="high")
 
     assert value(leader, "tokenyard_queue_depth", queue="low", priority="low") == 3
     assert value(leader, "tokenyard_queue_depth", queue="normal", priority="normal") == 1
-    assert value(leader, "tokenyard_queue_tokens", queue="all") == 35
+    assert value(leader, "tokenyard_queue_tokens", queue="all") == 40
     assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="low") > 0
-    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="high") == 0
+    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="high") > 0
+    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="retry") == 0
 
 
 def test_answers_of_scripts_are_counted_once(plant: Watched) -> None:
