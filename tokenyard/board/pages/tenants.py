@@ -150,7 +150,12 @@ def _tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
         ],
         "limits": {limit.name: limit for limit in row.limits},
         "refusals": [
-            (limit, row.view.refused[limit], row.view.refused_ms.get(limit, 0))
+            (
+                limit,
+                row.view.refused[limit],
+                row.view.refused_lately.get(limit, 0),
+                row.view.refused_ms.get(limit, 0),
+            )
             for limit in LIMITS
             if limit in row.view.refused
         ],
