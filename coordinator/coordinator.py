@@ -176,7 +176,7 @@ class Coordinator:
         self._endpoint: Endpoint | None = None
         if settings.metrics_port:
             metrics = CoordinatorMetrics(
-                counts, settings.redis_url, keys, lambda: bool(self._leadership.token)
+                counts, settings.redis_url, keys, lambda: self._leadership.token
             )
             self._endpoint = Endpoint(
                 metrics, self._health, settings.metrics_host, settings.metrics_port
