@@ -211,7 +211,7 @@ class CoordinatorMetrics:
         pipeline.hmget(keys.tally, "queued_tokens", *_TENANTS_WAITING)
         pipeline.info("memory")
         *found, (queued, *of_tenants), memory = pipeline.execute()
-        roster = Roster(connection, keys)
+        roster = Roster(connection, keys, has_log=False)
         roster.refresh()
         now_ms = roster.server_ms()
         lengths = dict(zip(INTAKE_CLASSES, found, strict=True))

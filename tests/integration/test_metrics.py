@@ -176,6 +176,17 @@ def test_prefix_matches_are_measured(plant: Watched) -> None:
     assert value(leader, f"{name}_sum") == 1.5
 
 
+def test_a_scrape_logs_nothing(plant: Watched) -> None:
+    port = free_port()
+    leader = plant.coordinator(metrics_port=port)
+    plant.serve()
+    plant.wait_for_workers(1)
+    eventually(lambda: "w.1 serves sim" in leader.log)
+    for _ in range(3):
+        assert value(port, "tokenyard_worker_up", worker="w") == 1
+    assert leader.log.count("w.1 serves sim") == 1
+
+
 def test_waiting_requests_are_shown(plant: Watched) -> None:
     # Given requests and no worker
     leader = plant.lead()
