@@ -32,6 +32,7 @@ from coordinator.recovery.reload_timeouts import ReloadTimeouts
 from coordinator.recovery.rescuer import Rescuer
 from coordinator.recovery.sweeper import Sweeper, bounds_by_class
 from coordinator.recovery.trial_monitor import TrialMonitor
+from coordinator.recovery.usage_pruner import UsagePruner
 from coordinator.roster import Roster
 from coordinator.routing.prefixes import Cache
 from coordinator.routing.selection import Selection
@@ -167,6 +168,7 @@ class Coordinator:
         self._cancels = CancelRequests(connection, scripts, keys, counts.found_bad)
         self._inboxes = Inboxes(connection, scripts, keys, settings, counts)
         self._recorder = HistoryRecorder(scripts, roster, counts)
+        self._usage_pruner = UsagePruner(connection, keys, roster.server_ms)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""  # the token of the term that is prepared
@@ -175,7 +177,7 @@ class Coordinator:
         self._endpoint: Endpoint | None = None
         if settings.metrics_port:
             metrics = CoordinatorMetrics(
-                counts, settings.redis_url, keys, lambda: bool(self._leadership.token)
+                counts, settings.redis_url, keys, lambda: self._leadership.token
             )
             self._endpoint = Endpoint(
                 metrics, self._health, settings.metrics_host, settings.metrics_port
@@ -276,6 +278,7 @@ class Coordinator:
         self._follow_guests(token)
         self._inboxes.run_once()
         self._recorder.run_once(token)
+        self._usage_pruner.run_once(token)
         if self._is_complete:
             self._placer.run_once(token)
         self._dispatcher.run_once(token, may_place=self._is_complete, block_ms=self._patience_ms())

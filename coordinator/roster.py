@@ -80,7 +80,8 @@ class RosterMember:
 class Roster:
     """Reads the roster, the hosts, and the lanes' lengths."""
 
-    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
+    def __init__(self, connection: redis.Redis, keys: Keys, *, has_log: bool = True) -> None:
+        """``has_log`` says whether it logs the workers that begin or cease to serve."""
         self.members: dict[str, RosterMember] = {}
         self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
@@ -88,6 +89,7 @@ class Roster:
         self.lanes: dict[str, Lanes] = {}  # those that may be given requests, by model
         self.desired_states = DesiredStates()  # set by operators
         self._unnamed: dict[bytes, float] = {}  # hosts without workers, since when (monotonic)
+        self._has_log = has_log
         self._connection = connection
         self._keys = keys
         self._due = 0.0
@@ -138,7 +140,8 @@ class Roster:
             for worker, info in _decode(entries, decode_worker)
             if worker in ends
         }
-        self._log_changes(before)
+        if self._has_log:
+            self._log_changes(before)
         self._take_hosts(hosts)
         self._read_loads()
         self._due = time.monotonic() + REFRESH_S

@@ -16,6 +16,7 @@ import redis
 
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
+from coordinator.telemetry.tenant_series import TENANT_METRICS, TenantSeries
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import (
     COUNTED,
@@ -23,10 +24,10 @@ from tokenyard.protocol.keys import (
     LINE_STATES,
     PRIORITY_CLASSES,
     Keys,
-    is_tenant,
 )
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
+from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ log = logging.getLogger("tokenyard.coordinator.metrics")
 
 #: Longest wait of a scrape for Redis; Prometheus itself waits 10 s by default.
 PATIENCE_S: Final = 5.0
-#: Tenants with series of their own; the rest has one, under a name that tenants seldom have.
-MOST_TENANTS: Final = 20
-OTHER: Final = "other"
 #: Fields of `tally`.
 _TENANTS_WAITING: Final = tuple(f"tenants_waiting:{name}" for name in PRIORITY_CLASSES)
 
@@ -102,17 +100,8 @@ OLDEST = Metric(
     "tokenyard_queue_oldest_age_seconds",
     "gauge",
     ("queue",),
-    "How long the first of an intake has been there; 0 where there is none.",
-)
-TENANT_WAITING = Metric(
-    "tokenyard_tenant_waiting",
-    "gauge",
-    ("tenant",),
-    "Requests waiting, of the 20 tenants that have had most by their weight; `other` are the rest,"
-    " also those without a tenant.",
-)
-TENANT_RUNNING = Metric(
-    "tokenyard_tenant_running", "gauge", ("tenant",), "Requests on lanes, of the same tenants."
+    "How long the first request of a class has waited, those of tenants included; 0 where there is"
+    " none. Of the tenants in line the first and the last 16 are looked at.",
 )
 PENDING = Metric("tokenyard_pending", "gauge", ("worker",), "Entries on a worker's lane.")
 WORKER_UP = Metric("tokenyard_worker_up", "gauge", ("worker",), "1 while a worker has its lease.")
@@ -142,17 +131,7 @@ MEMORY = Metric(
 )
 METRICS: Final = (
     *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, BAD, SWAPS, BATCH_LINES),
-    *(
-        QUEUE_WAIT,
-        ASSIGN,
-        PREFIX_MATCH,
-        DEPTH,
-        TOKENS,
-        OLDEST,
-        TENANT_WAITING,
-        TENANT_RUNNING,
-        PENDING,
-    ),
+    *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, TOKENS, OLDEST, *TENANT_METRICS),
     *(PENDING, WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
 )
 
@@ -161,32 +140,33 @@ class CoordinatorMetrics:
     """Collects them; see `tokenyard.telemetry.metrics.Collector`."""
 
     def __init__(
-        self, counts: CoordinatorCounts, redis_url: str, keys: Keys, leads: Callable[[], bool]
+        self, counts: CoordinatorCounts, redis_url: str, keys: Keys, term: Callable[[], str]
     ) -> None:
-        """``leads`` returns whether this coordinator leads now."""
+        """``term`` returns the token of this coordinator's term; "" while it stands by."""
         self._counts = counts
         self._url = redis_url
         self._keys = keys
-        self._leads = leads
+        self._term = term
+        self._tenants = TenantSeries(keys)
         self._taken: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._lock = threading.Lock()  # concurrent scrapes must not take the same counts
 
     def collect(self) -> Iterable[Family]:
         """All metrics as they are now."""
         with self._lock:
-            leads = self._leads()
+            token = self._term()
             yard, is_up = [], True
             try:
                 with open_connection(self._url, timeout_s=PATIENCE_S, retries=0) as connection:
-                    if leads:
+                    if token:
                         self._take_counts(connection)
-                        yard = list(_yard(connection, self._keys))
+                        yard = list(self._yard(connection, token))
                     else:
                         connection.ping()
             except redis.RedisError as error:
                 log.warning("the metrics of the yard are left out: %s", error)
                 is_up = False
-            yield numbers(LEADER, {(): leads})
+            yield numbers(LEADER, {(): bool(token)})
             yield numbers(REDIS_UP, {(): is_up})
             yield from self._own()
             yield from yard
@@ -222,58 +202,37 @@ class CoordinatorMetrics:
         yield histograms(ASSIGN, {(): counts.assign})
         yield summary(PREFIX_MATCH, counts.prefix_match)
 
+    def _yard(self, connection: redis.Redis, token: str) -> Iterator[Family]:
+        """The state of the yard."""
+        keys = self._keys
+        pipeline = connection.pipeline(transaction=False)
+        for name in INTAKE_CLASSES:
+            pipeline.xlen(keys.intake(name))
+        pipeline.hmget(keys.tally, "queued_tokens", *_TENANTS_WAITING)
+        pipeline.info("memory")
+        *found, (queued, *of_tenants), memory = pipeline.execute()
+        roster = Roster(connection, keys, has_log=False)
+        roster.refresh()
+        now_ms = roster.server_ms()
+        lengths = dict(zip(INTAKE_CLASSES, found, strict=True))
+        for name, count in zip(PRIORITY_CLASSES, of_tenants, strict=True):
+            lengths[name] += max(0, whole(count))
+        yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
+        tokens = max(0, whole(queued)) if any(lengths.values()) else 0
+        yield numbers(TOKENS, {("all",): tokens})
+        oldest = read_oldest_ms(connection, keys, now_ms)
+        yield numbers(OLDEST, {(name,): age_ms / 1000 for name, age_ms in oldest.items()})
+        loads = sum(member.load for member in roster.members.values())
+        models = {model for model, *_ in self._counts.results.copy()}
+        yield from self._tenants.read(
+            connection, token, models, waiting=sum(lengths.values()), running=loads
+        )
+        yield from _workers(roster.members, now_ms)
+        yield numbers(MEMORY, {(): _memory_ratio(memory)})
+
 
 def _by_one(counter: Mapping[str, int]) -> dict[tuple[str], int]:
     return {(name,): count for name, count in counter.items()}
-
-
-def _yard(connection: redis.Redis, keys: Keys) -> Iterator[Family]:
-    """The state of the yard."""
-    pipeline = connection.pipeline(transaction=False)
-    for name in INTAKE_CLASSES:
-        pipeline.xlen(keys.intake(name))
-        pipeline.xrange(keys.intake(name), count=1)
-    pipeline.hmget(keys.tally, "queued_tokens", *_TENANTS_WAITING)
-    pipeline.zrevrange(keys.service, 0, MOST_TENANTS)
-    pipeline.info("memory")
-    *streams, (queued, *of_tenants), served, memory = pipeline.execute()
-    roster = Roster(connection, keys)
-    roster.refresh()
-    now_ms = roster.server_ms()
-    lengths = dict(zip(INTAKE_CLASSES, streams[::2], strict=True))
-    firsts = dict(zip(INTAKE_CLASSES, streams[1::2], strict=True))
-    for name, count in zip(PRIORITY_CLASSES, of_tenants, strict=True):
-        lengths[name] += max(0, whole(count))
-    yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
-    tokens = max(0, whole(queued)) if any(lengths.values()) else 0
-    yield numbers(TOKENS, {("all",): tokens})
-    yield numbers(OLDEST, {(name,): _age_s(first, now_ms) for name, first in firsts.items()})
-    loads = sum(member.load for member in roster.members.values())
-    yield from _tenants(connection, keys, served, sum(lengths.values()), loads)
-    yield from _workers(roster.members, now_ms)
-    yield numbers(MEMORY, {(): _memory_ratio(memory)})
-
-
-def _tenants(
-    connection: redis.Redis, keys: Keys, served: Iterable[bytes], waiting: int, running: int
-) -> Iterator[Family]:
-    """Some tenants by name, and what is left of all requests waiting and running."""
-    names = [one.decode() for one in served if one and is_tenant(one.decode(errors="replace"))]
-    names = names[:MOST_TENANTS]
-    pipeline = connection.pipeline(transaction=False)
-    for name in names:
-        pipeline.hmget(keys.tenant(name), "waiting", "running")
-    counts = [[max(0, whole(one)) for one in each] for each in pipeline.execute()]
-    for metric, total, at in ((TENANT_WAITING, waiting, 0), (TENANT_RUNNING, running, 1)):
-        found = {(name,): each[at] for name, each in zip(names, counts, strict=True)}
-        yield numbers(metric, {**found, (OTHER,): max(0, total - sum(found.values()))})
-
-
-def _age_s(first: list[Any], now_ms: float) -> float:
-    """The age of an entry; clients may choose ids, so it can be of the future."""
-    if not first:
-        return 0.0
-    return max(0.0, now_ms - int(first[0][0].partition(b"-")[0])) / 1000
 
 
 def _workers(members: Mapping[str, RosterMember], now_ms: float) -> Iterator[Family]:

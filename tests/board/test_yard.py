@@ -18,9 +18,10 @@ from tokenyard.doctor import Evidence, diagnose
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.history import HistorySample, history_fields
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+from tokenyard.telemetry.intake_ages import MOST_OF_LINE
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 
@@ -266,10 +267,10 @@ def test_the_page_asks_for_as_many_keys_of_a_large_yard(
         yard.worker(f"w{number}")
         yard.submit(make_request())
     assert commands() <= few + 3
-    # Of tenants the first hundred in line are counted.
+    # Of tenants the first hundred in line are counted, and the ages of some looked at.
     for number in range(300):
         yard.submit(make_request(tenant=f"t{number}"))
-    assert commands() <= few + 3 + 100
+    assert commands() <= few + 3 + 100 + 2 * MOST_OF_LINE * len(PRIORITY_CLASSES)
 
 
 def test_an_open_page_gets_blocks_only_when_they_change(looker: Looker, yard: Yard) -> None:

@@ -105,7 +105,9 @@ def _ask(plant: Plant, http_port: int, stop: threading.Event) -> None:
     params = SamplingParams(max_tokens=32, ignore_eos=True)
     while not stop.is_set():
         prompts = [[4 + (at + number) % 20 for at in range(24)] for number in range(4)]
-        asked = [make_request(tokens=one, params=params, stream=True) for one in prompts]
+        asked = [
+            make_request(tokens=one, params=params, stream=True, tenant="ann") for one in prompts
+        ]
         plant.push_all(asked)
         plant.results(asked, LOAD_S)
         with contextlib.suppress(OSError):  # not listening yet

@@ -50,6 +50,8 @@ GROWING = (
     "tokenyard_requests_total",
     "tokenyard_tokens_total",
     "tokenyard_ttft_seconds_count",
+    "tokenyard_tenant_requests_total",
+    "tokenyard_tenant_tokens_total",
     "tokenyard_redeliveries_total",
     "vllm:generation_tokens_total",
     "vllm:time_to_first_token_seconds_count",

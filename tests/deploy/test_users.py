@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
+import redis
+
+from coordinator.recovery.usage_pruner import UsagePruner
 from tests.deploy import day as work
 from tests.deploy.day import Day
 from tests.deploy.rights import denied, granted, in_scripts, monitored
 from tests.support.brokers import GuardedServer
+from tests.support.builders import random_name
+from tests.support.waiting import eventually
+from tokenyard.protocol.keys import Keys
 
 #: The scripts that each user calls.
 SCRIPTS = {
@@ -74,3 +82,24 @@ def test_a_day_of_work_needs_exactly_the_rights_of_the_users(guarded: GuardedSer
     for user, scripts in SCRIPTS.items():
         used = seen[user] | in_scripts(scripts) | SELDOM.get(user, set())
         assert granted(user) - used == set(), user
+
+
+def test_the_coordinator_s_user_may_prune_usage(guarded: GuardedServer) -> None:
+    """It is not due on a day of work."""
+    keys = Keys(random_name("yard"))
+    usage = keys.usage("ann")
+    with (
+        redis.Redis.from_url(guarded.url_of("default")) as keeper,
+        redis.Redis.from_url(guarded.url_of("coordinator")) as connection,
+    ):
+        keeper.zadd(keys.service, {"ann": 1})
+        keeper.hset(usage, mapping={"20200101 m in": 1, "29990101 m in": 1})
+        denied(guarded)
+        pruner = UsagePruner(connection, keys, lambda: time.time() * 1000)
+
+        def is_pruned() -> bool:
+            pruner.run_once("1:c")
+            return keeper.hkeys(usage) == [b"29990101 m in"]
+
+        eventually(is_pruned)
+        assert denied(guarded) == []

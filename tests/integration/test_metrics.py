@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import gateway.metrics
 import worker.host.metrics
 from coordinator.telemetry import metrics as coordinator_metrics
+from coordinator.telemetry.tenant_series import OTHER
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -24,6 +26,8 @@ from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.batch import run_batch
 from tokenyard.protocol.errors import QueueFull, SettingsError
+from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.usage import day_before
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
@@ -172,6 +176,17 @@ def test_prefix_matches_are_measured(plant: Watched) -> None:
     assert value(leader, f"{name}_sum") == 1.5
 
 
+def test_a_scrape_logs_nothing(plant: Watched) -> None:
+    port = free_port()
+    leader = plant.coordinator(metrics_port=port)
+    plant.serve()
+    plant.wait_for_workers(1)
+    eventually(lambda: "w.1 serves sim" in leader.log)
+    for _ in range(3):
+        assert value(port, "tokenyard_worker_up", worker="w") == 1
+    assert leader.log.count("w.1 serves sim") == 1
+
+
 def test_waiting_requests_are_shown(plant: Watched) -> None:
     # Given requests and no worker
     leader = plant.lead()
@@ -179,12 +194,61 @@ def test_waiting_requests_are_shown(plant: Watched) -> None:
     with Client(plant.url, plant.keys.yard) as client:
         client.submit_many([[1] * 10] * 3, priority_class="low")
         client.submit([1] * 5)
+        client.submit([1] * 5, tenant="ann", priority_class="high")
+        client.submit([1] * 5, tenant="other", priority_class="high")
 
     assert value(leader, "tokenyard_queue_depth", queue="low", priority="low") == 3
     assert value(leader, "tokenyard_queue_depth", queue="normal", priority="normal") == 1
-    assert value(leader, "tokenyard_queue_tokens", queue="all") == 35
+    assert value(leader, "tokenyard_queue_tokens", queue="all") == 45
     assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="low") > 0
-    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="high") == 0
+    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="high") > 0
+    assert value(leader, "tokenyard_queue_oldest_age_seconds", queue="retry") == 0
+    # A tenant may be called as it likes, and is never mixed with those that have no series.
+    assert value(leader, "tokenyard_tenant_waiting", tenant="ann") == 1
+    assert value(leader, "tokenyard_tenant_waiting", tenant="other") == 1
+    assert value(leader, "tokenyard_tenant_waiting", tenant=OTHER) == 4
+    assert not is_tenant(OTHER)
+
+
+def test_usage_of_tenants_is_counted(plant: Watched) -> None:
+    # Given tenants that the metrics know, and what one of them used before
+    leader = plant.lead()
+    plant.serve(simulated_step_s=0.01)
+    plant.wait_for_workers(1)
+    plant.connection.zadd(plant.keys.service, {"ann": 1, "bob": 1})
+    today = day_before(time.time(), 0)
+    plant.connection.hset(plant.keys.usage("ann"), f"{today} sim requests", 100)
+    assert reaches(
+        leader, 0, "tokenyard_requests_total", model="sim", priority="low", outcome="failed"
+    )
+    assert value(leader, "tokenyard_tenant_requests_total", tenant="ann", outcome="completed") == 0
+
+    # If requests of theirs end in all ways,
+    with Client(plant.url, plant.keys.yard) as client:
+        asked = client.submit_many([[1, 2, 3]] * 4, tenant="ann", max_tokens=5)
+        asked += client.submit_many([[1] * 9000], tenant="ann", max_tokens=5)
+        asked += client.submit_many([[1, 2]], tenant="bob", max_tokens=5)
+        for handle in asked:
+            handle.wait(60)
+        late = client.submit([1], tenant="ann", max_tokens=6000, deadline_s=0.3)
+        assert late.wait(60).status == "expired"
+        gone = client.submit([1], tenant="ann", max_tokens=6000)
+        gone.cancel()
+        gone.wait(60)
+
+    # I expect each to be counted once for its tenant,
+    ends = "tokenyard_tenant_requests_total"
+    assert reaches(leader, 4, ends, tenant="ann", outcome="completed")
+    for outcome in ("failed", "expired", "cancelled"):
+        assert reaches(leader, 1, ends, tenant="ann", outcome=outcome)
+    assert value(leader, ends, tenant="bob", outcome="completed") == 1
+    # with its tokens and waits.
+    tokens = "tokenyard_tenant_tokens_total"
+    assert value(leader, tokens, tenant="bob", direction="input") == 2
+    assert value(leader, tokens, tenant="bob", direction="output") == 5
+    assert value(leader, "tokenyard_tenant_cached_tokens_total", tenant="bob") == 0
+    assert value(leader, "tokenyard_tenant_wait_seconds_bucket", tenant="bob", le="+Inf") == 1
+    assert value(leader, "tokenyard_tenant_wait_seconds_bucket", tenant="bob", le="4194.304") == 1
 
 
 def test_answers_of_scripts_are_counted_once(plant: Watched) -> None:
@@ -338,6 +402,7 @@ def test_the_page_of_metrics_is_complete(heading: str, metrics: tuple[Metric, ..
         one.name: (one.kind, " ".join(f"`{label}`" for label in one.labels), one.help)
         for one in metrics
     }
+    assert len({one.name for one in metrics}) == len(metrics)
     assert ", ".join(f"{bound:g}" for bound in BUCKETS_S) in PAGE.read_text()
 
 
@@ -345,6 +410,7 @@ def test_the_endpoints_show_the_declared_metrics(plant: Watched) -> None:
     ports = plant.lead(), plant.serve()
     plant.wait_for_leader()
     plant.wait_for_workers(1)
+    plant.connection.zadd(plant.keys.service, {"ann": 1})
     for port, metrics in zip(ports, (coordinator_metrics.METRICS, worker.host.metrics.METRICS),
                              strict=True):  # fmt: skip
         families = list(text_string_to_metric_families(text_of(port)))

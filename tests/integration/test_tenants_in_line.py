@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -195,6 +196,13 @@ def test_usage_is_what_the_results_have(yard: Yard, command: Command) -> None:
     assert (one.name, one.waiting, one.running) == ("ann", 0, 0)
 
 
+def looked_at(command: Command) -> str:
+    """What the doctor says of tenants."""
+    findings = [json.loads(line) for line in command("doctor", "--json").stdout.splitlines()]
+    (finding,) = (one for one in findings if one["name"] == "tenants")
+    return f"{finding['found']}\n{finding['todo']}"
+
+
 def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
     yard: Yard, command: Command
 ) -> None:
@@ -203,7 +211,7 @@ def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
     submit(yard, "ann", 15)
     (one,) = read_tenants(yard.connection, yard.keys)
     assert one.waiting == 4
-    assert one.refused == {"tokens_per_minute": 11}
+    assert one.refused == one.refused_lately == {"tokens_per_minute": 11}
     assert read_windows(yard.connection, yard.keys, "ann") == {
         "tokens_per_minute": 76,
         "tokens_per_day": 76,
@@ -211,13 +219,37 @@ def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
     text = command("tenants", "show", "ann").stdout
     assert re.search(r"tokens_per_minute +80, 76 used", text)
     assert re.search(r"tokens_per_day +1,000, 76 used", text)
-    assert "11 by tokens_per_minute, the last at 2" in text
+    lately = "11 by tokens_per_minute, 11 in the last hour or two, the last at 2"
+    assert lately in " ".join(text.split())
     shown = json.loads(command("tenants", "show", "ann", "--json").stdout)
-    assert shown["refused"] == {"tokens_per_minute": 11}
-    # The doctor names it.
-    findings = [json.loads(line) for line in command("doctor", "--json").stdout.splitlines()]
-    (finding,) = (one for one in findings if one["name"] == "tenants")
-    assert "ann: tokens_per_minute has refused 11 requests" in finding["found"]
+    assert shown["refused"] == shown["refused_lately"] == {"tokens_per_minute": 11}
+    # The doctor names it,
+    assert "ann: tokens_per_minute has refused 11 requests" in looked_at(command)
+    # but not where all but the last of these were long ago.
+    counts = yard.keys.tenant("ann")
+    for name in ("refused:tokens_per_minute:0", "refused:tokens_per_minute:1"):
+        number, _, _ = (yard.connection.hget(counts, name) or b"0").partition(b" ")
+        yard.connection.hset(counts, name, b"%b 1" % number)
+    assert "none at its limits" in looked_at(command)
+
+
+def test_the_doctor_names_a_tenant_that_is_held_all_the_time(yard: Yard, command: Command) -> None:
+    # Given a tenant that runs as many as it may, with others that have just come
+    command("tenants", "set", "ann", "--max-running-requests", "2")
+    submit(yard, "ann", 7)
+    yard.connection.hset(yard.keys.tenant("ann"), "running", 2)
+    assert "none at its limits" in looked_at(command)
+
+    # If one of these has waited for long,
+    old_ms = int(time.time() * 1000) - 3_600_000
+    yard.connection.xadd(yard.keys.intake("low:ann"), {"id": "q"}, id=f"{old_ms}-0")
+
+    # I expect it to be named, though nothing was refused, and not while it may run more.
+    said = looked_at(command)
+    assert "ann: max_running_requests holds 7 requests, the oldest for 1 h: 2 run" in said
+    assert "tokenyard tenants set ann --max-running-requests" in said
+    yard.connection.hset(yard.keys.tenant("ann"), "running", 1)
+    assert "none at its limits" in looked_at(command)
 
 
 def test_acl_prints_a_user_that_the_server_takes(

@@ -10,6 +10,7 @@ import redis
 from tests.scripts.quota_rig import ACCEPTED, EACH, MOST, QUOTA, WINDOWS, ask, codes, limit, submit
 from tests.scripts.tenant_rig import TOKENS
 from tests.support.yard import Yard
+from tokenyard.admin.tenants import read_tenants
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.scripts import Scripts, Submitted
 
@@ -129,6 +130,26 @@ class TestBoundaries:
         seconds, _ = yard.connection.time()
         assert abs(int(fields[b"refused_at:max_waiting_requests"]) / 1000 - seconds) < 10
         assert yard.connection.hget(yard.keys.tally, "count:QUOTA_EXCEEDED") == b"2"
+
+    def test_refusals_are_counted_by_the_hour(self, yard: Yard) -> None:
+        limit(yard, max_waiting_requests=1)
+        seconds, _ = yard.connection.time()
+        hour = seconds // 3600
+        ring = [f"refused:max_waiting_requests:{number}" for number in range(2)]
+
+        # Given refusals of the hour before, of hours long ago, or something that is no count
+        for text, others in ((f"{hour - 1} 7", 7), (f"{hour - 9} 7", 0), ("x", 0), ("", 0)):
+            yard.connection.delete(yard.keys.tenant("acme"))
+            for name in ring:
+                yard.connection.hset(yard.keys.tenant("acme"), name, text)
+            submit(yard, 4)
+            submit(yard, 1)
+
+            # I expect those of now to be added to this hour's, and what is old not to count.
+            (one,) = read_tenants(yard.connection, yard.keys, ["acme"])
+            if yard.connection.time()[0] // 3600 == hour:
+                (refused,) = one.refused.values()
+                assert one.refused_lately == {"max_waiting_requests": refused + others}
 
     def test_a_full_yard_has_room_for_the_next_tenant(self, yard: Yard) -> None:
         """Given no limits at all, I expect a flood to leave as much as it takes."""

@@ -15,11 +15,11 @@ from typing import Final
 import redis
 
 from tokenyard.admin.dead_letters import DeadLetter, dead_letters
-from tokenyard.admin.intakes import read_oldest_ms
 from tokenyard.admin.line import NOBODY, TenantLine, read_line, shares_between
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.protocol.keys import IntakeClass, Keys
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.telemetry.intake_ages import read_oldest_ms
 
 #: Dead letters in a snapshot.
 LETTERS: Final = 3
@@ -38,7 +38,7 @@ class Snapshot:
 
     view: YardView
     at_ms: int  # the server's clock
-    oldest_ms: dict[IntakeClass, int]  # age of the first request of each intake
+    oldest_ms: dict[IntakeClass, int]  # age of the oldest request of each class
     letters: Sequence[DeadLetter] = ()  # the newest
     line: TenantLine = NOBODY
 

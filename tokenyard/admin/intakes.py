@@ -1,4 +1,4 @@
-"""Which intakes hold requests, and since when.
+"""Which intakes hold requests.
 
 Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 """
@@ -12,14 +12,12 @@ from typing import Any, Final
 import redis
 
 from tokenyard.protocol.keys import (
-    INTAKE_CLASSES,
     PRIORITY_CLASSES,
     IntakeClass,
     Keys,
     intake_name,
     is_tenant,
 )
-from tokenyard.protocol.streams import position
 
 #: Tenants that are looked at in one round trip.
 _PAGE: Final = 1_000
@@ -38,17 +36,6 @@ def intakes(
         named.append((priority_class, priority_class))
         named += [one for one in of_tenants if one[0] == priority_class]
     return [*named, ("retry", "retry")]
-
-
-def read_oldest_ms(connection: redis.Redis, keys: Keys, now_ms: int) -> dict[IntakeClass, int]:
-    """The age of the first request of each common intake; 0 where there is none."""
-    pipeline: Any = connection.pipeline(transaction=False)
-    for name in INTAKE_CLASSES:
-        pipeline.xrange(keys.intake(name), count=1)
-    return {
-        name: max(0, now_ms - position(entries[0][0].decode())[0]) if entries else 0
-        for name, entries in zip(INTAKE_CLASSES, pipeline.execute(), strict=True)
-    }
 
 
 def _of_tenants(

@@ -30,7 +30,7 @@ from tokenyard.protocol.tenants import (
     encode_tenant,
     guests_among,
 )
-from tokenyard.protocol.token_windows import DAY, MINUTE
+from tokenyard.protocol.token_windows import DAY, MINUTE, refusals_of
 from tokenyard.scripts import Scripts
 
 #: Tenants whose counters are read in one round trip.
@@ -38,10 +38,12 @@ _PAGE: Final = 1_000
 #: Tries of a change that loses the race against other operators.
 _MAX_TRIES: Final = 100
 _COUNTERS: Final = ("waiting", "waiting_tokens", "running")
+_LATELY: Final = tuple(refusals_of(name) for name in LIMITS)
 _FIELDS: Final = (
     *_COUNTERS,
     *(f"refused:{name}" for name in LIMITS),
     *(f"refused_at:{name}" for name in LIMITS),
+    *(name for window in _LATELY for name in window.fields),
 )
 
 
@@ -56,8 +58,15 @@ class TenantView(Struct, frozen=True, kw_only=True):
     waiting_tokens: int = 0
     running: int = 0  # requests
     service: float = 0.0  # weighted tokens by weight; who waits and has the least is next
-    refused: Mapping[str, int] = MappingProxyType({})  # requests, by the limit
+    refused: Mapping[str, int] = MappingProxyType({})  # requests ever, by the limit
+    refused_lately: Mapping[str, int] = MappingProxyType({})  # in this hour and the one before
     refused_ms: Mapping[str, int] = MappingProxyType({})  # the last of them, unix ms, by the limit
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has requests that wait since it may run no more of them."""
+        most = self.settings.max_running_requests
+        return bool(most) and self.running >= most and self.waiting > 0
 
 
 class LimitUse(Struct, frozen=True):
@@ -243,16 +252,27 @@ def _counters(
 ) -> Iterator[dict[str, Any]]:
     """What each tenant has waiting and running, and was refused; an invalid count is 0."""
     for at in range(0, len(names), _PAGE):
-        pipeline = connection.pipeline(transaction=False)
+        pipeline: Any = connection.pipeline(transaction=False)
+        pipeline.time()
         for name in names[at : at + _PAGE]:
             pipeline.hmget(keys.tenant(name), *_FIELDS)
-        for values in pipeline.execute():
-            counts = [max(0, whole(value)) for value in values]
-            refusals = counts[len(_COUNTERS) :]
+        now, *found = pipeline.execute()
+        now_ms = unix_ms(now)
+        for values in found:
+            known = iter(values)
+            counts, refused, refused_ms = (
+                [max(0, whole(value)) for value in itertools.islice(known, count)]
+                for count in (len(_COUNTERS), len(LIMITS), len(LIMITS))
+            )
+            lately = [
+                window.read(list(itertools.islice(known, window.count)), now_ms)[0]
+                for window in _LATELY
+            ]
             yield {
-                **dict(zip(_COUNTERS, counts, strict=False)),
-                "refused": _present_ones(refusals[: len(LIMITS)]),
-                "refused_ms": _present_ones(refusals[len(LIMITS) :]),
+                **dict(zip(_COUNTERS, counts, strict=True)),
+                "refused": _present_ones(refused),
+                "refused_ms": _present_ones(refused_ms),
+                "refused_lately": _present_ones(lately),
             }
 
 

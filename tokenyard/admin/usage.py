@@ -6,7 +6,6 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 from __future__ import annotations
 
 import contextlib
-import datetime
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -19,15 +18,12 @@ from redis.exceptions import NoPermissionError
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import whole
+from tokenyard.protocol.usage import FAILED, WAIT, day_before, is_day, outdated
 
 #: Tenants that are read in one round trip.
 _PAGE: Final = 100
-_WAIT: Final = "wait:"
-_FAILED: Final = "failed:"
 #: Codes that are reported; `UNKNOWN` is of a result without one.
 _CODES: Final = (*Code, "UNKNOWN")
-#: Days that usage is kept; older ones are deleted by whoever reads it.
-KEPT_DAYS: Final = 62
 
 
 class TenantUsage(Struct, frozen=True, kw_only=True):
@@ -63,7 +59,7 @@ def read_report(connection: redis.Redis, keys: Keys, tenant: str, days: int) -> 
     pipeline.time()
     pipeline.hgetall(keys.usage(tenant))
     (seconds, _), fields = pipeline.execute()
-    dates = list(reversed([_day(int(seconds), back) for back in range(days)]))
+    dates = list(reversed([day_before(int(seconds), back) for back in range(days)]))
     counts = {at: one for at, one in _counts(fields).items() if at[0] in dates}
     by_day = {date: Counter[str]() for date in dates}
     for (date, _), one in counts.items():
@@ -80,7 +76,7 @@ def read_usage(
 ) -> list[TenantUsage]:
     """The usage of tenants in the last days, today included, by tenant, day and model."""
     seconds, _ = connection.time()
-    first, oldest = (_day(int(seconds), count - 1) for count in (days, KEPT_DAYS))
+    first = day_before(int(seconds), days - 1)
     found: list[TenantUsage] = []
     for at in range(0, len(tenants), _PAGE):
         page = tenants[at : at + _PAGE]
@@ -88,7 +84,7 @@ def read_usage(
         for tenant in page:
             pipeline.hgetall(keys.usage(tenant))
         for tenant, fields in zip(page, pipeline.execute(), strict=True):
-            _prune(connection, keys.usage(tenant), fields, oldest)
+            _prune(connection, keys.usage(tenant), outdated(fields, int(seconds)))
             found += [
                 one
                 for one in _usage(tenant, fields)
@@ -97,23 +93,11 @@ def read_usage(
     return found
 
 
-def _prune(connection: redis.Redis, key: str, fields: Mapping[bytes, bytes], oldest: str) -> None:
+def _prune(connection: redis.Redis, key: str, old: Sequence[bytes]) -> None:
     """Delete what is older than the oldest day to keep, where our user may."""
-    days = {name: name.partition(b" ")[0] for name in fields}
-    old = [name for name, day in days.items() if _is_day(day) and day < oldest.encode()]
     if old:
         with contextlib.suppress(NoPermissionError):
             connection.hdel(key, *old)
-
-
-def _day(now_s: int, back: int) -> str:
-    """The day so many days ago, in digits."""
-    now = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
-    return f"{now - datetime.timedelta(back):%Y%m%d}"
-
-
-def _is_day(text: bytes) -> bool:
-    return len(text) == len("yyyymmdd") and text.isdigit()
 
 
 def quantile(waits: Mapping[int, int], share: float) -> int | None:
@@ -138,7 +122,7 @@ def _counts(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], Counter[str]
     for raw, value in fields.items():
         digits, _, rest = raw.partition(b" ")
         model, _, what = rest.decode(errors="replace").rpartition(" ")
-        if _is_day(digits):
+        if is_day(digits):
             counts[digits.decode(), model][what] = max(0, whole(value))
     return counts
 
@@ -154,7 +138,7 @@ def _row(tenant: str, day: str, model: str, found: Mapping[str, int]) -> TenantU
         tokens_cached=found.get("cached", 0),
         tokens_out=found.get("out", 0),
         failed=found.get("failed", 0),
-        failures={str(code): found[name] for code in _CODES if (name := _FAILED + code) in found},
+        failures={str(code): found[name] for code in _CODES if (name := FAILED + code) in found},
         cancelled=found.get("cancelled", 0),
         wait_p50_ms=quantile(waits, 0.5),
         wait_p99_ms=quantile(waits, 0.99),
@@ -163,6 +147,6 @@ def _row(tenant: str, day: str, model: str, found: Mapping[str, int]) -> TenantU
 
 def _waits(counts: Iterable[tuple[str, int]]) -> Iterator[tuple[int, int]]:
     for what, count in counts:
-        bucket = what.removeprefix(_WAIT)
+        bucket = what.removeprefix(WAIT)
         if bucket != what and bucket.isdecimal() and len(bucket) < 16:
             yield int(bucket), count

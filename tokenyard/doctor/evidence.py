@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import shutil
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -18,6 +19,7 @@ from tokenyard.admin.tenants import TenantView, read_tenants
 from tokenyard.doctor.sampling import KeySample, sample_keys
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
+from tokenyard.telemetry.intake_ages import read_ages_ms
 
 T = TypeVar("T")
 
@@ -30,6 +32,8 @@ _BY_RIGHTS: Final = frozenset({"INFO", "CONFIG", "ACL GETUSER", "ACL LOG", "SCAN
 #: Keys in one step of the search for lost entries, and most steps.
 _STEP: Final = 1000
 _MAX_STEPS: Final = 50
+#: Tenants at `max_running_requests` whose oldest request is looked at.
+_MOST_HELD: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Evidence:
     snapshot: Snapshot | None = None
     groups: Sequence[ConsumerGroup] | None = None
     tenants: Sequence[TenantView] | None = None
+    #: How long the oldest request waits of tenants that may run no more of them, of some by name.
+    held_ms: Mapping[str, int] = field(default_factory=dict)
     sample: KeySample | None = None
     lost: LostEntries | None = None
     disk: Disk | None = None
@@ -133,6 +139,8 @@ def gather(
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
     config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
     clock_ms, round_trip_ms = _clock(connection)
+    tenants = read("tenants", lambda: read_tenants(connection, keys))
+    held = read("tenants", lambda: _held(connection, keys, tenants or ()))
     return Evidence(
         host=_host(url),
         info=info,
@@ -145,7 +153,8 @@ def gather(
         round_trip_ms=round_trip_ms,
         snapshot=read("the yard", lambda: read_snapshot(connection, keys)),
         groups=read("XINFO GROUPS", lambda: _groups(read.run, keys)),
-        tenants=read("tenants", lambda: read_tenants(connection, keys)),
+        tenants=tenants,
+        held_ms=held or {},
         sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
         lost=read("lost entries", lambda: _lost(Scripts(connection, keys))),
         disk=_disk(url, config),
@@ -212,6 +221,17 @@ def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:
             return ()
         raise
     return groups
+
+
+def _held(connection: redis.Redis, keys: Keys, tenants: Iterable[TenantView]) -> dict[str, int]:
+    """Those that may run no more, with most waiting, and how long the oldest request has waited."""
+    held = [one for one in tenants if one.is_held]
+    names = [one.name for one in heapq.nlargest(_MOST_HELD, held, key=lambda one: one.waiting)]
+    if not names:
+        return {}
+    seconds, micros = connection.time()
+    ages = read_ages_ms(connection, keys, names, seconds * 1000 + micros // 1000)
+    return {name: max(of_classes.values()) for name, of_classes in ages.items()}
 
 
 def _lost(scripts: Scripts) -> LostEntries:

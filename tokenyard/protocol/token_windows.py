@@ -1,4 +1,4 @@
-"""The windows over which a tenant's tokens are counted; `token_windows.lua` writes them.
+"""The windows over which a tenant's tokens and refusals are counted; scripts write them.
 
 Each is a ring of buckets in the hash of the tenant. It slides by one bucket, and has one more than
 it is long, so that no span of that length has more tokens than the limit.
@@ -46,3 +46,8 @@ class TokenWindow:
 
 MINUTE: Final = TokenWindow("tokens_per_minute", "m", 5_000, 13)
 DAY: Final = TokenWindow("tokens_per_day", "d", 1_800_000, 49)
+
+
+def refusals_of(limit: str) -> TokenWindow:
+    """The requests that a limit has refused in this hour and the one before."""
+    return TokenWindow(limit, f"refused:{limit}:", 3_600_000, 2)

@@ -134,6 +134,16 @@ def histograms(metric: Metric, values: Mapping[Labels, Histogram]) -> Family:
     return family
 
 
+def bucketed(metric: Metric, values: Mapping[Labels, Sequence[tuple[str, float]]]) -> Family:
+    """A histogram without sum and count, by buckets of its own: bound, and how many are below."""
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, buckets in values.items():
+        family.add_metric(labels, buckets, sum_value=None)
+    return family
+
+
 def summary(metric: Metric, mean: Mean) -> Family:
     """A sum and a count for the endpoint, without labels."""
     from prometheus_client.core import SummaryMetricFamily

@@ -53,7 +53,7 @@ def sound(**changes: Any) -> Evidence:
         "refusals": [],
         "snapshot": snapshot,
         "groups": [],
-        "tenants": [TenantView(name="ann", refused={"max_tokens": 9}, refused_ms={})],
+        "tenants": [TenantView(name="ann", refused_lately={"max_tokens": 9})],
         "sample": SAMPLE,
         "disk": Disk("/data", 900 * MIB, 1000 * MIB),
     }

@@ -163,13 +163,17 @@ def test_groups_are_not_ours() -> None:
 def test_a_tenant_that_hits_a_limit_all_the_time_is_named() -> None:
     def tenants(count: int, at_ms: int) -> list[Finding]:
         one = TenantView(
-            name="ann", refused={"tokens_per_day": count}, refused_ms={"tokens_per_day": at_ms}
+            name="ann",
+            refused={"tokens_per_day": 9_999},
+            refused_lately={"tokens_per_day": count},
+            refused_ms={"tokens_per_day": at_ms},
         )
         return found(looked_at_tenants(one), "tenants")
 
     [finding] = tenants(1234, 57_000)
     assert finding.verdict == "warning"
-    assert "ann: tokens_per_day has refused 1,234 requests, the last 3.0 s ago" in finding.found
+    assert "ann: tokens_per_day has refused 1,234 requests in this hour" in finding.found
+    assert "the last 3.0 s ago" in finding.found
     assert "tokenyard tenants set ann --tokens-per-day" in finding.todo
     assert "wait as the refusal says" in finding.todo
     # Seldom, or long ago, is in order.
@@ -183,7 +187,7 @@ def test_settings_that_cannot_be_read_are_named() -> None:
 
 
 def test_where_waiting_does_not_help_the_remedy_is_another_request() -> None:
-    one = TenantView(name="ann", refused={"models": 10}, refused_ms={"models": 57_000})
+    one = TenantView(name="ann", refused_lately={"models": 10}, refused_ms={"models": 57_000})
     [finding] = found(looked_at_tenants(one), "tenants")
     assert finding.todo.endswith("ann --models ...), or let its clients ask for what it allows.")
 

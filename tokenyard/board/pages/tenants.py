@@ -21,7 +21,7 @@ from tokenyard.admin.tenants import (
     read_tenants,
 )
 from tokenyard.admin.turns import next_turn, tenant_turn
-from tokenyard.admin.usage import KEPT_DAYS, read_report
+from tokenyard.admin.usage import read_report
 from tokenyard.board.action import Action
 from tokenyard.board.day_bars import day_bars
 from tokenyard.board.page import NotFound, Page
@@ -32,6 +32,7 @@ from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.tenants import LIMITS
+from tokenyard.protocol.usage import KEPT_DAYS
 
 #: Tenants on one page.
 PER_PAGE: Final = 50
@@ -149,7 +150,12 @@ def _tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
         ],
         "limits": {limit.name: limit for limit in row.limits},
         "refusals": [
-            (limit, row.view.refused[limit], row.view.refused_ms.get(limit, 0))
+            (
+                limit,
+                row.view.refused[limit],
+                row.view.refused_lately.get(limit, 0),
+                row.view.refused_ms.get(limit, 0),
+            )
             for limit in LIMITS
             if limit in row.view.refused
         ],

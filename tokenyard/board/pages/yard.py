@@ -12,7 +12,6 @@ from markupsafe import Markup
 from tokenyard.admin.dead_letters import dead_letters
 from tokenyard.admin.expected_wait import seconds_by_class, seconds_by_tenant
 from tokenyard.admin.history_stream import HOUR_MS, by_time, joined, lately, read_history
-from tokenyard.admin.intakes import read_oldest_ms
 from tokenyard.admin.line import InLine, TenantLine, read_line
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.recent_errors import recent_errors
@@ -26,6 +25,7 @@ from tokenyard.board.yard import Parameters, Yard
 from tokenyard.doctor import Evidence, Finding, Verdict, check_server, durability_grades, glance
 from tokenyard.protocol.history import HistorySample
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import quantile_s
 
 #: Time between two points of a chart.
@@ -43,7 +43,7 @@ class WaitingClass:
 
     name: IntakeClass
     waiting: int
-    oldest_ms: int  # age of the first in the common intake; 0: nothing is there
+    oldest_ms: int  # age of the oldest request, as far as is known; 0: nothing waits
     expected_s: float | None  # until the last one is given to a worker
 
 

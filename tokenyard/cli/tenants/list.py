@@ -114,7 +114,8 @@ def _sheet(one: TenantView, wanted: Mapping[str, float], used: Mapping[str, int]
     lines.add_row("Share", _share(one, wanted))
     for name, count in one.refused.items():
         last = local_time(one.refused_ms.get(name, 0) / 1000)
-        lines.add_row("Refused", f"{count:,} by {name}, the last at {last}")
+        lately = f"{one.refused_lately.get(name, 0):,} in the last hour or two"
+        lines.add_row("Refused", f"{count:,} by {name}, {lately}, the last at {last}")
     return lines
 
 
@@ -141,6 +142,7 @@ def _fields(one: TenantView, wanted: Mapping[str, float]) -> dict[str, object]:
         **{name: getattr(one, name) for name in one.__struct_fields__},
         "refused": dict(one.refused),
         "refused_ms": dict(one.refused_ms),
+        "refused_lately": dict(one.refused_lately),
         "settings": as_fields(one.settings),
         "share": wanted.get(one.name),
     }

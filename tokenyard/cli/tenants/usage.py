@@ -10,7 +10,7 @@ import click
 
 from tokenyard.admin.tenant_texts import failures_text
 from tokenyard.admin.tenants import read_tenants
-from tokenyard.admin.usage import KEPT_DAYS, TenantUsage, read_usage
+from tokenyard.admin.usage import TenantUsage, read_usage
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -18,6 +18,7 @@ from tokenyard.cli.shared.names import find_tenant
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import counted, printable, span
+from tokenyard.protocol.usage import KEPT_DAYS
 
 ABOUT: Final = """Show what tenants have used, by day (UTC) and model.
 
@@ -30,8 +31,8 @@ P50, P99  half and 99 % of the requests waited for a worker at most so
           long; rounded up, to twice the time at most
 
 In and Out are exact: over all tenants they are the tokens in the results. Requests without a
-tenant are not counted. Usage is kept for 62
-days; this command deletes older one.
+tenant are not counted. Usage is kept for 62 days; the leader and this command delete what is
+older.
 
 \b
 Examples:

@@ -107,6 +107,12 @@ local function quota_of(intake)
 
   function quota.refuse(name)
     count_in(counts, 'refused:' .. name, 1)
+    -- By the hour too, of which two are kept, as the buckets of a token window are.
+    local hour = math.floor(now / 3600000)
+    local field = 'refused:' .. name .. ':' .. hour % 2
+    local number, sum = (redis.call('HGET', counts, field) or ''):match('^(%d+) (%d+)$')
+    sum = tonumber(number) == hour and #sum < 16 and tonumber(sum) or 0
+    redis.call('HSET', counts, field, string.format('%.0f %.0f', hour, sum + 1))
     redis.call('HSET', counts, 'refused_at:' .. name, string.format('%.0f', now))
   end
 
