@@ -15,6 +15,7 @@ import redis
 
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.receipts import owner_of
+from tokenyard.protocol.system_clients import why_no_guest
 from tokenyard.protocol.tenants import guests_among
 
 log = logging.getLogger("tokenyard.coordinator.guests")
@@ -64,7 +65,9 @@ class GuestRegistry:
         everybody = found.union(self._fixed)
         heard = []
         for name in sorted(found.difference(self._fixed)):
-            if other := owner_of(name, everybody):
+            if why := why_no_guest(name):
+                log.warning("guest %s is not heard: %s", name, why)
+            elif other := owner_of(name, everybody):
                 log.warning("guest %s is not heard: its name is one of guest %s", name, other)
             else:
                 heard.append(name)

@@ -118,6 +118,22 @@ def test_one_of_two_with_names_alike_is_not_heard(
     assert "guest old-c is not heard: its name is one of guest old" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["http.bob", "http", "anon", "gateway", "batch_1", "client-1"])
+def test_the_name_of_a_client_that_the_system_makes_is_not_heard(
+    yard: TenantYard, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """It would submit and cancel as that client; written by hand, since commands refuse it."""
+    yard.connection.hset(yard.keys.tenants, name, b'{"guest":true}')
+    yard.set("ann", guest=True)
+    write(yard, name, id="first")
+    write(yard, "ann", id="first")
+    yard.lead()
+    turn_until(yard, "ann", 1)
+    assert yard.waits(name) == 0
+    assert announced(yard) == [mark_of(yard.keys.yard, "ann")]
+    assert f"guest {name} is not heard: the system gives such names itself" in caplog.text
+
+
 def test_settings_that_cannot_be_read_make_no_guest(yard: TenantYard) -> None:
     stored = {"ann": b'{"guest":1}', "bob": b'{"guest"', "a/b": b'{"guest":true}', "cem": b"{}"}
     yard.connection.hset(yard.keys.tenants, mapping=stored)  # type: ignore[arg-type]
