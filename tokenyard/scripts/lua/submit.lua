@@ -154,11 +154,11 @@ local function limit_for(template, tokens)
   return limit, limit and (time or retry_after(refused.QUOTA_EXCEEDED))
 end
 
-local replies, at, content = {}, 5 + 3 * #templates, {}
+local replies, at, content = {}, 5 + 3 * #templates, {'', '', 'common', ''}
 for i = 9, last_ledger do
   local ledger, template, id = KEYS[i], templates[tonumber(ARGV[at])], ARGV[at + 1]
   local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], template.latest
-  content[1], content[2] = template.field, prompt
+  content[1], content[2], content[4] = template.field, prompt, template.common
   local tokens = queued_tokens_of(content)
   local first = state_and_digest_of(ledger)
   local state = first[1]
