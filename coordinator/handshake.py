@@ -153,6 +153,7 @@ class Handshake:
             "default_model": self._models.only,
             "defaults": msgspec.json.encode(self._models.defaults),
             "waiting_clients": waiting_clients,
+            "has_tenants": int(self._guests.has_tenants),
             "rate": round(rate_per_s, 3),
         }
         if not self._scripts.take_over(token, info):

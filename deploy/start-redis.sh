@@ -18,6 +18,17 @@
 # replica, so give a FOLDER that stays where they watch.
 set -eu
 here=$(dirname "$0")
+
+# A guest reads the answers to the clients of its name (tokenyard/protocol/system_clients.py).
+for name in $(echo "${GUESTS:-}" | tr ',' ' '); do
+    case $name in
+    anon | http | http.* | gateway | batch | batch_* | client | client-*)
+        echo "GUESTS: $name is a name that the system gives clients itself" >&2
+        exit 2
+        ;;
+    esac
+done
+
 umask 077
 folder=${FOLDER:-$(mktemp -d)}
 mkdir -p "$folder"

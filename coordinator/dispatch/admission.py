@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -14,13 +16,23 @@ from coordinator.recovery.history import RetryLimits, began_with, read_history
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures
 from coordinator.routing.queued_request import NO_TRACE, QueuedRequest, prompt_tokens
 from tokenyard.protocol.digest import valid_entry_digest
-from tokenyard.protocol.errors import Code, quota_exceeded
+from tokenyard.protocol.errors import Code, InvalidRequest, quota_exceeded
+from tokenyard.protocol.fields import read_params
 from tokenyard.protocol.keys import is_tenant, split_intake
-from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import did_you_mean
-from tokenyard.protocol.wire import SYSTEM_FIELDS, Refused, Request, Unanswerable
+from tokenyard.protocol.wire import (
+    SYSTEM_FIELDS,
+    Refused,
+    Request,
+    SamplingParams,
+    Unanswerable,
+)
 from tokenyard.scripts import TransferAnswer
+
+#: What applies where neither a request nor the models file says it.
+_USUAL: Final = SamplingParams()
 
 Verdict = QueuedRequest | Refused | Unanswerable
 
@@ -91,8 +103,19 @@ class Admission:
             features=self._features_of(request, fields),
             digest=digest,
             tenant=tenant,
-            max_output=request.params.n * (request.params.max_tokens or sys.maxsize),
+            max_output=self._max_output(request, fields, request.model or begun),
         )
+
+    def _max_output(self, request: Request, fields: Fields, name: str) -> int:
+        """Most tokens that a request may generate; what it does not say, the models file may."""
+        params, own = request.params, self._models.defaults.get(name or self._models.only)
+        if own is not None and (
+            (own.max_tokens is not None and params.max_tokens == _USUAL.max_tokens)
+            or (own.n is not None and params.n == _USUAL.n)
+        ):
+            with contextlib.suppress(InvalidRequest):  # they contradict it, which its worker says
+                params = read_params(unfold(fields), msgspec.to_builtins(own))
+        return params.n * (params.max_tokens or sys.maxsize)
 
     def _refuse_model(self, request: Request) -> Refused:
         served = self._models.served

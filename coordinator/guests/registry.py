@@ -1,7 +1,7 @@
 """Who is a guest: the users that the settings name, and the tenants that operators made guests.
 
 The leader learns the latter from the registry of tenants, whenever that changes, so that a new one
-needs no restart.
+needs no restart; and at the same time whether the yard has tenants at all.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Final
 
 import redis
 
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import TENANT_CAME, Keys
 from tokenyard.protocol.receipts import owner_of
+from tokenyard.protocol.system_clients import why_no_guest
 from tokenyard.protocol.tenants import guests_among
 
 log = logging.getLogger("tokenyard.coordinator.guests")
@@ -26,6 +27,9 @@ REST_S: Final = 0.5
 #: Guests of the registry that are heard: each is one more inbox to look at, all the time.
 MOST_GUESTS: Final = 1_000
 _PAGE: Final = 1_000
+#: A yard has tenants for so long after one of them has submitted, if the registry has none.
+REMEMBERED_MS: Final = 24 * 3600 * 1000
+_MOST_DIGITS: Final = 16  # clients may write that time
 
 
 class GuestRegistry:
@@ -40,31 +44,49 @@ class GuestRegistry:
         self._read = -REST_S  # monotonic
         #: All guests, those of the settings first.
         self.names: Sequence[str] = self._fixed
+        #: Whether requests without a tenant must leave room for tenants.
+        self.has_tenants = False
 
     def hurry(self) -> None:
         """Settings of tenants have changed: read them soon."""
         self._due = min(self._due, self._read + REST_S)
 
     def refresh(self) -> bool:
-        """Read the registry where that is due; whether the guests have changed."""
+        """Read the registry where that is due; whether what this has learned has changed."""
         now = time.monotonic()
         if now < self._due:
             return False
         self._read, self._due = now, now + EVERY_S
         try:
             found = guests_among(self._connection.hscan_iter(self._keys.tenants, count=_PAGE))
+            has_tenants = self._find_tenants()
         except redis.ResponseError as error:  # among others, a user without the right to
             log.warning("cannot read which tenants are guests: %s", error)
             return False
-        before, self.names = self.names, (*self._fixed, *self._heard(found))
-        return before != self.names
+        before = self.names, self.has_tenants
+        self.names, self.has_tenants = (*self._fixed, *self._heard(found)), has_tenants
+        return before != (self.names, self.has_tenants)
+
+    def _find_tenants(self) -> bool:
+        """Whether the registry has a tenant, or one has submitted lately."""
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.hscan(self._keys.tenants, count=1)
+        pipeline.hget(self._keys.tally, TENANT_CAME)
+        pipeline.time()
+        (cursor, some), came_ms, (seconds, _) = pipeline.execute()
+        if cursor or some:
+            return True
+        is_time = came_ms is not None and came_ms.isdigit() and len(came_ms) < _MOST_DIGITS
+        return is_time and int(came_ms) > seconds * 1000 - REMEMBERED_MS
 
     def _heard(self, found: set[str]) -> Sequence[str]:
         """Those that can be heard beside the others, in order."""
         everybody = found.union(self._fixed)
         heard = []
         for name in sorted(found.difference(self._fixed)):
-            if other := owner_of(name, everybody):
+            if why := why_no_guest(name):
+                log.warning("guest %s is not heard: %s", name, why)
+            elif other := owner_of(name, everybody):
                 log.warning("guest %s is not heard: its name is one of guest %s", name, other)
             else:
                 heard.append(name)

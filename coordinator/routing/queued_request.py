@@ -9,7 +9,14 @@ from typing import Final
 from msgspec import Struct
 
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures, prompt_bytes
-from tokenyard.protocol.wire import BYTES_PER_TOKEN, DEFAULT_CLIENT, DEFAULT_RESULT_TTL_S, Request
+from tokenyard.protocol.wire import (
+    BYTES_PER_TOKEN,
+    DEFAULT_CLIENT,
+    DEFAULT_RESULT_TTL_S,
+    PLAIN_CHAT,
+    Request,
+    chat_fields,
+)
 
 #: The trace of a request that carries none; one object for all of them.
 NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -64,7 +71,14 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def prompt_tokens(request: Request, fields: Mapping[bytes, bytes]) -> int:
-    """Tokens of a prompt; estimated from its bytes where it is text or messages."""
+    """Tokens of a prompt; estimated from its bytes where it is text or messages.
+
+    Those of messages are with what else their template is given, as scripts count it.
+    """
     if request.tokens is not None:
         return len(request.tokens) // 4
-    return -(-len(prompt_bytes(request, fields)) // BYTES_PER_TOKEN)
+    size = len(prompt_bytes(request, fields))
+    if request.chat is not PLAIN_CHAT:
+        given = chat_fields(request.chat).values()
+        size += sum(len(value) for value in given if isinstance(value, bytes))
+    return -(-size // BYTES_PER_TOKEN)

@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from gateway.batches import files
 from gateway.batches.storage import Storage
+from tokenyard.protocol.system_clients import BATCH_PREFIX
 
-PREFIX: Final = "batch_"
+PREFIX: Final = BATCH_PREFIX
 _ID: Final = re.compile(PREFIX + "[0-9a-f]{32}")
 _ENDING: Final = ".json"
 

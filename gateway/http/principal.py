@@ -14,6 +14,7 @@ from gateway.queue.yard import YardQueue
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.api_keys import ApiKey, decode_key, key_digest
 from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.system_clients import http_client
 
 #: How long a key that was looked up is trusted: so long a revoked one may still be used.
 _TRUSTED_S: Final = 2.0
@@ -41,7 +42,7 @@ class Principal:
     @property
     def client(self) -> str:
         """The owner of its requests on the queue."""
-        return f"http.{self.tenant}" if self.tenant else "http"
+        return http_client(self.tenant)
 
     def may_use(self, model: str) -> bool:
         """Whether it may use a model."""

@@ -20,6 +20,7 @@ from tokenyard.broker.connection import open_async_connection, translated
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.system_clients import GATEWAY_CLIENT
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Cancelled, Submitted
 from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of
@@ -35,7 +36,7 @@ _CANCEL_S: Final = 2.0
 class YardQueue:
     """Submits requests, follows their replies, and cancels them."""
 
-    def __init__(self, url: str, yard: str, name: str = "gateway") -> None:
+    def __init__(self, url: str, yard: str, name: str = GATEWAY_CLIENT) -> None:
         """``name`` owns the stream by which the reader of replies is woken."""
         self.keys = Keys(yard)
         self.url = url

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ import redis
 
 from tests.deploy.conftest import GUESTS_YARD
 from tests.deploy.rights import add_user, is_refused
-from tests.support.brokers import GuardedServer
-from tokenyard.admin.tenant_acl import acl_line
+from tests.support.brokers import DEPLOY, GuardedServer
+from tokenyard.admin.tenant_acl import acl_line, check_guests
+from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.settings import CoordinatorSettings
 
 YARD = Keys(GUESTS_YARD)
 OTHER = Keys("some-other-yard")
@@ -192,6 +196,17 @@ OF_GUESTS: dict[str, list[tuple[object, ...]]] = {
         ("XREAD", "STREAMS", YARD.reply("eve", "q1"), 0),
         ("XREAD", "STREAMS", YARD.replies("eve-1"), 0),
         ("XRANGE", YARD.inbox("eve"), "-", "+"),
+        *(
+            attempt
+            for client in ("http.eve", "http", "anon", "batch_1", "client-1")
+            for attempt in (
+                ("HGETALL", YARD.ledger(client, "q1")),
+                ("GET", YARD.tokens(client, "q1")),
+                ("XREAD", "STREAMS", YARD.reply(client, "q1"), 0),
+                ("XREAD", "STREAMS", YARD.replies(client), 0),
+                ("XADD", YARD.inbox(client), "*", "id", "q1", "client", client),
+            )
+        ),
         ("HGETALL", YARD.tenant("eve")),
         ("HGETALL", YARD.usage("eve")),
         ("HGETALL", YARD.tenants),
@@ -250,6 +265,35 @@ def test_a_tenants_own_user_is_refused_the_same(guarded: GuardedServer, what: st
         with redis.Redis.from_url(guarded.url_of("dora")) as connection:
             assert [one for one in commands if not is_refused(connection, *one)] == []
         keeper.acl_deluser("dora")
+
+
+#: Names of tenants whose users would be clients that the system makes.
+OF_THE_SYSTEM = ("http.eve", "http", "anon", "gateway", "batch", "batch_1", "client", "client-1")
+
+
+@pytest.mark.parametrize("name", OF_THE_SYSTEM)
+def test_no_tenant_is_named_like_a_client_of_the_system(name: str) -> None:
+    """No line is printed for it, and no coordinator starts with it as a guest."""
+    with pytest.raises(InvalidRequest):
+        acl_line(YARD, name, "secret")
+    with pytest.raises(InvalidRequest):
+        check_guests([name])
+    with pytest.raises(SettingsError, match="guests"):
+        CoordinatorSettings(redis_url="redis://x", guests=(name,))
+
+
+@pytest.mark.parametrize("name", OF_THE_SYSTEM)
+def test_no_guest_of_a_new_server_is_named_so(name: str, tmp_path: Path) -> None:
+    variables = {"PATH": os.environ["PATH"], "FOLDER": str(tmp_path), "SERVER": "true"}
+    for guests, code in ((f"ann,{name}", 2), ("ann,https", 0)):
+        done = subprocess.run(
+            ["sh", str(DEPLOY / "start-redis.sh")],
+            env=variables | {"GUESTS": guests},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, name in done.stderr) == (code, code == 2), done.stderr
 
 
 def test_a_tenant_has_at_least_thirty_ways_barred() -> None:

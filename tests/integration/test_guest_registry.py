@@ -118,6 +118,51 @@ def test_one_of_two_with_names_alike_is_not_heard(
     assert "guest old-c is not heard: its name is one of guest old" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["http.bob", "http", "anon", "gateway", "batch_1", "client-1"])
+def test_the_name_of_a_client_that_the_system_makes_is_not_heard(
+    yard: TenantYard, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """It would submit and cancel as that client; written by hand, since commands refuse it."""
+    yard.connection.hset(yard.keys.tenants, name, b'{"guest":true}')
+    yard.set("ann", guest=True)
+    write(yard, name, id="first")
+    write(yard, "ann", id="first")
+    yard.lead()
+    turn_until(yard, "ann", 1)
+    assert yard.waits(name) == 0
+    assert announced(yard) == [mark_of(yard.keys.yard, "ann")]
+    assert f"guest {name} is not heard: the system gives such names itself" in caplog.text
+
+
+def has_tenants(yard: TenantYard) -> bytes | None:
+    found: bytes | None = yard.connection.hget(yard.keys.info, "has_tenants")
+    return found
+
+
+def test_a_yard_has_tenants_once_one_has_settings(yard: TenantYard) -> None:
+    yard.lead()
+    turn(yard)
+    assert has_tenants(yard) == b"0"
+    yard.set("ann", weight=2)
+    turn(yard)
+    assert has_tenants(yard) == b"1"
+
+
+@pytest.mark.parametrize(
+    ("hours", "is_known"), [(0, b"1"), (23, b"1"), (25, b"0"), ("x", b"0"), ("9" * 400, b"0")]
+)
+def test_a_yard_has_tenants_for_a_day_after_one_has_submitted(
+    yard: TenantYard, hours: float | str, is_known: bytes
+) -> None:
+    came_ms = hours
+    if isinstance(hours, int):
+        came_ms = str(yard.connection.time()[0] * 1000 - hours * 3_600_000)
+    yard.connection.hset(yard.keys.tally, "tenant_came", came_ms)
+    yard.lead()
+    turn(yard)
+    assert has_tenants(yard) == is_known
+
+
 def test_settings_that_cannot_be_read_make_no_guest(yard: TenantYard) -> None:
     stored = {"ann": b'{"guest":1}', "bob": b'{"guest"', "a/b": b'{"guest":true}', "cem": b"{}"}
     yard.connection.hset(yard.keys.tenants, mapping=stored)  # type: ignore[arg-type]

@@ -159,6 +159,27 @@ def test_guests_whose_names_are_alike_are_refused(
     assert command("set", "ann-b", "--guest").exit_code == Exit.OK
 
 
+def test_guests_with_names_of_the_systems_clients_are_refused(
+    connection: redis.Redis, yard: Keys, command: Command, tmp_path: Path
+) -> None:
+    """Their users could read what gateways, batch jobs and plain entries are answered."""
+    file = tmp_path / "tenants.toml"
+    file.write_text('[tenants."http.bob"]\nguest = true\n')
+    for words in (
+        ["acl", "http.bob"],
+        ["set", "http.bob", "--guest"],
+        ["set", "anon", "--guest"],
+        ["apply", str(file), "--yes"],
+    ):
+        done = command(*words)
+        assert done.exit_code != Exit.OK
+        assert done.stdout.count("user ") == 0
+        assert "the system gives such names itself" in done.stderr
+    assert stored(connection, yard) == {}
+    # A tenant that is no guest may have any name.
+    assert command("set", "http.bob", "--weight", "2").exit_code == Exit.OK
+
+
 def test_removed_is_as_never_set(connection: redis.Redis, yard: Keys, command: Command) -> None:
     command("set", "ann", "--weight", "2")
     command("set", "bob", "--weight", "3")

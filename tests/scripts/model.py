@@ -12,6 +12,7 @@ from tests.support.yard import Yard
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
+    TENANTS_QUEUED_TOKENS,
     TENANTS_WAITING,
     intake_name,
     split_intake,
@@ -119,6 +120,7 @@ class Snapshot:
     roster: set[bytes]
     quarantine: dict[bytes, bytes]
     queued_tokens: int
+    tenants_queued_tokens: int
     waiting: dict[tuple[bytes, bytes], OnLane] = field(default_factory=dict)  # intake and entry
     lanes: dict[str, list[OnLane]] = field(default_factory=dict)
     ledgers: dict[Name, dict[bytes, bytes]] = field(default_factory=dict)
@@ -137,6 +139,7 @@ class Snapshot:
             pipe.hkeys(keys.workers)
             pipe.hgetall(keys.quarantine)
             pipe.hget(keys.tally, "queued_tokens")
+            pipe.hget(keys.tally, TENANTS_QUEUED_TOKENS)
             pipe.zrange(keys.line, 0, -1)
             by_class = [f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES]
             pipe.hmget(keys.tally, *by_class, TENANTS_WAITING)
@@ -155,7 +158,7 @@ class Snapshot:
                 pipe.xrange(keys.reply(*name) if item.is_cancelled_early else stream)
             answers = iter(pipe.execute())
         leases, roster = set(next(answers)), set(next(answers))
-        seen = cls(leases, roster, next(answers), int(next(answers) or 0))
+        seen = cls(leases, roster, next(answers), int(next(answers) or 0), int(next(answers) or 0))
         seen.line = {tenant.decode() for tenant in next(answers)}
         seen.tenants_waiting = [int(count or 0) for count in next(answers)]
         for tenant in set(TENANTS.values()):
@@ -212,7 +215,7 @@ def check_places(seen: Snapshot, everything: Mapping[Name, Known], *, is_inexact
     """Every request is in exactly one place: an intake, a lane, or answered."""
     on_lanes = Counter(item.name for lane in seen.lanes.values() for item in lane)
     waiting_names = {item.name for item in seen.waiting.values()}
-    queued = 0
+    queued = queued_of_tenants = 0
     for name, known in everything.items():
         ledger = seen.ledgers[name]
         state = ledger.get(b"state", b"").decode()
@@ -237,9 +240,13 @@ def check_places(seen: Snapshot, everything: Mapping[Name, Known], *, is_inexact
                 if intake == "retry":
                     _check_retry(item, known)
                 else:
-                    queued += max(1, len(prompt_value(known.request)) // 4)
+                    size = max(1, len(prompt_value(known.request)) // 4)
+                    queued += size
+                    queued_of_tenants += size if ":" in intake else 0
     # The leader's scan corrects the count.
     assert is_inexact or seen.queued_tokens == queued
+    # That of tenants is too high after a deletion, until none waits.
+    assert seen.tenants_queued_tokens >= queued_of_tenants
 
 
 def _check_retry(item: OnLane, known: Known) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tests.support.yard import QueuedRequest, Yard, requests
-from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.keys import PRIORITY_CLASSES, TENANTS_QUEUED_TOKENS
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Publication, Submitted
 
@@ -245,7 +245,8 @@ def test_count_equals_the_queued_tokens_after_every_change(
         action = draw.choice(["submit", "submit", "plain", "place", "answer", "cancel", "back"])
         chosen = draw.choice(list(queued.values()))[0] if queued else None
         if action == "submit" or (chosen is None and action in ("place", "answer", "cancel")):
-            request = sized(size := draw.randint(1, 50))
+            tokens, tenant = range(size := draw.randint(1, 50)), draw.choice(["", "", "acme"])
+            request = make_request(tokens=tokens, tenant=tenant)
             queued[request.id] = (yard.submit(request), size)
         elif action == "plain":
             pushed = yard.push({"id": (other := make_request()).id, "prompt": "x"}, other)
@@ -271,3 +272,6 @@ def test_count_equals_the_queued_tokens_after_every_change(
                 for _ in range(2):
                     yard.scripts.cancel("anon", chosen.request.id, "x")
         assert yard.queued_tokens() == sum(size for _, size in queued.values())
+        of_tenants = sum(size for one, size in queued.values() if one.request.tenant)
+        counted = int(yard.connection.hget(yard.keys.tally, TENANTS_QUEUED_TOKENS) or 0)
+        assert counted == of_tenants

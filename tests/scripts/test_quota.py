@@ -9,8 +9,10 @@ import redis
 
 from tests.scripts.quota_rig import ACCEPTED, EACH, MOST, QUOTA, WINDOWS, ask, codes, limit, submit
 from tests.scripts.tenant_rig import TOKENS
+from tests.support.builders import make_request
 from tests.support.yard import Yard
 from tokenyard.admin.tenants import read_tenants
+from tokenyard.protocol.keys import TENANT_CAME, TENANTS_QUEUED_TOKENS
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.scripts import Scripts, Submitted
 
@@ -158,6 +160,63 @@ class TestBoundaries:
         assert flood.count(ACCEPTED) == 5
         assert set(flood[5:]) == {Submitted.FULL}
         assert codes(yard.scripts.submit("normal", [ask("other")])) == [ACCEPTED]
+
+
+class TestRequestsWithoutATenant:
+    """Together they leave as much as they take, where there are tenants."""
+
+    def flood(self, yard: Yard, count: int = 20, tokens: int = 10) -> int:
+        wanted = [make_request(tokens=range(tokens)) for _ in range(count)]
+        answers = codes(yard.scripts.submit("normal", wanted))
+        return answers.count(ACCEPTED)
+
+    def test_without_tenants_they_have_the_whole_queue(self, yard: Yard) -> None:
+        yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 10)
+        assert self.flood(yard) == 10
+
+    @pytest.mark.parametrize(
+        ("limit", "most"), [("max_num_queued_reqs", 10), ("max_num_queued_tokens", 100)]
+    )
+    def test_a_yard_with_tenants_has_room_for_the_next(
+        self, yard: Yard, limit: str, most: int
+    ) -> None:
+        yard.connection.hset(yard.keys.info, mapping={limit: most, "has_tenants": 1})
+        assert self.flood(yard) == 5
+        assert self.flood(yard) == 0
+        assert codes(submit(yard, 1)) == [ACCEPTED]
+
+    @pytest.mark.parametrize(
+        ("limit", "most"), [("max_num_queued_reqs", 20), ("max_num_queued_tokens", 200)]
+    )
+    def test_beside_one_who_waits_they_have_half_of_the_rest(
+        self, yard: Yard, limit: str, most: int
+    ) -> None:
+        yard.connection.hset(yard.keys.info, limit, most)
+        assert codes(submit(yard, 30)).count(ACCEPTED) == 10
+        assert self.flood(yard) == 5
+        assert codes(yard.scripts.submit("normal", [ask("other")])) == [ACCEPTED]
+
+    def test_a_class_is_bounded_in_the_same_way(self, yard: Yard) -> None:
+        told = {"max_num_queued_reqs": 20, "max_low_share": 0.5, "has_tenants": 1}
+        yard.connection.hset(yard.keys.info, mapping=told)
+        wanted = [make_request() for _ in range(20)]
+        assert codes(yard.scripts.submit("low", wanted)).count(ACCEPTED) == 5
+
+    @pytest.mark.parametrize("is_full", [False, True])
+    def test_it_is_noted_when_a_tenant_came(self, yard: Yard, is_full: bool) -> None:
+        """Also if it found no room: then the leader tells the others, and there will be some."""
+        yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 2)
+        assert self.flood(yard, 2 if is_full else 1) == (2 if is_full else 1)
+        assert yard.connection.hget(yard.keys.tally, TENANT_CAME) is None
+        assert codes(submit(yard, 1)) == [Submitted.FULL if is_full else ACCEPTED]
+        seconds, _ = yard.connection.time()
+        came_ms = int(yard.connection.hget(yard.keys.tally, TENANT_CAME))
+        assert abs(came_ms / 1000 - seconds) < 60
+
+    def test_a_count_of_those_who_are_gone_begins_at_0(self, yard: Yard) -> None:
+        yard.connection.hset(yard.keys.tally, TENANTS_QUEUED_TOKENS, 999)
+        submit(yard, 1)
+        assert yard.connection.hget(yard.keys.tally, TENANTS_QUEUED_TOKENS) == b"10"
 
 
 @pytest.mark.parametrize("name", ["max_waiting_requests", *WINDOWS])

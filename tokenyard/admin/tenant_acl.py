@@ -9,6 +9,7 @@ from typing import Final
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys, is_tenant
 from tokenyard.protocol.receipts import owner_of, owns
+from tokenyard.protocol.system_clients import why_no_guest
 from tokenyard.protocol.tenants import TENANT_RULE
 
 #: Names of users of `deploy/users.acl`, which no tenant can have.
@@ -33,8 +34,7 @@ _RIGHTS: Final = (
 def check_guests(guests: Collection[str]) -> None:
     """Raises `InvalidRequest` where one of these tenants cannot be a guest beside the others."""
     for guest in sorted(guests):
-        if guest in USERS:
-            raise _is_a_user(guest)
+        _check_name(guest)
         if other := owner_of(guest, guests):
             raise _are_alike(other, guest)
 
@@ -47,8 +47,7 @@ def acl_line(keys: Keys, tenant: str, password: str, others: Iterable[str] = ())
     """
     if not is_tenant(tenant):
         raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
-    if tenant in USERS:
-        raise _is_a_user(tenant)
+    _check_name(tenant)
     for other in others:
         if other != tenant and (owns(tenant, other) or owns(other, tenant)):
             raise _are_alike(tenant, other)
@@ -58,8 +57,12 @@ def acl_line(keys: Keys, tenant: str, password: str, others: Iterable[str] = ())
     return f"user {tenant} on #{hashlib.sha256(password.encode()).hexdigest()} {rights}"
 
 
-def _is_a_user(tenant: str) -> InvalidRequest:
-    return InvalidRequest("tenant", f"{tenant!r}: deploy/users.acl has a user of this name")
+def _check_name(tenant: str) -> None:
+    if tenant in USERS:
+        message = f"{tenant!r}: deploy/users.acl has a user of this name"
+        raise InvalidRequest("tenant", message)
+    if why := why_no_guest(tenant):
+        raise InvalidRequest("tenant", f"{tenant!r} cannot be a guest: {why}")
 
 
 def _are_alike(one: str, other: str) -> InvalidRequest:

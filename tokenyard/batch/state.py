@@ -19,6 +19,7 @@ from msgspec import Struct
 from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.system_clients import BATCH_PREFIX
 
 Status = Literal[
     "validating",
@@ -224,7 +225,7 @@ class BatchState(Struct, kw_only=True):
 
 def new_id() -> str:
     """An id for a job; also the name of the client that runs it."""
-    return f"batch_{secrets.token_hex(8)}"
+    return f"{BATCH_PREFIX}{secrets.token_hex(8)}"
 
 
 def load_state(path: Path) -> BatchState | None:

@@ -35,6 +35,7 @@ from tokenyard.protocol.errors import (
 )
 from tokenyard.protocol.keys import NAME_RULE, Keys, is_name
 from tokenyard.protocol.receipts import owns
+from tokenyard.protocol.system_clients import UNNAMED_PREFIX
 from tokenyard.scripts import Call
 
 #: Longest blocking read; also how long a gap in the replies may wait to be filled.
@@ -61,7 +62,8 @@ class ClientCore:
         connect_timeout_s: float,
         result_timeout_s: float,
     ) -> None:
-        client_id = client_id if client_id is not None else f"client-{secrets.token_hex(8)}"
+        if client_id is None:
+            client_id = f"{UNNAMED_PREFIX}{secrets.token_hex(8)}"
         names = (("yard", yard), ("client_id", client_id))
         errors = [f"{label} {name!r}: {NAME_RULE}" for label, name in names if not is_name(name)]
         if errors:

@@ -32,6 +32,10 @@ COUNTED: Final = (
 
 #: Field of `tally`: requests that wait in the intakes of tenants; with ``:<class>``, of that class.
 TENANTS_WAITING: Final = "tenants_waiting"
+#: Field of `tally`: of its ``queued_tokens``, those of tenants.
+TENANTS_QUEUED_TOKENS: Final = "tenants_queued_tokens"
+#: Field of `tally`: when a tenant last submitted, in ms of the server's clock.
+TENANT_CAME: Final = "tenant_came"
 
 #: Names of yards, clients and workers, so that keys cannot be forged.
 NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")

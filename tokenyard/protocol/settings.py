@@ -17,6 +17,7 @@ import msgspec
 
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import NAME_RULE, is_name
+from tokenyard.protocol.system_clients import why_no_guest
 
 PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
 EngineName = Literal["vllm", "simulated"]
@@ -203,6 +204,8 @@ class CoordinatorSettings(ServiceSettings):
         for guest in self.guests:
             if not is_name(guest):
                 yield f"guests {guest!r}: {NAME_RULE}"
+            elif why := why_no_guest(guest):
+                yield f"guests {guest!r}: {why}"
         if self.guest_inbox_bytes < self.max_request_bytes:
             yield "guest_inbox_bytes: must be at least max_request_bytes"
         if not 0 < self.guest_queue_share <= 1:

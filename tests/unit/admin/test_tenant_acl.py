@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenyard.admin.tenant_acl import USERS, acl_line
+from tokenyard.admin.tenant_acl import USERS, acl_line, check_guests
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys
 
@@ -35,6 +35,15 @@ def test_a_tenant_is_none_of_the_users_of_the_system() -> None:
     for name in USERS:
         with pytest.raises(InvalidRequest, match="has a user of this name"):
             acl_line(KEYS, name, "secret")
+
+
+@pytest.mark.parametrize("name", ["http", "http.bob", "anon", "batch_x", "client-x"])
+def test_a_tenant_is_no_client_that_the_system_makes(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be a guest"):
+        acl_line(KEYS, name, "secret")
+    with pytest.raises(InvalidRequest, match="cannot be a guest"):
+        check_guests(["ann", name])
+    check_guests(["ann"])
 
 
 @pytest.mark.parametrize("name", ["", "x" * 91, "a b", "a*", "a~b", "a\nuser eve on nopass"])

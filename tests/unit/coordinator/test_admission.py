@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import ClassVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from coordinator.routing.queued_request import QueuedRequest
 from tests.support.builders import entry_fields, make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.wire import Refused, SamplingParams, Unanswerable
+from tokenyard.protocol.worker_info import OutputDefaults
 
 LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
 NOW_MS = 1_000_000.0
@@ -183,3 +187,63 @@ def test_a_refusal_names_models_and_adapters() -> None:
     verdict = admit(entry_fields(make_request(model="x")), roman="adder")
 
     assert verdict.message == "model: x; served: adder, roman"
+
+
+class TestMostOutput:
+    """What a request may generate at most, by which it is charged while it runs."""
+
+    DEFAULTS: ClassVar = {
+        "long": OutputDefaults(max_tokens=500),
+        "wide": OutputDefaults(n=3),
+        "voice": OutputDefaults(max_tokens=500, n=2),
+    }
+
+    def most(self, fields: Mapping[bytes, bytes], only: str = "") -> int:
+        known = Models()
+        bases = {"adder": "adder", "long": "long", "wide": "wide", "voice": "long"}
+        known.learn(bases, [only] if only else list(bases), self.DEFAULTS)
+        admission = Admission(max_request_bytes=1000, limits=LIMITS, models=known)
+        queued = admission.admit(Entry("normal", "1-0", fields), NOW_MS)
+        assert isinstance(queued, QueuedRequest)
+        return queued.max_output
+
+    @pytest.mark.parametrize(
+        ("model", "params", "most"),
+        [
+            ("adder", "{}", 16),
+            ("long", "{}", 500),
+            ("wide", "{}", 48),
+            ("voice", "{}", 1000),  # of an adapter
+            ("long", '{"max_tokens":16}', 16),  # it says what is usual
+            ("long", '{"max_tokens":7,"n":2}', 14),
+            ("wide", '{"n":1}', 16),
+            ("wide", '{"max_tokens":10}', 30),
+            ("long", '{"max_tokens":null}', sys.maxsize),
+            ("wide", '{"max_tokens":null,"n":1}', sys.maxsize),
+        ],
+    )
+    @pytest.mark.parametrize("is_common", [False, True])
+    def test_the_models_file_says_what_a_request_does_not(
+        self, model: str, params: str, most: int, is_common: bool
+    ) -> None:
+        more = {"model": model, "params": params}
+        fields = {b"id": b"q1", b"prompt": b"p"}
+        if is_common:
+            fields[b"common"] = msgspec.json.encode(more)
+        else:
+            fields |= {name.encode(): text.encode() for name, text in more.items()}
+        assert self.most(fields) == most
+
+    def test_without_a_model_it_is_the_only_one(self) -> None:
+        fields = {b"id": b"q1", b"prompt": b"p"}
+        assert self.most(fields, only="long") == 500
+
+    def test_what_does_not_fit_is_left_to_its_worker(self) -> None:
+        """Given a bound of the models file below its ``min_tokens``, I expect no error here."""
+        known = Models()
+        known.learn({"short": "short"}, ["short"], {"short": OutputDefaults(max_tokens=5)})
+        fields = {b"id": b"q1", b"prompt": b"p", b"params": b'{"min_tokens":9}'}
+        admission = Admission(max_request_bytes=1000, limits=LIMITS, models=known)
+        queued = admission.admit(Entry("normal", "1-0", fields), NOW_MS)
+        assert isinstance(queued, QueuedRequest)
+        assert queued.max_output == 16

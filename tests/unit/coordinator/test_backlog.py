@@ -12,7 +12,7 @@ from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
-from tokenyard.protocol.wire import Request
+from tokenyard.protocol.wire import ChatOptions, Request, chat_fields
 
 NOW_MS = 1_000_000.0
 
@@ -229,6 +229,18 @@ def test_tokens_of_a_prompt(fields: dict, tokens: int) -> None:
 
     common = {b"common": b"{}"}  # the prompt may be there, too
     assert prompt_tokens(request, common) == tokens
+
+
+def test_the_prompt_of_a_chat_has_its_tools_and_documents() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    chat = ChatOptions(
+        tools=[{"a": "x" * 40}], documents=[{"b": "y" * 40}], chat_template_kwargs={"c": "z" * 40}
+    )
+    plain, with_more = make_request(messages=messages), make_request(messages=messages, chat=chat)
+    more = sum(len(value) for value in chat_fields(chat).values() if isinstance(value, bytes))
+    assert more > 120
+    size = prompt_tokens(with_more, {}) - prompt_tokens(plain, {})
+    assert abs(size - more / 4) <= 1
 
 
 class TestManyTenants:

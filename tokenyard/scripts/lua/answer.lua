@@ -27,11 +27,11 @@
 -- Atomic, because the result must appear exactly when the request stops waiting.
 
 -- @include add_replies
--- @include count_in
 -- @include end_charge
 -- @include is_reused
 -- @include keep_for
 -- @include leave_intake
+-- @include queue_tokens
 -- @include queued_tokens_of
 -- @include server_ms
 -- @include sid_of
@@ -53,7 +53,7 @@ if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4])
   return REUSED
 end
 if known[1] and ARGV[2] ~= 'retry' then
-  count_in(KEYS[6], 'queued_tokens', -queued_tokens_of(waits[2]))
+  queue_tokens(KEYS[6], intake, -queued_tokens_of(waits[2]))
 end
 local sid = sid_of(known[2], here)
 local output = redis.call('STRLEN', KEYS[4]) / 4

@@ -32,6 +32,7 @@
 -- @include leave_intake
 -- @include pack_result
 -- @include place_of
+-- @include queue_tokens
 -- @include queued_tokens_of
 -- @include server_ms
 
@@ -89,7 +90,7 @@ else
   if not state then
     redis.call('HSET', ledger, 'sid', ARGV[2] .. '/' .. entry)
   elseif ARGV[2] ~= 'retry' then
-    count_in(KEYS[6], 'queued_tokens', -queued_tokens_of(found))
+    queue_tokens(KEYS[6], place, -queued_tokens_of(found))
   end
 end
 -- What an engine has read and written for it is its tenant's to pay.

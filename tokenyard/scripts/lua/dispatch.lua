@@ -27,6 +27,7 @@
 -- @include counted
 -- @include has_lease
 -- @include is_reused
+-- @include keep_count
 -- @include leave_intake
 -- @include prefix_of
 -- @include queued_tokens_of
@@ -105,7 +106,7 @@ end
 
 -- What leaves the intakes, by intake, taken out at the end in one go: until then the server still
 -- shows it there. And the queued tokens that go with it, as `submit` counted them.
-local leaving, queued = {}, 0
+local leaving, queued, queued_of_tenants = {}, 0, 0
 local function leave(intake, entry, size)
   local list = leaving[intake] or {size = 0}
   leaving[intake] = list
@@ -213,7 +214,9 @@ local function dispatch(route, ledger, entry, why, digest, charge)
   if not known[1] then
     redis.call('HSET', ledger, 'sid', sid, 'digest', digest)
   elseif not is_retry then
-    queued = queued + queued_tokens_of(fields)
+    local size = queued_tokens_of(fields)
+    queued = queued + size
+    if route.tenant then queued_of_tenants = queued_of_tenants + size end
   end
   target.load = target.load + 1
   if route.alone then
@@ -262,4 +265,5 @@ for class, gone in pairs(gone_of) do
   count_of_tenants(KEYS[3], class, -gone)
 end
 if queued > 0 then count_in(KEYS[3], 'queued_tokens', -queued) end
+if queued_of_tenants > 0 then keep_count(KEYS[3], 'tenants_queued_tokens', -queued_of_tenants) end
 return replies

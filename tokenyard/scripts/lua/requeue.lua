@@ -12,8 +12,8 @@
 --   a letter because its id is known with another request, whose result is still there
 -- Atomic, because the letter must be dead or waiting at every moment.
 
--- @include count_in
 -- @include enter_intake
+-- @include queue_tokens
 -- @include queued_tokens_of
 -- @include tenant_of
 
@@ -39,6 +39,6 @@ local sid = ARGV[2] .. '/' .. entry
 redis.call('HSET', KEYS[3], 'state', 'waiting', 'sid', sid, 'attempt', known[2] or 0,
   'digest', known[3] or '')
 local size = queued_tokens_of(fields)
-count_in(KEYS[6], 'queued_tokens', size)
+queue_tokens(KEYS[6], KEYS[2], size)
 if tenant_of(KEYS[2]) then enter_intake(KEYS[2], 1, size) end
 return sid

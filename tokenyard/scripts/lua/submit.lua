@@ -32,6 +32,7 @@
 -- @include counted
 -- @include enter_intake
 -- @include is_reused
+-- @include keep_count
 -- @include queued_tokens_of
 -- @include quota_of
 -- @include server_ms
@@ -51,10 +52,11 @@ local last_ledger = is_tenant and #KEYS - 1 or #KEYS
 local intake = is_tenant and KEYS[#KEYS] or KEYS[RANK[class]]
 
 -- Retries and higher classes are served before it; with it and lower ones it shares its bound.
-local waiting, ahead, below = 0, 0, 0
+local waiting, ahead, below, untenanted = 0, 0, 0, 0
 local have_tenants = counted(KEYS[8], 'tenants_waiting') > 0
 for i = 2, 5 do
   local length = redis.call('XLEN', KEYS[i])
+  if CLASSES[i] then untenanted = untenanted + length end
   if have_tenants and CLASSES[i] then
     length = length + counted(KEYS[8], 'tenants_waiting:' .. CLASSES[i])
   end
@@ -63,7 +65,7 @@ for i = 2, 5 do
   if i >= RANK[class] and i < 5 then below = below + length end
 end
 local info = redis.call('HMGET', KEYS[1], 'max_num_queued_reqs', 'max_num_queued_tokens', 'rate',
-  'waiting_clients', 'max_' .. class .. '_share')
+  'waiting_clients', 'max_' .. class .. '_share', 'has_tenants')
 local share = tonumber(info[5] or '1') or 1
 local most = tonumber(info[1] or '0') or 0
 local most_below = math.ceil(most * share)
@@ -72,15 +74,20 @@ local most_tokens = (tonumber(info[2] or '0') or 0) * share
 local queued_tokens = waiting > 0 and counted(KEYS[8], 'queued_tokens') or 0
 local rate = tonumber(info[3] or '0') or 0
 local clients = math.max(1, tonumber(info[4] or '1') or 1)
+-- What leaves as much of the queue free as it takes: a tenant, and beside tenants those without one.
+local is_bound = is_tenant or have_tenants or info[6] == '1'
 local own, own_tokens = 0, 0
-if is_tenant then -- it waits for its own, at an equal share
+if is_bound and not is_tenant then
+  local theirs = have_tenants and counted(KEYS[8], 'tenants_queued_tokens') or 0
+  own, own_tokens = untenanted, math.max(0, queued_tokens - theirs)
+elseif is_tenant then -- it waits for its own, at an equal share
   local prefix = tenant_of(intake)
   own = counted(prefix .. 'tenant:' .. tenant, 'waiting')
   own_tokens = counted(prefix .. 'tenant:' .. tenant, 'waiting_tokens')
   ahead = own
   rate = rate / math.max(1, redis.call('ZCARD', prefix .. 'line'))
 end
-local accepted, added, attached = 0, 0, false
+local accepted, added, attached, came_ms = 0, 0, false, nil
 local refused = {QUEUE_FULL = 0, DEADLINE_EXCEEDED = 0, ID_REUSED = 0, QUOTA_EXCEEDED = 0}
 local quota = is_tenant and quota_of(intake)
 
@@ -100,7 +107,7 @@ local function retry_after(before)
   return math.floor(math.max(LEAST_RETRY_MS, math.min(MOST_RETRY_MS, time)) * (1 + jitter))
 end
 
--- A tenant takes no more than it leaves, so that there is room for the next.
+-- Nobody takes more than it leaves, so that there is room for the next tenant.
 local function is_full(tokens)
   return most > 0 and (waiting + own >= most or below + own >= most_below)
     or most_tokens > 0 and waiting > 0 and queued_tokens + own_tokens + tokens > most_tokens
@@ -147,11 +154,11 @@ local function limit_for(template, tokens)
   return limit, limit and (time or retry_after(refused.QUOTA_EXCEEDED))
 end
 
-local replies, at, content = {}, 5 + 3 * #templates, {}
+local replies, at, content = {}, 5 + 3 * #templates, {'', '', 'common', ''}
 for i = 9, last_ledger do
   local ledger, template, id = KEYS[i], templates[tonumber(ARGV[at])], ARGV[at + 1]
   local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], template.latest
-  content[1], content[2] = template.field, prompt
+  content[1], content[2], content[4] = template.field, prompt, template.common
   local tokens = queued_tokens_of(content)
   local first = state_and_digest_of(ledger)
   local state = first[1]
@@ -173,6 +180,7 @@ for i = 9, last_ledger do
   elseif is_full(tokens) then
     replies[#replies + 1] = {FULL, retry_after(refused.QUEUE_FULL)}
     refused.QUEUE_FULL = refused.QUEUE_FULL + 1
+    came_ms = is_tenant and string.format('%.0f', server_ms())
   elseif latest > 0 and time > 0 and server_ms() + time > latest then
     replies[#replies + 1] = {LATE, time}
     refused.DEADLINE_EXCEEDED = refused.DEADLINE_EXCEEDED + 1
@@ -185,16 +193,23 @@ for i = 9, last_ledger do
     if reserved then redis.call('HSET', ledger, 'reserved', reserved) end
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
     waiting, ahead, below = waiting + 1, ahead + 1, below + 1
-    if is_tenant then own, own_tokens, added = own + 1, own_tokens + tokens, added + tokens end
+    if is_bound then own, own_tokens = own + 1, own_tokens + tokens end
+    if is_tenant then added, came_ms = added + tokens, entry:match('^%d+') end
     queued_tokens = queued_tokens + tokens
     accepted = accepted + 1
     attach(id)
   end
   at = at + 4
 end
+-- The leader then tells those without a tenant that there are some, see `has_tenants`.
+if came_ms then redis.call('HSET', KEYS[8], 'tenant_came', came_ms) end
 if accepted > 0 then
   redis.call('HSET', KEYS[8], 'queued_tokens', queued_tokens)
-  if is_tenant then enter_intake(intake, accepted, added) end
+  if is_tenant then
+    if not have_tenants then redis.call('HSET', KEYS[8], 'tenants_queued_tokens', 0) end
+    keep_count(KEYS[8], 'tenants_queued_tokens', added)
+    enter_intake(intake, accepted, added)
+  end
   if quota then quota.keep() end
 end
 if attached then redis.call('ZADD', KEYS[6], server_ms() + tonumber(ARGV[3]), client) end

@@ -12,12 +12,13 @@
 -- Atomic, because an entry must be in one intake at every moment.
 
 -- @include asked_of
--- @include count_in
 -- @include counted
 -- @include enter_intake
 -- @include entry_fields
+-- @include keep_count
 -- @include leave_intake
 -- @include prefix_of
+-- @include queue_tokens
 -- @include queued_tokens_of
 -- @include quota_of
 -- @include server_ms
@@ -41,7 +42,8 @@ local function add(intake, entry, fields)
   return redis.call('XADD', intake, '*', unpack(values))
 end
 
--- As in `submit`, a tenant takes no more of the yard's queue than it leaves, here by what all tenants have.
+-- As in `submit`, a tenant takes no more of the yard's queue than it leaves, here by what all tenants have:
+-- these entries wait already, in the same intake as what came without a tenant behind them.
 local prefix = prefix_of(KEYS[2])
 local most = tonumber(redis.call('HGET', prefix .. 'info', 'max_num_queued_reqs') or '0') or 0
 local function is_full(name)
@@ -51,12 +53,12 @@ local function is_full(name)
 end
 
 -- What is reserved for a request is kept in its ledger, which an entry by XADD has only from here on.
-local function reserve(quota, ledger, asked, fields, digest, sid)
+local function reserve(intake, quota, ledger, asked, fields, digest, sid)
   local size = queued_tokens_of(fields)
   local reserved = quota.take(asked, size)
   if not reserved then return end
   redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest, 'reserved', reserved)
-  count_in(prefix .. 'tally', 'queued_tokens', size)
+  queue_tokens(prefix .. 'tally', intake, size)
 end
 
 local quotas = {}
@@ -77,11 +79,12 @@ local function move(intake, ledger, entry, name, digest, fields)
   local sid = name .. '/' .. at
   enter_intake(intake, 1, queued_tokens_of(fields))
   if quota then
-    reserve(quota, ledger, asked, fields, digest, sid)
+    reserve(intake, quota, ledger, asked, fields, digest, sid)
   elseif known[1] == 'waiting' and waits_at(known[2], known[3], known[4]) == here .. entry then
     -- A client of an earlier version has submitted it.
     redis.call('HSET', ledger, 'sid', sid)
     redis.call('HDEL', ledger, 'intake', 'entry')
+    keep_count(prefix .. 'tally', 'tenants_queued_tokens', queued_tokens_of(fields))
   end
   return {MOVED, sid}
 end
