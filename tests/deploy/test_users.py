@@ -34,6 +34,7 @@ SCRIPTS = {
         "hand_back",
         "emit",
         "finish",
+        "settle_cancelled",
         "acknowledge",
     },
     "admin": {"cancel", "requeue", "command", "signal", "configure", "probe", "astray"},
