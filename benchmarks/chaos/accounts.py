@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import redis
 from msgspec import Struct
 
@@ -57,7 +58,7 @@ class Accounts(Struct):
     tenants: dict[str, Account]
     line: list[str]
     sums: dict[str, int]
-    charged: list[str]  # ledgers with a charge
+    charged: list[str]  # ledgers with a charge that somebody should settle
 
     @property
     def is_at_rest(self) -> bool:
@@ -90,8 +91,17 @@ def read_accounts(connection: redis.Redis, keys: Keys) -> Accounts:
         tenants={name: _account(run, keys, name) for name in sorted(names)},
         line=[name.decode() for name in run.zrange(keys.line, 0, -1)],
         sums={name: whole(tally.get(name.encode())) for name in _SUMS},
-        charged=[key.decode() for key in ledgers if run.hexists(key, "charge")],
+        charged=[key.decode() for key in ledgers if _is_charged(run, keys, key)],
     )
+
+
+def _is_charged(run: Any, keys: Keys, ledger: bytes) -> bool:
+    """Whether there is a charge, and not the estimate of a cancelled request of a lost worker."""
+    charge, state, worker = run.hmget(ledger, "charge", "state", "worker")
+    if charge is None or state != b"cancelled":
+        return charge is not None
+    lease: float | None = run.zscore(keys.leases, worker or "")
+    return lease is not None and lease > 0
 
 
 def _account(run: Any, keys: Keys, name: str) -> Account:
@@ -115,8 +125,11 @@ def check_accounts(
     history: History, accounts: Accounts, tenants: Mapping[str, TenantSettings]
 ) -> list[Violation]:
     """Find all counters that differ from the history."""
-    owed = used_by_tenant(history)
+    weights = {name: settings.weight for name, settings in tenants.items()}
+    owed = used_by_tenant(history, weights)
     found = list(_at_rest(accounts))
+    for key, story in history.stories.items():
+        found += [Violation("count", key, line) for line in _faults_of_payment(story)]
     # Requests without a tenant are charged only while others wait.
     for name in sorted((owed.keys() | accounts.tenants.keys()) - {""}):
         account = accounts.tenants.get(name) or Account(Counter(), {}, 0.0, 0, 0)
@@ -138,58 +151,109 @@ def _at_rest(accounts: Accounts) -> Iterator[Violation]:
 
 
 def _differences(
-    account: Account, owed: Counter[str], settings: TenantSettings, lifts: int
+    account: Account, owed: Owed, settings: TenantSettings, lifts: int
 ) -> Iterator[str]:
-    for what in sorted(owed.keys() | account.used.keys() - {"cached"}):
-        if account.used[what] != owed[what]:
-            yield f"usage {what} is {account.used[what]}, by the results {owed[what]}"
+    for what in sorted(owed.used.keys() | account.used.keys() - {"cached"}):
+        if account.used[what] != owed.used[what]:
+            yield f"usage {what} is {account.used[what]}, by the results {owed.used[what]}"
     for what, count in account.present.items():
         if count:
             yield f"{what} is {count} at rest"
-    had = (owed["in"] + _OUTPUT_WEIGHT * owed["out"]) / settings.weight
-    off = account.service - account.lifted - had
+    off = account.service - account.lifted - owed.service
     if not math.isclose(off, 0.0, abs_tol=0.5 * lifts + 1e-3):
+        had = owed.service
         yield f"service without {lifts} lifts is {had + off:.3f}, by the results {had:.3f}"
-    tokens = owed["in"] + owed["out"]
-    if settings.tokens_per_day and account.window != tokens:
-        yield f"tokens of the day are {account.window}, by the results {tokens}"
+    if settings.tokens_per_day and account.window != owed.window:
+        yield f"tokens of the day are {account.window}, by the results {owed.window}"
 
 
-def used_by_tenant(history: History) -> defaultdict[str, Counter[str]]:
+class Owed(Struct):
+    """What the counters of a tenant should be."""
+
+    used: Counter[str] = msgspec.field(default_factory=Counter)
+    service: float = 0.0
+    window: int = 0
+
+
+def used_by_tenant(history: History, weights: Mapping[str, float]) -> defaultdict[str, Owed]:
     """What each tenant has used, by its requests and their results."""
-    owed: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    owed: defaultdict[str, Owed] = defaultdict(Owed)
     for story in history.stories.values():
         if story.asked is None or not story.asked.tenant:
             continue
-        used = owed[story.asked.tenant]
-        used["dispatched"] += any(one.place.startswith(_LANE) for one in story.moved)
+        one = owed[story.asked.tenant]
+        one.used["dispatched"] += any(move.place.startswith(_LANE) for move in story.moved)
         for result in itertools.islice(story.results, 1):
-            used["requests"] += 1
-            used["out"] += len(result.tokens)
-            used["in"] += _tokens_in(story, story.asked)
+            one.used["requests"] += 1
             if result.status == "cancelled":
-                used["cancelled"] += 1
+                one.used["cancelled"] += 1
             elif result.status != "completed":
-                used["failed"] += 1
-                used[f"failed:{result.code}"] += 1
+                one.used["failed"] += 1
+                one.used[f"failed:{result.code}"] += 1
+            _add_tokens(one, story, story.asked, weights.get(story.asked.tenant, 1.0))
     return owed
 
 
-def _tokens_in(story: Story, asked: Asked) -> int:
-    """The tokens that its prompt counts for.
+def _add_tokens(owed: Owed, story: Story, asked: Asked, weight: float) -> None:
+    """The tokens of a request that is over."""
+    result = story.results[0]
+    tokens_in, tokens_out = _tokens_in(story, asked), len(result.tokens)
+    if len(story.paid) == 1:
+        # Its worker was lost before it could say more: what was charged and reserved remains.
+        owed.used["out"] += tokens_out
+        owed.service += story.charged[-1].amount if story.charged else 0.0
+        owed.window += _estimate(asked) + asked.max_tokens
+        return
+    if story.paid:
+        tokens_in, tokens_out = story.paid[-1].input, story.paid[-1].output
+    owed.used["in"] += tokens_in
+    owed.used["out"] += tokens_out
+    owed.service += (tokens_in + _OUTPUT_WEIGHT * tokens_out) / weight
+    owed.window += tokens_in + tokens_out
 
-    By the engine; where it was cancelled, an estimate, unless it waited and no engine had shown a
+
+def _faults_of_payment(story: Story) -> Iterator[str]:
+    """What is wrong with that which a cancelled request has paid."""
+    if story.asked is None or not story.results or not (story.charged or story.paid):
+        return
+    result = story.results[0]
+    if result.status != "cancelled":
+        if story.paid:
+            yield f"a request that is {result.status} has paid as if cancelled"
+        return
+    if _is_assigned(story) != bool(story.paid):
+        yield f"cancelled {'on a lane' if _is_assigned(story) else 'in an intake'}: {story.paid}"
+    if len(story.paid) > 2:
+        yield f"paid {len(story.paid) - 1} times"
+    for one in story.paid:
+        if not len(result.tokens) <= one.output <= story.asked.max_tokens:
+            shown, most = len(result.tokens), story.asked.max_tokens
+            yield f"paid {one.output} tokens out of {most}, of which {shown} were published"
+        if not _estimate(story.asked) <= one.input <= _most_tokens(story.asked):
+            yield f"paid {one.input} tokens in, estimated {_estimate(story.asked)}"
+
+
+def _tokens_in(story: Story, asked: Asked) -> int:
+    """The tokens that its prompt counts for, unless a worker has said so.
+
+    By the engine; where it was cancelled while it waited, an estimate if an engine had shown a
     token; none where its entry was deleted.
     """
     result = story.results[0]
     if result.prompt_tokens is not None:
         return result.prompt_tokens
-    if result.status != "cancelled":
-        return 0
-    # Copies of a request come into other intakes at any time.
+    return _estimate(asked) if result.status == "cancelled" and result.tokens else 0
+
+
+def _is_assigned(story: Story) -> bool:
+    """Whether it was on a lane last. Copies of a request come into other intakes at any time."""
     places = [one.place for one in story.moved if one.place.startswith((_LANE, _RETRY))]
-    is_assigned = bool(places) and places[-1] != _RETRY
-    return _estimate(asked) if is_assigned or result.tokens else 0
+    return bool(places) and places[-1] != _RETRY
+
+
+def _most_tokens(asked: Asked) -> int:
+    """A token of a text has a byte at least."""
+    return len(asked.tokens) if asked.tokens is not None else len((asked.text or "").encode())
 
 
 def _estimate(asked: Asked) -> int:

@@ -38,6 +38,7 @@ from benchmarks.chaos.history import (
     Lifted,
     Missed,
     Moved,
+    Paid,
     Published,
     Resumed,
     Seen,
@@ -69,6 +70,7 @@ class Story:
     published: list[Published] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     charged: list[Charged] = field(default_factory=list)
+    paid: list[Paid] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)
     resumed: list[Resumed] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
@@ -126,6 +128,8 @@ class Story:
                 self.moved.append(event)
             case Charged():
                 self.charged.append(event)
+            case Paid():
+                self.paid.append(event)
             case Trouble():
                 self.trouble.append(event)
             case Resumed():
@@ -345,7 +349,7 @@ def timeline(story: Story) -> Iterator[str]:
     began = story.asked.at if story.asked else 0.0
     if story.asked:
         yield f"+0.000 {story.asked}"
-    timed = [(one.at, one) for one in own if not isinstance(one, Joined | Charged | Lifted)]
+    timed = [(one.at, one) for one in own if not isinstance(one, Joined | Charged | Paid | Lifted)]
     for at, event in sorted(timed, key=lambda pair: pair[0]):
         yield f"{at - began:+.3f} {_line(event)}"
 

@@ -149,6 +149,19 @@ class Charged(Struct, frozen=True, tag=True):
     client: str
     id: str
     tenant: str
+    amount: float = 0.0  # weighted tokens by the tenant's weight
+
+
+class Paid(Struct, frozen=True, tag=True):
+    """What a request has used that was cancelled while it ran (broker's record).
+
+    First an estimate of its prompt and the published tokens, then what its worker says.
+    """
+
+    client: str
+    id: str
+    input: int
+    output: int
 
 
 class Lifted(Struct, frozen=True, tag=True):
@@ -186,6 +199,7 @@ Event = (
     | Joined
     | Moved
     | Charged
+    | Paid
     | Lifted
     | Published
 )

@@ -14,7 +14,7 @@ from typing import Final
 import hiredis
 import msgspec
 
-from benchmarks.chaos.history import Charged, Event, Joined, Key, Lifted, Moved, Published
+from benchmarks.chaos.history import Charged, Event, Joined, Key, Lifted, Moved, Paid, Published
 from tokenyard.protocol.keys import Keys, is_intake
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.replies import Provenance, Reply, Usage, code_of, decode_replies
@@ -52,6 +52,8 @@ def record(commands: Iterator[Command], keys: Keys) -> Iterator[Event]:
                 yield Joined(worker.decode(), decode_worker(packed).pid)
         elif name == b"HSET" and b"charge" in command[2::2]:
             yield from prefixes.charged(command)
+        elif name == b"HSET" and b"used" in command[2::2]:
+            yield from prefixes.paid(command)
         elif name == b"HINCRBY" and command[2] == b"lifted":
             yield from prefixes.lifted(command)
 
@@ -87,9 +89,20 @@ class _Prefixes:
     def charged(self, command: Command) -> Iterator[Event]:
         """The event in a charge that was written to a ledger."""
         if command[1].startswith(self._ledger):
-            client, _, request = command[1].removeprefix(self._ledger).decode().partition("/")
-            fields = dict(zip(command[2::2], command[3::2], strict=True))
-            yield Charged(client, request, fields[b"charge"].decode().split(" ")[3])
+            key, fields = self._written(command)
+            amount, _, _, tenant, *_ = fields[b"charge"].decode().split(" ")
+            yield Charged(*key, tenant, float(amount))
+
+    def paid(self, command: Command) -> Iterator[Event]:
+        """The event in what a cancelled request has used by its ledger."""
+        if command[1].startswith(self._ledger):
+            key, fields = self._written(command)
+            yield Paid(*key, *map(int, fields[b"used"].split()))
+
+    def _written(self, command: Command) -> tuple[Key, dict[bytes, bytes]]:
+        """The request of a ledger, and the fields that were written to that."""
+        client, _, request = command[1].removeprefix(self._ledger).decode().partition("/")
+        return (client, request), dict(zip(command[2::2], command[3::2], strict=True))
 
     def lifted(self, command: Command) -> Iterator[Event]:
         """The event in a counter of a tenant that was increased."""

@@ -42,6 +42,7 @@ SCRIPTS = {
         "hand_back",
         "emit",
         "finish",
+        "settle_cancelled",
         "acknowledge",
     },
     "admin": {"cancel", "requeue", "command", "signal", "configure", "probe", "astray"},

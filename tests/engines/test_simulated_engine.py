@@ -225,6 +225,18 @@ def test_taking_a_request_out_returns_its_tokens_and_removes_it() -> None:
     assert not engine.has_unfinished
 
 
+def test_a_request_without_stream_tells_its_tokens_when_it_is_taken_out() -> None:
+    engine = SimulatedEngine(speed=SpeedModel(decode_tokens_per_s=1e6))
+    engine.add(ask("1-0", max_tokens=9, n=2))
+    for _ in range(5):
+        engine.step()
+
+    made = engine.take_out("1-0")
+
+    assert made is not None
+    assert [len(choice.tokens) for choice in made.choices] == [5, 5]
+
+
 def test_the_engine_needs_neither_torch_nor_vllm() -> None:
     import subprocess
 

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.engines.harness import PROMPT, Outcome, ask, greedy, run, without_cache
+from tests.engines.harness import PROMPT, Outcome, ask, drain, greedy, run, without_cache
 from tests.support.vllm_versions import installed_vllm
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, StructuredOutputs
 from worker.engines import Engine, TokenDelta
 from worker.engines.vllm.pieces import PieceSize
+from worker.engines.vllm.progress import tokens_so_far
 
 pytestmark = pytest.mark.vllm
 
@@ -64,6 +65,65 @@ def test_messages_that_the_template_rejects_are_refused(
         vllm_engine.add(ask(messages=messages))
 
     assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize("detokenize", [True, False])
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_request_without_stream_tells_its_tokens_when_it_is_taken_out(
+    vllm_engine: Engine, detokenize: bool, choices: int
+) -> None:
+    params: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "seed": 7, "n": choices}
+    (whole,) = run(vllm_engine, ask(**params, detokenize=detokenize))
+    vllm_engine.add(ask(**params, detokenize=detokenize))
+    vllm_engine.add(ask("2-0", **params))
+    for _ in range(5):
+        vllm_engine.step()
+
+    made = vllm_engine.take_out("1-0")
+
+    assert made is not None
+    assert whole.finished is not None
+    assert made.prompt_tokens == len(PROMPT)
+    assert len(made.choices) == choices
+    for choice, all_of_it in zip(made.choices, whole.finished.choices, strict=True):
+        assert len(choice.tokens) == 5
+        assert choice.tokens == all_of_it.tokens[:5]
+    outcomes: dict[str, Outcome] = {}
+    drain(vllm_engine, outcomes)
+    assert list(outcomes) == ["2-0"]
+
+
+def test_a_choice_that_has_ended_counts_when_its_request_is_taken_out(
+    vllm_engine: Engine,
+) -> None:
+    stops = {"stop_token_ids": [4, 5, 6], "n": 3, "max_tokens": 30, "temperature": 2.0}
+    for seed in range(20):
+        (whole,) = run(vllm_engine, ask(**stops, seed=seed))
+        assert whole.finished is not None
+        lengths = sorted(len(choice.tokens) for choice in whole.finished.choices)
+        if lengths[0] < lengths[-1]:
+            break
+    else:
+        raise AssertionError("no choice ended before the others")
+    vllm_engine.add(ask(**stops, seed=seed))
+    steps = lengths[0]
+    for _ in range(steps):
+        vllm_engine.step()
+
+    made = vllm_engine.take_out("1-0")
+
+    assert made is not None
+    assert [len(choice.tokens) for choice in made.choices] == [
+        min(steps, len(choice.tokens)) for choice in whole.finished.choices
+    ]
+
+
+def test_tokens_are_unknown_where_vllm_has_no_such_records(vllm_engine: Engine) -> None:
+    vllm_engine.add(ask(max_tokens=9))
+
+    assert tokens_so_far(vllm_engine, "1-0") == ()
+    assert tokens_so_far(None, "1-0") == ()
+    vllm_engine.abort(["1-0"])
 
 
 def test_tokens_are_answered_with_text_on_request(vllm_engine: Engine) -> None:

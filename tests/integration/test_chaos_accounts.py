@@ -21,6 +21,11 @@ def test_the_counters_are_read_from_the_broker(connection: redis.Redis, keys: Ke
     connection.hset(keys.tally, "tenants_waiting", 9)
     connection.hset(keys.ledger(C, "1"), "charge", "0 1 2 acme m")
     connection.hset(keys.ledger(C, "2"), "state", "completed")
+    # Cancelled: by a worker that will say what it has used, and by one that died
+    connection.zadd(keys.leases, {"w.1": 5, "w.2": -2})
+    for request, worker in (("3", "w.1"), ("4", "w.2"), ("5", "w.3")):
+        fields = {"state": "cancelled", "worker": worker, "charge": "9 1 2 acme m"}
+        connection.hset(keys.ledger(C, request), mapping=fields)
 
     accounts = read_accounts(connection, keys)
 
@@ -29,5 +34,5 @@ def test_the_counters_are_read_from_the_broker(connection: redis.Redis, keys: Ke
     assert (idle.present["running"], idle.service, idle.lifted) == (2, 71.5, 70)
     assert accounts.line == ["idle"]
     assert accounts.sums["tenants_waiting"] == 9
-    assert accounts.charged == [keys.ledger(C, "1")]
+    assert sorted(accounts.charged) == [keys.ledger(C, "1"), keys.ledger(C, "3")]
     assert not accounts.is_at_rest

@@ -31,7 +31,12 @@ def reader(
 ) -> Iterator[LaneReader]:
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         reader = LaneReader(
-            own, yard.keys, yard.worker(), delivered.extend, cancelled.append, block_ms=100
+            own,
+            yard.keys,
+            yard.worker(),
+            delivered.extend,
+            lambda entry, charged: cancelled.append(f"{entry} {charged}"),
+            block_ms=100,
         )
         yield reader
         reader.stop()
@@ -71,12 +76,12 @@ def test_forged_entries_are_removed(
 def test_cancels_are_passed_on_and_taken_off_the_lane(
     yard: Yard, reader: LaneReader, cancelled: list[str]
 ) -> None:
-    for entry in ("7-0", "8-0"):
-        yard.connection.xadd(reader._stream, {"cancel": entry})
+    yard.connection.xadd(reader._stream, {"cancel": "7-0"})
+    yard.connection.xadd(reader._stream, {"cancel": "8-0", "request": "ann/q/1"})
     reader.start()
 
     eventually(lambda: not yard.connection.xlen(reader._stream))
-    assert cancelled == ["7-0", "8-0"]
+    assert cancelled == ["7-0 ", "8-0 ann/q/1"]
 
 
 def test_the_lane_is_read_again_after_an_outage(
@@ -124,7 +129,7 @@ def test_a_cancel_comes_after_its_request(yard: Yard, broker: Server) -> None:
             yard.keys,
             worker,
             lambda found: heard.extend(each.entry for each in found),
-            lambda entry: heard.append(f"cancel {entry}"),
+            lambda entry, _: heard.append(f"cancel {entry}"),
             block_ms=100,
         )
         reader.run_once()
@@ -139,7 +144,7 @@ def test_the_first_entry_of_a_long_read_does_not_wait_for_the_last(
     worker = yard.worker()
     placed = [yard.assign(worker) for _ in range(100)]
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        LaneReader(own, yard.keys, worker, parts.append, lambda _: None, block_ms=100).run_once()
+        LaneReader(own, yard.keys, worker, parts.append, lambda *_: None, block_ms=100).run_once()
 
     assert [each for part in parts for each in part] == placed
     assert 2 <= len(parts) <= 10
@@ -152,9 +157,7 @@ def test_entries_before_a_fault_are_delivered_once(yard: Yard, broker: Server) -
     assigned = yard.assign(worker)
     yard.connection.xadd(yard.keys.lane(worker), {"x": "y"})
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        reader = LaneReader(
-            own, yard.keys, worker, delivered.extend, lambda entry: None, block_ms=100
-        )
+        reader = LaneReader(own, yard.keys, worker, delivered.extend, lambda *_: None, block_ms=100)
         broken = mock.patch.object(own, "xdel", side_effect=redis.ConnectionError("gone"))
         with broken, pytest.raises(redis.ConnectionError):
             reader.run_once()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import redis
 
+from tests.scripts.tenant_rig import dispatch, service, submit
 from tests.support.builders import make_request, worker_json
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -16,9 +18,9 @@ from tests.support.yard import LONG_MS, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
-from tokenyard.scripts import Published, Scripts
+from tokenyard.scripts import Published, Scripts, Settled
 from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
-from worker.process.outcomes import Run
+from worker.process.outcomes import Aborted, Run, charged_name
 from worker.process.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
 
 INFO = EngineInfo("simulated", "1", "sim", "", max_model_len=100, vocab_size=100, max_num_seqs=4)
@@ -56,7 +58,7 @@ def rig(yard: Yard, broker: Server) -> Iterator[Rig]:
             Scripts(own, yard.keys),
             worker,
             INFO,
-            on_stale=stale.append,
+            on_stale=lambda entry, charged: stale.append(entry + charged),
             on_lost=lambda: lost.append(True),
         )
         yield Rig(yard, worker, publisher, stale, lost, own)
@@ -101,7 +103,11 @@ def test_seq_continues_after_the_last_attempt(rig: Rig) -> None:
     request = make_request(stream=True)
     first = rig.yard.assign(other, request)
     publisher = Publisher(
-        rig.yard.scripts, other, INFO, on_stale=rig.stale.append, on_lost=lambda: None
+        rig.yard.scripts,
+        other,
+        INFO,
+        on_stale=lambda entry, _: rig.stale.append(entry),
+        on_lost=lambda: None,
     )
     publisher.runs[first.entry] = Run(first, 0.0)
     publisher.put([TokenDelta(first.entry, 0, [1, 2])])
@@ -152,7 +158,11 @@ def test_the_epoch_of_a_stream_continues_on_its_next_worker(rig: Rig) -> None:
     other, request = rig.yard.worker("other"), make_request(stream=True)
     first = rig.yard.assign(other, request)
     publisher = Publisher(
-        rig.yard.scripts, other, INFO, on_stale=rig.stale.append, on_lost=lambda: None
+        rig.yard.scripts,
+        other,
+        INFO,
+        on_stale=lambda entry, _: rig.stale.append(entry),
+        on_lost=lambda: None,
     )
     publisher.epoch = 7
     publisher.runs[first.entry] = Run(first, 0.0, epoch=7)
@@ -292,6 +302,64 @@ def test_the_engine_does_not_wait_for_a_publisher_that_has_ended(rig: Rig) -> No
 
     put.join(30.0)
     assert not put.is_alive()
+
+
+class TestSettle:
+    """What the publisher reports of requests that were cancelled, and are charged."""
+
+    def cancelled(self, rig: Rig, **fields: Any) -> Assignment:
+        """A running request of a tenant, which has been cancelled."""
+        assignment = dispatch(rig.yard, rig.worker, submit(rig.yard))
+        rig.publisher.runs[assignment.entry] = Run(assignment, 0.0)
+        rig.yard.scripts.cancel(assignment.request.client, assignment.request.id, "enough")
+        return assignment
+
+    def test_what_was_generated_is_paid(self, rig: Rig) -> None:
+        one, two = self.cancelled(rig), self.cancelled(rig)
+        for run, made in ((one, [1, 2, 3]), (two, [4])):
+            name = charged_name(run)
+            rig.publisher.settle(Aborted(run.entry, name, finished(run.entry, made)))
+
+        rig.publisher.run_once()
+
+        assert service(rig.yard) == 2 * 3 + 2 * (3 + 1)
+        assert rig.yard.ledger(one.request)["used"] == "3 3"
+
+    def test_a_result_that_comes_too_late_is_paid(self, rig: Rig) -> None:
+        run = self.cancelled(rig)
+
+        rig.publisher.put([finished(run.entry, [1, 2, 3, 4])])
+        rig.publisher.run_once()
+
+        assert service(rig.yard) == 3 + 2 * 4
+        assert rig.yard.result(run.request).status == "cancelled"
+        assert not rig.publisher.runs
+
+    def test_a_fault_of_the_engine_that_comes_too_late_is_told_to_the_loop(self, rig: Rig) -> None:
+        run = self.cancelled(rig)
+
+        rig.publisher.put([RequestError(run.entry, Code.INFERENCE_ERROR, "no memory")])
+        rig.publisher.run_once()
+
+        assert rig.stale == [f"{run.entry}{run.request.client}/{run.request.id}"]
+
+    def test_a_call_whose_answer_is_lost_is_repeated(self, rig: Rig) -> None:
+        run = self.cancelled(rig)
+        rig.publisher.settle(Aborted(run.entry, charged_name(run), finished(run.entry, [1])))
+        call, left = rig.publisher._scripts.settle_cancelled, [1]
+
+        def settle(*args: Any) -> list[Settled]:
+            answer = call(*args)
+            if left:
+                left.pop()
+                raise redis.ConnectionError("cut off")
+            return answer
+
+        rig.publisher._scripts.settle_cancelled = settle  # type: ignore[method-assign]
+        rig.publisher.run_once()
+
+        assert not left
+        assert service(rig.yard) == 3 + 2 * 1
 
 
 def _breaking(scripts: Scripts) -> list[str]:

@@ -9,6 +9,7 @@ from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.replies import ErrorInfo, Reply, Usage, json_text
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
+    CancelledUse,
     Charge,
     Dispatched,
     Publication,
@@ -49,6 +50,12 @@ def result(
         error=json_text(ErrorInfo(code, "")) if code else None,
     )
     return Publication(assignment, reply)
+
+
+def generated(assignment: Assignment, output: int, tokens: int | None = TOKENS) -> CancelledUse:
+    """What its engine had used for a request."""
+    request = assignment.request
+    return CancelledUse(request.client, request.id, assignment.entry, tokens, output=output)
 
 
 def line(yard: Yard) -> dict[str, float]:

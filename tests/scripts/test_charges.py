@@ -6,14 +6,33 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
+from msgspec import structs
 
-from tests.scripts.tenant_rig import TOKENS, counts, dispatch, line, result, service, submit, usage
+from tests.scripts.tenant_rig import (
+    TOKENS,
+    counts,
+    dispatch,
+    generated,
+    line,
+    result,
+    service,
+    submit,
+    usage,
+)
 from tests.scripts.test_headers import LUA
 from tests.support.builders import make_delta
 from tests.support.yard import Yard
 from tokenyard.admin.dead_letters import dead_letters, requeue_letter
-from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts import Answered, Cancelled, HandedBack, Publication, Published, Reconciled
+from tokenyard.protocol.wire import Assignment, pack_tokens
+from tokenyard.scripts import (
+    Answered,
+    Cancelled,
+    HandedBack,
+    Publication,
+    Published,
+    Reconciled,
+    Settled,
+)
 
 
 class TestFinish:
@@ -88,14 +107,159 @@ class TestCancel:
         assert line(yard) == counts(yard) == {}
         assert usage(yard) == {" requests": 1, " cancelled": 1}
 
-    def test_running_request_pays_its_input(self, yard: Yard, worker: str) -> None:
-        assignment = dispatch(yard, worker, submit(yard))
+    def test_running_request_keeps_its_estimate_until_its_worker_reports(
+        self, yard: Yard, worker: str
+    ) -> None:
+        assignment = cancelled(yard, worker, [7, 8])
+
+        assert service(yard) == 100
+        assert counts(yard) == {}
+        assert usage(yard) == {"adder requests": 1, "adder cancelled": 1, "adder out": 2}
+        (told,) = yard.connection.xrange(yard.keys.lane(worker))
+        name = f"{assignment.request.client}/{assignment.request.id}".encode()
+        assert told[1] == {b"cancel": assignment.entry.encode(), b"request": name}
+
+    def test_request_without_a_charge_is_not_reported(self, yard: Yard, worker: str) -> None:
+        assignment = yard.assign(worker)
 
         yard.scripts.cancel(assignment.request.client, assignment.request.id, "enough")
 
-        assert service(yard) == TOKENS
+        (told,) = yard.connection.xrange(yard.keys.lane(worker))
+        assert told[1] == {b"cancel": assignment.entry.encode()}
+        ledger = yard.ledger(assignment.request)
+        assert "used" not in ledger
+        assert yard.scripts.settle_cancelled(worker, [generated(assignment, 9)]) == [Settled.STALE]
+        assert yard.ledger(assignment.request) == ledger
+
+    def test_request_whose_worker_cannot_be_told_pays_at_once(
+        self, yard: Yard, worker: str
+    ) -> None:
+        assignment = dispatch(yard, worker, submit(yard))
+        yard.connection.xdel(yard.keys.lane(worker), assignment.entry)
+
+        yard.scripts.cancel(assignment.request.client, assignment.request.id, "enough")
+
+        assert service(yard) == 0
         assert counts(yard) == {}
+
+
+def cancelled(yard: Yard, worker: str, shown: list[int], tenant: str = "acme") -> Assignment:
+    """A running request that is cancelled when it has published these tokens."""
+    assignment = dispatch(yard, worker, submit(yard, tenant))
+    request = assignment.request
+    if shown:
+        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, shown))])
+    assert yard.scripts.cancel(request.client, request.id, "x") is Cancelled.CANCELLED
+    return assignment
+
+
+class TestSettleCancelled:
+    def test_it_pays_what_was_generated(self, yard: Yard, worker: str) -> None:
+        assignment = cancelled(yard, worker, [])
+        submit(yard)
+        was = structs.replace(generated(assignment, 90), cached=4)
+
+        assert yard.scripts.settle_cancelled(worker, [was]) == [Settled.SETTLED]
+
+        assert service(yard) == TOKENS + 2 * 90
+        assert line(yard)["acme"] == service(yard)
+        assert "running" not in counts(yard)
+        assert usage(yard) == {
+            "adder requests": 1,
+            "adder cancelled": 1,
+            "adder in": TOKENS,
+            "adder cached": 4,
+            "adder out": 90,
+        }
+        ledger = yard.ledger(assignment.request)
+        assert ledger["used"] == f"{TOKENS} 90"
+        assert "charge" not in ledger
+
+    def test_a_second_call_changes_nothing(self, yard: Yard, worker: str) -> None:
+        assignment = cancelled(yard, worker, [])
+        yard.scripts.settle_cancelled(worker, [generated(assignment, 9)])
+        before = service(yard), usage(yard), counts(yard), yard.ledger(assignment.request)
+
+        again = yard.scripts.settle_cancelled(worker, [generated(assignment, 99)])
+
+        assert again == [Settled.STALE]
+        assert (service(yard), usage(yard), counts(yard), yard.ledger(assignment.request)) == before
+
+    def test_published_tokens_are_the_least_and_are_counted_once(
+        self, yard: Yard, worker: str
+    ) -> None:
+        one, two = cancelled(yard, worker, [7, 8]), cancelled(yard, worker, [7, 8])
+
+        # The engine had not begun with the first, in this attempt; the second was further.
+        told = [generated(one, 0, None), generated(two, 5)]
+        assert yard.scripts.settle_cancelled(worker, told) == [Settled.SETTLED] * 2
+
+        assert service(yard) == 2 * TOKENS + 2 * (2 + 5)
+        assert usage(yard)["adder out"] == 2 + 5
+        assert usage(yard)["adder in"] == 2 * TOKENS
+
+    def test_a_request_that_had_not_begun_pays_its_input(self, yard: Yard, worker: str) -> None:
+        assignment = cancelled(yard, worker, [])
+
+        yard.scripts.settle_cancelled(worker, [generated(assignment, 0, None)])
+
+        assert service(yard) == TOKENS
         assert usage(yard) == {"adder requests": 1, "adder cancelled": 1, "adder in": TOKENS}
+
+    @pytest.mark.parametrize("fault", ["worker", "entry", "running", "waiting"])
+    def test_only_the_worker_of_the_cancelled_attempt_settles(
+        self, yard: Yard, worker: str, fault: str
+    ) -> None:
+        if fault in ("running", "waiting"):
+            assignment = dispatch(yard, worker, submit(yard))
+        else:
+            assignment = cancelled(yard, worker, [])
+        if fault == "waiting":
+            yard.lose(worker)
+        told = generated(assignment, 9)
+        if fault == "entry":
+            told = structs.replace(told, entry="1-0")
+        before = service(yard), usage(yard), yard.ledger(assignment.request)
+
+        caller = "other.1" if fault == "worker" else worker
+        assert yard.scripts.settle_cancelled(caller, [told]) == [Settled.STALE]
+
+        assert (service(yard), usage(yard), yard.ledger(assignment.request)) == before
+
+    def test_a_result_that_a_cancel_has_overtaken_settles(self, yard: Yard, worker: str) -> None:
+        assignment = cancelled(yard, worker, [])
+
+        assert yard.scripts.finish(worker, [result(assignment, 20)]) == [Published.REPEATED]
+
+        assert service(yard) == TOKENS + 2 * 20
+        assert usage(yard)["adder out"] == 20
+        assert usage(yard)["adder cancelled"] == usage(yard)["adder requests"] == 1
+        assert counts(yard) == {}
+        late = yard.scripts.settle_cancelled(worker, [generated(assignment, 0, None)])
+        assert late == [Settled.STALE]
+
+    def test_a_request_without_a_tenant_pays_too_while_others_wait(
+        self, yard: Yard, worker: str
+    ) -> None:
+        assignment = cancelled(yard, worker, [], tenant="")
+
+        yard.scripts.settle_cancelled(worker, [generated(assignment, 9)])
+
+        assert service(yard, "") == TOKENS + 2 * 9
+        assert not yard.connection.exists(yard.keys.usage(""), yard.keys.tenant(""))
+
+    @pytest.mark.parametrize("text", ["", "x", "-1 -1", "1e9 1", "99999999999999999999 0", "1"])
+    def test_a_field_that_a_client_wrote_counts_as_none(
+        self, yard: Yard, worker: str, text: str
+    ) -> None:
+        assignment = cancelled(yard, worker, [])
+        request = assignment.request
+        yard.connection.hset(yard.keys.ledger(request.client, request.id), "used", text)
+
+        yard.scripts.settle_cancelled(worker, [generated(assignment, 9, None)])
+
+        assert service(yard) == 2 * 9
+        assert usage(yard)["adder out"] == 9
 
 
 class TestEnds:

@@ -28,6 +28,7 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "bury": scripts.Answered,
     "emit": scripts.Published,
     "finish": scripts.Published,
+    "settle_cancelled": scripts.Settled,
     "renew": scripts.Renewed,
     "cancel": scripts.Cancelled,
     "hand_back": scripts.HandedBack,

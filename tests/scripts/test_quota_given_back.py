@@ -17,7 +17,7 @@ from tests.scripts.quota_rig import (
     limit,
     submit,
 )
-from tests.scripts.tenant_rig import TOKENS, dispatch, result
+from tests.scripts.tenant_rig import TOKENS, dispatch, generated, result
 from tests.support.yard import Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply, Usage
@@ -42,9 +42,11 @@ def used(yard: Yard, worker: str, how: str) -> int:
             yard.scripts.cancel(request.client, request.id, "enough")
             return 0
         case "cancelled while running":
-            request = dispatch(yard, worker, accept(yard)).request
-            yard.scripts.cancel(request.client, request.id, "enough")
-            return TOKENS
+            running = dispatch(yard, worker, accept(yard))
+            yard.scripts.cancel(running.request.client, running.request.id, "enough")
+            assert counted(yard, WINDOWS[0]) == EACH, "it is still reserved: it may have run"
+            yard.scripts.settle_cancelled(worker, [generated(running, 7)])
+            return TOKENS + 7
         case "expired while waiting":
             yard.answer(accept(yard), Code.DEADLINE_EXCEEDED)
             return 0

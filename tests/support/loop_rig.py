@@ -15,7 +15,7 @@ from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
 from worker.messages import Profile, ResetPrefixCache, Serve, Sleep, ToController, Wake
 from worker.process.inbox import Delivery
 from worker.process.loop import EngineLoop
-from worker.process.outcomes import Outcome, Run
+from worker.process.outcomes import Aborted, Outcome, Run
 from worker.process.recent_results import RecentResults
 
 INFO = EngineInfo(
@@ -43,7 +43,7 @@ class StubEngine:
     aborted: list[str] = field(default_factory=list)
     steps: list[list[EngineEvent]] = field(default_factory=list)
     refuse: str = ""
-    made: list[int] = field(default_factory=list)
+    made: list[int] | None = field(default_factory=list)  # None: it cannot tell
 
     def add(self, assignment: Assignment) -> None:
         if self.refuse:
@@ -59,6 +59,8 @@ class StubEngine:
         if key not in self.has:
             return None
         self.has.remove(key)
+        if self.made is None:
+            return Finished(key, [], prompt_tokens=3)
         return finished(key, self.made)
 
     @property
@@ -91,6 +93,7 @@ class StubSession:
         self.attempts = 0
         self.runs: dict[str, Run] = {}
         self.given: list[Outcome] = []
+        self.settled: list[Aborted] = []
         self.running = False
 
     def start(self) -> None:
@@ -101,6 +104,9 @@ class StubSession:
         for event in events:
             if not isinstance(event, TokenDelta):
                 self.runs.pop(event.key, None)
+
+    def settle(self, aborted: Aborted) -> None:
+        self.settled.append(aborted)
 
     def end(self) -> None:
         self.running = False

@@ -100,6 +100,13 @@ class HandedBack(enum.IntEnum):
     HANDED_BACK = 1
 
 
+class Settled(enum.IntEnum):
+    """Whether a cancelled request has paid what its engine had used."""
+
+    STALE = 0
+    SETTLED = 1
+
+
 class Acceptance(Struct, frozen=True, gc=False):
     """Answer to one submission.
 
@@ -202,6 +209,17 @@ class Publication(Struct):
         if not self._packed:
             self._packed = encode_reply(self.reply)
         return self._packed
+
+
+class CancelledUse(Struct, frozen=True, gc=False):
+    """What the engine had used for a request when it was cancelled."""
+
+    client: str
+    request_id: str
+    entry: str  # of the lane
+    input: int | None = None  # tokens; None: the engine had not begun with it
+    cached: int = 0
+    output: int = 0  # tokens of all choices
 
 
 class LostRequest(Struct, frozen=True, gc=False):

@@ -10,7 +10,15 @@ import msgspec
 from tokenyard.protocol.replies import Reply, Usage, code_of
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.worker_info import HostInfo, encode_host
-from tokenyard.scripts.answers import HandedBack, Publication, Published, Renewed, Why
+from tokenyard.scripts.answers import (
+    CancelledUse,
+    HandedBack,
+    Publication,
+    Published,
+    Renewed,
+    Settled,
+    Why,
+)
 from tokenyard.scripts.calls import Arg, Caller, codes
 from tokenyard.scripts.destinations import Groups, by_destination
 
@@ -145,6 +153,14 @@ class WorkerScripts(Caller):
                 else:
                     args.append(strings)
         return self._published("finish", keys, args, order, len(results))
+
+    def settle_cancelled(self, worker: str, used: Sequence[CancelledUse]) -> list[Settled]:
+        """Charge cancelled requests what the engine had used; one code for each, in their order."""
+        keys = [self.keys.ledger(one.client, one.request_id) for one in used]
+        args: list[Arg] = [worker]
+        for one in used:
+            args += [one.entry, "" if one.input is None else one.input, one.cached, one.output]
+        return codes(Settled, self._run("settle_cancelled", keys, args), len(used))
 
     def _published(
         self, script: str, keys: Sequence[str], args: Sequence[Arg], order: Groups, count: int

@@ -93,8 +93,8 @@ class Engine(Protocol):
     def take_out(self, key: str) -> Finished | None:
         """Stop a request and return its output so far, or None if the request is unknown.
 
-        For requests with a deadline. Of a request without deadline or stream, the output may be
-        empty.
+        Of a request without deadline or stream, the output may lack texts and logprobs, and all
+        choices if the engine cannot tell their tokens.
         """
 
     @property

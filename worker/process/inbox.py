@@ -24,6 +24,7 @@ class Stale:
 
     worker: str
     entry: str
+    charged: str = ""  # `Aborted.charged`
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo
 from worker.models import ModelSpec
 from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
-from worker.process.outcomes import Outcome, Run
+from worker.process.outcomes import Aborted, Outcome, Run
 from worker.process.publisher import Publisher
 from worker.process.reader import LaneReader
 from worker.process.recent_results import RecentResults
@@ -56,6 +56,9 @@ class LaneSession(Protocol):
     def put(self, events: Sequence[Outcome]) -> None:
         """Publish the events of one step; blocks while too many steps wait."""
 
+    def settle(self, aborted: Aborted) -> None:
+        """Let the tenant of a cancelled request pay what was generated."""
+
     def end(self) -> None:
         """Stop reading and publishing; idempotent."""
 
@@ -85,7 +88,7 @@ class RedisLaneSession:
             Scripts(self._connect(), keys, reply_maxlen=settings.reply_maxlen),
             worker,
             info,
-            on_stale=lambda entry: inbox.put(Stale(worker, entry)),
+            on_stale=lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             stats=stats,
             spans=EngineSpans(tracer or Tracer("", ""), info, worker),
@@ -96,7 +99,7 @@ class RedisLaneSession:
             keys,
             worker,
             lambda assignments: inbox.put(Delivery(worker, assignments)),
-            lambda entry: inbox.put(Stale(worker, entry)),
+            lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
             settings.block_ms,
             sampling=spec.sampling,
         )
@@ -129,6 +132,10 @@ class RedisLaneSession:
     def put(self, events: Sequence[Outcome]) -> None:
         """See `LaneSession`."""
         self._publisher.put(events)
+
+    def settle(self, aborted: Aborted) -> None:
+        """See `LaneSession`."""
+        self._publisher.settle(aborted)
 
     def end(self) -> None:
         """See `LaneSession`."""

@@ -34,7 +34,7 @@ from worker.messages import (
 )
 from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
 from worker.process.lane_session import LaneSession
-from worker.process.outcomes import Expired, Outcome, Remembered, Run
+from worker.process.outcomes import Aborted, Expired, Outcome, Remembered, Run
 from worker.process.recent_results import RecentResults
 
 log = logging.getLogger("tokenyard.worker.loop")
@@ -135,11 +135,9 @@ class EngineLoop:
             case Delivery(worker, assignments):
                 for assignment in assignments:
                     self._admit(worker, assignment)
-            case Stale(worker, entry):
+            case Stale(worker, entry, charged):
                 if self._session and self._is_current(worker):
-                    self._session.runs.pop(entry, None)
-                    self._held.pop(entry, None)
-                    self._engine.abort([entry])
+                    self._drop(self._session, entry, charged)
             case LeaseLost(worker):
                 if self._is_current(worker):
                     self._end_session()
@@ -255,6 +253,20 @@ class EngineLoop:
                 self._put([Remembered(assignment.entry, known)])
         except InvalidRequest as refused:
             self._put([RequestError(assignment.entry, Code.INVALID_REQUEST, str(refused))])
+
+    def _drop(self, session: LaneSession, entry: str, charged: str) -> None:
+        """Give up a request; if somebody is charged for it, report what was generated."""
+        is_held = self._held.pop(entry, None) is not None
+        if not charged:
+            session.runs.pop(entry, None)
+            self._engine.abort([entry])
+            return
+        made = self._engine.take_out(entry)
+        if made is None and not is_held and entry in session.runs:
+            return  # its end is on its way to the publisher, which settles with that
+        session.runs.pop(entry, None)
+        if made is None or made.choices:
+            session.settle(Aborted(entry, charged, made))
 
     def _note_deadline(self, session: LaneSession, entry: str, deadline_ms: int) -> None:
         runs = session.runs

@@ -20,6 +20,7 @@ from tokenyard.protocol.replies import (
     json_text,
 )
 from tokenyard.protocol.wire import Assignment, pack_tokens
+from tokenyard.scripts import CancelledUse
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, TokenDelta
 
 
@@ -61,6 +62,31 @@ class Remembered:
 
 
 Outcome = EngineEvent | Expired | Remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A request that was perhaps cancelled, and then pays what was generated until now."""
+
+    key: str
+    charged: str  # <client>/<id>
+    made: Finished | None  # what the engine had generated; None: it had not begun with it
+
+    @property
+    def used(self) -> CancelledUse:
+        """What `settle_cancelled` takes."""
+        client, _, request_id = self.charged.partition("/")
+        if self.made is None:
+            return CancelledUse(client, request_id, self.key)
+        output = sum(len(choice.tokens) for choice in self.made.choices)
+        made, cached = self.made, self.made.cached_tokens or 0
+        return CancelledUse(client, request_id, self.key, made.prompt_tokens, cached, output)
+
+
+def charged_name(assignment: Assignment) -> str:
+    """`Aborted.charged` of a request; "" where nobody pays for it."""
+    request = assignment.request
+    return f"{request.client}/{request.id}" if assignment.is_charged else ""
 
 
 def merge(events: Iterable[Outcome]) -> list[Outcome]:
@@ -182,7 +208,7 @@ def result_reply(
 
 def _expired_reply(run: Run, end: Expired, provenance: str, timing: str) -> Reply:
     """The tokens made until the deadline, at least those that were published."""
-    choice = end.made.choices[0] if end.made else None
+    choice = end.made.choices[0] if end.made and end.made.choices else None
     made = pack_tokens(choice.tokens) if choice else b""
     longer = len(made) >= len(run.shown)
     message = f"the deadline passed while the request was {end.where}"

@@ -8,7 +8,7 @@ from typing import Final
 
 from worker.engines import EngineInfo, TokenDelta
 from worker.messages import Replies
-from worker.process.outcomes import Outcome, Run, delta_reply, merge, result_reply
+from worker.process.outcomes import Aborted, Outcome, Run, delta_reply, merge, result_reply
 
 #: The incarnation of a worker that belongs to no yard.
 LOCAL: Final = "local"
@@ -46,6 +46,9 @@ class PipeLaneSession:
                 replies.append((event.key, result_reply(run, event, self._info, LOCAL, now)))
         if replies:
             self._send(Replies(replies))
+
+    def settle(self, aborted: Aborted) -> None:
+        """Nobody pays here."""
 
     def end(self) -> None:
         """Drop unanswered requests."""

@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -22,9 +23,11 @@ from tokenyard.scripts import HandedBack, Publication, Published, Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, RequestError, TokenDelta
 from worker.process.outcomes import (
+    Aborted,
     Outcome,
     Remembered,
     Run,
+    charged_name,
     delta_reply,
     epoch_to_store,
     merge,
@@ -60,12 +63,13 @@ class Publisher:
         worker: str,
         info: EngineInfo,
         *,
-        on_stale: Callable[[str], None],
+        on_stale: Callable[[str, str], None],
         on_lost: Callable[[], None],
         stats: RunningStats | None = None,
         spans: EngineSpans | None = None,
         results: RecentResults | None = None,
     ) -> None:
+        """``on_stale`` takes a lane entry and, if that may be cancelled, `Aborted.charged`."""
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
         self.epoch: int | None = None  # generation epoch of the steps from now on
@@ -81,6 +85,7 @@ class Publisher:
         # time of a Queue; `put` enforces the bound.
         self._queue: queue.SimpleQueue[tuple[int | None, Sequence[Outcome]]] = queue.SimpleQueue()
         self._has_taken = threading.Event()
+        self._aborted: deque[Aborted] = deque()
         self._outage = Outage(log, f"publishing for {worker}")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
@@ -105,6 +110,11 @@ class Publisher:
             self._has_taken.wait(0.2)
             self._has_taken.clear()
 
+    def settle(self, aborted: Aborted) -> None:
+        """Let the tenant of a cancelled request pay what was generated."""
+        self._aborted.append(aborted)
+        self._queue.put((self.epoch, ()))  # wakes the thread
+
     def _run(self) -> None:
         while not self._stop.is_set():
             self.run_once()
@@ -121,6 +131,8 @@ class Publisher:
             self._has_taken.set()
         for epoch, alike in itertools.groupby(steps, itemgetter(0)):
             self._publish([event for _, events in alike for event in events], epoch)
+        if self._aborted:
+            self._settle()
 
     def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
         events = merge(events)
@@ -134,6 +146,10 @@ class Publisher:
             self._ship(results, self._scripts.finish)
             for run, _, _ in results:
                 self.runs.pop(run.assignment.entry, None)
+
+    def _settle(self) -> None:
+        used = [self._aborted.popleft().used for _ in range(len(self._aborted))]
+        self._call(lambda: self._scripts.settle_cancelled(self._worker, used))
 
     def _publications(
         self, events: Sequence[Outcome], epoch: int | None
@@ -176,6 +192,8 @@ class Publisher:
         elif code is HandedBack.HANDED_BACK:
             self._stats.note_fault()
             self._spans.ended(run, failed)
+        elif code is HandedBack.STALE:
+            self._on_stale(failed.key, charged_name(assignment))
 
     def _hand_back_lost_stream(self, assignment: Assignment) -> None:
         """Return a stream whose published tokens the server has lost.
@@ -224,8 +242,10 @@ class Publisher:
                 log.warning("%s belongs to another attempt", run.assignment.request.id)
                 self.runs.pop(run.assignment.entry, None)
                 self._spans.ended(run, None)
-                self._on_stale(run.assignment.entry)
-                if isinstance(outcome, TokenDelta):
+                is_running = isinstance(outcome, TokenDelta)
+                charged = charged_name(run.assignment) if is_running else ""
+                self._on_stale(run.assignment.entry, charged)
+                if is_running:
                     self._hand_back_lost_stream(run.assignment)
         if ended:
             self._results.keep(ended, time.monotonic())

@@ -24,8 +24,8 @@ _TOGETHER: Final = 32
 class LaneReader(StreamReader):
     """Calls ``deliver`` with the assignments of a lane, in order and in batches.
 
-    ``cancel`` is called with the entry of each cancelled request. ``sampling`` has the model's
-    defaults for parameters that a request leaves out.
+    ``cancel`` is called with the entry of each cancelled request, and `Aborted.charged`.
+    ``sampling`` has the model's defaults for parameters that a request leaves out.
 
     The lane belongs to one incarnation, so a plain read after the last entry is enough. Entries
     stay until their results are published; after an outage they are delivered again.
@@ -39,7 +39,7 @@ class LaneReader(StreamReader):
         keys: Keys,
         worker: str,
         deliver: Callable[[Sequence[Assignment]], None],
-        cancel: Callable[[str], None],
+        cancel: Callable[[str, str], None],
         block_ms: int,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
@@ -69,7 +69,8 @@ class LaneReader(StreamReader):
         # A request may have a field of that name too, but a dispatched one has an attempt.
         if cancelled is not None and b"attempt" not in fields:
             self._hand_over()
-            self._cancel(cancelled.decode(errors="replace"))
+            charged = fields.get(b"request", b"").decode(errors="replace")
+            self._cancel(cancelled.decode(errors="replace"), charged)
             self._remove(entry)
             return
         assignment = parse_assignment(entry, fields, self._sampling)

@@ -16,7 +16,7 @@ from benchmarks.chaos.accounts import (
 )
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.check import check, gather
-from benchmarks.chaos.history import Asked, Charged, Event, Lifted, Moved, Published
+from benchmarks.chaos.history import Asked, Charged, Event, Lifted, Moved, Paid, Published
 from tokenyard.protocol.tenants import TenantSettings
 
 C, ACME = "client-0", "acme"
@@ -48,22 +48,32 @@ def load() -> list[Event]:
     return [
         *ended(1, "intake:normal:acme", "lane:w.1", prompt_tokens=5),
         # Cancelled: on a lane; while it waited, never shown; while it waited again, and shown
-        *ended(2, "intake:normal:acme", "lane:w.1", "intake:low:acme", status="cancelled", shown=0),
+        *ended(2, "intake:normal:acme", "lane:w.1", "intake:low:acme", status="cancelled", shown=1),
+        Paid(C, "1-2", 4, 1),
+        Paid(C, "1-2", 4, 5),
         *ended(3, "intake:normal:acme", status="cancelled", shown=0),
         *ended(4, "lane:w.1", "intake:retry", status="cancelled", shown=0),
         *ended(5, "lane:w.1", "intake:retry", status="cancelled", shown=3, text="twelve bytes"),
         # Its entry was deleted while it waited again.
         *ended(6, "lane:w.1", "intake:retry", status="failed", shown=2, code="ENTRY_LOST"),
         *ended(7, "intake:normal", "lane:w.1", prompt_tokens=4, tenant=""),
+        # Cancelled on a lane whose worker died then
+        *ended(8, "lane:w.1", status="cancelled", shown=2),
+        Paid(C, "1-8", 4, 2),
+        *(Charged(C, f"1-{number}", ACME, 14.0) for number in (1, 2, 4, 5, 6, 8)),
         Lifted(ACME),
     ]
 
 
 def exact() -> Accounts:
-    """What the yard must have counted for that: 5 + 4 + 3 tokens in, 6 + 3 + 2 out."""
-    used = Counter({"requests": 6, "in": 12, "out": 11, "dispatched": 5})
-    used.update({"cancelled": 4, "failed": 1, "failed:ENTRY_LOST": 1, "cached": 3})
-    account = Account(used, {"running": 0}, service=(12 + 22) / 2 + 100.4, lifted=100, window=23)
+    """What the yard must have counted for that: 5 + 4 + 3 tokens in, 6 + 5 + 3 + 2 + 2 out.
+
+    The last two of these are in the estimate, which remains: 14 for 4 tokens in and 6 out at most.
+    """
+    used = Counter({"requests": 7, "in": 12, "out": 18, "dispatched": 6})
+    used.update({"cancelled": 5, "failed": 1, "failed:ENTRY_LOST": 1, "cached": 3})
+    service = (12 + 2 * 16) / 2 + 14.0
+    account = Account(used, {"running": 0}, service + 100.4, lifted=100, window=12 + 16 + 10)
     return Accounts({ACME: account}, [], {"tenants_waiting": 0}, [])
 
 
@@ -115,7 +125,43 @@ def test_a_window_that_is_off_is_a_fault() -> None:
     def change(accounts: Accounts) -> None:
         accounts.tenants[ACME].window -= 1
 
-    assert found(change) == ["tokens of the day are 22, by the results 23"]
+    assert found(change) == ["tokens of the day are 37, by the results 38"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (Paid(C, "1-1", 4, 6), "a request that is completed has paid as if cancelled"),
+        (Paid(C, "1-3", 4, 0), "cancelled in an intake: "),
+        (Paid(C, "1-4", 4, 0), "cancelled in an intake: "),
+        (Paid(C, "1-2", 4, 5), "paid 2 times"),
+        (Paid(C, "1-8", 4, 1), "paid 1 tokens out of 6, of which 2 were published"),
+        (Paid(C, "1-8", 4, 7), "paid 7 tokens out of 6, of which 2 were published"),
+        (Paid(C, "1-8", 3, 6), "paid 3 tokens in, estimated 4"),
+        (Paid(C, "1-8", 5, 6), "paid 5 tokens in, estimated 4"),
+    ],
+)
+def test_a_payment_that_cannot_be_is_a_fault(change: Paid, what: str) -> None:
+    history = gather([*load(), change])
+    lines = [one.what for one in check_accounts(history, exact(), SETTINGS) if one.key[0] == C]
+
+    assert lines
+    assert all(line.startswith(what) for line in lines)
+
+
+def test_a_cancelled_request_of_which_nobody_says_what_it_used_is_a_fault() -> None:
+    history = gather([one for one in load() if not isinstance(one, Paid)])
+    lines = [one.what for one in check_accounts(history, exact(), SETTINGS) if one.key[0] == C]
+
+    assert lines == ["cancelled on a lane: []"] * 2
+
+
+def test_a_report_of_a_worker_that_the_counters_lack_is_a_fault() -> None:
+    history = gather([*load(), Paid(C, "1-8", 4, 6)])
+    lines = [one.what for one in check_accounts(history, exact(), SETTINGS)]
+
+    assert "usage out is 18, by the results 22" in lines
+    assert "usage in is 12, by the results 16" in lines
 
 
 def test_counts_of_an_unknown_tenant_and_missing_ones_are_faults() -> None:

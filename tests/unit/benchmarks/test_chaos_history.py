@@ -24,6 +24,7 @@ from benchmarks.chaos.history import (
     Joined,
     Lifted,
     Moved,
+    Paid,
     Published,
     Seen,
     Trimmed,
@@ -338,6 +339,7 @@ def test_commands_about_tenants_become_events() -> None:
         [b"XADD", keys.lane("w.1").encode(), b"5000-1", *fields],
         [b"HSET", ledger, b"state", b"assigned"],
         [b"HSET", ledger, b"charge", b"9.5 0.5 1 acme a model"],
+        [b"HSET", ledger, b"used", b"4 17"],
         [b"HINCRBY", keys.tenant("acme").encode(), b"lifted", b"70"],
         [b"HINCRBY", keys.tenant("acme").encode(), b"running", b"1"],
     ]
@@ -345,7 +347,8 @@ def test_commands_about_tenants_become_events() -> None:
     assert list(record(iter(commands), keys)) == [
         Moved(5.0, C, ID, "intake:low:acme", "acme"),
         Moved(5.0, C, ID, "lane:w.1", "acme"),
-        Charged(C, ID, "acme"),
+        Charged(C, ID, "acme", 9.5),
+        Paid(C, ID, 4, 17),
         Lifted("acme"),
     ]
 

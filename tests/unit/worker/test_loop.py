@@ -12,13 +12,14 @@ from tests.support.loop_rig import LoopRig, finished
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import Publication
+from tokenyard.scripts import CancelledUse, Publication
 from worker.engines import RequestError, TokenDelta
 from worker.messages import (
     Drain,
     Drained,
     Fenced,
     LoadModel,
+    PauseEngine,
     Profile,
     ReloadWeights,
     ResetPrefixCache,
@@ -35,7 +36,7 @@ from worker.process.loop import (
     IDLE_WAIT_S,
     LEAST_CLEARED,
 )
-from worker.process.outcomes import Expired, Remembered, Run
+from worker.process.outcomes import Aborted, Expired, Remembered, Run
 
 
 @pytest.fixture
@@ -101,6 +102,68 @@ def test_a_stale_request_leaves_the_engine(rig: LoopRig) -> None:
     rig.turn()
 
     assert rig.engine.has == ["2-0"]
+    assert rig.sessions[0].settled == []
+
+
+class TestCharged:
+    """A stale request that a tenant pays for: what was generated is reported."""
+
+    def test_a_running_request_is_reported_with_its_tokens(self, rig: LoopRig) -> None:
+        rig.engine.made = [5, 6]
+        rig.deliver("1-0")
+        rig.deliver("2-0")
+        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/q/1"))
+
+        rig.turn()
+
+        assert rig.engine.has == ["2-0"]
+        assert rig.loop.unfinished == 1
+        (told,) = rig.sessions[0].settled
+        assert told == Aborted("1-0", "ann/q/1", finished("1-0", [5, 6]))
+        assert told.used == CancelledUse("ann", "q/1", "1-0", 3, 0, 2)
+
+    def test_a_request_that_never_came_is_reported_as_not_begun(self, rig: LoopRig) -> None:
+        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
+        rig.loop.inbox.put(Stale("w.0", "2-0", "ann/2"))  # of an earlier incarnation
+
+        rig.turn()
+
+        (told,) = rig.sessions[0].settled
+        assert told.used == CancelledUse("ann", "1", "1-0", None)
+
+    def test_a_request_that_waits_for_the_end_of_a_pause_has_not_begun(self, rig: LoopRig) -> None:
+        rig.loop.inbox.put(PauseEngine("keep"))
+        rig.deliver("1-0")
+        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
+
+        rig.turn()
+
+        assert rig.sessions[0].settled == [Aborted("1-0", "ann/1", None)]
+        assert rig.loop.unfinished == 0
+
+    def test_a_request_whose_end_is_to_be_published_is_left_to_the_publisher(
+        self, rig: LoopRig
+    ) -> None:
+        rig.deliver("1-0")
+        rig.turn()
+        rig.engine.has.clear()  # it has ended, and the publisher has not got to it
+
+        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
+        rig.turn()
+
+        assert rig.sessions[0].settled == []
+        assert rig.loop.unfinished == 1
+
+    def test_an_engine_that_cannot_tell_leaves_the_estimate(self, rig: LoopRig) -> None:
+        rig.engine.made = None
+        rig.deliver("1-0")
+        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
+
+        rig.turn()
+
+        assert rig.sessions[0].settled == []
+        assert rig.engine.has == []
+        assert rig.loop.unfinished == 0
 
 
 @pytest.mark.parametrize(("made", "where"), [([1, 2], "running"), ([], "on the worker's lane")])

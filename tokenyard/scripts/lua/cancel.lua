@@ -22,6 +22,7 @@
 -- Atomic, because a request must not be taken from a place that it has left.
 
 -- @include add_replies
+-- @include count_end
 -- @include count_in
 -- @include end_charge
 -- @include end_quarantine
@@ -32,15 +33,27 @@
 -- @include leave_intake
 -- @include pack_result
 -- @include place_of
+-- @include prefix_of
 -- @include queue_tokens
 -- @include queued_tokens_of
+-- @include read_charge
 -- @include server_ms
+-- @include tenant_sums
 
 local CANCELLED, OVER, MOVED, CANCELLED_BEFORE_ARRIVAL = 1, 2, 3, 4
 local MOST_TTL_S = 30 * 24 * 3600
 local ledger, place = KEYS[1], KEYS[3]
-local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker')
+local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker', 'charge')
 local state, entry = known[1], known[4]
+
+-- Leave an estimate charged: how much the engine has generated, its worker will say, see `end_cancelled`.
+local function postpone(charge, input, output)
+  local sums = tenant_sums(prefix_of(ledger))
+  if charge.tenant ~= '' then sums.run(charge.tenant, -1) end
+  count_end(sums, charge.tenant, charge.model, 'cancelled', {input = 0, output = output})
+  sums.write()
+  redis.call('HSET', ledger, 'used', string.format('%.0f %.0f', input, output))
+end
 
 local function conclude(ttl, is_flat, is_framed)
   local result = pack_result(ARGV[3], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[6])
@@ -74,6 +87,7 @@ end
 local found = entry ~= '' and entry_at(place, entry)
 local fields = entry_fields(found or {})
 local is_own = found and is_of(fields, ledger)
+local charge = state == 'assigned' and is_own and read_charge(known[6])
 if not found then
   if not state then return MOVED end
   -- It was deleted by hand; the worker and its lane may be gone, too.
@@ -83,7 +97,8 @@ elseif not is_own then
   fields = {}
 elseif state == 'assigned' then
   redis.call('XDEL', place, entry)
-  redis.call('XADD', place, '*', 'cancel', entry)
+  redis.call('XADD', place, '*', 'cancel', entry,
+    unpack(charge and {'request', ledger:match(':request:(.*)$')} or {}))
   end_quarantine(KEYS[7], ARGV[2], entry)
 else
   leave_intake(place, {entry}, queued_tokens_of(found))
@@ -94,10 +109,14 @@ else
   end
 end
 -- What an engine has read and written for it is its tenant's to pay.
-local output = #(redis.call('GET', KEYS[2]) or '') / 4
+local output = math.floor(#(redis.call('GET', KEYS[2]) or '') / 4)
 local has_run = state == 'assigned' or output > 0
-end_charge(ledger, 'cancelled', {input = has_run and is_own and queued_tokens_of(found) or 0,
-  output = output}, state ~= 'assigned' and place)
+local input = has_run and is_own and queued_tokens_of(found) or 0
+if charge then
+  postpone(charge, input, output)
+else
+  end_charge(ledger, 'cancelled', {input = input, output = output}, state ~= 'assigned' and place)
+end
 -- For the leader's metrics: no other process sees all cancels.
 local class = string.match(known[2] or ARGV[2], '^%l+')
 count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)

@@ -17,11 +17,13 @@
 --   then tokens in, those of them that were cached, tokens out, the code of its error ('': none). The
 --   names of the tenant's keys follow from that of the ledger
 -- Returns -1 LEASE_LOST, or one code for each result: 1 FINISHED, 2 REPEATED (was finished by
---   an earlier call whose answer was lost), 0 STALE (another attempt has the request). What is
+--   an earlier call whose answer was lost, or was cancelled: then it has now paid what it had used),
+--   0 STALE (another attempt has the request). What is
 --   refused changes only `refusals` and `refused` of its ledger
 -- Atomic, because the first valid writer of a result must be the only one.
 
 -- @include add_replies
+-- @include end_cancelled
 -- @include end_charge
 -- @include has_lease
 -- @include keep_for
@@ -70,17 +72,17 @@ while k <= #KEYS do
     local strings = tonumber(ARGV[a + 5])
     local charged = strings > 3
     if charged then strings = strings - 4 end
+    local used = charged and {input = tonumber(ARGV[a + 6]), cached = tonumber(ARGV[a + 7]),
+      output = tonumber(ARGV[a + 8]), code = ARGV[a + 9]}
     local code = finish(KEYS[k], strings > 0 and KEYS[k + 1], strings > 1 and KEYS[k + 2],
       ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
     if code == FINISHED then
       items[#items + 1] = ARGV[a + 4]
       longest = math.max(longest, tonumber(ARGV[a + 3]))
       freed = freed + 1
-      if charged then
-        end_charge(KEYS[k], ARGV[a + 2], {input = tonumber(ARGV[a + 6]),
-          cached = tonumber(ARGV[a + 7]), output = tonumber(ARGV[a + 8]),
-          code = ARGV[a + 9]}, nil, sums)
-      end
+      if used then end_charge(KEYS[k], ARGV[a + 2], used, nil, sums) end
+    elseif used and code == REPEATED then
+      end_cancelled(sums, KEYS[k], ARGV[1], ARGV[a], used) -- if a cancel was faster
     end
     replies[#replies + 1] = code
     k, a = k + 1 + strings, a + (charged and 10 or 6)

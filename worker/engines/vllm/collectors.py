@@ -7,6 +7,7 @@ of published and new tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -55,6 +56,7 @@ class Whole:
     def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
         self.is_finished = False
+        self.known: Sequence[list[int]] = ()  # tokens of each choice, for `so_far`
         self._shows_text = asked.assignment.request.wants_text
         self._logprobs = wanted(asked.params)
 
@@ -79,8 +81,9 @@ class Whole:
         )
 
     def so_far(self) -> Finished:
-        """An empty answer: vLLM returns nothing before the end."""
-        return Finished(self.asked.key, [Choice(0, [], None, "abort")], len(self.asked.prompt))
+        """The tokens that are `known`: vLLM returns nothing before the end."""
+        choices = [Choice(index, one, None, "abort") for index, one in enumerate(self.known)]
+        return Finished(self.asked.key, choices, len(self.asked.prompt))
 
     def _choice(self, part: CompletionOutput) -> Choice:
         tokens = list(part.token_ids)

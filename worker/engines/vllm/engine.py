@@ -37,6 +37,7 @@ from worker.engines.vllm.collectors import (
 from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm.params import ParamsMaker, build_params, refusal
 from worker.engines.vllm.pieces import PieceSize
+from worker.engines.vllm.progress import tokens_so_far
 from worker.engines.vllm.reasoning import Reasoning
 from worker.engines.vllm.request import EngineRequest
 from worker.engines.vllm.sleep import LEVELS, choose_sleep
@@ -169,6 +170,8 @@ class VllmEngine:
         if not running:
             return None
         answer = running[0]
+        if isinstance(answer, Whole):
+            answer.known = tokens_so_far(self._engine, key)
         self.abort([key])
         return answer.so_far()
 
