@@ -236,7 +236,9 @@ def operator_acts(day: Day) -> None:
     with day.connect("admin") as connection:  # as the board does
         list_tenants(connection, day.keys, 0, 50)
         search_tenants(connection, day.keys, "search")
-    running = make_request(client="client", model="large", stream=True, params=LONG)
+    running = make_request(
+        client="client", model="large", stream=True, params=LONG, tenant="research"
+    )
     day.push(running)
     eventually(lambda: day.plant.published(running.id, "client"))
     waiting = make_request(client="client", model="small")
@@ -244,6 +246,9 @@ def operator_acts(day: Day) -> None:
     day.command("cancel", waiting.id, "--client", "client")
     assert running.id in day.command("requests", "--state", "assigned")
     day.command("cancel", running.id)
+    # Its worker says what it had generated.
+    assert "used" in day.plant.ledger(running.id, "client")
+    eventually(lambda: "charge" not in day.plant.ledger(running.id, "client"))
 
 
 def board_is_used(day: Day) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -25,12 +24,12 @@ ACME = "acme"
 
 @pytest.fixture
 def slow(plant: Plant) -> Plant:
-    """A yard with a worker that makes a token every `STEP_S`, one request at a time."""
+    """A yard with a worker that makes a token every `STEP_S`, for two requests at a time."""
     settings = encode_tenant(TenantSettings(tokens_per_minute=100_000))
     plant.connection.hset(plant.keys.tenants, ACME, settings)
     plant.coordinator()
     plant.wait_for_leader()
-    plant.worker(simulated_step_s=STEP_S, max_num_seqs=1)
+    plant.worker(simulated_step_s=STEP_S, max_num_seqs=2)
     plant.wait_for_workers(1)
     return plant
 
@@ -74,24 +73,26 @@ def reserved(plant: Plant) -> int:
 def test_a_request_that_is_cancelled_amid_its_answer_pays_what_was_generated(
     slow: Plant, stream: bool
 ) -> None:
-    # Given a request that has run for some time, and one that waits in the engine
+    # Given a stream whose tokens tell the steps, a request beside it, and one that waits
+    clock = make_request(stream=True, params=SamplingParams(max_tokens=MOST, ignore_eos=True))
+    slow.push(clock)
+    began = eventually(lambda: slow.published(clock.id))
     request = ask(slow, stream=stream)
     eventually(lambda: slow.ledger(request.id).get("state") == "assigned")
-    assigned = time.monotonic()
+    assigned = slow.published(clock.id)
     waiting = ask(slow, stream=stream)
     eventually(lambda: slow.ledger(waiting.id).get("state") == "assigned")
-    time.sleep(50 * STEP_S)
+    eventually(lambda: slow.published(clock.id) > assigned + 50)
 
     # If both are cancelled
     for one in (waiting, request):
         slow.scripts.cancel(one.client, one.id, "enough")
-    most = (time.monotonic() - assigned) / STEP_S
     shown = len(slow.result(request.id).tokens)
 
     # I expect the first to pay the steps of that time, and the other only its prompt.
     tokens_in, tokens_out = settled(slow, request)
     assert tokens_in == TOKENS
-    assert max(20, shown) <= tokens_out <= most + 3
+    assert max(50 - 5, shown) <= tokens_out <= slow.published(clock.id) + 5 - began
     assert settled(slow, waiting) == (TOKENS, 0)
     assert slow.connection.zscore(slow.keys.service, ACME) == 2 * TOKENS + 2 * tokens_out
     used = counted(slow)
