@@ -76,7 +76,7 @@ class Coordinator:
         self._ready = threading.Event()
         self._wakeup = WakeupPipe()
         self._keys = keys = Keys(settings.yard)
-        # Without retries: a repeated read would not return what the first one took.
+        # Without retries: who waits for its server must know, see `_forget_connection`.
         self._connection = connection = open_connection(
             settings.redis_url, timeout_s=settings.block_ms / 1000 + BLOCK_MARGIN_S, retries=0
         )
@@ -284,7 +284,7 @@ class Coordinator:
         self._dispatcher.run_once(token, may_place=self._is_complete, block_ms=self._patience_ms())
 
     def _take_over(self, token: str) -> None:
-        """Once for each term of leadership: publish the handshake, read what is pending."""
+        """Once for each term of leadership: publish the handshake, and read all that waits."""
         if self._prepared_for == token:
             return
         self._guests.hurry()
