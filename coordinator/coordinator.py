@@ -308,6 +308,7 @@ class Coordinator:
         """A connection may lead to another server without an error."""
         if self._failover.check(token):
             self._roster.mark_stale()
+            self._intake.read_again()  # its clock may be behind
 
     def _publish_handshake(self, token: str) -> None:
         self._handshake.publish(

@@ -363,7 +363,7 @@ class Dispatcher:
                 self._roster.mark_stale()
                 continue
             if code is Dispatched.HELD:
-                self._backlog.tenants.held.refuse(queued.tenant)
+                self._intake.tenants.hold(queued.tenant)
                 continue
             self._drop(queued)
             self._has_missed = self._has_missed or code is Dispatched.GONE

@@ -64,7 +64,6 @@ class Intake:
         self._after: dict[str, str] = {}  # the last entry read, by stream
         # Clients may write an id of the far future, with which these are deleted; it is not kept.
         self._spoilable = (keys.arrivals, keys.cancelling)
-        self._has_read: set[IntakeClass] = set()  # classes of which something came since `compare`
         self._audits: dict[IntakeClass, BacklogReconciler] = {}
         self._next_audit = 0.0  # not before (monotonic)
         self._is_cancelling = False
@@ -109,7 +108,6 @@ class Intake:
             if key not in self._spoilable or position(ids[-1])[0] < FAR_FUTURE_MS:
                 self._after[key] = ids[-1]
             if name := self._names.get(stream):
-                self._has_read.add(name)
                 entries += [
                     Entry(name, entry, pairs(values))
                     for entry, (_, values) in zip(ids, items, strict=True)
@@ -155,7 +153,7 @@ class Intake:
 
         A cancelled request does not wait any more: an audit finds it. On the other hand entries may
         lie before those that were read, where somebody has deleted a stream and its ids began
-        again: where some wait that no read returns, all are read again.
+        again: then its first entry is not known, and all are read again.
         """
         may_audit = time.monotonic() >= self._next_audit
         pipeline = self._connection.pipeline(transaction=False)
@@ -164,14 +162,21 @@ class Intake:
         pipeline.zcard(self._keys.line)
         *lengths, in_line = pipeline.execute()
         self.tenants.refresh(in_line)
-        reads_all = len(self.backlog) < self._max_held
         for name, length in zip(INTAKE_CLASSES, lengths, strict=True):
             count = self.backlog.count(name)
-            if length > count and reads_all and name not in self._has_read:
-                self._after.pop(self._keys.intake(name), None)
+            if length > count and self._has_passed_over(name):
+                del self._after[self._keys.intake(name)]
             if length != count and count and name not in self._audits and may_audit:
                 self._audits[name] = BacklogReconciler(self.backlog.ids(name))
-        self._has_read.clear()
+
+    def _has_passed_over(self, name: IntakeClass) -> bool:
+        """Whether an intake begins with an entry that is not known, though later ones were read."""
+        intake = self._keys.intake(name)
+        if intake not in self._after:
+            return False
+        first: Any = self._connection.xrange(intake, count=1)
+        ids = [entry.decode() for entry, _ in first if not self.backlog.get(name, entry.decode())]
+        return bool(ids) and position(ids[0]) <= position(self._after[intake])
 
     def gone(self) -> list[QueuedRequest]:
         """Requests of the backlog that do not wait any more: a page of each audit."""

@@ -161,6 +161,11 @@ class TenantIntakes:
             [shares.charge(item.queued) for item in plan],
         )
 
+    def hold(self, tenant: str) -> None:
+        """A script has refused to run more of a tenant; its settings may be others by now."""
+        self._held.refuse(tenant)
+        self._described.discard(tenant)
+
     def is_common_wrong(self) -> bool:
         """Whether the common intakes must join the line or leave it."""
         has_requests = any(self._backlog.count(name) for name in PRIORITY_CLASSES)
@@ -241,7 +246,8 @@ class TenantIntakes:
     def _note_unread(self, empty: set[str]) -> None:
         first = [name for name in self._shares.first if name]
         self.missing = [name for name in first if empty.issuperset(intakes_of(name))]
-        self._shares.unread = {name for name in first if not self._streams.is_exhausted(name)}
+        able = (name for name in first if name not in self._held)
+        self._shares.unread = {name for name in able if not self._streams.is_exhausted(name)}
 
     def gone(self) -> list[QueuedRequest]:
         """Requests of the backlog that may not wait any more, of a page of intakes a second.

@@ -77,7 +77,7 @@ class GuestRegistry:
         if cursor or some:
             return True
         is_time = came_ms is not None and came_ms.isdigit() and len(came_ms) < _MOST_DIGITS
-        return is_time and int(came_ms) > seconds * 1000 - REMEMBERED_MS
+        return is_time and 0 <= 1000 * (seconds + 1) - int(came_ms) < REMEMBERED_MS
 
     def _heard(self, found: set[str]) -> Sequence[str]:
         """Those that can be heard beside the others, in order."""

@@ -27,27 +27,30 @@ class FailoverDetector:
         self._scripts = scripts
         self._seen = ""  # token and server of the last comparison
 
-    def check(self, token: str) -> int:
-        """Fence all workers where the server is a promoted replica; how many were fenced.
+    def check(self, token: str) -> bool:
+        """Fence all workers where the server is a promoted replica; whether it is another one.
+
+        That is, another than before in this term, or one whose workers were fenced.
 
         Raises `LostLeadership` where the yard has another leader.
         """
         try:
             server = str(self._info("server").get("run_id", ""))
             if not server or f"{token} {server}" == self._seen:
-                return 0
+                return False
             # In the life of this server process: one that restarts begins at none.
             received = int(self._info("stats").get("total_net_repl_input_bytes", 0))
         except redis.exceptions.NoPermissionError as error:
             self._warn(error)
-            return 0
+            return False
         fenced = self._scripts.recognize(token, server, was_replica=received > 0)
+        is_another = self._seen.startswith(f"{token} ")
         self._seen = f"{token} {server}"
         if fenced < 0:
             raise LostLeadership
         if fenced:
             log.warning("a replica took the place of the server; %d workers join again", fenced)
-        return fenced
+        return is_another or fenced > 0
 
     def _info(self, section: str) -> dict[str, Any]:
         found: Any = self._connection.info(section)

@@ -59,6 +59,19 @@ def test_a_leader_notices_a_promotion_without_an_error(lanes: Lanes, was_a_repli
     assert lanes.connection.zscore(lanes.keys.leases, worker) == -1
 
 
+def test_another_server_in_the_same_term_is_noticed(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was read from the one before may be otherwise there."""
+    token = lanes.scripts.lead("leader", LONG_MS)
+    detector = FailoverDetector(lanes.connection, lanes.scripts)
+    assert not detector.check(token)
+
+    monkeypatch.setattr(detector, "_info", lambda _: {"run_id": "another"})
+
+    assert [detector.check(token) for _ in range(2)] == [True, False]
+
+
 def test_a_former_leader_is_notified(lanes: Lanes) -> None:
     with pytest.raises(LostLeadership):
         FailoverDetector(lanes.connection, lanes.scripts).check("9:nobody")
