@@ -110,7 +110,13 @@ def test_coordinator_limits_the_rate_of_its_log(
     settings = CoordinatorSettings(redis_url=server.url, yard=keys.yard, lease_ms=500, block_ms=50)
     coordinator = Coordinator(settings)
     faults: list[None] = []
-    monkeypatch.setattr(coordinator, "_forget_connection", lambda: faults.append(None))
+    forget = coordinator._forget_connection
+
+    def count_and_forget() -> None:
+        faults.append(None)
+        forget()  # so each turn begins with a write
+
+    monkeypatch.setattr(coordinator, "_forget_connection", count_and_forget)
     with redis.Redis.from_url(server.url) as connection, running(coordinator):
         eventually(lambda: connection.get(keys.leader))
         server.fall_ill("disk")
