@@ -41,13 +41,18 @@ def turns_until_load(yard: TenantYard, worker: str, load: int, most: int) -> int
     raise AssertionError(f"{yard.load(worker)} on the lane after {most} turns")
 
 
-def test_held_tenants_in_front_leave_no_place_empty(yard: TenantYard) -> None:
-    # Given many tenants that run all they may, with more waiting, in front of the line
+def fill_the_front(yard: TenantYard) -> str:
+    """Many tenants that run all they may, with more waiting, in front of the line; the worker."""
     worker = yard.worker(lane_limit=100)
     for number in range(5 * PAGE):
         yard.set(f"a{number}", max_running_requests=1)
         yard.ask(f"a{number}", 3)
     yard.lead()
+    return worker
+
+
+def test_held_tenants_in_front_leave_no_place_empty(yard: TenantYard) -> None:
+    worker = fill_the_front(yard)
     assert yard.load(worker) == 5 * PAGE
 
     # If others come, which stand behind them, I expect these to run in a few turns.
@@ -58,12 +63,7 @@ def test_held_tenants_in_front_leave_no_place_empty(yard: TenantYard) -> None:
 
 
 def test_a_leader_that_finds_held_tenants_in_front_looks_behind_them(yard: TenantYard) -> None:
-    # Given as before, and somebody behind them
-    worker = yard.worker(lane_limit=100)
-    for number in range(5 * PAGE):
-        yard.set(f"a{number}", max_running_requests=1)
-        yard.ask(f"a{number}", 3)
-    yard.lead()
+    worker = fill_the_front(yard)
     yard.connection.zadd(yard.keys.service, {"z": 1000})
     yard.ask("z")
     yard.connection.zadd(yard.keys.line, {"z": 1000})

@@ -42,6 +42,16 @@ def is_empty(yard: Yard) -> bool:
     return yard.queued_tokens() == 0 and "waiting_tokens" not in counts(yard)
 
 
+def leave(yard: Yard, waiting: QueuedRequest, how: str, worker: str) -> None:
+    """The request stops waiting, in one of the ways in which it can."""
+    if how == "dispatch":
+        yard.place(waiting, worker)
+    elif how == "cancel":
+        yard.scripts.cancel("anon", waiting.request.id, "x")
+    else:
+        yard.answer(waiting, Code.INVALID_REQUEST)
+
+
 @pytest.mark.parametrize("name", CHATS)
 @pytest.mark.parametrize("how", ["dispatch", "cancel", "answer"])
 def test_what_a_template_is_given_counts_until_it_leaves(
@@ -53,12 +63,7 @@ def test_what_a_template_is_given_counts_until_it_leaves(
     waiting = yard.submit(request)
     assert yard.queued_tokens() - few == tokens_of(request) > 1_000
     assert counts(yard)["waiting_tokens"] == yard.queued_tokens()
-    if how == "dispatch":
-        yard.place(waiting, worker)
-    elif how == "cancel":
-        yard.scripts.cancel("anon", request.id, "x")
-    else:
-        yard.answer(waiting, Code.INVALID_REQUEST)
+    leave(yard, waiting, how, worker)
     assert yard.queued_tokens() == counts(yard)["waiting_tokens"] == few
     for other in others:
         yard.scripts.cancel("anon", other.request.id, "x")
@@ -121,12 +126,7 @@ def test_a_plain_entry_counts_in_every_form(yard: Yard, worker: str, form: str, 
     assert yard.queued_tokens() == counts(yard)["waiting_tokens"] == expected
     [(entry, _)] = yard.intake("normal:acme")
     waiting = QueuedRequest(request, "normal:acme", entry)
-    if how == "dispatch":
-        yard.place(waiting, worker)
-    elif how == "cancel":
-        yard.scripts.cancel("anon", request.id, "x")
-    else:
-        yard.answer(waiting, Code.INVALID_REQUEST)
+    leave(yard, waiting, how, worker)
     assert is_empty(yard)
 
 
