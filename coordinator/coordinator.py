@@ -163,7 +163,7 @@ class Coordinator:
             patience_s=settings.lost_entry_wait_s,
             clock=roster.server_ms,
             on_ended=lambda intake: counts.answered("", intake, Code.ENTRY_LOST, is_dead=False),
-            on_returned=lambda _: self._intake.tenants.miss(),
+            on_returned=self._intake.tenants.miss,
         )
         self._cancels = CancelRequests(connection, scripts, keys, counts.found_bad)
         self._inboxes = Inboxes(connection, scripts, keys, settings, counts)

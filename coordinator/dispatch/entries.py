@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from tokenyard.protocol.digest import entry_digest
 
 Fields = Mapping[bytes, bytes]
+#: The id before all entries of a stream.
+BEGIN: Final = "0-0"
+#: An entry as the server gives it: its id, then names and values in turn.
+RawEntry = tuple[bytes, Sequence[bytes]]
 
 
-#: An entry as the server gives it: its id, then names and values in turn; None where it was deleted
-#: after it had been delivered.
-RawEntry = tuple[bytes, Sequence[bytes] | None]
-
-
-def pairs(values: Sequence[bytes] | None) -> Fields:
+def pairs(values: Sequence[bytes]) -> Fields:
     """The fields of a `RawEntry`; the last one of a name counts."""
-    return dict(zip(values[::2], values[1::2], strict=True)) if values else {}
+    return dict(zip(values[::2], values[1::2], strict=True))
 
 
 class Entry(Struct, frozen=True):

@@ -6,7 +6,7 @@ turn, after any place has become free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 
@@ -23,9 +23,6 @@ class HeldTenants:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._is_refused)
-
-    def __len__(self) -> int:
-        return len(self._is_refused)
 
     @property
     def has_more(self) -> bool:
@@ -52,12 +49,10 @@ class HeldTenants:
         """A tenant may run more, or has nothing to run."""
         self._is_refused.pop(tenant, None)
 
-    def release(self, known: set[str]) -> None:
-        """Now and then: try those again that were refused, and forget who is not ``known``."""
-        refused, self._is_refused = self._is_refused, {}
-        for name, is_refused in refused.items():
-            if name in known and not is_refused:
-                self.add(name)
+    def release(self, is_known: Callable[[str], bool]) -> None:
+        """Now and then: try those again that were refused, and forget who is not known."""
+        held = [name for name, is_refused in self._is_refused.items() if not is_refused]
+        self._is_refused = dict.fromkeys(filter(is_known, held), False)
 
     def wake(self) -> None:
         """A place has become free: look at all of them again."""

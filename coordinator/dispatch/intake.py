@@ -16,21 +16,17 @@ import redis
 
 from coordinator.dispatch.audit import PAGE, BacklogReconciler
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.entries import Entry, RawEntry, WakeupEvent, pairs
+from coordinator.dispatch.entries import BEGIN, Entry, RawEntry, WakeupEvent, pairs
 from coordinator.dispatch.shares import TurnOf, by_client
 from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import FAR_FUTURE_MS, position
 
-#: Before all entries.
-BEGIN: Final = "0-0"
 #: Events of arrivals that the broker keeps for a leader at least.
 _MOST_ARRIVALS: Final = 1000
-#: The year 2286.
-FAR_FUTURE_MS = 10**13
 #: Requests of each class that are read while the backlog is full and no lane has room, so that
 #: the first of every class is known when a lane gets room.
 LOOK_AHEAD = 16

@@ -22,7 +22,7 @@ from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
 from coordinator.dispatch.tenant_streams import Command, Slice, TenantStreams, intakes_of
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.broker.direct import ask_all
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant, split_intake
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
 from tokenyard.scripts import Charge
@@ -60,8 +60,7 @@ class TenantIntakes:
         self._described: set[str] = set()  # tenants whose settings and counts are fresh
         self._described_at = 0.0  # the first of these (monotonic)
         self._depth = 1  # see `look_behind`
-        self._size = PAGE  # of the first page
-        self._cursor = PAGE  # where the page behind it begins
+        self._cursor = PAGE  # where the page behind the first begins
         # Intakes to compare with the backlog, now and later.
         self._to_check: list[str] = []
         self._unchecked: list[str] = []
@@ -74,7 +73,7 @@ class TenantIntakes:
         self._streams.clear()
         self._described.clear()
         self._depth = 1
-        self._size = self._cursor = PAGE
+        self._cursor = PAGE
         #: Whether somebody is in line; True until the line was read.
         self.is_in_use = True
         self._looks_behind = True
@@ -114,7 +113,7 @@ class TenantIntakes:
         if len(self._described) <= DESCRIBED_PER_S * (now - self._described_at):
             self._described.clear()
             self._described_at = now
-        self._held.release({*self._shares.first, *map(_tenant_of, self._backlog.intakes)})
+        self._held.release(self._is_known)
         if not self._unchecked:  # once a lap, since this walks over all tenants
             self._unchecked = self._streams.begin_lap()
         self._to_check, self._unchecked = self._unchecked[:PAGE], self._unchecked[PAGE:]
@@ -161,6 +160,10 @@ class TenantIntakes:
             [shares.charge(item.queued) for item in plan],
         )
 
+    def _is_known(self, tenant: str) -> bool:
+        """Whether a tenant is among the first, or has requests in the backlog."""
+        return tenant in self._shares.first or any(map(self._backlog.count, intakes_of(tenant)))
+
     def hold(self, tenant: str) -> None:
         """A script has refused to run more of a tenant; its settings may be others by now."""
         self._held.refuse(tenant)
@@ -188,10 +191,10 @@ class TenantIntakes:
     def read_line(self) -> tuple[list[str], int]:
         """Read who is first; who is in the page behind them, and how many there are."""
         line = self._keys.line
-        self._size = PAGE + min(MOST_HELD, sum(name in self._shares.first for name in self._held))
-        cursor = max(self._cursor, self._size)
+        size = PAGE + min(MOST_HELD, sum(name in self._shares.first for name in self._held))
+        cursor = max(self._cursor, size)
         commands: list[Command] = [
-            ("ZRANGE", line, 0, self._size - 1, "WITHSCORES"),
+            ("ZRANGE", line, 0, size - 1, "WITHSCORES"),
             ("ZCARD", line),
             ("ZSCORE", line, ""),
         ]
@@ -205,7 +208,7 @@ class TenantIntakes:
         others = _services(behind[0]) if behind else {}
         if looks_behind:
             self._has_lapped = cursor + PAGE >= in_line
-            self._cursor = self._size if self._has_lapped else cursor + PAGE
+            self._cursor = PAGE if self._has_lapped else cursor + PAGE
         for tenant, service in others.items():
             self._shares.note(tenant, service)
         return [name for name in others if name not in self._shares.first], in_line
@@ -265,10 +268,6 @@ class TenantIntakes:
             if length < self._backlog.count(intake)
             for queued in self._streams.forget(intake)
         ]
-
-
-def _tenant_of(intake: str) -> str:
-    return split_intake(intake)[1]
 
 
 def _services(items: Sequence[bytes]) -> Mapping[str, float]:

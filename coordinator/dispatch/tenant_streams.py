@@ -13,14 +13,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.entries import Entry, pairs
+from coordinator.dispatch.entries import BEGIN, Entry, pairs
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name, split_intake
 
 #: Requests of each intake that are read at least: with a page of tenants about a batch.
 LOOK_AHEAD: Final = 4
-#: Before all entries.
-_BEGIN: Final = "0-0"
 
 Command = tuple[str | int, ...]
 
@@ -111,7 +109,7 @@ class TenantStreams:
                 if spare <= 0:
                     continue
                 spare -= size
-            after = self._after.get(intake, _BEGIN) if number else _BEGIN
+            after = self._after.get(intake, BEGIN) if number else BEGIN
             found.append(Slice(intake, after, size))
         return found
 
@@ -139,7 +137,7 @@ class TenantStreams:
             found = [Entry(one.intake, item.decode(), pairs(values)) for item, values in items]
             if found:
                 self._after[one.intake] = found[-1].id
-            elif one.after == _BEGIN:
+            elif one.after == BEGIN:
                 empty.add(one.intake)
             if len(found) < one.count:
                 self._exhausted.add(one.intake)

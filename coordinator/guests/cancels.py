@@ -16,7 +16,7 @@ import redis
 
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_id, parse_name
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import FAR_FUTURE_MS, position
 from tokenyard.scripts import Cancelled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.cancels")
@@ -26,8 +26,6 @@ EVERY_S = 1.0
 #: Clients served, and requests cancelled, in one turn.
 MOST_CLIENTS = 100
 MOST_CANCELLED = 100
-#: The year 2286.
-FAR_FUTURE_MS = 10**13
 
 
 class CancelRequests:

@@ -70,7 +70,7 @@ class LedgerReconciler:
         patience_s: float,
         clock: Callable[[], float] = lambda: time.time() * 1000,
         on_ended: Callable[[IntakeClass], None] = lambda _: None,
-        on_returned: Callable[[str], None] = lambda _: None,
+        on_returned: Callable[[], None] = lambda: None,
     ) -> None:
         """A worker with a lease has ``patience_s`` to end a request: it may have read the entry.
 
@@ -132,7 +132,7 @@ class LedgerReconciler:
         if waiting < 0:
             raise LostLeadership
         if waiting:
-            self._on_returned(tenant)
+            self._on_returned()
             log.warning("tenant %s was not in line, with %d waiting", tenant, waiting)
 
     def _is_lost(self, one: LostRequest) -> bool:

@@ -7,6 +7,9 @@ from typing import Any, Final
 #: Characters of an entry's id: two numbers of 64 bits.
 _LONGEST: Final = 41
 
+#: Clients may choose the ids of entries; one of this time or later (ms; the year 2286) is no time.
+FAR_FUTURE_MS: Final = 10**13
+
 
 def position(entry: str) -> tuple[int, int]:
     """A stream entry's position: unix time in ms, and the number within that.
