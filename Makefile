@@ -45,27 +45,27 @@ install-light: $(LIGHT) ## The same without torch and vLLM (0.5 GB), to work on 
 demo: $(INSTALLED) ## 200 questions to vLLM workers on this machine, checked
 	@$(BIN)/tokenyard demo
 
-TOX_PARALLEL = $(BIN)/tox run-parallel --parallel 2 --parallel-no-spinner
+TOX_PARALLEL = $(BIN)/tox run-parallel --parallel-no-spinner --parallel
 
 .PHONY: quick
 quick: $(TOOLS) ## Format, lint, types, unit tests and scripts, in two minutes
-	@$(TOX_PARALLEL) -m quick$(if $(IS_LIGHT),-light)
+	@$(TOX_PARALLEL) 2 -m quick$(if $(IS_LIGHT),-light)
 
 .PHONY: test
-test: install programs ## Everything that guards correctness (`.venv/bin/tox list` names the parts)
-	@$(TOX_PARALLEL)
+test: install programs ## What each change must pass: ten minutes on two cores
+	@$(TOX_PARALLEL) 4
 
 .PHONY: test-long
-test-long: install programs ## Long loops, deep searches, and a short run of every benchmark
-	@$(TOX_PARALLEL) -m long
+test-long: install programs-long ## All other tests, deep searches, a short run of every benchmark
+	@$(TOX_PARALLEL) 2 -m long
 
 .PHONY: test-light
 test-light: $(TOOLS) ## What `make install-light` suffices for
-	@$(TOX_PARALLEL) -m light
+	@$(TOX_PARALLEL) 2 -m light
 
 .PHONY: lint
 lint: $(TOOLS) ## Format, lint, types and import contracts only
-	@$(BIN)/tox run -e lint,$(TYPES),imports
+	@$(BIN)/tox run -e lint,$(TYPES)
 
 # For pre-commit, with what is installed.
 .PHONY: types
@@ -143,9 +143,10 @@ libnuma:
 		fi; }
 
 # Tests that need one of these skip without it; on a CI machine nothing may be skipped.
-.PHONY: programs
-programs:
-	@for each in redis-server node spin chromium; do \
+.PHONY: programs programs-long
+programs-long: NEEDED = redis-server node spin chromium promtool
+programs programs-long:
+	@for each in $(or $(NEEDED),node chromium); do \
 		command -v "$$each" >/dev/null && continue; \
 		printf '\n*** %s is not installed: its tests are SKIPPED ***\n\n' "$$each" >&2; \
 		[ "$${CI:-}" != true ] || { echo "That is a failure in CI; see .ci/run." >&2; exit 1; }; \

@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import threading
-import time
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -41,6 +40,7 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.recorder import HistoryRecorder
 from coordinator.telemetry.spans import QueueSpans
+from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
 from tokenyard.process.embedding import ServiceAddress, started_address
@@ -161,14 +161,14 @@ class Coordinator:
         self._reconciler = LedgerReconciler(
             scripts,
             patience_s=settings.lost_entry_wait_s,
-            clock=roster.server_ms,
+            broker_time=roster.broker_time,
             on_ended=lambda intake: counts.answered("", intake, Code.ENTRY_LOST, is_dead=False),
             on_returned=self._intake.tenants.miss,
         )
         self._cancels = CancelRequests(connection, scripts, keys, counts.found_bad)
         self._inboxes = Inboxes(connection, scripts, keys, settings, counts)
         self._recorder = HistoryRecorder(scripts, roster, counts)
-        self._usage_pruner = UsagePruner(connection, keys, roster.server_ms)
+        self._usage_pruner = UsagePruner(connection, keys, roster.broker_time)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""  # the token of the term that is prepared
@@ -338,7 +338,7 @@ class Coordinator:
         if self._models.learn(roster.bases(), roster.servable, roster.output_defaults()):
             self._publish_handshake(token)
             self._intake.read_again()  # to admit it by the new models
-        elif self._dispatcher.rate.measure(time.monotonic()):
+        elif self._dispatcher.rate.measure(clock.monotonic()):
             self._publish_handshake(token)
         self._intake.compare()
         self._start_when_complete()

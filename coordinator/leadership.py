@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from typing import Final
 
 import redis
 
+from tokenyard import clock
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -45,11 +45,11 @@ class Leadership:
 
     def keep(self) -> bool:
         """Renew the lease, or try to take it, when that is due; whether this one leads."""
-        if time.monotonic() < self._due:
+        if clock.monotonic() < self._due:
             return bool(self.token)
         before = self.token
         self.token = self._scripts.lead(self._name, self._lease_ms, before)
-        self._due = time.monotonic() + self._lease_ms / (3000 if self.token else 10_000)
+        self._due = clock.monotonic() + self._lease_ms / (3000 if self.token else 10_000)
         self._log_change(before)
         if not self.token:
             self._announce()
@@ -70,9 +70,9 @@ class Leadership:
 
     def _announce(self) -> None:
         """Show that this one stands by."""
-        if time.monotonic() < self._announced:
+        if clock.monotonic() < self._announced:
             return
-        self._announced = time.monotonic() + ANNOUNCE_S
+        self._announced = clock.monotonic() + ANNOUNCE_S
         try:
             self._scripts.stand_by(self._name, round(3000 * ANNOUNCE_S))
         except redis.exceptions.NoPermissionError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +18,8 @@ import redis
 from coordinator.routing.lanes import Lanes, in_turn
 from coordinator.routing.policies import Lane
 from coordinator.routing.suspicion import UNMARKED, QuarantineMark, read_mark
+from tokenyard import clock
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.control import RUN_STATES, DesiredStates, RunState, decode_desired
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position, unix_ms
@@ -93,12 +94,8 @@ class Roster:
         self._connection = connection
         self._keys = keys
         self._due = 0.0
-        self._clock = time.time() * 1000 - time.monotonic() * 1000
+        self.broker_time = BrokerTime()
         self._counted = (0, 0)  # id of the last event that the loads include
-
-    def server_ms(self) -> float:
-        """The server's time in unix ms, about."""
-        return self._clock + time.monotonic() * 1000
 
     def mark_stale(self) -> None:
         """Something changed: read again in the next turn."""
@@ -111,7 +108,7 @@ class Roster:
 
     def refresh(self) -> bool:
         """Read the yard again when that is due; whether it was read."""
-        if time.monotonic() < self._due:
+        if clock.monotonic() < self._due:
             return False
         pipeline = self._connection.pipeline(transaction=False)
         pipeline.hgetall(self._keys.workers)
@@ -120,9 +117,10 @@ class Roster:
         pipeline.hgetall(self._keys.hosts)
         pipeline.hgetall(self._keys.desired)
         pipeline.time()
+        asked_at = clock.monotonic()
         entries, leases, marks, hosts, desired, now = pipeline.execute()
         now_ms = unix_ms(now)
-        self._clock = now_ms - time.monotonic() * 1000
+        self.broker_time.measured(now, asked_at)
         ends = {worker.decode(errors="replace"): score for worker, score in leases}
         self.lost = [worker for worker, score in ends.items() if score <= now_ms]
         self.desired_states = decode_desired(desired)
@@ -144,7 +142,7 @@ class Roster:
             self._log_changes(before)
         self._take_hosts(hosts)
         self._read_loads()
-        self._due = time.monotonic() + REFRESH_S
+        self._due = clock.monotonic() + REFRESH_S
         return True
 
     def _log_changes(self, before: Mapping[str, RosterMember]) -> None:
@@ -164,14 +162,14 @@ class Roster:
         self.hosts = {name: host for name, host in _decode(entries, decode_host) if name in named}
         held = {m.info.model for m in self.members.values() if m.has_lease and m.info.model}
         self.servable = held | {one.name for host in self.hosts.values() for one in host.models}
-        now, known = time.monotonic(), {name.encode() for name in named}
+        now, known = clock.monotonic(), {name.encode() for name in named}
         self._unnamed = {
             name: self._unnamed.get(name, now) for name in entries if name not in known
         }
 
     def forget_hosts(self) -> None:
         """Delete the entries of hosts that are gone; only the leader should."""
-        until = time.monotonic() - HOST_GONE_S
+        until = clock.monotonic() - HOST_GONE_S
         gone = [name for name, since in self._unnamed.items() if since <= until]
         if gone:
             self._connection.hdel(self._keys.hosts, *gone)
@@ -184,7 +182,7 @@ class Roster:
         for worker in self.members:
             pipeline.xlen(self._keys.lane(worker))
         last, *loads = pipeline.execute()
-        now_ms = self.server_ms()
+        now_ms = self.broker_time.now_ms
         for member, load in zip(self.members.values(), loads, strict=True):
             member.load = load
             member.work = member.work if load else 0
@@ -201,7 +199,7 @@ class Roster:
 
     def _changed(self, worker: str, member: RosterMember) -> None:
         """The content of its lane has changed."""
-        member.worked_ms = self.server_ms()
+        member.worked_ms = self.broker_time.now_ms
         self._show(worker, member)
 
     def _show(self, worker: str, member: RosterMember) -> None:

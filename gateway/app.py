@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,7 +43,7 @@ from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
 from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
-from tokenyard import __version__
+from tokenyard import __version__, clock
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
@@ -137,11 +136,11 @@ class Gateway:
                 self._is_idle.set()
 
     def _counted(self, send: Send, path: str) -> Send:
-        began = time.monotonic()
+        began = clock.monotonic()
 
         def counting(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                self.metrics.answered(path, message["status"], time.monotonic() - began)
+                self.metrics.answered(path, message["status"], clock.monotonic() - began)
                 if self.is_draining:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             return send(message)
@@ -271,7 +270,7 @@ class Gateway:
             tenant=principal.tenant,
             priority_class=priority_class,
             may_go_first=principal.may_go_first,
-            deadline_ms=read_deadline(headers, body),
+            deadline_ms=read_deadline(headers, body, self._queue.broker_time.now_ms),
             continues=rule == "continue",
             can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
             keep_s=keep_s,
@@ -297,8 +296,8 @@ def meant_endpoint(path: str) -> str:
     return next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in ENDPOINTS), "")
 
 
-def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
-    """Unix ms after which the answer is of no use; raises `GatewayError`.
+def read_deadline(headers: Headers, body: dict[str, Any], now_ms: float) -> int | None:
+    """Unix ms by the broker after which the answer is of no use; raises `GatewayError`.
 
     The header counts in milliseconds, the field ``timeout`` of the body in seconds.
     """
@@ -308,14 +307,14 @@ def read_deadline(headers: Headers, body: dict[str, Any]) -> int | None:
         is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
         if not is_number or not 0 < int(given) <= _MOST_MS:
             raise invalid("X-Request-Timeout-Ms", f"give 1 to {_MOST_MS:,} milliseconds")
-        return time.time_ns() // 1_000_000 + int(given)
+        return int(now_ms) + int(given)
     seconds = body.get("timeout")
     if seconds is None:
         return None
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds * 1000 <= _MOST_MS:
         raise invalid("timeout", f"give seconds, at most {_MOST_MS // 1000:,}")
-    return time.time_ns() // 1_000_000 + math.ceil(float(seconds) * 1000)
+    return int(now_ms) + math.ceil(float(seconds) * 1000)
 
 
 def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:

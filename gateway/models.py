@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +12,7 @@ import msgspec
 from gateway.announcements import OwnRules, by_request_name, read_hosts
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
+from tokenyard import clock
 from tokenyard.broker.connection import translated
 from tokenyard.broker.tasks import end_task
 from tokenyard.protocol.errors import TokenyardError
@@ -110,8 +110,8 @@ class ModelWatch:
             for profile in announced.profiles.values():
                 self._take(profile)
             self._last, self._announced = (entries, live), announced.profiles
-        self._forget(time.monotonic())
-        self._prepare_again(time.monotonic())
+        self._forget(clock.monotonic())
+        self._prepare_again(clock.monotonic())
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers with a lease."""

@@ -3,8 +3,7 @@
 Servers are started once for each test process (each pytest-xdist worker has its own), when the
 first test asks for one. Tests do not see each other, since each has a yard with a random name.
 
-Valkey runs every test. Redis runs those in which servers may differ (`ON_BOTH_SERVERS`, and tests
-marked `both_servers`); the others run on Redis too, in `make test-long`.
+Valkey runs every test; `make test-long` runs them on Redis too.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -22,11 +22,15 @@ from hypothesis import HealthCheck, settings
 from tests.support.builders import random_name
 from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES
+from tests.support.fake_clock import FakeClock, faked
 from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
 from tests.support.zygote import stop_zygote
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
+
+if TYPE_CHECKING:
+    from tests.gateway.stand import Stand
 
 # On a busy machine the time that servers take to answer, and examples to be made, varies too much
 # for a deadline of either.
@@ -43,12 +47,12 @@ settings.load_profile("tokenyard")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+HERE = Path(__file__).parent
 SERVERS: tuple[ServerName, ...] = ("valkey", "redis")
-#: Folders whose tests run on both servers in `make test`, since what they test may differ.
-ON_BOTH_SERVERS = ("scripts",)
 #: Whether vLLM is installed: `make install-light` leaves it out.
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-#: Folders and files that need vLLM, or what comes with it, to be imported.
+#: Folders and files that need vLLM, or what comes with it, to be imported. Their tests are marked
+#: `vllm`, and a run without that mark does not import them.
 OF_VLLM = (
     "e2e",
     "engines",
@@ -62,7 +66,8 @@ OF_VLLM = (
 LEFTOVER_GRACE_S = 30.0
 NewServer = Callable[..., Server]
 
-collect_ignore = [] if HAS_VLLM else list(OF_VLLM)
+#: Folders of which nothing is in `make test`.
+ALL_LONG = ("deploy", "engines", "model")
 
 
 def pytest_report_header() -> list[str]:
@@ -70,11 +75,19 @@ def pytest_report_header() -> list[str]:
     return [] if HAS_VLLM else [f"vLLM is not installed, so these are left out: {OF_VLLM}"]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what need not, or cannot, be imported."""
+    mark: str = config.option.markexpr
+    left_out = OF_VLLM if not HAS_VLLM or "not vllm" in mark else ()
+    left_out += ALL_LONG if "not long" in mark else ()
+    if any(collection_path == HERE / name for name in left_out):
+        return True
+    return None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test of `broker` or `own_broker` runs on Valkey, and on Redis: there it may be `long`."""
-    folder = Path(metafunc.module.__file__).parent.name
-    is_on_both = folder in ON_BOTH_SERVERS or any(metafunc.definition.iter_markers("both_servers"))
-    servers = SERVERS if is_on_both else ("valkey", pytest.param("redis", marks=pytest.mark.long))
+    """A test of `broker` or `own_broker` runs on Valkey, and on Redis: there it is `long`."""
+    servers = ("valkey", pytest.param("redis", marks=pytest.mark.long))
     if any(metafunc.definition.iter_markers("valkey_only")):
         servers = ("valkey",)
     for name in {"broker", "own_broker"} & set(metafunc.fixturenames):
@@ -82,7 +95,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs vLLM where it is not installed."""
+    """Mark whole folders, and skip what needs vLLM where it is not installed."""
+    for item in items:
+        place = item.path.relative_to(HERE).as_posix()
+        if place.startswith(OF_VLLM):
+            item.add_marker(pytest.mark.vllm)
+        if place.startswith(tuple(f"{name}/" for name in ALL_LONG)):
+            item.add_marker(pytest.mark.long)
     if HAS_VLLM:
         return
     if os.environ.get("CI") == "true":
@@ -154,9 +173,17 @@ def broker(request: pytest.FixtureRequest, shared_server: Callable[[ServerName],
 
 
 @pytest.fixture(scope="session")
-def valkey_broker(shared_server: Callable[[ServerName], Server]) -> Server:
-    """The embedded server alone, for tests too slow to be run on both: leave it running."""
-    return shared_server("valkey")
+def valkey_broker(
+    no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The embedded server alone, for tests too slow to be run on both: leave it running.
+
+    Not the one of `broker`, whose commands some tests count: yards live here for long.
+    """
+    server = Server("valkey", _binary("valkey"), tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -183,10 +210,35 @@ def own_broker(request: pytest.FixtureRequest, new_server: NewServer) -> Server:
     return new_server(request.param)
 
 
+@pytest.fixture(scope="session")
+def stand(
+    request: pytest.FixtureRequest,
+    shared_server: Callable[[ServerName], Server],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stand]:
+    """The yard with real vLLM, one for all tests of a process; its `door` waits for a gateway.
+
+    vLLM's own server starts beside it if a test is going to ask that: it takes long.
+    """
+    from tests.gateway.stand import running_stand
+
+    asks_both = any("vllm" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    folder = tmp_path_factory.mktemp("stand")
+    with running_stand(shared_server(SERVERS[0]), folder, asks_both=asks_both) as running:
+        yield running
+
+
 @pytest.fixture
 def redis_url(broker: Server) -> str:
     """URL of `broker`."""
     return broker.url
+
+
+@pytest.fixture
+def fake_clock() -> Iterator[FakeClock]:
+    """The clock of this process, which stands still until the test, or a sleeper, moves it."""
+    with faked() as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import ast
 import configparser
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
 from tests.conftest import OF_VLLM
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -157,31 +159,28 @@ def test_every_script_has_a_caller_and_every_include_a_script() -> None:
 
 
 def test_no_test_is_forgotten() -> None:
-    """Each folder of tests, and each test file beside them, is run by `make test` or `-long`."""
-    run = commands_of("test") + commands_of("long")
-    files = [file.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")]
-    rooms = {file.parts[0] for file in files if "node_modules" not in file.parts}
-    of_other_hosts = {"gpu"}
-    assert [room for room in sorted(rooms - of_other_hosts) if f" tests/{room} " not in run] == []
+    """Each test is run by `make test` or `make test-long`, whatever its folder and its marks."""
+    gate = {mark for mark, _ in selections("test")}
+    assert gate == {"not long and not vllm", "vllm and not long"}
+    assert {mark for mark, _ in selections("long")} == {
+        "(long or hypothesis) and not vllm and not gpu",
+        "vllm and long and not gpu",
+    }
+    for label in ("test", "long"):
+        for mark in {mark for mark, _ in selections(label)}:
+            rests = {rest for found, rest in selections(label) if found == mark}
+            assert rests in (
+                {"tests"},
+                {"--ignore tests/engines tests", "tests/engines"},
+            )
+    assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").count("\nmake test </dev/null\n") == 1
 
 
-def test_no_long_test_is_forgotten() -> None:
-    """What `make test` deselects, `make test-long` selects, in all folders."""
-    assert '-m "not long"' in tox_ini()["testenv"]["pytest"]
-    long = tox_ini()["testenv:long"]["commands"]
-    assert '-m "(long or hypothesis) and not gpu"' in long
-    assert long.split()[-2:] == ["tests", "{posargs}"]
-    assert set(environments("long")) == {"long", "model", "bench-vllm", "bench-queue"}
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    steps = (
-        "\nmake test ",
-        " install-light ",
-        "\nmake test-long ",
-        '\nwait "$inst',
-        '(cd "$light" && env -u CI .venv/bin/tox run -e types-light,unit ',
-    )
-    found = [ci.index(step) for step in steps]
-    assert found == sorted(found)
+def test_the_slow_tests_of_the_gate_are_few_and_exist() -> None:
+    assert 0 < len(slow.GATE) <= 5
+    for name in slow.GATE:
+        path, _, function = name.partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), name
 
 
 def test_what_runs_without_vllm_imports_no_tensors() -> None:
@@ -232,5 +231,8 @@ def environments(label: str) -> list[str]:
     return [name.strip() for name in names.split(",")]
 
 
-def commands_of(label: str) -> str:
-    return "\n".join(tox_ini()[f"testenv:{name}"]["commands"] for name in environments(label))
+def selections(label: str) -> set[tuple[str, str]]:
+    """The marks by which pytest selects in environments of a label, and the folders."""
+    commands = "\n".join(tox_ini()[f"testenv:{name}"]["commands"] for name in environments(label))
+    found = re.findall(r'-m "([^"]+)"([^{]*)\{posargs\}', commands)
+    return {(mark, " ".join(rest.replace("\\", "").split())) for mark, rest in found}

@@ -8,9 +8,9 @@ two are compared, page by page, since there may be very many.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 
+from tokenyard import clock
 from tokenyard.protocol.streams import position
 
 #: Entries of a page. It has whole requests, so no more than a turn reads anyway.
@@ -29,11 +29,11 @@ class BacklogReconciler:
         self.last = ids[-1] if ids else "-"  # where the last page ends
         self._left = iter(ids)
         self._next = next(self._left, None)
-        self._began = time.monotonic()
+        self._began = clock.monotonic()
 
     def rests_until(self) -> float:
         """When the next audit may begin (monotonic), if this one ends now."""
-        now = time.monotonic()
+        now = clock.monotonic()
         return now + REST * (now - self._began)
 
     @property

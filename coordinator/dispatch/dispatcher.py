@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, cast
@@ -22,6 +21,7 @@ from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.selection import Selection
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.spans import QueueSpans
+from tokenyard import clock
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
@@ -113,7 +113,7 @@ class Dispatcher:
         Where no request waits and the policy ignores loads, a turn for each result would only take
         time from the processes that the result is on its way to.
         """
-        now = time.monotonic()
+        now = clock.monotonic()
         is_idle = not len(self._backlog) and self._selection.is_blind
         if is_idle and now < self._reads_capacity_at:
             return False
@@ -122,7 +122,7 @@ class Dispatcher:
 
     def _place(self, token: str) -> None:
         """Refuse late requests, dispatch those that have a lane, and set the time to wait."""
-        self._backlog.advance(self._roster.server_ms())
+        self._backlog.advance(self._roster.broker_time.now_ms)
         for queued in self._backlog.late(self._max_batch):
             self.refuse(token, queued, refuse_late(queued.request))
         has_dispatched = self._dispatch(token, self._make_plan())
@@ -134,7 +134,7 @@ class Dispatcher:
         elif tenants.is_in_use and self._has_idle_room() and tenants.look_behind():
             self._patience_ms = 0  # perhaps somebody far back in line wants it, or held before
         elif self._backlog.next_ms is not None:
-            left_ms = self._backlog.next_ms - self._roster.server_ms()
+            left_ms = self._backlog.next_ms - self._roster.broker_time.now_ms
             self._patience_ms = max(1, min(self._patience_ms, math.ceil(left_ms)))
 
     def _has_idle_room(self) -> bool:
@@ -143,7 +143,7 @@ class Dispatcher:
 
     def demands(self) -> list[Demand]:
         """What could run if its model had a worker; requests in back-off are excluded."""
-        return self._backlog.demands(self._roster.server_ms())
+        return self._backlog.demands(self._roster.broker_time.now_ms)
 
     def has_suspects(self, model: str) -> bool:
         """Whether suspects wait for a trial on that model."""
@@ -161,7 +161,7 @@ class Dispatcher:
 
     def take_in(self, token: str, entries: Iterable[Entry]) -> None:
         """Queue valid entries, answer invalid ones, bury what cannot be answered."""
-        now_ms = self._roster.server_ms()
+        now_ms = self._roster.broker_time.now_ms
         strays: list[QueuedRequest] = []
         for entry in entries:
             match self._admission.admit(entry, now_ms):
@@ -214,7 +214,7 @@ class Dispatcher:
     def refuse(self, token: str, queued: QueuedRequest, refused: Refused) -> None:
         """Refuse a request of the backlog."""
         self._drop(queued)
-        self._spans.ended(queued, self._roster.server_ms(), error=str(refused.code))
+        self._spans.ended(queued, self._roster.broker_time.now_ms, error=str(refused.code))
         entry, published = queued.entry, queued.published
         self._answer(token, queued.intake, entry, refused, published, queued.model, queued.digest)
 
@@ -316,7 +316,7 @@ class Dispatcher:
         """Carry out a plan; whether there was anything to do."""
         if not plan:
             return False
-        reasons, charges = self._intake.tenants.charge(plan, self._roster.server_ms())
+        reasons, charges = self._intake.tenants.charge(plan, self._roster.broker_time.now_ms)
         moves = [
             Move(
                 item.queued.intake,
@@ -333,9 +333,9 @@ class Dispatcher:
             )
             for item, why, charge in zip(plan, reasons, charges, strict=True)
         ]
-        began = time.perf_counter()
+        began = clock.monotonic()
         codes = self._scripts.dispatch(token, moves)
-        took_s = time.perf_counter() - began
+        took_s = clock.monotonic() - began
         self._counts.assign.observe(took_s)
         log.debug("dispatched %d in %.1f ms", len(moves), took_s * 1e3)
         self._settle(token, plan, codes)
@@ -378,7 +378,7 @@ class Dispatcher:
         has_trials = any(item.alone or item.on_trial for item in items)
         self._roster.add_load(worker, len(items), work=work, has_trials=has_trials)
         self.rate.count(len(items))
-        now_ms = self._roster.server_ms()
+        now_ms = self._roster.broker_time.now_ms
         for item in items:
             queued = item.queued
             waited_s = max(0.0, now_ms - queued.since_ms) / 1000

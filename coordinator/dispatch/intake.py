@@ -8,7 +8,6 @@ successor begins with the first entry. What cannot be placed yet is kept in memo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from coordinator.dispatch.shares import TurnOf, by_client
 from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
+from tokenyard import clock
 from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
@@ -151,7 +151,7 @@ class Intake:
         lie before those that were read, where somebody has deleted a stream and its ids began
         again: then its first entry is not known, and all are read again.
         """
-        may_audit = time.monotonic() >= self._next_audit
+        may_audit = clock.monotonic() >= self._next_audit
         pipeline = self._connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))

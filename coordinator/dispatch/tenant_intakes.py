@@ -9,7 +9,6 @@ roster is read.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -21,6 +20,7 @@ from coordinator.dispatch.plan import PlannedDispatch
 from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
 from coordinator.dispatch.tenant_streams import Command, Slice, TenantStreams, intakes_of
 from coordinator.routing.queued_request import QueuedRequest
+from tokenyard import clock
 from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
 from tokenyard.protocol.streams import whole
@@ -109,7 +109,7 @@ class TenantIntakes:
         self._looks_behind, self._has_lapped = True, False
         self._depth = 1
         self._held.wake()
-        now = time.monotonic()
+        now = clock.monotonic()
         if len(self._described) <= DESCRIBED_PER_S * (now - self._described_at):
             self._described.clear()
             self._described_at = now

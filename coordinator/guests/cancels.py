@@ -8,12 +8,12 @@ the stream stays until all ids of its client are cancelled, so a successor conti
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 import redis
 
+from tokenyard import clock
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
@@ -53,7 +53,7 @@ class CancelRequests:
 
     def run_once(self, *, is_woken: bool = False) -> None:
         """Cancel requested ids, when an event arrived or it is time to check."""
-        if not is_woken and time.monotonic() < self._due:
+        if not is_woken and clock.monotonic() < self._due:
             return
         self._left = MOST_CANCELLED
         cancels: Any = self._connection.xrange(self._keys.cancelling, count=MOST_CLIENTS)
@@ -75,7 +75,7 @@ class CancelRequests:
         if len(done) == len(cancels) < MOST_CLIENTS:
             self._heal()
         has_more = len(done) < len(cancels) or len(cancels) == MOST_CLIENTS
-        self._due = 0.0 if has_more else time.monotonic() + EVERY_S
+        self._due = 0.0 if has_more else clock.monotonic() + EVERY_S
 
     def _heal(self) -> None:
         """Delete the stream after an id of the far future, which permits no more entries."""

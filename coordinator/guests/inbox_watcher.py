@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from typing import Final
 
 import redis
 
+from tokenyard import clock
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import Keys
 
@@ -50,7 +50,7 @@ class InboxWatcher:
 
     def take(self) -> tuple[str, ...]:
         """The guests that have written something; the leader must call it regularly."""
-        self._taken_until = time.monotonic() + STAYS_BUSY_S
+        self._taken_until = clock.monotonic() + STAYS_BUSY_S
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="inbox-watcher", daemon=True)
             self._thread.start()
@@ -59,7 +59,7 @@ class InboxWatcher:
 
     def rest(self, seconds: float) -> None:
         """Do not wake the leader for so long."""
-        self._rests_until = time.monotonic() + seconds
+        self._rests_until = clock.monotonic() + seconds
 
     def stop(self) -> None:
         """End the thread; idempotent."""
@@ -79,7 +79,7 @@ class InboxWatcher:
 
     def _poll(self, connection: redis.Redis) -> float:
         """Poll once; how long to wait for the next time."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now > self._taken_until + _TIMEOUT_S:
             return AWAY_S
         if self._written or now < self._rests_until:

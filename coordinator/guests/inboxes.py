@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from coordinator.guests.commands import (
 )
 from coordinator.guests.inbox_watcher import InboxWatcher
 from coordinator.telemetry.counts import CoordinatorCounts
+from tokenyard import clock
 from tokenyard.protocol.errors import Code, quota_exceeded
 from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING, Keys
 from tokenyard.protocol.parse import parse_id
@@ -101,7 +101,7 @@ class Inboxes:
         """Read the inboxes that were written."""
         if not self._guests:
             return
-        now = time.monotonic()
+        now = clock.monotonic()
         wrote = self._watcher.take()
         if not wrote:
             return
@@ -112,7 +112,7 @@ class Inboxes:
             if guest in self._tenants:  # and a tenant, over time, leaves as much as it has
                 own = min(own, (room - self._tenants[guest]) / 2)
             room -= self._read(guest, max(0, math.ceil(own)), now)
-        self._watcher.rest((time.monotonic() - now) * RESTS)
+        self._watcher.rest((clock.monotonic() - now) * RESTS)
 
     def _in_turn(self, written: Sequence[str]) -> Sequence[str]:
         """The same guests, each time with another one first."""
@@ -189,7 +189,7 @@ class Inboxes:
 
     def _cut(self, guest: str, why: str) -> None:
         self._counts.found_bad("inbox")
-        self._cut_off[guest] = time.monotonic() + self._settings.guest_cut_off_s
+        self._cut_off[guest] = clock.monotonic() + self._settings.guest_cut_off_s
         log.warning("guest %s is cut off for %g s: %s", guest, self._settings.guest_cut_off_s, why)
 
     def _serve(self, guest: str, haul: Haul, room: int) -> int:

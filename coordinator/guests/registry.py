@@ -7,12 +7,12 @@ needs no restart; and at the same time whether the yard has tenants at all.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import redis
 
+from tokenyard import clock
 from tokenyard.protocol.keys import TENANT_CAME, Keys
 from tokenyard.protocol.receipts import owner_of
 from tokenyard.protocol.system_clients import why_no_guest
@@ -53,7 +53,7 @@ class GuestRegistry:
 
     def refresh(self) -> bool:
         """Read the registry where that is due; whether what this has learned has changed."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now < self._due:
             return False
         self._read, self._due = now, now + EVERY_S

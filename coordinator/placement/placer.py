@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -15,6 +14,7 @@ from coordinator.placement.needs import Demand
 from coordinator.roster import Roster, RosterMember
 from coordinator.routing.schedule import ScheduleWriter
 from coordinator.telemetry.counts import CoordinatorCounts
+from tokenyard import clock
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.scripts import Scripts
@@ -82,9 +82,9 @@ class Placer:
         if demands:
             self.patience_s = PAUSE_S
         if self._is_due(demands):
-            began = time.monotonic()
+            began = clock.monotonic()
             placement = place(self._situation(demands))
-            now = time.monotonic()
+            now = clock.monotonic()
             self._due = now + max(PAUSE_S, REST * (now - began))
             self._carry_out(token, placement)
 
@@ -105,10 +105,10 @@ class Placer:
             self._members = members
             self._served = {m.info.model for m in members.values() if m.info.state in SERVING}
         before, self._cold = self._cold, {one.model for one in demands} - self._served
-        return bool(is_new or self._cold - before or time.monotonic() >= self._due)
+        return bool(is_new or self._cold - before or clock.monotonic() >= self._due)
 
     def _situation(self, demands: Sequence[Demand]) -> Situation:
-        members, now_ms = self._roster.members.items(), self._roster.server_ms()
+        members, now_ms = self._roster.members.items(), self._roster.broker_time.now_ms
         offered = (model.name for host in self._roster.hosts.values() for model in host.models)
         return Situation(
             demands=demands,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -18,6 +17,8 @@ import redis
 from msgspec import Struct, field
 
 from coordinator.leadership import LostLeadership
+from tokenyard import clock
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.texts import counted
@@ -68,20 +69,20 @@ class LedgerReconciler:
         scripts: Scripts,
         *,
         patience_s: float,
-        clock: Callable[[], float] = lambda: time.time() * 1000,
+        broker_time: BrokerTime,
         on_ended: Callable[[IntakeClass], None] = lambda _: None,
         on_returned: Callable[[], None] = lambda: None,
     ) -> None:
         """A worker with a lease has ``patience_s`` to end a request: it may have read the entry.
 
-        ``clock`` returns the server's time in ms; ``on_ended`` is called for each request ended,
-        ``on_returned`` for each tenant that is in line again.
+        ``on_ended`` is called for each request ended, ``on_returned`` for each tenant that is in
+        line again.
         """
         self._scripts = scripts
         self._patience_s = patience_s
         self._on_ended = on_ended
         self._on_returned = on_returned
-        self._clock = clock
+        self._broker_time = broker_time
         self._missed: dict[LostRequest, float] = {}  # since when (monotonic)
         self._reported_at = -math.inf
         self._rests_until = 0.0
@@ -90,7 +91,7 @@ class LedgerReconciler:
     def begin(self) -> None:
         """Start a hurried pass: a term of leadership begins."""
         self._cursor, self._due, self._hurries, self._is_refused = 0, 0.0, True, False
-        self._totals = _PassTotals(time.monotonic())
+        self._totals = _PassTotals(clock.monotonic())
 
     @property
     def has_more(self) -> bool:
@@ -99,14 +100,14 @@ class LedgerReconciler:
 
     def hurry(self) -> None:
         """An entry was missed; it may have been deleted, or its request cancelled."""
-        if not self._hurries and time.monotonic() >= self._rests_until:
+        if not self._hurries and clock.monotonic() >= self._rests_until:
             self.begin()
 
     def run_once(self, token: str) -> None:
         """One round, when it is due. Raises `LostLeadership` where the yard has another leader."""
-        if self._is_refused or (not self._hurries and time.monotonic() < self._due):
+        if self._is_refused or (not self._hurries and clock.monotonic() < self._due):
             return
-        self._due = time.monotonic() + EVERY_S
+        self._due = clock.monotonic() + EVERY_S
         try:
             look = self._scripts.astray(self._cursor, MOST_READ)
         except redis.exceptions.ResponseError as error:
@@ -139,7 +140,7 @@ class LedgerReconciler:
         """Whether no worker can answer a request any more."""
         if not one.may_run:
             return True
-        now = time.monotonic()
+        now = clock.monotonic()
         if one not in self._missed and len(self._missed) >= MOST_WATCHED:
             return False
         self._totals.missed.add(one)
@@ -172,13 +173,15 @@ class LedgerReconciler:
 
     def _conclude(self, token: str) -> None:
         """A pass is over: correct the count of queued tokens, and report what was found."""
-        totals, now = self._totals, time.monotonic()
+        totals, now = self._totals, clock.monotonic()
         took_s = now - totals.began
         excess = totals.excess if totals.ended or len(totals.counts) == 1 else 0
         report = {}
         if totals.ended or now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
-            packed = encode_pass(Pass(round(self._clock()), took_s, totals.ledgers, totals.ended))
+            packed = encode_pass(
+                Pass(round(self._broker_time.now_ms), took_s, totals.ledgers, totals.ended)
+            )
             report = {LAST: packed, **({LAST_FOUND: packed} if totals.ended else {})}
         if self._hurries:
             self._rests_until = now + REST * took_s

@@ -27,7 +27,7 @@ class ReloadTimeouts:
         self._seen = desired_states
         for scope, desired_state in desired_states.by_scope.items():
             trial = desired_state.trial
-            if trial and self._roster.server_ms() >= trial.until_ms:
+            if trial and self._roster.broker_time.now_ms >= trial.until_ms:
                 why = "the reload was not ended in time"
                 order, before = undo_reload(scope, desired_state, why)
                 if self._scripts.signal(order, encode_desired(desired_state), before):

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import CrashAnalysis, read_mark
 from coordinator.telemetry.counts import CoordinatorCounts
+from tokenyard import clock
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import unfold
@@ -60,7 +60,7 @@ class Rescuer:
         A standby that was in contact all along need not wait before it takes back what the workers
         of a vanished host held, however often the lead changes.
         """
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._contact_at > SILENCE_S:
             self._grace_until = now + GRACE_S
         self._contact_at = now
@@ -83,13 +83,13 @@ class Rescuer:
     def _lost(self) -> Sequence[str]:
         """Workers without a lease; in the time of grace only those that have given it up."""
         lost, members = self._roster.lost, self._roster.members
-        if time.monotonic() < self._grace_until:
+        if clock.monotonic() < self._grace_until:
             return [w for w in lost if w not in members or members[w].lease_ms <= 0]
         return lost
 
     def _rescue(self, token: str, worker: str) -> int:
         """How many entries the worker's lane has left."""
-        began = time.monotonic()
+        began = clock.monotonic()
         state = self._scripts.rescue(token, worker)
         if state == RESCUE_NOT_LEADER:
             raise LostLeadership
@@ -106,7 +106,7 @@ class Rescuer:
         if left == RESCUE_NOT_LEADER:
             raise LostLeadership
         self._count(worker, sum(b"attempt" in fields for _, fields in entries))
-        took_ms = (time.monotonic() - began) * 1000
+        took_ms = (clock.monotonic() - began) * 1000
         log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)
         return left
 

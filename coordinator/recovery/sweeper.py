@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import redis
 
 from coordinator.dispatch.admission import refuse, refuse_late
 from coordinator.dispatch.entries import Entry
+from tokenyard import clock
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
@@ -74,7 +74,7 @@ class Sweeper:
 
     def run_once(self) -> None:
         """One round, when it is due."""
-        if time.monotonic() < self._due:
+        if clock.monotonic() < self._due:
             return
         self._acted = 0
         lengths = self._lengths()
@@ -84,7 +84,7 @@ class Sweeper:
         self._shed(lengths)
         self._cancel_abandoned()
         is_behind = self._is_behind or self._acted >= MOST_ACTED_ON
-        self._due = 0.0 if is_behind else time.monotonic() + EVERY_S
+        self._due = 0.0 if is_behind else clock.monotonic() + EVERY_S
 
     @property
     def _left(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +11,7 @@ import redis
 
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import QuarantineMark, TrialLimits, TrialMember, has_survived
+from tokenyard import clock
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.streams import position, whole
@@ -61,7 +61,7 @@ class TrialMonitor:
     @property
     def patience_s(self) -> float:
         """How long until the next check; infinite without a trial."""
-        return max(0.0, self._due - time.monotonic()) if self._trials else float("inf")
+        return max(0.0, self._due - clock.monotonic()) if self._trials else float("inf")
 
     def run_once(self, token: str) -> None:
         """Check each lane on which a group is on trial, and those kept for more suspects."""
@@ -70,9 +70,9 @@ class TrialMonitor:
             return  # nearly always
         for worker in self._trials.keys() - marked.keys():
             del self._trials[worker]
-        if time.monotonic() < self._due:
+        if clock.monotonic() < self._due:
             return
-        self._due = time.monotonic() + CHECK_EVERY_S
+        self._due = clock.monotonic() + CHECK_EVERY_S
         for worker, mark in marked.items():
             if mark.is_group:
                 self._check(token, worker, mark)
@@ -126,7 +126,7 @@ class TrialMonitor:
             pipeline.hmget(self._keys.ledger(one.client, one.id), "worker", "attempt", "state")
             pipeline.strlen(self._keys.tokens(one.client, one.id))
         answers = iter(pipeline.execute())
-        now_ms = self._roster.server_ms()
+        now_ms = self._roster.broker_time.now_ms
         found: list[TrialMember] = []
         for one, owner, size in zip(members, answers, answers, strict=False):
             is_here = owner == [worker.encode(), b"%d" % one.attempt, b"assigned"]

@@ -7,13 +7,14 @@ pieces, one piece a second, and rests for an hour behind it. A yard that has had
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
+from tokenyard import clock
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.usage import outdated
@@ -33,11 +34,10 @@ class UsagePruner:
     It needs no fence: what is too old for one leader is so for every other.
     """
 
-    def __init__(self, connection: redis.Redis, keys: Keys, clock: Callable[[], float]) -> None:
-        """``clock`` returns the server's time in ms."""
+    def __init__(self, connection: redis.Redis, keys: Keys, broker_time: BrokerTime) -> None:
         self._connection = connection
         self._keys = keys
-        self._clock = clock
+        self._broker_time = broker_time
         self._token = ""
         self._lap: Iterator[None] = iter(())
         self._due = 0.0  # monotonic
@@ -48,14 +48,14 @@ class UsagePruner:
         if token != self._token:
             self._token, self._is_allowed = token, True
             self._lap, self._due = self._pieces(), 0.0
-        if not self._is_allowed or time.monotonic() < self._due:
+        if not self._is_allowed or clock.monotonic() < self._due:
             return
-        self._due = time.monotonic() + EVERY_S
+        self._due = clock.monotonic() + EVERY_S
         try:
             next(self._lap)
         except StopIteration:
             self._lap = self._pieces()
-            self._due = time.monotonic() + REST_S
+            self._due = clock.monotonic() + REST_S
         except NoPermissionError as error:
             self._is_allowed = False
             log.warning("old usage of tenants stays: the user of Redis may not prune it: %s", error)
@@ -89,7 +89,7 @@ class UsagePruner:
             except ResponseError as error:  # it is no hash
                 log.warning("the usage in %r cannot be read: %s", key, error)
                 return
-            old = outdated(fields, self._clock() / 1000)
+            old = outdated(fields, self._broker_time.now_ms / 1000)
             yield run.hdel(key, *old) if old else 0
             if not cursor:
                 return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable
+
+from tokenyard import clock
 
 log = logging.getLogger("tokenyard.coordinator.schedule")
 
@@ -16,15 +16,14 @@ class Absences:
     ``wait_s`` is the longest wait for a worker; `math.inf` has no end.
     """
 
-    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
-        self._clock = clock
         self._since: dict[tuple[str, str], float] = {}  # by worker and model
         self._given_up: set[tuple[str, str]] = set()
 
     def is_over(self, worker: str, model: str) -> bool:
         """Whether the wait for an absent worker is over."""
-        key, now = (worker, model), self._clock()
+        key, now = (worker, model), clock.monotonic()
         if key not in self._since:
             self._since[key] = now
             bound = "" if math.isinf(self._wait_s) else f", for at most {self._wait_s:g} s"

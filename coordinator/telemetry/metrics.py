@@ -213,7 +213,7 @@ class CoordinatorMetrics:
         *found, (queued, *of_tenants), memory = pipeline.execute()
         roster = Roster(connection, keys, has_log=False)
         roster.refresh()
-        now_ms = roster.server_ms()
+        now_ms = roster.broker_time.now_ms
         lengths = dict(zip(INTAKE_CLASSES, found, strict=True))
         for name, count in zip(PRIORITY_CLASSES, of_tenants, strict=True):
             lengths[name] += max(0, whole(count))

@@ -8,7 +8,6 @@ or another coordinator leads, and what nobody watched is in no entry.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -19,6 +18,7 @@ from redis.exceptions import NoPermissionError
 from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
+from tokenyard import clock
 from tokenyard.protocol.history import EVERY_MS, MAX_ENTRIES, HistorySample, history_fields
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Scripts
@@ -65,7 +65,7 @@ class HistoryRecorder:
             self._begin(token)
         elif self._roster.members is not self._members:
             self._look()
-        if time.monotonic() >= self._due_s and self._is_allowed:
+        if clock.monotonic() >= self._due_s and self._is_allowed:
             self._write()
 
     def _look(self) -> None:
@@ -82,7 +82,7 @@ class HistoryRecorder:
 
     def _watch(self) -> None:
         """Begin the time of the next entry, which ends at a whole number of 10 s."""
-        now_ms, now_s = self._roster.server_ms(), time.monotonic()
+        now_ms, now_s = self._roster.broker_time.now_ms, clock.monotonic()
         self._totals = {worker: one.info.tally for worker, one in self._members.items()}
         self._watched = Watched(
             now_s, self._totals.copy(), self._ends(), self._deaths(), self._waits()
@@ -101,7 +101,11 @@ class HistoryRecorder:
             log.warning("this term has no history: the user of Redis may not write it: %s", error)
 
     def _sample(self) -> HistorySample:
-        before, members, now_ms = self._watched, self._members.values(), self._roster.server_ms()
+        before, members, now_ms = (
+            self._watched,
+            self._members.values(),
+            self._roster.broker_time.now_ms,
+        )
         added = [_added(before.totals.get(one, NOTHING), now) for one, now in self._totals.items()]
         ends = self._ends() - before.ends
         living = [one for one in members if one.lease_ms > now_ms]
@@ -112,7 +116,7 @@ class HistoryRecorder:
             running=sum(one.load for one in members),
             workers=len(living),
             ready=sum(one.serves for one in living),
-            seconds=time.monotonic() - before.since_s,
+            seconds=clock.monotonic() - before.since_s,
             finished=ends + sum(one.finished for one in added),
             failed=ends + sum(one.failed for one in added),
             tokens=sum(one.tokens for one in added),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ import redis
 
 from coordinator.telemetry.tenant_choice import MOST_TENANTS, TenantChoice, TenantFigures
 from coordinator.telemetry.tenant_usage import EXPIRED, WAITS_MS, TenantUsageCounts
+from tokenyard import clock
 from tokenyard.protocol.keys import Keys, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.usage import WAIT
@@ -99,7 +99,7 @@ class TenantSeries:
 
     def _choose(self, connection: redis.Redis) -> Mapping[str, TenantFigures]:
         """The chosen ones."""
-        choice, now_s = self._choice, time.monotonic()
+        choice, now_s = self._choice, clock.monotonic()
         names, candidates = set(choice.names), set[str]()
         if choice.is_open(now_s):
             candidates = _candidates(connection, self._keys)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,7 @@ from gateway.http.records import key_reused
 from gateway.http.sse import send_body
 from gateway.responses.items import as_list, cut, read_query
 from gateway.responses.tap import dump
+from tokenyard import clock
 
 if TYPE_CHECKING:
     from gateway.http.principal import Principal
@@ -93,7 +93,7 @@ class BatchesApi:
             case "POST", "batches":
                 body = parse_body(await read_body(receive, self._settings.max_body_bytes))
                 key = Headers(scope=scope).get("idempotency-key")
-                asked = read_batch(body, principal.client, key, int(time.time()))
+                asked = read_batch(body, principal.client, key, int(clock.wall()))
                 batch = await asyncio.to_thread(self._create, principal, asked)
                 await send_body(send, 200, dump(batch))
             case "GET", "batches":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -24,6 +23,7 @@ from msgspec import Struct
 from gateway.batches.parts import beside
 from gateway.batches.storage import Storage, Upload
 from gateway.http.errors import GatewayError
+from tokenyard import clock
 
 PREFIX: Final = "file-"
 _ID: Final = re.compile(PREFIX + "[0-9a-f]{32}")
@@ -49,7 +49,7 @@ class StoredFile(Struct, frozen=True, kw_only=True):
     @property
     def is_expired(self) -> bool:
         """Whether nobody can use it any more."""
-        return self.expires_at is not None and self.expires_at <= time.time()
+        return self.expires_at is not None and self.expires_at <= clock.wall()
 
     def as_object(self) -> dict[str, Any]:
         """The file object of OpenAI's API."""
@@ -146,7 +146,7 @@ class NewFile:
 
     def commit(self, filename: str, purpose: str, expires_after_s: int | None = None) -> StoredFile:
         """Make the file exist."""
-        size, now = self._upload.commit(), int(time.time())
+        size, now = self._upload.commit(), int(clock.wall())
         made = StoredFile(
             id=self.id,
             filename=filename,

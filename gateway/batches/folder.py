@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final, Self
 
 from gateway.batches.storage import Stored
+from tokenyard import clock
 from tokenyard.protocol.errors import SettingsError
 
 #: An upload without a new byte for so long was left behind by a gateway that was killed.
@@ -34,7 +34,7 @@ class FolderStorage:
         except OSError as error:
             fault = f"files_dir: no folder can be made at {self._folder}: {error.strerror}"
             raise SettingsError([fault]) from error
-        long_ago = time.time() - _ABANDONED_S
+        long_ago = clock.wall() - _ABANDONED_S
         for part in self._folder.glob(f"*/*{_PART}"):
             with contextlib.suppress(FileNotFoundError):
                 if part.stat().st_mtime < long_ago:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from gateway.batches.records import BatchRecord
 from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal
+from tokenyard import clock
 from tokenyard.batch.rq.jobs import (
     PERFORM_FOR_GATEWAYS,
     BatchQueue,
@@ -123,7 +123,7 @@ class BatchJobs:
             ):
                 return {**found, "status": "finalizing"}
             return found
-        if time.time() - record.created_at < _UNKNOWN_S:
+        if clock.wall() - record.created_at < _UNKNOWN_S:
             return {"status": "validating"}
         return {"status": "failed", "errors": {"data": [{"message": "the batch is not known"}]}}
 
@@ -136,7 +136,7 @@ class BatchJobs:
                 found["status"] = "finalizing"  # its files are still being stored
             elif found["status"] not in ENDED and not is_attended(job):
                 ends_at = expiry_of(record)
-                if time.time() > ends_at + _LATE_S:
+                if clock.wall() > ends_at + _LATE_S:
                     found |= {"status": "expired", "expired_at": ends_at}
             return found
         name = name_of(tenant, record.output_file_id)
@@ -158,7 +158,7 @@ class BatchJobs:
         if self._files.find(tenant, file_id) is None:
             lifetime_s = record.output_expires_after_s
             expires_at = None if lifetime_s is None else found.modified_at + lifetime_s
-            if expires_at is not None and expires_at <= time.time():
+            if expires_at is not None and expires_at <= clock.wall():
                 return None
             file = StoredFile(
                 id=file_id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +20,7 @@ from gateway.responses.options import PATH as RESPONSES_URL
 from gateway.responses.options import for_front_end, read_options
 from gateway.responses.store import PREFIX, StoredResponse
 from gateway.responses.tap import ResponseTap
+from tokenyard import clock
 from tokenyard.batch.answers import LineError, OutputLine, Response, bad_line, line_id
 from tokenyard.batch.asking import Ending, request_name
 from tokenyard.batch.lines import BadLine, HttpLine, read_http_line, repeated
@@ -84,7 +84,7 @@ class LineAsker:
 
     def _is_expired(self) -> bool:
         expires_at = self._job.state.expires_at
-        return expires_at is not None and time.time() >= expires_at
+        return expires_at is not None and clock.wall() >= expires_at
 
     async def _pause(self, wanted_s: float) -> None:
         pause_s = min(max(wanted_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
@@ -148,7 +148,7 @@ class LineAsker:
         return RequestContext(
             durable_id=durable_id,
             client=self._job.state.id,
-            created=time.time(),
+            created=clock.wall(),
             tenant=self._spec.tenant,
             priority_class=self._spec.priority_class,
             may_go_first=False,

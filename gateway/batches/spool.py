@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -31,6 +30,7 @@ from gateway.batches.parts import (
     read_part,
 )
 from gateway.batches.storage import open_bucket
+from tokenyard import clock
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.rq.jobs import FOLDER_PREFIX
 from tokenyard.batch.state import BatchSpec, load_state
@@ -61,7 +61,7 @@ class Spool:
         self._number = 0  # of the last part
         self._results = _LineFile(self.spec.output_path)
         self._failed = _LineFile(self.spec.errors_path)
-        self._kept_at = time.monotonic()
+        self._kept_at = clock.monotonic()
         self._lock = threading.Lock()
 
     def restore(self) -> None:
@@ -102,14 +102,14 @@ class Spool:
         """Write parts if it is time; raises `OutputInUse` where another worker has the job."""
         with self._lock:
             added = self._results.added + self._failed.added
-            is_due = time.monotonic() - self._kept_at >= _EVERY_S
+            is_due = clock.monotonic() - self._kept_at >= _EVERY_S
             if added >= _MOST_BYTES or (added and is_due):
                 try:
                     self._keep()
                 except OutputInUse:
                     raise
                 except OSError as error:
-                    self._kept_at = time.monotonic()
+                    self._kept_at = clock.monotonic()
                     _log.warning("%s: %s; the job goes on", self._output, error)
 
     def _keep(self) -> None:
@@ -120,7 +120,7 @@ class Spool:
             self._write(Part(results, errors, self.spec.state_path.read_bytes()))
             self._results.kept = results.at + len(results.content)
             self._failed.kept = errors.at + len(errors.content)
-        self._kept_at = time.monotonic()
+        self._kept_at = clock.monotonic()
 
     def _write(self, part: Part) -> None:
         name = part_name(self._output, self._number + 1)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from gateway.frontend.turns import merge_in_turns
 from gateway.http.context import CURRENT
+from tokenyard import clock
 
 _PACKAGES: Final = ("vllm.entrypoints.", "vllm.parser", "vllm.tool_parsers", "vllm.renderers")
 
@@ -30,7 +31,7 @@ class _Clock(ModuleType):
     def time() -> float:
         """Unix seconds."""
         context = CURRENT.get()
-        return time.time() if context is None else context.created
+        return clock.wall() if context is None else context.created
 
 
 class _Uuids(ModuleType):

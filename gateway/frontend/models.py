@@ -8,7 +8,6 @@ import functools
 import importlib
 import logging
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from gateway.frontend import derived
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
+from tokenyard import clock
 from tokenyard.process.gc_tuning import collect_seldom
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class FrontEnds:
         try:
             return await asyncio.shield(one.state)
         except GatewayError:
-            one.failed_at = one.failed_at or time.monotonic()
+            one.failed_at = one.failed_at or clock.monotonic()
             raise
 
     def forget(self, profile: ModelProfile) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from starlette.datastructures import Headers
 
 from gateway.http.errors import GatewayError
 from gateway.queue.yard import YardQueue
+from tokenyard import clock
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.api_keys import ApiKey, decode_key, key_digest
 from tokenyard.protocol.keys import PriorityClass
@@ -97,7 +97,7 @@ class PrincipalLookup:
             raise _refusal("give a key: Authorization: Bearer ...")
         digest = key_digest(key)
         at, principal = self._known.get(digest, (0.0, None))
-        if time.monotonic() - at > _TRUSTED_S:
+        if clock.monotonic() - at > _TRUSTED_S:
             principal = await self._read(digest)
         if principal is None:
             raise _refusal("this key is not valid")
@@ -118,7 +118,7 @@ class PrincipalLookup:
                 principal = None
         if len(self._known) >= _MOST_CACHED:
             self._known.clear()
-        self._known[digest] = time.monotonic(), principal
+        self._known[digest] = clock.monotonic(), principal
         return principal
 
 

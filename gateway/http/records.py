@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -16,6 +15,7 @@ from gateway.http.errors import GatewayError
 from gateway.queue.bursts import Bursts
 from gateway.queue.calls import Command
 from gateway.queue.yard import YardQueue
+from tokenyard import clock
 from tokenyard.broker.connection import translated
 
 #: Longest key that a client may choose.
@@ -62,7 +62,7 @@ class Records:
         It must not outlive the answer: the request would run once more under the same id. Raises
         `GatewayError` where the id belongs to another request.
         """
-        mine = Record(name, print_, time.time_ns() // 1_000_000)
+        mine = Record(name, print_, clock.wall_ms())
         known = await self._claims.ask((self._queue.keys.http_record(client, name), mine, ttl_s))
         return mine if known is None else _checked(known, print_)
 
@@ -82,7 +82,7 @@ class Records:
 
         Nobody else knows the id, so that this can wait until the request is submitted.
         """
-        mine = Record(name, print_, time.time_ns() // 1_000_000)
+        mine = Record(name, print_, clock.wall_ms())
         key = self._queue.keys.http_record(client, name)
         return mine, ("SET", key, msgspec.msgpack.encode(mine), "EX", ttl_s)
 

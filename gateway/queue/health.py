@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, Final
 
 from gateway.http.errors import unavailable
+from tokenyard import clock
 from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.broker.tasks import end_task
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys
 from tokenyard.telemetry.health import Health
@@ -26,14 +27,16 @@ class YardHealth:
         keys: Keys,
         without_leader_s: float,
         health: Health,
+        broker_time: BrokerTime,
     ) -> None:
-        """``health`` is told of each look, for the probes."""
+        """``health`` is told of each look, for the probes; each measures ``broker_time``."""
         self._connection = connection
         self._url = url
         self._keys = keys
         self._without_leader_s = without_leader_s
-        self._led_at = time.monotonic()
+        self._led_at = clock.monotonic()
         self._health = health
+        self._broker_time = broker_time
         self._error = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +54,7 @@ class YardHealth:
         """Raise `GatewayError` where a request would have nobody to serve it."""
         if self._error:
             raise unavailable(self._error)
-        if time.monotonic() - self._led_at > self._without_leader_s:
+        if clock.monotonic() - self._led_at > self._without_leader_s:
             raise unavailable(
                 "no coordinator leads the yard; start one with `tokenyard coordinator`",
                 code="NO_COORDINATOR",
@@ -60,19 +63,22 @@ class YardHealth:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(_EVERY_S)
+            await clock.pause(_EVERY_S)
             await self._look()
 
     async def _look(self) -> None:
         run: Any = self._connection
         try:
             with translated(self._url):
-                leader = await run.get(self._keys.leader)
+                asked_at = clock.monotonic()
+                pipeline = run.pipeline(transaction=False)
+                leader, told = await pipeline.get(self._keys.leader).time().execute()
+                self._broker_time.measured(told, asked_at)
         except TokenyardError as error:
             self._error = str(error)
             self._health.turned(f"no usable broker: {error}")
             return
         self._error = ""
         if leader is not None:
-            self._led_at = time.monotonic()
+            self._led_at = clock.monotonic()
         self._health.turned("" if leader is not None else "no coordinator leads")

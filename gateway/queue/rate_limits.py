@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from msgspec import MsgspecError
 
 from gateway.queue.calls import carry_out
+from tokenyard import clock
 from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenant
@@ -62,7 +62,7 @@ class RateLimits:
 
     async def _settings(self, tenant: str) -> TenantSettings:
         at, settings = self._known.get(tenant, (0.0, DEFAULTS))
-        if time.monotonic() - at <= _TRUSTED_S and at:
+        if clock.monotonic() - at <= _TRUSTED_S and at:
             return settings
         run: Any = self._connection
         with translated(self._url):
@@ -73,7 +73,7 @@ class RateLimits:
             settings = DEFAULTS
         if len(self._known) >= _MOST_CACHED:
             self._known.clear()
-        self._known[tenant] = time.monotonic(), settings
+        self._known[tenant] = clock.monotonic(), settings
         return settings
 
 

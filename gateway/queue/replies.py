@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.queue.calls import Command
+from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_async_connection, translated
 from tokenyard.broker.tasks import end_task
 from tokenyard.protocol.errors import TokenyardError
@@ -63,7 +63,7 @@ class ReplyStream:
             if give_up is None:
                 await self.has_news.wait()
             else:
-                await asyncio.wait_for(self.has_news.wait(), give_up - time.monotonic())
+                await asyncio.wait_for(self.has_news.wait(), give_up - clock.monotonic())
 
 
 class ReplyReader:

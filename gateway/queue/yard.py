@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
@@ -16,7 +15,9 @@ from gateway.queue.calls import call, carry_out
 from gateway.queue.rate_limits import RateLimits
 from gateway.queue.replies import ReplyReader
 from gateway.queue.submitter import BurstSubmitter
+from tokenyard import clock
 from tokenyard.broker.connection import open_async_connection, translated
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
@@ -44,6 +45,7 @@ class YardQueue:
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
         self._rate_limits = RateLimits(self.connection, url, self.keys)
         self._reader = ReplyReader(url, self.keys.reply(name, secrets.token_hex(8)))
+        self.broker_time = BrokerTime()  # `YardHealth` measures it
         self._cancels: set[asyncio.Task[Cancelled]] = set()
         #: Connections close because the gateway stops.
         self.is_leaving = False
@@ -87,7 +89,7 @@ class YardQueue:
                     is_over = True
                     raise refused
             context.ticket.accept()
-            async for reply in stream.until(_give_up(context)):
+            async for reply in stream.until(self._give_up(context)):
                 is_over = reply.event == "result"
                 yield reply
         except TimeoutError as error:
@@ -100,6 +102,13 @@ class YardQueue:
             goes_on = context.continues or (self.is_leaving and context.can_come_back)
             if not is_over and not goes_on:
                 self._cancel_later(request)
+
+    def _give_up(self, context: RequestContext) -> float | None:
+        """When to end a request that should have ended: without a leader nobody else does."""
+        if context.deadline_ms is None:
+            return None
+        ends_at = self.broker_time.to_monotonic(context.deadline_ms)
+        return max(ends_at, clock.monotonic()) + _DEADLINE_MARGIN_S
 
     def _cancel_later(self, request: Request) -> None:
         """Cancel in a task of its own: the caller is being cancelled itself."""
@@ -125,14 +134,6 @@ class YardQueue:
                     return code
         log.warning("could not cancel %s/%s", client, request_id)
         return code
-
-
-def _give_up(context: RequestContext) -> float | None:
-    """When to end a request that should have ended: without a leader nobody else does."""
-    if context.deadline_ms is None:
-        return None
-    left_s = context.deadline_ms / 1000 - time.time()
-    return time.monotonic() + max(left_s, 0.0) + _DEADLINE_MARGIN_S
 
 
 def _refusal(acceptance: Acceptance) -> GatewayError | None:

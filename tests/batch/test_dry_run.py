@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.batch.conftest import WriteLines, completion
 from tests.batch.running import batch
 from tests.support.processes import ROOT, Plant
@@ -83,6 +85,7 @@ def test_the_command_reads_the_yard_and_runs_no_request(
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+@pytest.mark.long
 def test_the_command_counts_with_a_tokenizer(plant: Plant, write_lines: WriteLines) -> None:
     source = write_lines("in.jsonl", [completion(n, prompt=f"{n}+1=") for n in range(10, 20)])
     done = batch(plant, "run", source, "--dry-run", "--tokenizer", ADDER, "--json")

@@ -30,6 +30,7 @@ def two_workers(valkey_broker: Server) -> Iterator[Plant]:
         yield plant
 
 
+@pytest.mark.long
 def test_copy_replaces_the_request_of_a_slow_worker(
     two_workers: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:

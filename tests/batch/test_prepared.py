@@ -24,6 +24,7 @@ def submit(yard: BatchYard, number: int, *options: object) -> str:
     return yard.submit(source, "-o", yard.folder / f"out-{number}.jsonl", *options)
 
 
+@pytest.mark.long
 def test_the_process_that_forks_is_prepared(yard: BatchYard) -> None:
     jobs = [submit(yard, number) for number in range(2)]
     pid, log = work_off(yard, "tell")
@@ -32,6 +33,7 @@ def test_the_process_that_forks_is_prepared(yard: BatchYard) -> None:
     assert [yard.seen(job)["status"] for job in jobs] == ["completed"] * 2
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_while_it_prepares_hands_its_job_back(yard: BatchYard) -> None:
     job = submit(yard, 1)
     work_off(yard, "be_stopped")
@@ -40,6 +42,7 @@ def test_a_worker_that_is_stopped_while_it_prepares_hands_its_job_back(yard: Bat
     assert waiting["request_counts"]["completed"] == 0
 
 
+@pytest.mark.long
 def test_the_job_of_a_worker_that_is_killed_while_it_prepares_continues(yard: BatchYard) -> None:
     job = submit(yard, 1)
     work_off(yard, "be_killed", -signal.SIGKILL)
@@ -49,6 +52,7 @@ def test_the_job_of_a_worker_that_is_killed_while_it_prepares_continues(yard: Ba
     assert yard.seen(job)["status"] == "completed"
 
 
+@pytest.mark.long
 def test_a_job_that_is_cancelled_while_its_worker_prepares_ends(yard: BatchYard) -> None:
     # Given an endless job
     source = yard.write("in.jsonl", [completion(1, max_tokens=100_000)])
@@ -60,6 +64,7 @@ def test_a_job_that_is_cancelled_while_its_worker_prepares_ends(yard: BatchYard)
     assert cancelled["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
 
 
+@pytest.mark.long
 def test_a_command_of_a_user_has_no_variable_of_an_import(yard: BatchYard) -> None:
     found = yard.folder / "found"
     program = f"import os; open({str(found)!r}, 'w').write(' '.join(os.environ))"
@@ -70,6 +75,7 @@ def test_a_command_of_a_user_has_no_variable_of_an_import(yard: BatchYard) -> No
     assert {"TOKENYARD_BATCH_ID", "RQ_JOB_ID", "PATH"} <= set(names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preparation", ["fail", "nowhere"])
 def test_a_job_runs_without_its_preparation(yard: BatchYard, preparation: str) -> None:
     job = submit(yard, 1)

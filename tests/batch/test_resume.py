@@ -57,6 +57,7 @@ def bad(number: int) -> dict[str, Any]:
     return completion(number, temperature=-1)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("name", "options"), [("out.jsonl", ()), ("out.jsonl.gz", ()), ("out.jsonl", ("--ordered",))]
@@ -101,6 +102,7 @@ def test_a_repeatedly_killed_job_answers_each_line_once(
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_an_accepted_line_is_not_run_again_after_a_kill(
     steady_plant: Plant, write_lines: WriteLines, tmp_path: Path
@@ -129,6 +131,7 @@ def all_over(plant: Plant, client: str, names: list[str]) -> dict[str, dict[str,
     return ledgers if states == {"completed"} else None
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_job_survives_the_death_of_a_worker(
     valkey_broker: Server, write_lines: WriteLines, tmp_path: Path
@@ -147,6 +150,7 @@ def test_a_job_survives_the_death_of_a_worker(
         assert len({line["custom_id"] for line in objects(target)}) == LINES
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_the_answers_and_prints_how_to_continue(
     steady_plant: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def test_ctrl_c_keeps_the_answers_and_prints_how_to_continue(
     assert job["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
 
 
+@pytest.mark.long
 def test_a_missing_input_is_a_one_line_error(steady_plant: Plant, tmp_path: Path) -> None:
     done = batch(steady_plant, "run", tmp_path / "nothing", "-o", tmp_path / "out")
     assert done.returncode == Exit.USAGE

@@ -30,6 +30,7 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError, WaitTimeout
 
 
+@pytest.mark.long
 def test_a_submitted_job_is_run_and_read_without_pickles(yard: BatchYard) -> None:
     lines = [completion(number) for number in range(100)] + ["{broken"]
     job = yard.submit(yard.write("in.jsonl", lines), "-o", yard.folder / "out.jsonl.gz")
@@ -78,6 +79,7 @@ def assert_no_pickle(connection: redis.Redis) -> None:
         assert not [value for value in found if value.startswith(b"\x80")], key
 
 
+@pytest.mark.long
 def test_the_job_of_a_killed_worker_continues_immediately(yard: BatchYard) -> None:
     lines = 1_500
     source = yard.write("in.jsonl", [completion(number) for number in range(lines)])
@@ -123,6 +125,7 @@ def _is_horse(process: psutil.Process) -> bool:
     return os.getpgid(process.pid) == process.pid
 
 
+@pytest.mark.long
 def test_a_try_that_exceeds_its_time_is_the_last(yard: BatchYard) -> None:
     source = yard.write("in.jsonl", [completion(1), completion(2, max_tokens=100_000)])
     endless = ("--param", "ignore_eos=true")
@@ -134,6 +137,7 @@ def test_a_try_that_exceeds_its_time_is_the_last(yard: BatchYard) -> None:
     assert failed["request_counts"]["completed"] == 1
 
 
+@pytest.mark.long
 def test_a_stopped_worker_hands_its_job_back(yard: BatchYard) -> None:
     source = yard.write("in.jsonl", [completion(number) for number in range(1_500)])
     target = yard.folder / "out.jsonl"
@@ -149,6 +153,7 @@ def test_a_stopped_worker_hands_its_job_back(yard: BatchYard) -> None:
     assert yard.seen(job)["request_counts"] == {"total": 1500, "completed": 1500, "failed": 0}
 
 
+@pytest.mark.long
 def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
     source = yard.write("in.jsonl", [completion(1), completion(2, max_tokens=-1)])
     job = yard.submit(source, "-o", yard.folder / "out.jsonl")
@@ -178,6 +183,7 @@ def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_cancelled_running_job_answers_every_line(yard: BatchYard) -> None:
     # Given an endless job
     lines = [completion(number, max_tokens=100_000) for number in range(5)]
@@ -201,12 +207,14 @@ def test_a_cancelled_running_job_answers_every_line(yard: BatchYard) -> None:
     assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
 
 
+@pytest.mark.long
 def test_unknown_batch_job_is_an_error(yard: BatchYard) -> None:
     for command in ("status", "cancel", "resume", "results", "logs"):
         done = yard.call(command, "batch_nothing", status=Exit.FAILED)
         assert "there is no batch job 'batch_nothing'" in done.stderr
 
 
+@pytest.mark.long
 def test_a_script_can_submit_and_wait(yard: BatchYard) -> None:
     source = yard.write("in.jsonl", [completion(1)])
     target = yard.folder / "out.jsonl"
@@ -222,6 +230,7 @@ def test_a_script_can_submit_and_wait(yard: BatchYard) -> None:
         job.resume(retry_errors=True)
 
 
+@pytest.mark.long
 def test_a_job_waits_for_its_predecessor(yard: BatchYard) -> None:
     # Given a job that reads another's output
     first = yard.submit(yard.write("a.jsonl", [completion(1)]), "-o", yard.folder / "a-out.jsonl")
@@ -236,6 +245,7 @@ def test_a_job_waits_for_its_predecessor(yard: BatchYard) -> None:
     assert "there is no job 'no-such'" in refused.stderr
 
 
+@pytest.mark.long
 def test_an_impossible_job_fails_immediately_with_the_reason(yard: BatchYard) -> None:
     # Given a job whose input is missing when it runs, and a successor that waits for it
     source = yard.write("in.jsonl", [completion(1)])
@@ -282,6 +292,7 @@ def listener() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         thread.join()
 
 
+@pytest.mark.long
 def test_callbacks_get_the_end_of_a_job(
     yard: BatchYard, listener: tuple[str, list[dict[str, Any]]]
 ) -> None:
@@ -310,6 +321,7 @@ def test_callbacks_get_the_end_of_a_job(
     assert yard.seen(deaf)["status"] == "completed"
 
 
+@pytest.mark.long
 def test_a_job_starts_at_its_time(yard: BatchYard) -> None:
     source = yard.write("in.jsonl", [completion(1)])
     later = yard.submit(source, "-o", yard.folder / "later.jsonl", "--at", "+2h")
@@ -323,6 +335,7 @@ def test_a_job_starts_at_its_time(yard: BatchYard) -> None:
     assert yard.call("cancel", later).stdout == f"{later}: cancelled\n"
 
 
+@pytest.mark.long
 def test_a_schedule_submits_the_next_job(yard: BatchYard) -> None:
     source = yard.write("in.jsonl", [completion(1)])
     refused = yard.call(

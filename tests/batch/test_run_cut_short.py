@@ -56,6 +56,7 @@ def idle_plant(valkey_broker: Any) -> Any:
         yield plant
 
 
+@pytest.mark.long
 def test_a_cancelled_job_answers_every_line_and_can_be_resumed(
     idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
 ) -> None:

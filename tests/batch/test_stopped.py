@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.batch.conftest import ENDS_S, BatchYard, completion
 from tests.batch.interrupted import Moment
 from tests.batch.running import wait_for_waiting_workers
@@ -18,12 +20,14 @@ from tokenyard.broker.connection import open_connection
 PROGRAM = "tests.batch.interrupted"
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_amid_a_command_ends(yard: BatchYard) -> None:
     job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
     assert yard.work(program=(PROGRAM, Moment.COUNTED)).wait(ENDS_S) == 0
     assert yard.seen(job)["status"] == "completed"
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard) -> None:
     endless = completion(1, max_tokens=100_000, ignore_eos=True)
     job = yard.submit(yard.write("in.jsonl", [endless]), "-o", yard.folder / "out.jsonl")
@@ -32,6 +36,7 @@ def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard
     assert (waiting["rq_status"], waiting["retries_left"]) == ("queued", 5)
 
 
+@pytest.mark.long
 def test_a_worker_ends_with_a_scheduler_that_has_not_begun(yard: BatchYard) -> None:
     job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
     assert yard.work("--burst", program=(PROGRAM, Moment.SCHEDULED)).wait(ENDS_S) == 0
@@ -39,6 +44,7 @@ def test_a_worker_ends_with_a_scheduler_that_has_not_begun(yard: BatchYard) -> N
     assert yard.seen(job)["status"] == "completed"
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_while_the_broker_is_away_ends(
     new_server: Callable[..., Server], tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_job_that_comes_while_a_worker_stops_waits_again(
     assert (queues.waiting, queues.taken) == ([queues.job.id], [])
 
 
+@pytest.mark.long
 def test_the_job_of_a_paused_worker_is_run_by_another(yard: BatchYard, tmp_path: Path) -> None:
     target = yard.folder / "out.jsonl"
     # Given a job that was handed to a worker which cannot take it
@@ -177,6 +178,7 @@ def test_the_job_of_a_paused_worker_is_run_by_another(yard: BatchYard, tmp_path:
     assert len(objects(target)) == 1
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_takes_no_job(yard: BatchYard) -> None:
     # Given a worker whose scheduler takes its time to end
     worker = yard.work()

@@ -55,13 +55,11 @@ def looker(
 
 
 @pytest.fixture(scope="module")
-def served(
-    shared_server: object, tmp_path_factory: pytest.TempPathFactory, no_leftover_processes: None
-) -> Iterator[str]:
+def served(valkey_broker: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Host and port of a board without keys: its own program on a loopback port."""
-    server: Server = shared_server("valkey")  # type: ignore[operator]
     log: Path = tmp_path_factory.mktemp("board") / "log"
-    command = [sys.executable, "-m", "tokenyard", "--redis-url", server.url, "board", "--port", "0"]
+    command = [sys.executable, "-m", "tokenyard", "--redis-url", valkey_broker.url]
+    command += ["board", "--port", "0"]
     with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
         found = eventually(
             lambda: re.search(r"the board is at http://(\S+)/board", log.read_text())

@@ -144,6 +144,7 @@ def test_the_files_are_only_read(ask: Asking) -> None:
 # Parameters
 
 
+@pytest.mark.long
 def test_no_page_breaks_at_hostile_parameters(ask: Asking) -> None:
     names = names_of_parameters()
     assert {"before", "done"} <= set(names)
@@ -160,6 +161,7 @@ def test_no_page_breaks_at_hostile_parameters(ask: Asking) -> None:
                 assert "49" not in re.findall(r'value="([^"]*)"', answer.body), seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", names_of_parameters())
 def test_no_page_breaks_at_one_hostile_parameter(ask: Asking, name: str) -> None:
     """Alone, since with others the first that is wrong ends it."""
@@ -171,6 +173,7 @@ def test_no_page_breaks_at_one_hostile_parameter(ask: Asking, name: str) -> None
             assert answer.status in {200, 400, 404}, (page.path, text)
 
 
+@pytest.mark.long
 def test_no_action_breaks_at_hostile_fields(
     broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:

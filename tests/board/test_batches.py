@@ -69,12 +69,12 @@ def test_without_rq_the_page_says_what_to_install(
 
 
 def test_without_its_rights_the_page_says_which(
-    valkey_broker: Server, connection: redis.Redis, keys: Any, monkeypatch: pytest.MonkeyPatch
+    broker: Server, connection: redis.Redis, keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = f"board-{keys.yard}"
     own = [f"tokenyard:{{{keys.yard}}}:*"]
     connection.acl_setuser(user, enabled=True, passwords="+pw", commands=["+@all"], keys=own)
-    url = valkey_broker.url.replace("redis://", f"redis://{user}:pw@")
+    url = broker.url.replace("redis://", f"redis://{user}:pw@")
     try:
         with looking(monkeypatch, url, connection, keys) as looker:
             assert "give it the rights of gateway-batches" in looker.get("/batches")
@@ -82,6 +82,7 @@ def test_without_its_rights_the_page_says_which(
         connection.acl_deluser(user)
 
 
+@pytest.mark.long
 def test_a_job_is_followed_to_its_end(yard: BatchYard, live: Looker) -> None:
     lines = [completion(number) for number in range(20)] + ["{broken", completion(7, max_tokens=0)]
     job = yard.submit(yard.write("in.jsonl", lines), "-o", yard.folder / "out.jsonl")
@@ -105,6 +106,7 @@ def test_a_job_is_followed_to_its_end(yard: BatchYard, live: Looker) -> None:
     assert "22 line-7" in errors
 
 
+@pytest.mark.long
 def test_a_running_job_is_cancelled_and_resumed(yard: BatchYard, live: Looker) -> None:
     # Given an endless job
     lines = [completion(number, max_tokens=100_000) for number in range(5)]

@@ -45,6 +45,7 @@ def test_letters_are_listed_newest_first_with_why_they_died(looker: Looker, yard
     assert [word in shown for word in ("adder", "lab")] == [True, True]
 
 
+@pytest.mark.long
 def test_a_page_of_ten_thousand_letters_is_bounded(looker: Looker, yard: Yard) -> None:
     names = bury_many(yard, MANY)
     looker.get("/dead", parameters={"show": "100"})  # opens its connection

@@ -51,6 +51,7 @@ def test_so_many_open_pages_are_kept_up_to_date_and_no_more(broker: Server, keys
         asyncio.run(asyncio.wait_for(test(ask), 60))
 
 
+@pytest.mark.long
 def test_an_open_page_has_to_come_back_after_a_time(broker: Server, keys: Keys) -> None:
     with opened(broker.url, keys.yard, stream_s=0.5) as ask:
         # It would last longer than a test may.
@@ -77,6 +78,7 @@ def test_a_stream_of_a_head_is_none(ask: Asking) -> None:
     assert answer.headers["content-type"].startswith("text/html")
 
 
+@pytest.mark.long
 def test_an_open_page_says_that_the_broker_is_away(
     monkeypatch: pytest.MonkeyPatch,
     redis_url: str,

@@ -43,6 +43,7 @@ def at_board(
         up.end()
 
 
+@pytest.mark.long
 def test_a_model_is_loaded_put_to_sleep_woken_and_unloaded(at_board: Looker) -> None:
     def shows(pattern: str, path: str = "/model") -> str:
         """What a page shows, once it does."""

@@ -188,6 +188,7 @@ def running(publish: Callable[[], None], ended: threading.Event) -> Iterator[Non
         thread.join()
 
 
+@pytest.mark.long
 def test_an_open_page_is_sent_its_tokens_as_they_are_published(
     yard: Yard, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_a_search_in_the_queues_says_where_it_stopped(yard: Yard, counting: redi
     assert Counting.sent.count("XRANGE") <= listing.MOST_ENTRIES / 100 + 8
 
 
+@pytest.mark.long
 def test_a_search_of_ledgers_goes_on_where_it_stopped(
     looker: Looker, yard: Yard, counting: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_revoked_key_ends_its_sessions(
     assert door.ask("/board/", authorization=bearer).status == 401
 
 
+@pytest.mark.long
 def test_a_revoked_key_ends_its_open_pages(
     monkeypatch: pytest.MonkeyPatch, door: Keyed, connection: redis.Redis, keys: Keys
 ) -> None:

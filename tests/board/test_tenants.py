@@ -101,6 +101,7 @@ def test_had_is_what_they_were_given_since_somebody_looked(
     assert (cells(page, ">ann</a>")[6], cells(page, ">bob</a>")[6]) == ("25.0 %", "75.0 %")
 
 
+@pytest.mark.long
 def test_ten_thousand_tenants_are_paged_and_found(
     connection: redis.Redis, keys: Keys, ask: Asking
 ) -> None:

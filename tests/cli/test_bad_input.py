@@ -48,6 +48,7 @@ def test_the_program_exits_with_the_same_status() -> None:
     assert program("submit", b"\xff")[0] == Exit.USAGE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [["-"], ["--file", "-"], ["--file", "FILE"]])
 def test_a_line_of_invalid_utf8_fails_alone(
     yard: dict[str, Any], tmp_path: Path, how: list[str]

@@ -35,6 +35,7 @@ def measured(url: str, *options: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_bench_measures_streams(yard: dict[str, Any]) -> None:
     result = measured(yard["url"], "--requests", "30", "--concurrency", "7", "--stream")
 
@@ -45,6 +46,7 @@ def test_bench_measures_streams(yard: dict[str, Any]) -> None:
     assert result["request_throughput"] == pytest.approx(30 / result["duration"], rel=0.01)
 
 
+@pytest.mark.long
 def test_bench_keeps_its_rate(yard: dict[str, Any]) -> None:
     result = measured(yard["url"], "--requests", "20", "--rate", "40")
 
@@ -77,6 +79,7 @@ def test_bench_stops_if_the_warm_up_fails(ask: Ask) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.long
 def test_an_interrupted_bench_prints_its_figures_and_cancels_its_requests(
     yard: dict[str, Any],
 ) -> None:

@@ -89,6 +89,7 @@ def test_starting_twice_changes_nothing(tmp_path: Path) -> None:
         assert embedded.pid == pid
 
 
+@pytest.mark.long
 def test_a_stolen_port_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as thief:
         taken = thief.getsockname()[1]
@@ -154,6 +155,7 @@ def test_a_server_that_never_answers_is_killed(
     assert all(is_gone(process.pid) for process in launched)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def start_worker(valkey_broker: Server, keys: Keys, tmp_path: Path) -> Iterator[
         worker.process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("point", "words"),
     [
@@ -114,6 +115,7 @@ def test_a_worker_that_keeps_dying_ends_after_three_deaths(
     assert told.count("process died") == 3
 
 
+@pytest.mark.long
 def test_a_worker_without_vllm_prints_how_to_install_it(
     start_worker: StartWorker, no_vllm: dict[str, str]
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_missing_model_ends_the_worker_immediately(start_worker: StartWorker) 
     assert worker.log.read_text() == "Error: model: there is no /no/model on this host\n"
 
 
+@pytest.mark.long
 def test_a_retrying_worker_continues_and_explains_once(start_worker: StartWorker) -> None:
     options = ("--engine", "simulated", "--crash-point", "illegal", "--on-start-failure", "retry")
     worker = start_worker(*options, "--max-backoff-s", "0.1")
@@ -137,6 +140,7 @@ def test_a_retrying_worker_continues_and_explains_once(start_worker: StartWorker
     assert told.count("SIGILL (Illegal instruction) 3 times") == 1
 
 
+@pytest.mark.long
 def test_one_working_process_keeps_its_host_alive(start_worker: StartWorker) -> None:
     # Given a host whose second process keeps dying
     options = ("--engine", "simulated", "--slots", "2", "--crash-point", "stall")
@@ -169,6 +173,7 @@ def test_one_working_process_keeps_its_host_alive(start_worker: StartWorker) -> 
     assert is_gone(other.pid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["illegal", "loading"])
 def test_up_ends_with_the_workers_paragraph(start_up: StartUp, point: str) -> None:
     up = start_up(env={"TOKENYARD_WORKER_CRASH_POINT": point, **SOON})
@@ -183,6 +188,7 @@ def test_up_ends_with_the_workers_paragraph(start_up: StartUp, point: str) -> No
     up.wait_all_gone()
 
 
+@pytest.mark.long
 def test_demo_ends_and_keeps_its_logs_after_a_failed_start(
     no_vllm: dict[str, str], tmp_path: Path
 ) -> None:

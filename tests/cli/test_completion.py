@@ -58,12 +58,14 @@ def proposed(propose: Propose) -> Propose:
     return lambda *typed, **options: eventually(lambda: propose(*typed, **options), timeout_s=60.0)
 
 
+@pytest.mark.long
 def test_commands_and_options_are_proposed(propose: Propose) -> None:
     assert propose("doc") == ["doctor"]
     assert propose("batch", "res") == ["resume", "results"]
     assert propose("bench", "--prompt") == ["--prompt-tokens"]
 
 
+@pytest.mark.long
 def test_names_of_workers_and_models_are_proposed(
     propose: Propose, proposed: Propose, yard: dict[str, Any]
 ) -> None:
@@ -78,6 +80,7 @@ def test_names_of_workers_and_models_are_proposed(
     assert propose("--redis-url", yard["url"], "--yard", "no", "bench", "--model", "") == []
 
 
+@pytest.mark.long
 def test_batch_jobs_are_proposed(proposed: Propose, yard: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('{"id": "1", "prompt": "hello"}\n')
@@ -94,12 +97,14 @@ def test_batch_jobs_are_proposed(proposed: Propose, yard: dict[str, Any], tmp_pa
                 connection.delete(key)
 
 
+@pytest.mark.long
 def test_without_a_broker_nothing_is_proposed(propose: Propose) -> None:
     assert propose("pause", "--worker", "") == []
     assert propose("pause", "--worker", "", url="redis://127.0.0.1:1") == []
     assert propose("pause", "--worker", "", url="nonsense://") == []
 
 
+@pytest.mark.long
 def test_a_silent_broker_gives_no_proposals(propose: Propose) -> None:
     # Given a server that accepts connections and never answers
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -197,6 +197,7 @@ def test_a_missing_file_is_wrong_usage_everywhere(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_singular_and_plural_in_messages(start_up: Callable[..., Up], invoke: Ask) -> None:
     up = start_up("--workers", "1")
     url = str(up.wait_ready()["url"])
@@ -231,6 +232,7 @@ def running(folder: Path, *arguments: str) -> Iterator[tuple[Any, Callable[[], s
             process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", [["coordinator"], ["worker", "--engine", "simulated"]])
 def test_log_rate_is_limited_while_redis_is_absent(tmp_path: Path, program: list[str]) -> None:
     url = "redis://ann:secret@127.0.0.1:1/0"
@@ -260,6 +262,7 @@ def test_a_wrong_password_is_named_with_the_user(
     assert "wrong" not in done.stderr + logged().replace("wrong number", "")
 
 
+@pytest.mark.long
 def test_a_standby_logs_who_leads(tmp_path: Path, valkey_broker: Server, keys: Keys) -> None:
     where = ["--redis-url", valkey_broker.url, "--yard", keys.yard, "coordinator", "--name"]
     with running(tmp_path, *where, "north") as (leader, first):

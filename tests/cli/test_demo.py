@@ -71,6 +71,7 @@ def test_a_full_table_still_shows_wrong_answers() -> None:
     assert all("demo-0.1" in row and "5 ms" in row for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_the_demo_answers_every_sum_right() -> None:

@@ -35,6 +35,7 @@ def verdicts(text: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.long
 def test_a_healthy_yard_has_no_faults(yard: dict[str, Any]) -> None:
     done = tokenyard("--redis-url", yard["url"], "doctor", "--json")
 
@@ -69,6 +70,7 @@ def test_faults_set_the_exit_status(own: Server) -> None:
     assert found["time-outs"] == {"warning"}
 
 
+@pytest.mark.long
 def test_checks_that_a_user_may_not_make_are_unknown(own: Server) -> None:
     # Given a user with the rights of a managed server
     with redis.Redis.from_url(own.url) as connection:
@@ -86,6 +88,7 @@ def test_checks_that_a_user_may_not_make_are_unknown(own: Server) -> None:
     assert "CONFIG is refused" in done.stdout
 
 
+@pytest.mark.long
 def test_a_user_without_rights_is_named(own: Server) -> None:
     with redis.Redis.from_url(own.url) as connection:
         connection.execute_command(

@@ -29,6 +29,7 @@ def only_result(yard: Yard, request: Request) -> Any:
     return results[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [make_request, framed])
 def test_each_waiting_request_gets_one_result(quiet: Yard, run: Any, make: Any) -> None:
     """Given requests of `submit` and of plain XADDs, I expect one `cancelled` for each."""
@@ -51,6 +52,7 @@ def test_each_waiting_request_gets_one_result(quiet: Yard, run: Any, make: Any) 
     assert quiet.queued_tokens() == 0
 
 
+@pytest.mark.long
 def test_empty_of_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
     kept, low = quiet.submit(), quiet.submit(priority_class="low")
     done = run("empty", "--priority", "low", "--yes")
@@ -59,6 +61,7 @@ def test_empty_of_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
     assert quiet.ledger(low.request)["state"] == "cancelled"
 
 
+@pytest.mark.long
 def test_empty_cancels_rescued_but_not_running_requests(quiet: Yard, run: Any) -> None:
     dying, living = quiet.worker("dying"), quiet.worker("living")
     rescued = quiet.assign(dying)
@@ -76,6 +79,7 @@ def test_empty_cancels_rescued_but_not_running_requests(quiet: Yard, run: Any) -
     assert quiet.ledger(running.request)["state"] == "assigned"
 
 
+@pytest.mark.long
 def test_empty_leaves_entries_without_a_client(quiet: Yard, run: Any) -> None:
     quiet.push({"prompt": "whose?"})
     done = run("empty", "--yes")
@@ -84,11 +88,13 @@ def test_empty_leaves_entries_without_a_client(quiet: Yard, run: Any) -> None:
     assert len(quiet.intake()) == 1
 
 
+@pytest.mark.long
 def test_empty_of_an_empty_yard_asks_no_question(run: Any) -> None:
     done = run("empty")
     assert (done.returncode, done.stdout) == (Exit.OK, "nothing waits\n")
 
 
+@pytest.mark.long
 def test_empty_without_a_terminal_needs_yes(quiet: Yard, run: Any) -> None:
     waiting = quiet.submit()
     done = run("empty")
@@ -118,6 +124,7 @@ def on_a_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes
         os.close(terminal)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "status", "state"),
     [(b"y\n", Exit.OK, "cancelled"), (b"n\n", Exit.FAILED, "waiting")],
@@ -135,6 +142,7 @@ def test_empty_on_a_terminal_asks(
     assert quiet.ledger(waiting.request)["state"] == state
 
 
+@pytest.mark.long
 def test_empty_cancels_many_pages(quiet: Yard, run: Any) -> None:
     pipeline = quiet.connection.pipeline(transaction=False)
     for _ in range(1203):
@@ -145,6 +153,7 @@ def test_empty_cancels_many_pages(quiet: Yard, run: Any) -> None:
     assert quiet.intake("high") == []
 
 
+@pytest.mark.long
 def test_a_client_of_a_paused_yard_gets_the_cancelled_result(yard: dict[str, Any]) -> None:
     def run(*arguments: str) -> None:
         done = tokenyard("--redis-url", yard["url"], *arguments)
@@ -172,6 +181,7 @@ def dead_letter(yard: Yard, client: str = "anon") -> Request:
     return request
 
 
+@pytest.mark.long
 def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> None:
     request, namesake = dead_letter(quiet, "ann"), dead_letter(quiet)
     done = run("requeue", request.id, "--client", "ann")
@@ -184,6 +194,7 @@ def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> Non
     assert f"ann/{request.id} waits already" in again.stderr
 
 
+@pytest.mark.long
 def test_requeue_takes_all_letters_or_those_of_a_client(quiet: Yard, run: Any) -> None:
     ann, bob = dead_letter(quiet, "ann"), dead_letter(quiet, "bob")
     quiet.connection.xadd(quiet.keys.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
@@ -195,6 +206,7 @@ def test_requeue_takes_all_letters_or_those_of_a_client(quiet: Yard, run: Any) -
     assert run("requeue", "--all").stdout == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
@@ -217,6 +229,7 @@ def test_requeue_prints_why_it_is_impossible(
     assert reason in said["error"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [(), ("--all", "q1")])
 def test_requests_or_all_must_be_named(run: Any, arguments: tuple[str, ...]) -> None:
     done = run("requeue", *arguments)

@@ -35,6 +35,7 @@ def home(invoke: Callable[..., Result], tmp_path: Path) -> dict[str, str]:
     return {"XDG_DATA_HOME": str(tmp_path / "xdg")}
 
 
+@pytest.mark.long
 def test_commands_and_clients_find_an_up_with_its_own_folder(
     start_up: StartUp, invoke: Callable[..., Result], home: dict[str, str]
 ) -> None:
@@ -58,6 +59,7 @@ async def _ask() -> object:
         return (await (await client.submit("hello", max_tokens=2)).result(timeout=30)).tokens
 
 
+@pytest.mark.long
 def test_clients_find_an_up_with_a_foreign_broker(
     start_up: StartUp, home: dict[str, str], valkey_broker: Server, keys: Keys
 ) -> None:
@@ -71,6 +73,7 @@ def test_clients_find_an_up_with_a_foreign_broker(
         assert asyncio.run(_ask())
 
 
+@pytest.mark.long
 def test_a_second_up_on_the_same_folder_names_the_first(
     start_up: StartUp, home: dict[str, str]
 ) -> None:
@@ -83,6 +86,7 @@ def test_a_second_up_on_the_same_folder_names_the_first(
     assert running_up(first.data_dir)
 
 
+@pytest.mark.long
 def test_a_second_up_on_another_folder_names_the_one_that_commands_find(
     start_up: StartUp, home: dict[str, str]
 ) -> None:
@@ -95,6 +99,7 @@ def test_a_second_up_on_another_folder_names_the_one_that_commands_find(
         assert client._core.state.url == url
 
 
+@pytest.mark.long
 def test_up_warns_of_a_lost_port(start_up: StartUp, home: dict[str, str], tmp_path: Path) -> None:
     """Given a folder whose port another program has taken, I expect a warning."""
     with socket.create_server(("127.0.0.1", 0)) as thief:
@@ -106,6 +111,7 @@ def test_up_warns_of_a_lost_port(start_up: StartUp, home: dict[str, str], tmp_pa
         assert f"the previous port {thief.getsockname()[1]} is taken" in up.said
 
 
+@pytest.mark.long
 @pytest.mark.redis
 def test_up_runs_the_requested_server_and_names_it(start_up: StartUp, home: dict[str, str]) -> None:
     up = start_up("--workers", "1", "--server", "redis-server", env=home)
@@ -138,6 +144,7 @@ def test_an_unsuitable_server_is_one_line(
     assert "Traceback" not in up.said
 
 
+@pytest.mark.long
 def test_the_python_of_the_readme_runs_as_printed(
     start_up: StartUp, home: dict[str, str], tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_ctrl_c_ends_the_wait_for_an_answer(yard: dict[str, Any]) -> None:
         eventually(lambda: not any(one.lane for one in read_yard(connection, Keys("main")).workers))
 
 
+@pytest.mark.long
 def test_ctrl_c_at_a_question_is_no_answer(yard: dict[str, Any]) -> None:
     """Ctrl-C is no answer: I expect another status than for "no"."""
     with in_terminal("--redis-url", yard["url"], "stop") as (process, ours):
@@ -213,6 +214,7 @@ def test_a_signal_during_a_hold_hurries() -> None:
         assert interrupts.is_hurried
 
 
+@pytest.mark.long
 def test_two_signals_stop_up_without_grace(start_up: Any) -> None:
     """Given a request that would run for minutes, I expect no grace period."""
     up: Up = start_up(
@@ -228,6 +230,7 @@ def test_two_signals_stop_up_without_grace(start_up: Any) -> None:
     up.wait_all_gone()
 
 
+@pytest.mark.long
 def test_up_stops_immediately_during_its_start(start_up: Any) -> None:
     up: Up = start_up("--grace-s", "300", env={"TOKENYARD_WORKER_SIMULATED_LOAD_S": "200"})
     eventually(lambda: "of 2 workers are ready" in up.said, timeout_s=END_S)
@@ -240,6 +243,7 @@ def test_up_stops_immediately_during_its_start(start_up: Any) -> None:
 # Unread output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["--help"], ["info", "-h"]])
 def test_a_closed_pipe_prints_no_traceback(yard: dict[str, Any], command: list[str]) -> None:
     reader, writer = os.pipe()
@@ -260,6 +264,7 @@ def test_a_closed_pipe_prints_no_traceback(yard: dict[str, Any], command: list[s
     assert done.stderr == ""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
 @pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["completion", "bash"]])
 def test_a_full_disk_is_one_line(yard: dict[str, Any], command: list[str]) -> None:

@@ -14,6 +14,7 @@ from tokenyard.protocol.api_keys import ApiKey, encode_key
 Run = Callable[..., Any]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["--models", "--classes"])
 @pytest.mark.parametrize("given", ["", " , "])
 def test_an_empty_list_is_not_a_key_that_opens_nothing(

@@ -64,6 +64,7 @@ def holders(run: Run, model: str) -> dict[str, str]:
     return {one["name"]: one["state"] for one in listed["workers"]}
 
 
+@pytest.mark.long
 def test_a_model_is_loaded_listed_and_unloaded(run: Run) -> None:
     loaded = said(run("load", "one", "--json"))
     assert (loaded["unacknowledged"], loaded["redundant"], len(loaded["workers"])) == ([], False, 1)
@@ -77,6 +78,7 @@ def test_a_model_is_loaded_listed_and_unloaded(run: Run) -> None:
     assert (again.returncode, again.stdout) == (Exit.OK, "one: no worker holds it\n")
 
 
+@pytest.mark.long
 def test_models_sleep_and_wake(run: Run) -> None:
     said(run("load", "one", "--json"))
     assert run("sleep", "one").stdout.startswith("one: asleep: ")
@@ -87,6 +89,7 @@ def test_models_sleep_and_wake(run: Run) -> None:
     assert run("wake", "one").stdout == "one: no worker sleeps with it\n"
 
 
+@pytest.mark.long
 def test_load_on_a_named_worker_replaces_its_model(run: Run) -> None:
     said(run("load", "one", "--json"))
     [(name, _)] = holders(run, "one").items()
@@ -96,12 +99,14 @@ def test_load_on_a_named_worker_replaces_its_model(run: Run) -> None:
     assert eventually(lambda: list(holders(run, "one").values()) == ["asleep"])
 
 
+@pytest.mark.long
 def test_two_models_are_loaded_on_two_devices(run: Run) -> None:
     said(run("load", "one", "--json"))
     said(run("load", "two", "--json"))
     assert [*holders(run, "one").values(), *holders(run, "two").values()] == ["ready", "ready"]
 
 
+@pytest.mark.long
 def test_the_table_shows_places_and_load_times(run: Run) -> None:
     said(run("load", "one", "--json"))
     table = run("list").stdout
@@ -113,6 +118,7 @@ def test_the_table_shows_places_and_load_times(run: Run) -> None:
     assert 0.3 <= float(took[1]) < 60
 
 
+@pytest.mark.long
 def test_worker_without_an_answer_is_named(run: Run) -> None:
     late = run("load", "one", "--timeout", "0")
     assert late.returncode == Exit.UNAVAILABLE
@@ -121,6 +127,7 @@ def test_worker_without_an_answer_is_named(run: Run) -> None:
     said(run("load", "one", "--json"))  # continues with that load
 
 
+@pytest.mark.long
 def test_refusal_is_printed_with_its_reason(run: Run) -> None:
     name = said(run("load", "one", "--json"))["workers"][0]
     refused = run("load", "wide", "--worker", name, "--json")
@@ -130,6 +137,7 @@ def test_refusal_is_printed_with_its_reason(run: Run) -> None:
     assert "takes 3 of this host's 2 devices" in unacknowledged["reason"]
 
 
+@pytest.mark.long
 def test_no_wait_only_gives_the_signal(run: Run) -> None:
     told = run("load", "one", "--no-wait")
     assert told.returncode == Exit.OK
@@ -137,6 +145,7 @@ def test_no_wait_only_gives_the_signal(run: Run) -> None:
     assert eventually(lambda: list(holders(run, "one").values()) == ["ready"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -162,6 +171,7 @@ def test_a_relative_path_is_wrong_usage(run: Run) -> None:
     assert "give an absolute path" in done.stderr
 
 
+@pytest.mark.long
 def test_a_reload_starts_a_new_epoch(run: Run) -> None:
     said(run("load", "one", "--json"))
     reloaded = said(run("reload", "one", "--path", "/step-1", "--json"))
@@ -181,6 +191,7 @@ def test_a_reload_starts_a_new_epoch(run: Run) -> None:
     assert same.returncode == Exit.OK, same.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "is_held"), [("broken", True), ("broken", False), ("corrupt", True)]
 )

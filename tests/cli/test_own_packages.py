@@ -41,6 +41,7 @@ def tokenyard(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [str(ROOT), f".:{ROOT}"], ids=["here", "PYTHONPATH=."])
 def test_a_yard_runs_beside_modules_of_these_names(
     start_up: StartUp, folder: Path, path: str
@@ -65,6 +66,7 @@ def test_a_yard_runs_beside_modules_of_these_names(
     assert json.loads((folder / "out.jsonl").read_text())["custom_id"] == "1"
 
 
+@pytest.mark.long
 def test_a_worker_is_started_beside_modules_of_these_names(
     start_up: StartUp, folder: Path, tmp_path: Path
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_worker_is_started_beside_modules_of_these_names(
     assert "could be started" not in log.read_text()
 
 
+@pytest.mark.long
 def test_a_program_with_its_own_worker_module_can_be_a_client(
     start_up: StartUp, folder: Path
 ) -> None:
@@ -101,6 +104,7 @@ def test_a_program_with_its_own_worker_module_can_be_a_client(
     assert done.stdout == "True True\n", done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["worker", "coordinator"])
 def test_a_foreign_module_that_is_found_first_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str

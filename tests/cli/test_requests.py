@@ -319,6 +319,7 @@ def test_verbose_prints_the_queue_position(ask: Ask) -> None:
     assert (answer["event"], answer["id"]) == ("result", accepted["id"])
 
 
+@pytest.mark.long
 def test_cancel_on_disconnect_follows_the_death_of_the_command(
     client: Client, yard: dict[str, Any]
 ) -> None:

@@ -51,6 +51,7 @@ def signals(quiet: Yard, signal: str) -> list[str]:
     return [entry for entry, order in orders if order["signal"] == signal]
 
 
+@pytest.mark.long
 def test_worker_without_an_answer_is_named(quiet: Yard, run: Run) -> None:
     """Given two workers of which one obeys, I expect the other in the answer, and status 3."""
     lazy = join(quiet, "lazy")
@@ -69,6 +70,7 @@ def test_worker_without_an_answer_is_named(quiet: Yard, run: Run) -> None:
     ]
 
 
+@pytest.mark.long
 def test_refusal_ends_the_wait(quiet: Yard, run: Run) -> None:
     worker = join(quiet, "insomniac")
     run("pause", "--no-wait")
@@ -84,6 +86,7 @@ def test_refusal_ends_the_wait(quiet: Yard, run: Run) -> None:
     )
 
 
+@pytest.mark.long
 def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
     """Given each signal twice, I expect the second to write no entry."""
     pairs = [
@@ -106,6 +109,7 @@ def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
     assert quiet.connection.xlen(quiet.keys.control) == len(pairs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "command", "reason"),
     [
@@ -133,6 +137,7 @@ def test_an_invalid_signal_prints_the_way_to_it(
     assert reason in done.stderr
 
 
+@pytest.mark.long
 def test_unpause_names_the_remaining_pauses(quiet: Yard, run: Run) -> None:
     """Given a worker paused in all its scopes, I expect the other scopes to be named."""
     join(quiet, "gpu-0", "adder")
@@ -154,6 +159,7 @@ def test_unpause_names_the_remaining_pauses(quiet: Yard, run: Run) -> None:
     assert everybody["others"] == {"model:subtractor": "PAUSED", "worker:gpu-0": "SUSPENDED"}
 
 
+@pytest.mark.long
 def test_every_view_shows_a_pause(quiet: Yard, run: Run) -> None:
     """Given a request that waits for a pause, I expect its operator and reason in each command."""
     join(quiet, "gpu-0", "adder", pid=7)
@@ -189,12 +195,14 @@ def test_every_view_shows_a_pause(quiet: Yard, run: Run) -> None:
     assert "kim@north" not in run("info").stdout + run("explain", "held").stdout
 
 
+@pytest.mark.long
 def test_the_default_operator_is_user_and_host(quiet: Yard, run: Run) -> None:
     run("pause", "--no-wait")
     shown = json.loads(run("info", "--json").stdout)["desired_states"]["by_scope"]["all"]["by"]
     assert shown == f"{getpass.getuser()}@{socket.gethostname()}"
 
 
+@pytest.mark.long
 def test_info_says_that_requests_wait_for_a_pause(quiet: Yard, run: Run) -> None:
     join(quiet, "gpu-0", "adder")
     quiet.submit(make_request(model="adder"))
@@ -203,6 +211,7 @@ def test_info_says_that_requests_wait_for_a_pause(quiet: Yard, run: Run) -> None
     assert "1 normal, 0 low: until the pause is over" in run("info").stdout
 
 
+@pytest.mark.long
 def test_unknown_names_are_errors_with_suggestions(quiet: Yard, run: Run) -> None:
     incarnation = join(quiet, "gpu-0", "adder")
     model = run("pause", "--model", "added")
@@ -217,6 +226,7 @@ def test_unknown_names_are_errors_with_suggestions(quiet: Yard, run: Run) -> Non
     assert by_incarnation["scope"] == "worker:gpu-0"
 
 
+@pytest.mark.long
 def test_a_departed_worker_can_be_unpaused(quiet: Yard, run: Run) -> None:
     worker = join(quiet, "gpu-0")
     run("pause", "--worker", "gpu-0", "--no-wait")
@@ -242,6 +252,7 @@ def test_wrong_usage_prints_the_reason(run: Run, arguments: tuple[str, ...], rea
     assert reason in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["drain", "stop"])
 def test_only_workers_in_scope_are_commanded_to_end(quiet: Yard, run: Run, verb: str) -> None:
     adder, other = join(quiet, "gpu-0", "adder"), join(quiet, "gpu-1", "subtractor")
@@ -283,6 +294,7 @@ def run_states(live: Run) -> set[str]:
     return {each["info"].get("run_state", RUN_STATES[0]) for each in workers if each["lease_ms"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_a_paused_yard_accepts_requests_and_answers_them_later(
     live: Run, yard: dict[str, Any], mode: str
@@ -306,6 +318,7 @@ def test_a_paused_yard_accepts_requests_and_answers_them_later(
         assert len(waiting.result().tokens) == 2
 
 
+@pytest.mark.long
 def test_suspended_workers_sleep_and_wake(live: Run) -> None:
     for command in ("pause", "suspend"):
         done = live(command)
@@ -315,6 +328,7 @@ def test_suspended_workers_sleep_and_wake(live: Run) -> None:
     assert run_states(live) == {"PAUSED"}
 
 
+@pytest.mark.long
 def test_an_engine_without_a_profiler_refuses_the_signal(live: Run) -> None:
     try:
         done = live("profile", "start", "--json")
@@ -325,6 +339,7 @@ def test_an_engine_without_a_profiler_refuses_the_signal(live: Run) -> None:
         assert live("profile", "stop").returncode == Exit.OK
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["drain", "stop"])
 def test_up_ends_after_its_workers_have_ended(start_up: Callable[..., Up], verb: str) -> None:
     """Given a running request, I expect `drain` to finish it and `stop` to hand it back."""

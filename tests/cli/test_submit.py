@@ -120,6 +120,7 @@ def test_the_same_id_runs_once(ask: Ask) -> None:
     assert first == second
 
 
+@pytest.mark.long
 def test_timeout_prints_how_to_get_the_result(ask: Ask) -> None:
     client = random_name("client")
     result = ask(
@@ -182,6 +183,7 @@ def test_a_failure_prints_the_explain_command(ask: Ask) -> None:
     }
 
 
+@pytest.mark.long
 def test_ctrl_c_prints_how_to_get_the_result(yard: dict[str, Any], ask: Ask) -> None:
     client = random_name("client")
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "submit"]

@@ -163,6 +163,7 @@ def test_watching_continues_when_the_broker_returns(new_server: Callable[..., Se
     assert kinds == [Snapshot, BrokerUnavailable, BrokerUnavailable, Snapshot, Snapshot]
 
 
+@pytest.mark.long
 def test_top_once_prints_one_frame(yard: dict[str, Any]) -> None:
     with Client(yard["url"]) as client:
         handle = client.submit("hello", max_tokens=40, stream=True)
@@ -189,6 +190,7 @@ def test_top_without_a_terminal_fails_with_a_hint(ask: Ask) -> None:
     assert "--once" in shown.stderr
 
 
+@pytest.mark.long
 def test_top_restores_the_screen_on_q(yard: dict[str, Any]) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "top"]
@@ -233,6 +235,7 @@ def test_a_count_without_an_interval_is_wrong_usage(ask: Ask) -> None:
     assert ask("info", "--count", "2").exit_code == Exit.USAGE
 
 
+@pytest.mark.long
 def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> None:
     """The roster's tallies equal the tokens that clients received."""
     # Given a new yard: workers report once a second, so a shared one may report late
@@ -254,6 +257,7 @@ def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> No
     assert eventually(lambda: counted() == (20, tokens))
 
 
+@pytest.mark.long
 def test_the_successor_of_a_dead_worker_shows_its_error(
     start_up: Callable[..., Up], invoke: Ask
 ) -> None:

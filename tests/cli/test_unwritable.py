@@ -101,6 +101,7 @@ def test_the_doctor_reports_an_unwritable_broker(ask: Invoke, ailment: Ailment) 
     assert "Repair the broker first" in found["coordinator"]["todo"]
 
 
+@pytest.mark.long
 def test_coordinator_limits_the_rate_of_its_log(
     server: Ailing, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def test_without_a_gateway_the_board_runs_by_itself(yard: dict[str, Any]) -> Non
         assert (answer.status, b"<h1>Audit</h1>" in answer.read()) == (200, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_all_processes_in_order(start_up: StartUp, number: signal.Signals) -> None:
     up = start_up("--workers", "1")
@@ -65,6 +66,7 @@ def test_a_signal_during_the_start_stops_all_processes(start_up: StartUp) -> Non
     up.wait_all_gone()
 
 
+@pytest.mark.long
 def test_running_requests_finish_before_up_stops(start_up: StartUp) -> None:
     up = start_up("--workers", "1", env=SLOW)
     url = str(up.wait_ready()["url"])
@@ -77,6 +79,7 @@ def test_running_requests_finish_before_up_stops(start_up: StartUp) -> None:
     assert up.wait() == Exit.OK
 
 
+@pytest.mark.long
 def test_accepted_requests_survive_a_restart(start_up: StartUp) -> None:
     first = start_up("--workers", "1", "--grace-s", "0.2", env=SLOW)
     with Client(str(first.wait_ready()["url"]), client_id="ann") as client:
@@ -89,6 +92,7 @@ def test_accepted_requests_survive_a_restart(start_up: StartUp) -> None:
         assert len(client.attach("q1").result(timeout=30).tokens) == 200
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_killed_up_leaves_no_process_behind(start_up: StartUp) -> None:
     up = start_up()
@@ -98,6 +102,7 @@ def test_a_killed_up_leaves_no_process_behind(start_up: StartUp) -> None:
     up.wait_all_gone()
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize("part", ["coordinator", "worker"])
 def test_a_killed_part_is_started_again(start_up: StartUp, part: str) -> None:
@@ -112,6 +117,7 @@ def test_a_killed_part_is_started_again(start_up: StartUp, part: str) -> None:
     up.wait_all_gone()
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_up_ends_without_its_broker(start_up: StartUp) -> None:
     up = start_up("--workers", "1", "--grace-s", "1")
@@ -122,6 +128,7 @@ def test_up_ends_without_its_broker(start_up: StartUp) -> None:
     up.wait_all_gone()
 
 
+@pytest.mark.long
 def test_a_part_that_cannot_run_ends_up(start_up: StartUp) -> None:
     up = start_up(env={"TOKENYARD_COORDINATOR_LEASE_MS": "1"})
     assert up.wait() == Exit.FAILED
@@ -129,6 +136,7 @@ def test_a_part_that_cannot_run_ends_up(start_up: StartUp) -> None:
     assert "lease_ms: must be at least 500" in up.said
 
 
+@pytest.mark.long
 def test_up_warns_of_a_foreign_redis(
     start_up: StartUp, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:

@@ -29,6 +29,7 @@ def assignments(path: Path) -> list[tuple[str, str]]:
     return [(one["id"], one["worker"]) for one in map(json.loads, path.read_text().splitlines())]
 
 
+@pytest.mark.long
 def test_a_record_made_under_up_is_replayed_under_up(start_up: StartUp, tmp_path: Path) -> None:
     # Given a record of a run whose workers have a name
     variables = {"TOKENYARD_WORKER_NAME": "w", "TOKENYARD_COORDINATOR_EXPECT_WORKERS": "2"}

@@ -68,6 +68,7 @@ def test_a_durable_burst_waits_once(
     }
 
 
+@pytest.mark.long
 def test_a_replica_has_the_request_when_the_submission_returns(
     primary: ServerWith, there: redis.Redis, new_client_at: NewClient, tmp_path: Path, keys: Keys
 ) -> None:

@@ -43,6 +43,7 @@ class TestMap:
         assert answers[1].error.code == "INVALID_REQUEST"
         assert (answers[0].tokens, answers[2].tokens) == ([2], [4])
 
+    @pytest.mark.long
     def test_map_waits_for_a_full_queue(self, yard: StandIn, new_client: NewClient) -> None:
         yard.tell(max_num_queued_reqs=4)
         with yard.running():

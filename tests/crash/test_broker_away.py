@@ -46,6 +46,7 @@ def test_streams_continue_after_a_broker_outage(
     assert plant.wait_for_workers(2).keys() == workers.keys()
 
 
+@pytest.mark.long
 def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
     plant: Plant,
 ) -> None:
@@ -79,6 +80,7 @@ def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
     check_exact(plant, after)
 
 
+@pytest.mark.long
 def test_lost_scripts_and_connections_disturb_no_stream(plant: Plant) -> None:
     # Given streams that run and streams that wait
     plant.coordinator()

@@ -39,6 +39,7 @@ def settle(plant: Plant) -> None:
     eventually(lambda: not any(plant.connection.xlen(stream) for stream in lanes + intakes))
 
 
+@pytest.mark.long
 def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> None:
     # Given requests that are unread, and others that wait behind a full worker
     unread = streams(2, max_tokens=5)
@@ -111,6 +112,7 @@ def test_cancel_of_a_running_request_without_streaming_returns_no_tokens(plant: 
     assert plant.answer(running.id).result.tokens == []
 
 
+@pytest.mark.long
 def test_cancel_of_a_lost_workers_request_outlasts_the_rescue(plant: Plant) -> None:
     # Given streams on a stalled host, and no coordinator that could rescue them
     leader = plant.coordinator()

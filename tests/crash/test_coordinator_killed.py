@@ -38,6 +38,7 @@ def test_standby_continues_with_the_entries_that_a_killed_leader_read(plant: Pla
     assert plant.connection.xlen(plant.keys.intake("normal")) == 0
 
 
+@pytest.mark.long
 def test_repeated_coordinator_kills_leave_one_result_for_each_request(plant: Plant) -> None:
     # Given a yard under load whose leaders are killed at arbitrary moments
     plant.worker(slots=2, max_num_seqs=4, simulated_step_s=0.01)
@@ -59,6 +60,7 @@ def test_repeated_coordinator_kills_leave_one_result_for_each_request(plant: Pla
         plant.answer(request.id).check_stream()
 
 
+@pytest.mark.long
 def test_leader_that_stalls_past_its_lease_strands_no_request(plant: Plant) -> None:
     # Given a leader that stops for longer than its lease while another takes over
     stalled = plant.coordinator(name="one", lease_ms=LONG_MS)

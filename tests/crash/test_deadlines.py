@@ -31,6 +31,7 @@ def check_expired(plant: Plant, request: Request, where: str) -> list[int]:
     return check_beginning(plant, request).result.tokens
 
 
+@pytest.mark.long
 def test_request_behind_a_full_worker_expires_in_time(plant: Plant) -> None:
     plant.coordinator()
     plant.worker(max_num_seqs=1, simulated_step_s=0.02)
@@ -45,6 +46,7 @@ def test_request_behind_a_full_worker_expires_in_time(plant: Plant) -> None:
     assert waited_ms < 20_000, "measured: 10 ms"
 
 
+@pytest.mark.long
 def test_expired_requests_on_a_lane_free_their_places(plant: Plant) -> None:
     # Given an engine for two: a stream, a request that does not stream, and a third on the lane
     plant.coordinator()

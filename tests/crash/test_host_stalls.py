@@ -36,6 +36,7 @@ def suspended(host: Program) -> list[psutil.Process]:
     return processes
 
 
+@pytest.mark.long
 def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> None:
     # Given a host whose watchdog has a short timeout, in mid-stream
     plant.coordinator()
@@ -65,6 +66,7 @@ def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> No
     assert "killed" not in controller.log
 
 
+@pytest.mark.long
 def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant) -> None:
     # Given a worker in mid-stream
     plant.coordinator()
@@ -96,6 +98,7 @@ def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant
     plant.answer(request.id).check_stream()
 
 
+@pytest.mark.long
 def test_standby_rescues_a_vanished_hosts_lane_as_soon_as_leases_allow(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def attempts_of(yard: LifeYard, requests: list[Request]) -> set[int]:
 
 
 class TestBeforeAModel:
+    @pytest.mark.long
     def test_killed_warming_process_is_replaced(self, yard: LifeYard) -> None:
         # Given streams on one device, and a process that is still starting
         yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
@@ -69,6 +70,7 @@ class TestBeforeAModel:
 
         check_all_is_well(yard, host, 3)
 
+    @pytest.mark.long
     def test_killed_warm_process_is_replaced(self, yard: LifeYard) -> None:
         # Given streams on one device, and a warm process without a stand-in on the other
         host = yard.start(slots=2)
@@ -84,6 +86,7 @@ class TestBeforeAModel:
 class TestWithAModel:
     """One device, and a spare process for it."""
 
+    @pytest.mark.long
     def test_killed_loading_process_is_replaced_by_the_spare(self, yard: LifeYard) -> None:
         # Given requests whose model is loading
         host = yard.start(spares=1, simulated_load_s=LOAD_S)
@@ -100,6 +103,7 @@ class TestWithAModel:
         assert attempts_of(yard, before) == {1}
         check_all_is_well(yard, host, 2)
 
+    @pytest.mark.long
     def test_spare_continues_the_streams_of_a_killed_ready_process(self, yard: LifeYard) -> None:
         # Given a busy worker
         host = yard.start(spares=1)
@@ -114,6 +118,7 @@ class TestWithAModel:
         assert attempts_of(yard, before) == {2}
         check_all_is_well(yard, host, 2)
 
+    @pytest.mark.long
     def test_kill_of_a_draining_process_loads_the_next_model_immediately(
         self, yard: LifeYard
     ) -> None:
@@ -132,6 +137,7 @@ class TestWithAModel:
         assert attempts_of(yard, before) == {2}
         check_all_is_well(yard, host, 2)
 
+    @pytest.mark.long
     def test_death_while_unloading_counts_as_no_crash(self, yard: LifeYard) -> None:
         # Given a worker that must unload before its streams end, and dies as it does
         host = yard.start(spares=1, crash_point="unloading", drain_timeout_s=0.2)
@@ -152,6 +158,7 @@ class TestWithAModel:
 class TestAsleep:
     """One device, on which one engine may sleep beside the one that is awake."""
 
+    @pytest.mark.long
     def test_model_of_a_killed_sleeper_is_loaded_from_its_files(self, yard: LifeYard) -> None:
         # Given a model that sleeps while another one is busy
         host = yard.start(sleepers=1)
@@ -167,6 +174,7 @@ class TestAsleep:
         assert "wake" not in yard.seen("ready", "red").phases_s
         check_all_is_well(yard, host, 2)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("place", ["asleep", "waking"])
     def test_death_on_the_way_to_sleep_or_awake_moves_the_model_to_another_process(
         self, yard: LifeYard, place: str
@@ -191,6 +199,7 @@ class TestAsleep:
 class TestGroup:
     """Two devices that serve one model together, and a spare."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("state", ["ready", "attached"])
     def test_kill_in_a_serving_group_replaces_all_its_processes(
         self, yard: LifeYard, state: str
@@ -211,6 +220,7 @@ class TestGroup:
         assert attempts_of(yard, before) == {2}
         check_all_is_well(yard, host, 3, "pair", "red", "blue")
 
+    @pytest.mark.long
     @pytest.mark.parametrize("state", ["loading", "attached"])
     def test_kill_in_a_loading_group_forms_another_group(self, yard: LifeYard, state: str) -> None:
         # Given a group that is forming
@@ -250,6 +260,7 @@ class TestOthers:
 
         check_all_is_well(yard, again, 2)
 
+    @pytest.mark.long
     def test_coordinator_killed_before_its_command_is_obeyed_loads_the_model_once(
         self, yard: LifeYard
     ) -> None:
@@ -277,6 +288,7 @@ class TestOthers:
         assert yard.states(host) == ["ready", "warm"]
         check_all_is_well(yard, host, 2)
 
+    @pytest.mark.long
     def test_coordinator_killed_during_a_load_uses_the_loaded_model(self, yard: LifeYard) -> None:
         # Given a model that is loading
         leader = yard.coordinator()
@@ -296,6 +308,7 @@ class TestOthers:
         assert yard.seen("ready", "red").since_ms == holder.since_ms
         check_all_is_well(yard, host, 2)
 
+    @pytest.mark.long
     def test_killed_fork_server_leaves_no_process_behind(self, yard: LifeYard) -> None:
         # Given a host with a busy worker
         host = yard.start(slots=2, spares=1)
@@ -312,6 +325,7 @@ class TestOthers:
         eventually(lambda: all(is_gone(one.pid) for one in left), timeout_s=WAIT_S)
         check_all_is_well(yard, host, 3)
 
+    @pytest.mark.long
     def test_model_of_a_lost_host_is_loaded_on_another(self, yard: LifeYard) -> None:
         # Given two busy hosts, and more requests for one's model than its lane takes
         yard.coordinator(max_model_wait_s=MAX_MODEL_WAIT_S)
@@ -334,6 +348,7 @@ class TestOthers:
 
 
 class TestBrokenModel:
+    @pytest.mark.long
     def test_its_requests_fail_with_the_reason_and_others_continue(self, yard: LifeYard) -> None:
         # Given streams on one device
         host = yard.start(slots=2, spares=1)

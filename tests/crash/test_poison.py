@@ -71,6 +71,7 @@ def test_poison_among_good_requests_fails_alone(plant: Plant) -> None:
     assert not plant.connection.exists(plant.keys.quarantine, plant.keys.departed)
 
 
+@pytest.mark.long
 def test_requests_run_together_again_after_a_chance_crash(plant: Plant) -> None:
     # Given forty harmless streams on a worker
     plant.coordinator()
@@ -96,6 +97,7 @@ def test_requests_run_together_again_after_a_chance_crash(plant: Plant) -> None:
     assert not any("trial" in plant.ledger(one.id) for one in requests)
 
 
+@pytest.mark.long
 def test_search_for_a_poison_continues_under_another_coordinator(plant: Plant) -> None:
     # Given a poison among twenty streams
     first = plant.coordinator()
@@ -118,6 +120,7 @@ def test_search_for_a_poison_continues_under_another_coordinator(plant: Plant) -
     assert max(crashes) == 0
 
 
+@pytest.mark.long
 def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
     # Given a group on trial that is too slow to end
     plant.coordinator(trial_tokens=1000)
@@ -141,6 +144,7 @@ def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
     check_exact(plant, requests)
 
 
+@pytest.mark.long
 def test_kill_from_outside_makes_no_suspects(plant: Plant) -> None:
     # Given streams on the only worker
     plant.coordinator()
@@ -162,6 +166,7 @@ def test_kill_from_outside_makes_no_suspects(plant: Plant) -> None:
     assert all("suspected" not in plant.ledger(one.id) for one in requests)
 
 
+@pytest.mark.long
 def test_request_that_loses_too_many_workers_runs_alone(plant: Plant) -> None:
     # Given a request that has lost two workers, the limit
     plant.coordinator(max_crashes=2)
@@ -188,6 +193,7 @@ def test_request_that_loses_too_many_workers_runs_alone(plant: Plant) -> None:
     assert dead_letters(plant) == []
 
 
+@pytest.mark.long
 def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
     # Given a worker that makes no step while it has a stream
     plant.coordinator()
@@ -205,6 +211,7 @@ def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
     assert "no progress" in ledger["reason"]
 
 
+@pytest.mark.long
 def test_request_after_an_engine_fault_is_retried_and_completes(plant: Plant) -> None:
     # Given an engine that fails a request twice in mid-stream
     plant.coordinator()

@@ -12,6 +12,7 @@ from tokenyard.protocol.wire import Request
 pytestmark = pytest.mark.crash
 
 
+@pytest.mark.long
 def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> None:
     # Given two coordinators and two hosts under load
     coordinators = [plant.coordinator(name=f"c{n}") for n in range(2)]

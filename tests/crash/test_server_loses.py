@@ -77,6 +77,7 @@ def raw_result(plant: Plant, request: Request) -> bytes | None:
     return packed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("is_fenced", "attempt"), [(False, "1"), (True, "2")])
 def test_a_result_lost_by_the_server_is_published_again(
     plant: Plant, own_broker: Server, tmp_path: Path, is_fenced: bool, attempt: str
@@ -117,6 +118,7 @@ def served_after(plant: Plant) -> list[Request]:
     return requests
 
 
+@pytest.mark.long
 def test_streams_continue_after_the_tokens_that_the_server_kept(
     plant: Plant, own_broker: Server, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def check(answer: Answer, request: Request) -> None:
         assert seen == choice.tokens[: len(seen)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSEGV])
 def test_each_choice_continues_after_its_own_tokens(plant: Plant, end: signal.Signals) -> None:
     # Given streams of several choices on a worker

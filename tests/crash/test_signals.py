@@ -90,6 +90,7 @@ def running_first(cells: list[tuple[Signal, RunState]]) -> list[Any]:
 VALID = [cell for cell in cells("valid") if cell[0] not in ENDS | {"START_PROFILE"}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("signal", "run_state"), running_first(VALID))
 def test_a_valid_signal_brings_all_workers_to_the_new_state(
     plant: Plant, signal: Signal, run_state: RunState
@@ -145,6 +146,7 @@ def check_mixed(cast: Cast) -> None:
     cast.check_blame()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("signal", "run_state"), running_first(cells("redundant")))
 def test_a_redundant_signal_changes_no_worker(
     plant: Plant, signal: Signal, run_state: RunState
@@ -174,6 +176,7 @@ def test_a_redundant_signal_changes_no_worker(
     cast.check_requests()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("signal", "run_state"), running_first(cells("invalid")))
 def test_an_invalid_signal_changes_no_worker(
     plant: Plant, signal: Signal, run_state: RunState
@@ -199,6 +202,7 @@ def test_an_invalid_signal_changes_no_worker(
     cast.check_requests()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("signal", "run_state"), running_first(list(product(sorted(ENDS), RUN_STATES)))
 )
@@ -233,6 +237,7 @@ def test_a_signal_to_go_ends_only_the_hosts_that_were_there(
     cast.check_requests()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run_state", ["RUNNING", "PAUSED"])
 def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: RunState) -> None:
     # Given three workers without a profiler, one of which is frozen
@@ -267,6 +272,7 @@ def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: R
     cast.check_requests()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run_state", RUN_STATES)
 def test_a_process_that_dies_returns_in_its_desired_state(
     plant: Plant, run_state: RunState

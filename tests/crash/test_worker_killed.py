@@ -54,6 +54,7 @@ def test_streams_of_a_killed_worker_keep_their_tokens(plant: Plant) -> None:
     assert {info.name for info in roster.values()} == {"w-0", "w-1"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("crash_point", ["before_step:5", "mid_stream:9", "before_finish:2"])
 def test_every_crash_point_leaves_exact_answers(plant: Plant, crash_point: str) -> None:
     # Given a worker that kills itself at a named point, and a healthy one
@@ -75,6 +76,7 @@ def test_every_crash_point_leaves_exact_answers(plant: Plant, crash_point: str) 
     assert all(answer.result.provenance.worker.startswith("sound.") for answer in rescued)
 
 
+@pytest.mark.long
 def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     # Given a host that stops in mid-stream, like a suspended machine
     plant.coordinator()
@@ -111,6 +113,7 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     assert served == set(roster)
 
 
+@pytest.mark.long
 def test_request_that_loses_every_worker_is_given_up(plant: Plant) -> None:
     # Given a request whose workers are always killed
     plant.coordinator(max_crashes=1, max_lost_alone=2)

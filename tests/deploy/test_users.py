@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import redis
 
 from coordinator.recovery.usage_pruner import UsagePruner
@@ -13,6 +11,7 @@ from tests.deploy.rights import denied, granted, in_scripts, monitored
 from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 
 #: The scripts that each user calls.
@@ -96,7 +95,7 @@ def test_the_coordinator_s_user_may_prune_usage(guarded: GuardedServer) -> None:
         keeper.zadd(keys.service, {"ann": 1})
         keeper.hset(usage, mapping={"20200101 m in": 1, "29990101 m in": 1})
         denied(guarded)
-        pruner = UsagePruner(connection, keys, lambda: time.time() * 1000)
+        pruner = UsagePruner(connection, keys, BrokerTime())
 
         def is_pruned() -> bool:
             pruner.run_once("1:c")

@@ -1,4 +1,4 @@
-"""One yard with two real vLLM workers for all end-to-end tests."""
+"""`tokenyard up` with two real vLLM workers, for the tests that change its workers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.protocol.worker_info import WorkerInfo
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 EXAMPLE = ROOT / "examples" / "arithmetic"
 #: The operation that each name answers; the last is an adapter of the adder.

@@ -12,7 +12,7 @@ from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import PAUSE_MODES, Order, PauseMode, Signal
 from tokenyard.protocol.keys import Keys
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 #: Nearly the model's maximum length; no stream ends before it.
 LONG = {"max_tokens": 56, "temperature": 0.0, "ignore_eos": True}

@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.protocol.replies import Provenance, Result
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 SUBTRACTOR = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "subtractor"
 GREEDY = {"max_tokens": 8, "temperature": 0.0}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import signal
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import pytest
 
 from tests.engines.harness import ask, drain, greedy, run
 from tests.support.builders import make_assignment, make_request
+from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
 from worker.engines import Finished, RequestError, TokenDelta
@@ -87,16 +88,8 @@ def test_the_batch_is_limited_and_the_rest_waits() -> None:
     assert engine.info.max_num_seqs == 2
 
 
-def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The sleeps of an engine, whose clock goes on by them alone."""
-    slept: list[float] = []
-    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
-    monkeypatch.setattr("worker.engines.simulated.speed.time", clock)
-    return slept
-
-
-def test_steps_take_the_time_of_the_speed_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = sleeps(monkeypatch)
+def test_steps_take_the_time_of_the_speed_model(fake_clock: FakeClock) -> None:
+    began = fake_clock.now
     speed = SpeedModel(prefill_tokens_per_s=100.0, decode_tokens_per_s=100.0)
     engine = SimulatedEngine(speed=speed)
     for at in range(3):
@@ -105,7 +98,7 @@ def test_steps_take_the_time_of_the_speed_model(monkeypatch: pytest.MonkeyPatch)
     drain(engine, {})
 
     # Six prompt tokens and five steps, however many requests share them.
-    assert sum(slept) == pytest.approx(0.11)
+    assert fake_clock.now - began == pytest.approx(0.11)
 
 
 @pytest.mark.parametrize(
@@ -334,17 +327,19 @@ class TestPrefixCache:
 
         assert self.ask(engine, prompt).cached_tokens == 0
 
-    def test_cached_blocks_take_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cached_blocks_take_no_time(self, fake_clock: FakeClock) -> None:
         # Given a prefill of ten seconds for a prompt
-        slept = sleeps(monkeypatch)
         speed = SpeedModel(prefill_tokens_per_s=100.0, cache_tokens=2000)
         engine, prompt = SimulatedEngine(speed=speed), list(range(1000))
 
-        self.ask(engine, prompt)
-        self.ask(engine, prompt)
+        times = [fake_clock.now]
+        for _ in range(2):
+            self.ask(engine, prompt)
+            times.append(fake_clock.now)
 
         # I expect that time once, and afterwards only that of the last block.
-        assert slept == pytest.approx([10.0, 0.08])
+        first, second = (after - before for before, after in itertools.pairwise(times))
+        assert (first, second) == pytest.approx((10.0, 0.08))
 
     def test_without_a_cache_nothing_is_reported(self) -> None:
         assert self.engine(0).info.cache_tokens == 0

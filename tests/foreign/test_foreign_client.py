@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.gateway.stand import Stand
 from tests.support.absence import lacks
-from tests.support.up import Up, running_up
 
 pytestmark = [pytest.mark.node, pytest.mark.vllm, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
 PARTS = '[{"role":"user","content":[{"type":"text","text":"12+34="}]}]'
 IMAGE = '[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,"}}]}]'
 GREEDY = '{"max_tokens":8,"temperature":0}'
+OWN = {"model": "adder", "params": GREEDY}
 
 
 @pytest.fixture(scope="module")
@@ -29,28 +29,21 @@ def node() -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def yard(no_leftover_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """Broker, coordinator and one vLLM worker."""
-    with running_up(tmp_path_factory.mktemp("up"), "--workers", "1") as up:
-        yield up
-
-
-def test_node_gets_answers_by_xadd_and_xread_alone(node: str, yard: Up) -> None:
+def test_node_gets_answers_by_xadd_and_xread_alone(node: str, stand: Stand) -> None:
     requests = [
-        {"id": "text", "prompt": "12+34=", "params": GREEDY},
-        {"id": "chat", "messages": '[{"role":"user","content":"12+34="}]', "params": GREEDY},
-        {"id": "parts", "messages": PARTS, "params": GREEDY},
-        {"id": "image", "messages": IMAGE, "params": GREEDY},
-        {"id": "stream", "prompt": "67+89=", "params": GREEDY, "stream": "1"},
-        {"id": "wrong", "prompt": "1+1=", "params": '{"temperature":-1}'},
+        {"id": "text", "prompt": "12+34=", **OWN},
+        {"id": "chat", "messages": '[{"role":"user","content":"12+34="}]', **OWN},
+        {"id": "parts", "messages": PARTS, **OWN},
+        {"id": "image", "messages": IMAGE, **OWN},
+        {"id": "stream", "prompt": "67+89=", **OWN, "stream": "1"},
+        {"id": "wrong", "prompt": "1+1=", **OWN, "params": '{"temperature":-1}'},
         {"id": "model", "prompt": "1+1=", "model": "divider"},
-        {"id": "text", "prompt": "12+34=", "params": GREEDY},  # again: known, and not run twice
+        {"id": "text", "prompt": "12+34=", **OWN},  # again: known, and not run twice
     ]
-    [first] = _ask(node, yard, requests[:1])
+    [first] = _ask(node, stand, requests[:1])
     assert first["text"] == "46"
 
-    answers = {answer["id"]: answer for answer in _ask(node, yard, requests)}
+    answers = {answer["id"]: answer for answer in _ask(node, stand, requests)}
 
     assert answers["text"] == first
     assert answers["chat"]["text"] == "46"
@@ -64,14 +57,14 @@ def test_node_gets_answers_by_xadd_and_xread_alone(node: str, yard: Up) -> None:
     assert answers["model"]["error"]["code"] == "MODEL_UNAVAILABLE"
 
 
-def test_node_sends_token_ids_packed_and_as_json(node: str, yard: Up) -> None:
+def test_node_sends_token_ids_packed_and_as_json(node: str, stand: Stand) -> None:
     ids = _prompt_ids("12+34=")
     requests = [
-        {"id": "packed", "packed": ids, "params": GREEDY},
-        {"id": "json", "tokens": json.dumps(ids), "params": GREEDY},
+        {"id": "packed", "packed": ids, **OWN},
+        {"id": "json", "tokens": json.dumps(ids), **OWN},
     ]
 
-    packed, plain = _ask(node, yard, requests)
+    packed, plain = _ask(node, stand, requests)
 
     assert packed["tokens"] == plain["tokens"]
     assert packed["tokens"][:2] == _prompt_ids("46")
@@ -85,10 +78,10 @@ def _prompt_ids(text: str) -> list[int]:
     return [vocabulary[character] for character in text]
 
 
-def _ask(node: str, yard: Up, requests: list[dict[str, object]]) -> list[dict[str, object]]:
+def _ask(node: str, stand: Stand, requests: list[dict[str, object]]) -> list[dict[str, object]]:
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     ran = subprocess.run(
-        [node, "client.mjs", yard.url, yard.yard],
+        [node, "client.mjs", stand.plant.url, stand.plant.keys.yard],
         cwd=HERE,
         input=lines,
         capture_output=True,

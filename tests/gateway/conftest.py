@@ -1,18 +1,15 @@
-"""One yard with real vLLM for all tests of the gateway, started when the first test asks."""
+"""Gateways of the one yard with real vLLM, and clients for them."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from tests.conftest import SERVERS
-from tests.gateway import stand as stands
 from tests.gateway.stand import Door, Stand
-from tests.support.servers import Server, ServerName
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,22 +21,6 @@ def one_ssl_context() -> Iterator[None]:
             shared = functools.cache(transports.create_ssl_context)
             patch.setattr(transports, "create_ssl_context", shared)
         yield
-
-
-@pytest.fixture(scope="session")
-def stand(
-    request: pytest.FixtureRequest,
-    shared_server: Callable[[ServerName], Server],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stand]:
-    """The yard; `door` waits for its gateways.
-
-    vLLM's own server starts beside it if a test is going to ask that: it takes long.
-    """
-    asks_both = any("vllm" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    folder = tmp_path_factory.mktemp("stand")
-    with stands.running_stand(shared_server(SERVERS[0]), folder, asks_both=asks_both) as running:
-        yield running
 
 
 @pytest.fixture(scope="session")

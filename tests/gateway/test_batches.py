@@ -201,6 +201,7 @@ def test_a_batch_of_chats_is_seen_by_another_gateway(
     assert answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
 
 
+@pytest.mark.long
 def test_each_line_is_answered_as_its_endpoint_answers(
     sdk: OpenAI, http: httpx.Client, start_worker: Start
 ) -> None:
@@ -304,6 +305,7 @@ def test_the_batch_of_a_killed_worker_has_each_line_once(
     }
 
 
+@pytest.mark.long
 @on_both
 def test_a_batch_that_is_given_up_has_the_lines_that_were_answered(
     request: pytest.FixtureRequest, stand: Stand, sdk: OpenAI, start_worker: Start

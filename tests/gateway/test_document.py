@@ -12,7 +12,7 @@ import pytest
 from tests.gateway.asked import say
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 METHODS = ("get", "post", "put", "patch", "delete")
 #: Endpoints of vLLM's own server.

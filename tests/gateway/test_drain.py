@@ -27,7 +27,7 @@ from tests.gateway.test_once import runs
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.crash, pytest.mark.timeout(600)]
 
 GRACE_S: Final = 8.0
 #: Time beyond the grace period.

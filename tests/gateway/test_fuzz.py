@@ -28,7 +28,7 @@ from tests.gateway.ends import all_ends
 from tests.gateway.stand import Door, Stand
 from tests.support.effort import examples
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 #: No answer may take longer: the longest has 1,000 tokens.
 LONGEST_S: Final = 60.0

@@ -18,7 +18,7 @@ from tests.gateway.stand import Door, Stand
 from tests.gateway.test_fuzz import LONGEST_S, REFUSALS, check_stream
 from tests.support.effort import examples
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 _COMMON: Final[dict[str, Any]] = {
     "model": "speaker",

@@ -12,7 +12,7 @@ from tests.gateway.stand import Door, Stand
 from tests.support.waiting import eventually
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo, encode_host
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 
 def ask(http: httpx.Client, **body: Any) -> httpx.Response:

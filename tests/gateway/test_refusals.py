@@ -30,7 +30,7 @@ from tokenyard.admin.snapshot import read_yard
 from tokenyard.protocol.replies import decode_reply
 from tokenyard.protocol.wire import Request, SamplingParams
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = "/v1/messages"

@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import Order
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 SHORT: Final[dict[str, Any]] = {
     "model": "speaker",

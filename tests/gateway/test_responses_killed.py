@@ -14,7 +14,7 @@ from tests.gateway.test_responses import LONG, paused
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.crash, pytest.mark.timeout(600)]
 
 PATH: Final = "/v1/responses"
 ASKED: Final[dict[str, Any]] = LONG | {"background": True, "stream": True}

@@ -13,7 +13,7 @@ from tests.support.processes import is_gone
 from tests.support.up import running_up
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(500)]
 
 ENDS_S = 180.0
 

@@ -71,6 +71,7 @@ def test_unix_socket(keep: Keep, tmp_path: Path) -> None:
         ask_both_ways(f"unix://{path}", plant.keys.yard)
 
 
+@pytest.mark.long
 def test_tls(keep: Keep, tmp_path: Path) -> None:
     # Given a server that speaks TLS, and wants to see a certificate as well
     papers = Certificates(tmp_path)
@@ -99,6 +100,7 @@ def test_tls(keep: Keep, tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_tls_where_nobody_answers_the_handshake(scheme: str, *, is_async: bool) -> None:
@@ -146,6 +148,7 @@ def check_streams(handles: Sequence[Handle]) -> None:
 # Sentinel
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["valkey", "redis"])
 def test_sentinel_failover(name: ServerName, keep: Keep, tmp_path: Path) -> None:
     # Given a yard behind a Sentinel, and streams that run or wait
@@ -182,6 +185,7 @@ def slot_of(yard: str) -> int:
     return key_slot(Keys(yard).info.encode())
 
 
+@pytest.mark.long
 def test_yards_on_the_nodes_of_a_cluster(keep: Keep, tmp_path: Path) -> None:
     # Given a cluster of three nodes, and yards on two of them
     cluster = Cluster("valkey", tmp_path, replicas=False)
@@ -210,6 +214,7 @@ def test_yards_on_the_nodes_of_a_cluster(keep: Keep, tmp_path: Path) -> None:
             assert ask(node, "CLUSTER", "COUNTKEYSINSLOT", slot_of(yard)) > 0
 
 
+@pytest.mark.long
 def test_cluster_failover(keep: Keep, tmp_path: Path) -> None:
     # Given a yard in a cluster with replicas, and streams that run or wait
     cluster = Cluster("redis", tmp_path, replicas=True)
@@ -241,6 +246,7 @@ def tls_options(papers: Certificates, port: int) -> list[str]:
     return [*options, "--tls-cert-file", str(papers.certificate), "--tls-key-file", str(papers.key)]
 
 
+@pytest.mark.long
 def test_cluster_over_tls(keep: Keep, tmp_path: Path) -> None:
     # Given two nodes that speak TLS, to each other as well
     papers, ports, nodes = Certificates(tmp_path), [free_port(), free_port()], []
@@ -263,6 +269,7 @@ def test_cluster_over_tls(keep: Keep, tmp_path: Path) -> None:
         assert ask(nodes[1], "EXISTS", plant.keys.info) == 1
 
 
+@pytest.mark.long
 def test_sentinel_over_tls(keep: Keep, tmp_path: Path) -> None:
     # Given a master and a Sentinel that speak TLS, to each other as well
     papers, ports = Certificates(tmp_path), [free_port(), free_port()]
@@ -290,6 +297,7 @@ def test_nobody_there(url: str) -> None:
         Client(url.format(free_port()), "yard", connect_timeout_s=1.0).start()
 
 
+@pytest.mark.long
 def test_a_node_that_hangs_is_passed_by(valkey_broker: Server) -> None:
     # Given a node that takes connections and never answers, and one that does
     with socket.create_server(("127.0.0.1", 0)) as hanging:

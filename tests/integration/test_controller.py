@@ -9,6 +9,7 @@ import threading
 import time
 
 import psutil
+import pytest
 
 from tests.support.processes import ROOT, Plant
 from tests.support.servers import Server, free_port
@@ -51,6 +52,7 @@ class TestJoining:
 
 
 class TestDraining:
+    @pytest.mark.long
     def test_running_requests_finish(self, plant: Plant) -> None:
         # Given two hosts with running streams
         plant.coordinator()
@@ -87,6 +89,7 @@ class TestDraining:
 
         assert not plant.connection.exists(plant.keys.leases)
 
+    @pytest.mark.long
     def test_without_grace_requests_are_handed_back(self, plant: Plant) -> None:
         # Given a host with long streams
         plant.coordinator()
@@ -106,6 +109,7 @@ class TestDraining:
             assert plant.ledger(request.id).get("crashes", "0") == "0"
             plant.answer(request.id).check_stream()
 
+    @pytest.mark.long
     def test_a_drain_ends_with_its_grace(self, plant: Plant) -> None:
         plant.coordinator()
         leaving = plant.worker(simulated_step_s=0.2, grace_s=1.0)
@@ -118,6 +122,7 @@ class TestDraining:
 
         assert time.monotonic() - asked > 0.9
 
+    @pytest.mark.long
     def test_sigint_drains_too(self, plant: Plant) -> None:
         plant.coordinator()
         leaving = plant.worker(simulated_step_s=0.02)

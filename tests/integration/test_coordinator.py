@@ -29,6 +29,7 @@ def served(lanes: Lanes, worker: str, count: int = 3) -> bool:
 
 
 class TestLead:
+    @pytest.mark.long
     def test_a_standby_takes_over_immediately_from_a_leader_that_stops(self, lanes: Lanes) -> None:
         # Given a leader with queued requests, and a standby
         worker = lanes.worker(lane_limit=2)
@@ -65,6 +66,7 @@ class TestLead:
         lanes.connection.delete(lanes.keys.leader)
         assert lanes.wait_for_load(worker, 6)[1:] == ids
 
+    @pytest.mark.long
     def test_idle_leader_renews_a_short_lease_in_time(self, lanes: Lanes) -> None:
         # Given a lease that is shorter than the longest read
         lanes.coordinator(name="one", lease_ms=9_000, block_ms=20_000)
@@ -331,6 +333,7 @@ class TestStartAndStop:
             lanes.close()
         assert not thread.is_alive()
 
+    @pytest.mark.long
     def test_sigterm_ends_the_program_with_0(self, valkey_broker: Server) -> None:
         with Plant(valkey_broker.url) as plant:
             program = plant.coordinator()

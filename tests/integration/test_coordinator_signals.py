@@ -112,6 +112,7 @@ def test_a_paused_worker_leaves_its_share_to_the_others(yard: Yard) -> None:
     assert yard.load(paused) == 0
 
 
+@pytest.mark.long
 def test_requests_can_be_cancelled_and_expire_during_a_pause(yard: Yard) -> None:
     # Given a paused yard
     worker = yard.worker()

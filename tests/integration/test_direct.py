@@ -113,6 +113,7 @@ def test_words_that_cannot_be_sent_take_no_connection_with_them(
     assert direct.client_id() == before
 
 
+@pytest.mark.long
 def test_an_answer_that_comes_late_is_not_the_next_ones(
     broker: Server, connection: redis.Redis
 ) -> None:

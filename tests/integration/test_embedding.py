@@ -88,6 +88,7 @@ def working(leading: CoordinatorSettings, **more: Any) -> WorkerSettings:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_a_yard_in_ones_own_processes(
     family: Family, leading: CoordinatorSettings, method: str
@@ -127,6 +128,7 @@ def test_a_yard_in_ones_own_processes(
         assert not connection.exists(keys.leader, keys.workers)
 
 
+@pytest.mark.long
 def test_a_second_coordinator_stands_by(family: Family, leading: CoordinatorSettings) -> None:
     one, from_one, _ = family.start(coordinator.entrypoint, leading)
     assert wait_started(one, from_one, START_S).leads
@@ -161,6 +163,7 @@ class TestFailing:
         process.join(START_S)
         assert process.exitcode == 1
 
+    @pytest.mark.long
     def test_a_broker_that_takes_no_writes(self, family: Family, tmp_path: Path) -> None:
         server = Ailing("valkey", tmp_path)
         server.start()
@@ -263,6 +266,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("choice", ["yes", "no"])
 def test_it_ends_with_its_parent_or_not(valkey_broker: Server, choice: str) -> None:
     # Given a program with a coordinator
@@ -293,6 +297,7 @@ def test_it_ends_with_its_parent_or_not(valkey_broker: Server, choice: str) -> N
             eventually(lambda: not child.is_running(), timeout_s=START_S)
 
 
+@pytest.mark.long
 def test_the_example_of_the_page(valkey_broker: Server, tmp_path: Path) -> None:
     # Given the block as it is printed, with the test's server for the usual one
     [example] = code(section(page("docs/operations.md"), "## From Python"), "python")

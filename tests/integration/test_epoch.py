@@ -77,6 +77,7 @@ def check_weights(plant: Plant, requests: Sequence[Request]) -> list[tuple[int |
     return [epochs(answer) for answer in answers]
 
 
+@pytest.mark.long
 def test_results_have_their_epoch_also_across_a_reload(plant: Plant, signals: Signals) -> None:
     # Given a request from before any epoch, and running streams of epoch 1
     plant.coordinator()
@@ -123,6 +124,7 @@ def test_epoch_of_the_worker_is_that_of_the_narrowest_scope(plant: Plant, signal
     assert found == {("one", 3, None), ("two", 8, None)}
 
 
+@pytest.mark.long
 def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> None:
     # Given a worker in epoch 1, with streams and a request without published tokens
     plant.coordinator()
@@ -148,6 +150,7 @@ def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> Non
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 def test_weights_are_reloaded_in_a_busy_yard(
     plant: Plant, signals: Signals, mode: PauseMode
@@ -188,6 +191,7 @@ def test_weights_are_reloaded_in_a_busy_yard(
     assert set(check_weights(plant, last)) == {(5, None)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "reason"), [(BROKEN, "broken weights"), (CORRUPT, "corrupt weights")]
 )
@@ -221,6 +225,7 @@ def begin_reload(signals: Signals, weights: str, until_ms: float) -> None:
     signals.give(Order(signal="RELOAD_WEIGHTS", scope=SIM, weights=weights, trial=trial))
 
 
+@pytest.mark.long
 def test_the_leader_ends_a_reload_whose_caller_is_dead(plant: Plant, signals: Signals) -> None:
     # Given a model whose operator died during a reload
     plant.worker()
@@ -253,6 +258,7 @@ def test_the_leader_does_not_end_a_reload_in_progress(plant: Plant, signals: Sig
     assert signals.desired_states().by_scope == {SIM: DesiredState(weights=PATH, epoch=5)}
 
 
+@pytest.mark.long
 def test_a_host_killed_during_a_reload_returns_with_the_weights_of_the_others(
     plant: Plant, signals: Signals
 ) -> None:
@@ -284,6 +290,7 @@ def test_a_host_killed_during_a_reload_returns_with_the_weights_of_the_others(
     assert set(check_weights(plant, requests)) == {(4, None)}
 
 
+@pytest.mark.long
 def test_the_models_own_weights_are_restored(plant: Plant, signals: Signals) -> None:
     plant.coordinator()
     plant.worker()

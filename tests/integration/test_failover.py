@@ -54,6 +54,7 @@ def plant(watched: Watched) -> Iterator[Plant]:
         yield started
 
 
+@pytest.mark.long
 def test_requests_known_to_the_replica_end_exactly_once(watched: Watched, plant: Plant) -> None:
     # Given running streams, some nearly done, waiting ones, and a request without a stream
     short, long = streams(RUNNING - 1, 200), streams(WAITING, 200)

@@ -12,8 +12,6 @@ import coordinator.dispatch.tenant_shares
 from tests.support.servers import Server
 from tests.support.tenants import TenantYard, tenant_yard, tenants
 
-pytestmark = pytest.mark.both_servers
-
 #: Of the line, for these tests.
 PAGE = 2
 
@@ -111,6 +109,7 @@ def test_a_held_tenant_does_not_hide_an_idle_model(yard: TenantYard) -> None:
     assert tenants(yard.ids(idle)) == {"a": 1, "z": 1}
 
 
+@pytest.mark.long
 def test_a_limit_that_only_scripts_can_read_stops_nobody_else(yard: TenantYard) -> None:
     # Given settings of which the leader can read nothing, and the scripts the limit
     worker = yard.worker(lane_limit=4)

@@ -46,6 +46,7 @@ def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
     opened.close()
 
 
+@pytest.mark.long
 def test_the_leader_writes_what_it_sees(yard: Yard) -> None:
     # Given a worker that can take two requests, and four requests
     worker = yard.worker(lane_limit=2)
@@ -73,6 +74,7 @@ def test_the_leader_writes_what_it_sees(yard: Yard) -> None:
     assert sum(one.finished for one in yard.history()) == 3
 
 
+@pytest.mark.long
 def test_only_the_leader_writes_and_a_standby_is_shown(yard: Yard) -> None:
     first = yard.coordinator(name="first")
     yard.coordinator(name="second")
@@ -92,6 +94,7 @@ def test_only_the_leader_writes_and_a_standby_is_shown(yard: Yard) -> None:
     assert epochs == sorted(epochs)
 
 
+@pytest.mark.long
 def test_a_worker_that_worked_before_the_leader_came_counts_once(yard: Yard) -> None:
     # Given a worker with work that an earlier leader has recorded
     worker = yard.worker(lane_limit=2)
@@ -123,6 +126,7 @@ def test_a_fenced_leader_writes_nothing(yard: Yard) -> None:
     assert yard.connection.xlen(yard.keys.history) == count
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_after_a_kill_the_standby_continues_the_history(plant: Plant) -> None:
     # Given a yard of processes with two coordinators, and work that was recorded

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Iterator
 
 import pytest
 import redis
 
 from tests.support.builders import make_request
+from tests.support.fake_clock import FakeClock
 from tests.support.loop_rig import INFO, finished
-from tests.support.servers import Server, free_port
+from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
+from tokenyard.clock import MEASURE_EVERY_S
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.scripts import Scripts
 from worker.engines import TokenDelta
 from worker.models import ModelSpec
@@ -119,24 +121,23 @@ def test_an_ended_session_reads_nothing(rig: Rig) -> None:
     assert rig.inbox.empty()
 
 
-def test_clock_ms_is_the_difference_to_the_servers_clock(
-    rig: Rig, broker: Server, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+def test_deadlines_are_by_the_brokers_clock_whatever_ours_says(
+    yard: Yard, broker: Server, connection: redis.Redis, fake_clock: FakeClock
 ) -> None:
-    seconds, micros = connection.time()
-    assert (
-        abs(rig.session.clock_ms - (seconds * 1000 + micros / 1000 - time.time() * 1000)) < 60_000
-    )
-
-    # Given a clock of ours that is an hour slow
-    actual = time.time
-    monkeypatch.setattr("worker.process.lane_session.time.time", lambda: actual() - 3600)
-
-    slow = Rig(rig.yard, broker.url)
-
-    assert abs(slow.session.clock_ms - rig.session.clock_ms - 3_600_000) < 60_000
-
-
-def test_clock_ms_is_0_while_the_server_is_away(rig: Rig) -> None:
-    away = Rig(rig.yard, f"redis://127.0.0.1:{free_port()}")
-
-    assert away.session.clock_ms == 0.0
+    # Given a worker whose clock is years from the broker's
+    rig = Rig(yard, broker.url)
+    before_ms = unix_ms(connection.time())
+    assert rig.session.broker_time.now_ms > before_ms + 60_000
+    rig.session._reader._measure_time()
+    # I expect it to know the broker's after its first read,
+    assert before_ms <= int(rig.session.broker_time.now_ms) <= unix_ms(connection.time())
+    # a step of its own to change nothing,
+    fake_clock.step(-3600.0)
+    assert before_ms <= int(rig.session.broker_time.now_ms) <= unix_ms(connection.time())
+    # and an outage, or time, to have it ask again.
+    assert not rig.session.broker_time.is_due
+    rig.session._reader._on_outage()
+    assert rig.session.broker_time.is_due
+    rig.session._reader._measure_time()
+    fake_clock.advance(MEASURE_EVERY_S)
+    assert rig.session.broker_time.is_due

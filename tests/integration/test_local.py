@@ -39,6 +39,7 @@ from worker.engines.simulated.backend import BROKEN
 
 
 class TestLife:
+    @pytest.mark.long
     def test_a_process_outlives_its_models(self, start: Start) -> None:
         # Given a warm process
         controller = start()
@@ -236,6 +237,7 @@ class TestEnding:
             with pytest.raises(EngineLost, match="the controller has stopped"):
                 waits.result()
 
+    @pytest.mark.long
     def test_a_program_that_stops_nothing_ends(self) -> None:
         script = """
 from worker import ModelSpec, WorkerController

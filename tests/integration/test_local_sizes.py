@@ -90,6 +90,7 @@ class TestResizing:
         engine.close()
         eventually(lambda: states(controller) == [("warm", "")] * 3)
 
+    @pytest.mark.long
     def test_running_requests_finish_and_new_ones_wait(self, start: Start) -> None:
         # Given a running stream, many requests that wait for a place, and a long load
         controller = start(slots=2, simulated_step_s=0.005, simulated_load_s=2.0)
@@ -313,6 +314,7 @@ class TestLeaks:
         assert pids[READINGS] != pids[0]
         assert 2 <= len(set(pids)) <= 3
 
+    @pytest.mark.long
     def test_a_process_that_keeps_a_whole_model_is_replaced_immediately(self, start: Start) -> None:
         pids = pids_of(start(), CLINGING, 4)
 

@@ -130,6 +130,7 @@ class TestNoneHidesAnother:
             loads.append([yard.load(worker) for worker in workers])
         assert loads == [[4, 0], [4, 4], [8, 4], [8, 8]]
 
+    @pytest.mark.long
     def test_low_is_not_starved_in_either_of_two_models(self, yard: Yard) -> None:
         # Given two models that are served in turns, one request each time
         yard.host("a", "b")
@@ -314,6 +315,7 @@ class TestGivenUp:
 
 
 class TestDeadlines:
+    @pytest.mark.long
     def test_a_turn_answers_at_most_a_batch_of_late_requests(
         self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -325,7 +327,7 @@ class TestDeadlines:
         ids = yard.ask("a", 10, deadline_ms=deadline_ms)
         turns(leading, 4)
         assert len(leading._intake.backlog) == 10
-        eventually(lambda: leading._roster.server_ms() > deadline_ms)
+        eventually(lambda: leading._roster.broker_time.now_ms > deadline_ms)
 
         assert demands(leading) == {}
         left = []

@@ -72,6 +72,7 @@ def test_a_shown_entry_is_visible_immediately(members: Members) -> None:
     eventually(lambda: members.roster()[worker].state == "warm")
 
 
+@pytest.mark.long
 def test_counts_are_visible_soon_and_wake_no_reader(members: Members) -> None:
     # Given leases so long that the next renewal is minutes away
     members.membership.start()

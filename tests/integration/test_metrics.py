@@ -92,6 +92,7 @@ def plant(valkey_broker: Server) -> Iterator[Watched]:
         yield plant
 
 
+@pytest.mark.long
 def test_known_counters_start_at_zero(plant: Watched) -> None:
     # Given a yard without any requests
     leader, host = plant.lead(), plant.serve(slots=2)
@@ -125,6 +126,7 @@ def test_known_counters_start_at_zero(plant: Watched) -> None:
     assert 0 < value(leader, "tokenyard_redis_memory_ratio") < 1
 
 
+@pytest.mark.long
 def test_running_and_ended_requests_are_counted(plant: Watched) -> None:
     leader, host = plant.lead(), plant.serve()
     plant.wait_for_workers(1)
@@ -159,6 +161,7 @@ def test_running_and_ended_requests_are_counted(plant: Watched) -> None:
     assert "no such" not in text_of(leader)
 
 
+@pytest.mark.long
 def test_prefix_matches_are_measured(plant: Watched) -> None:
     # Given a prompt of two blocks that comes again, and one like it in the first
     leader = plant.lead(policy="prefix_affinity")
@@ -176,6 +179,7 @@ def test_prefix_matches_are_measured(plant: Watched) -> None:
     assert value(leader, f"{name}_sum") == 1.5
 
 
+@pytest.mark.long
 def test_a_scrape_logs_nothing(plant: Watched) -> None:
     port = free_port()
     leader = plant.coordinator(metrics_port=port)
@@ -210,6 +214,7 @@ def test_waiting_requests_are_shown(plant: Watched) -> None:
     assert not is_tenant(OTHER)
 
 
+@pytest.mark.long
 def test_usage_of_tenants_is_counted(plant: Watched) -> None:
     # Given tenants that the metrics know, and what one of them used before
     leader = plant.lead()
@@ -288,6 +293,7 @@ def test_lines_of_batch_jobs_are_counted(plant: Watched, tmp_path: Path) -> None
     assert value(leader, "tokenyard_batch_lines_total", state="failed") == 1
 
 
+@pytest.mark.long
 def test_counts_outlive_their_process(plant: Watched) -> None:
     # Given a worker that has reported its counts, and has begun another request
     leader, host = plant.lead(), plant.serve(simulated_step_s=0.01)
@@ -317,6 +323,7 @@ def test_counts_outlive_their_process(plant: Watched) -> None:
     assert value(leader, "tokenyard_queue_wait_seconds_count", priority="retry") == 1
 
 
+@pytest.mark.long
 def test_faults_and_dead_letters_are_counted(plant: Watched) -> None:
     leader = plant.lead(max_faults=2)
     host = plant.serve(crash_point="fault:9", slots=2, backoff_s=0.05)
@@ -333,6 +340,7 @@ def test_faults_and_dead_letters_are_counted(plant: Watched) -> None:
     assert reaches(leader, 1, "tokenyard_dead_total", reason="UNANSWERABLE")
 
 
+@pytest.mark.long
 def test_model_swaps_are_counted(plant: Watched) -> None:
     # Given a host that holds none of its models
     models = plant.write("models.toml", '[models.a]\npath = "org/a"\n[models.b]\npath = "org/b"\n')
@@ -406,6 +414,7 @@ def test_the_page_of_metrics_is_complete(heading: str, metrics: tuple[Metric, ..
     assert ", ".join(f"{bound:g}" for bound in BUCKETS_S) in PAGE.read_text()
 
 
+@pytest.mark.long
 def test_the_endpoints_show_the_declared_metrics(plant: Watched) -> None:
     ports = plant.lead(), plant.serve()
     plant.wait_for_leader()

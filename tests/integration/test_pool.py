@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.operating import NewHost
 from tests.support.builders import make_request
 from tests.support.hosts import Host, seconds_since
@@ -31,6 +33,7 @@ class TestStart:
             assert info.memory_bytes == info.warm_bytes > 0
             assert 0 <= seconds_since(info.since_ms) < 60
 
+    @pytest.mark.long
     def test_a_running_host_shows_the_models_that_it_may_load(self, new_host: NewHost) -> None:
         host = new_host(slots=2)
 
@@ -43,6 +46,7 @@ class TestStart:
         assert not host.plant.connection.exists(host.plant.keys.hosts)
         assert not host.plant.roster()
 
+    @pytest.mark.long
     def test_a_process_that_keeps_dying_is_shown_as_failed(
         self, plant: Plant, tmp_path: Path
     ) -> None:
@@ -67,6 +71,7 @@ class TestStart:
 
 
 class TestModels:
+    @pytest.mark.long
     def test_load_swap_and_unload_happen_in_one_process(self, new_host: NewHost) -> None:
         # Given a warm process
         host = new_host(simulated_load_s=LOAD_S)
@@ -101,6 +106,7 @@ class TestModels:
         assert "unload" in info.phases_s
         assert info.pid == pid
 
+    @pytest.mark.long
     def test_the_cost_of_a_swap_is_reported(self, new_host: NewHost) -> None:
         # Given a model that was loaded, put to sleep for another, and woken
         host = new_host(sleepers=1, simulated_load_s=LOAD_S)
@@ -117,6 +123,7 @@ class TestModels:
         assert host.model("adder").load_s >= LOAD_S
         eventually(lambda: host.model("subtractor").swap_s >= LOAD_S)
 
+    @pytest.mark.long
     def test_a_model_that_cannot_be_loaded_leaves_its_process_warm(self, new_host: NewHost) -> None:
         host = new_host()
         pid = host.process("host").pid
@@ -135,6 +142,7 @@ class TestModels:
 
 
 class TestSleep:
+    @pytest.mark.long
     def test_models_change_places_by_sleep(self, new_host: NewHost) -> None:
         # Given a device that has held one model and holds another
         host = new_host(sleepers=1)
@@ -153,6 +161,7 @@ class TestSleep:
         assert awake.pid == asleep.pid
         host.wait("asleep", "host-1", model="subtractor")
 
+    @pytest.mark.long
     def test_a_model_sleeps_and_wakes_on_command(self, new_host: NewHost) -> None:
         host = new_host()
         assert "only a ready worker" in host.refuse("sleep", "host")
@@ -169,6 +178,7 @@ class TestSleep:
 
 
 class TestOtherCommands:
+    @pytest.mark.long
     def test_reset_and_profile_reach_the_engine(self, new_host: NewHost) -> None:
         host = new_host()
         assert "not ready" in host.refuse("reset", "host")
@@ -199,6 +209,7 @@ class TestOtherCommands:
 
 
 class TestSwapsAndRequests:
+    @pytest.mark.long
     def test_a_swap_interrupts_no_request(self, plant: Plant, new_host: NewHost) -> None:
         # Given two workers with the same model and running streams
         plant.coordinator(static=True)
@@ -226,6 +237,7 @@ class TestSwapsAndRequests:
         assert host.answer(swap).done
         assert {_name(answer) for answer in check_exact(plant, others)} == {"host-0"}
 
+    @pytest.mark.long
     def test_requests_that_take_too_long_continue_elsewhere(
         self, plant: Plant, new_host: NewHost
     ) -> None:

@@ -7,6 +7,8 @@ import urllib.error
 import urllib.request
 from http.client import HTTPException
 
+import pytest
+
 from tests.support.processes import START_S, Plant
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -48,6 +50,7 @@ def test_a_coordinator_is_ready_while_it_leads_or_stands_by(plant: Plant) -> Non
         assert hears(port, "/livez", 200, "ok")
 
 
+@pytest.mark.long
 def test_a_coordinator_that_hangs_is_not_live(plant: Plant) -> None:
     # Given a coordinator whose loop hangs, while its other threads run
     port = free_port()
@@ -63,6 +66,7 @@ def test_a_coordinator_that_hangs_is_not_live(plant: Plant) -> None:
     assert program.is_running
 
 
+@pytest.mark.long
 def test_a_host_is_ready_when_its_model_is_up(plant: Plant) -> None:
     # Given a host whose model takes as long as it likes to load
     port = free_port()

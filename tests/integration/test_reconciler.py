@@ -17,6 +17,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard import Client, RequestFailed
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
@@ -122,6 +123,7 @@ class TestLane:
         assert lanes.finish(worker, assignment) == [Published.PUBLISHED]
         assert to_result(lanes.result("r0000")).status == "completed"
 
+    @pytest.mark.long
     def test_a_deleted_lane_entry_ends_where_its_worker_is_too_slow(self, lanes: Lanes) -> None:
         lanes.coordinator(lost_entry_wait_s=0.2)
         worker = lanes.worker()
@@ -165,7 +167,9 @@ class TestRounds:
             yard.submit(request)
         yard.connection.delete(yard.keys.intake("normal"))
         ended: list[str] = []
-        reconciler = LedgerReconciler(yard.scripts, patience_s=60, on_ended=ended.append)
+        reconciler = LedgerReconciler(
+            yard.scripts, broker_time=BrokerTime(), patience_s=60, on_ended=ended.append
+        )
 
         counts = []
         while reconciler.has_more:
@@ -176,7 +180,7 @@ class TestRounds:
         assert set(ended) == {"normal"}
 
     def test_a_missed_entry_hurries_a_pass_but_not_all_the_time(self, yard: Yard) -> None:
-        reconciler = LedgerReconciler(yard.scripts, patience_s=60)
+        reconciler = LedgerReconciler(yard.scripts, broker_time=BrokerTime(), patience_s=60)
         assert reconciler.has_more
         while reconciler.has_more:
             reconciler.run_once(yard.token)
@@ -190,7 +194,7 @@ class TestRounds:
     def test_a_former_leader_is_notified(self, yard: Yard) -> None:
         yard.submit()
         yard.connection.delete(yard.keys.intake("normal"))
-        reconciler = LedgerReconciler(yard.scripts, patience_s=60)
+        reconciler = LedgerReconciler(yard.scripts, broker_time=BrokerTime(), patience_s=60)
         yard.depose()
 
         def run() -> None:
@@ -211,7 +215,9 @@ class TestRounds:
             url = broker.url.replace("//", f"//{name}:{password}@")
             with redis.Redis.from_url(url) as connection:
                 reconciler = LedgerReconciler(
-                    Scripts(connection, Keys(yard.keys.yard)), patience_s=60
+                    Scripts(connection, Keys(yard.keys.yard)),
+                    broker_time=BrokerTime(),
+                    patience_s=60,
                 )
                 reconciler.run_once(yard.token)
                 assert not reconciler.has_more

@@ -14,6 +14,7 @@ from tests.support.servers import Server
 WAIT_S = 60.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["coordinator", "worker"])
 def test_it_hears_that_a_program_is_up_gets_on_and_ends(
     program: str, valkey_broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -117,6 +117,7 @@ def test_new_weights_are_one_call(signals: Signals, host: PlayedHost) -> None:
     assert ordered(signals) == {ADDER: DesiredState(weights="/step-2", epoch=2)}
 
 
+@pytest.mark.long
 def test_weights_that_one_worker_refuses_come_to_nobody(signals: Signals, host: PlayedHost) -> None:
     # Given two workers of which one cannot load what it should, though its host could see it
     with (

@@ -54,6 +54,7 @@ class TestRounds:
         worker = lanes.worker()
         assert sorted(lanes.wait_for_load(worker, len(stay))) == sorted(stay)
 
+    @pytest.mark.long
     def test_late_entries_that_are_no_requests_do_not_block_the_sweeper(self, lanes: Lanes) -> None:
         # Given late unanswerable entries, more than a round answers
         worker = lanes.worker(lane_limit=1)
@@ -150,6 +151,7 @@ class TestPatience:
         lanes.worker("b")
         eventually(lambda: lanes.waiting() == 0)
 
+    @pytest.mark.long
     def test_a_turn_waits_while_all_lanes_are_full(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=2)
         leading = lanes.coordinator()
@@ -158,6 +160,7 @@ class TestPatience:
 
         assert idle_turns(leading) < MANY_TURNS
 
+    @pytest.mark.long
     def test_a_turn_waits_while_a_suspect_waits_for_an_empty_lane(self, lanes: Lanes) -> None:
         # Given a lane with one request, then a suspect and another request
         worker = lanes.worker()
@@ -179,6 +182,7 @@ class TestPatience:
         lanes.finish(worker, *lanes.lane(worker))
         eventually(lambda: lanes.ids(worker) == ["other0000"])
 
+    @pytest.mark.long
     def test_a_turn_waits_during_back_off(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         leading = lanes.coordinator()

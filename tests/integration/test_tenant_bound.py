@@ -221,6 +221,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(
     max_examples=15,
     deadline=None,

@@ -15,8 +15,6 @@ from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.worker_info import ServingInfo
 from tokenyard.scripts import Publication, Submitted
 
-pytestmark = pytest.mark.both_servers
-
 
 def limit(lanes: Lanes, tenant: str = "acme", **limits: int) -> None:
     lanes.connection.hset(lanes.keys.tenants, tenant, encode_tenant(TenantSettings(**limits)))

@@ -15,8 +15,6 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.wire import request_fields
 from tokenyard.scripts.calls import digest
 
-pytestmark = pytest.mark.both_servers
-
 #: What a turn of a leader sends: it reads, and dispatches.
 TURN = ["XREAD", "EVALSHA"]
 
@@ -28,6 +26,7 @@ def yard(broker: Server) -> Iterator[TenantYard]:
 
 
 class TestShares:
+    @pytest.mark.long
     def test_a_flood_of_one_tenant_does_not_delay_another(self, yard: TenantYard) -> None:
         # Given a tenant with hundreds of waiting requests
         worker = yard.worker(lane_limit=1)

@@ -76,6 +76,7 @@ def traced(**values: Any) -> Request:
     return make_request(metadata={"traceparent": TRACEPARENT}, **values)
 
 
+@pytest.mark.long
 def test_a_trace_leads_from_the_client_to_the_engine(plant: Plant, sink: Receiver) -> None:
     # Given a program, a coordinator and a worker that send their spans to one place
     start(plant, sink)
@@ -115,6 +116,7 @@ def test_a_trace_leads_from_the_client_to_the_engine(plant: Plant, sink: Receive
     assert ran.events["first token"] - ran.start_s == pytest.approx(first_s, abs=0.001)
 
 
+@pytest.mark.long
 def test_the_next_attempt_is_in_the_same_trace(plant: Plant, sink: Receiver) -> None:
     # Given a request whose first tokens have been read
     start(plant, sink)
@@ -139,6 +141,7 @@ def test_the_next_attempt_is_in_the_same_trace(plant: Plant, sink: Receiver) -> 
     assert [one.attributes["tokenyard.is_retry"] for one in waits] == [False, True]
 
 
+@pytest.mark.long
 def test_a_failed_span_has_its_error(plant: Plant, sink: Receiver) -> None:
     # Given a request that waits for a worker until its deadline, and one that the worker refuses
     plant.coordinator(otlp_endpoint=sink.url)
@@ -159,6 +162,7 @@ def test_a_failed_span_has_its_error(plant: Plant, sink: Receiver) -> None:
     assert {waited.parent, ran.parent} == {"b7ad6b7169203331"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parent", [None, 7, "", "00-rubbish", {"traceparent": 1}])
 def test_an_unreadable_traceparent_is_ignored(plant: Plant, sink: Receiver, parent: object) -> None:
     # Given processes that trace, and requests with and without a trace
@@ -173,6 +177,7 @@ def test_an_unreadable_traceparent_is_ignored(plant: Plant, sink: Receiver, pare
     assert len(sink.of("tokenyard-coordinator")) == len(sink.of("tokenyard-worker")) == 1
 
 
+@pytest.mark.long
 def test_unsampled_requests_are_not_traced(plant: Plant, sink: Receiver) -> None:
     # Given a client that has decided against it by the last byte
     start(plant, sink)
@@ -198,6 +203,7 @@ def test_without_opentelemetry_a_client_sends_nothing_more(plant: Plant) -> None
     assert msgspec.json.decode(own[b"metadata"]) == {"traceparent": TRACEPARENT}
 
 
+@pytest.mark.long
 def test_variables_of_opentelemetry_are_used(plant: Plant, sink: Receiver) -> None:
     # Given a coordinator that has the collector from the variable alone
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
@@ -215,6 +221,7 @@ def test_variables_of_opentelemetry_are_used(plant: Plant, sink: Receiver) -> No
     assert waited.service == "tokenyard-coordinator"
 
 
+@pytest.mark.long
 def test_an_unreachable_collector_delays_nothing(plant: Plant) -> None:
     # Given spans for a collector that does not listen
     plant.coordinator(otlp_endpoint="http://127.0.0.1:9")
@@ -260,6 +267,7 @@ def bare(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_a_yard_needs_neither_extra(plant: Plant) -> None:
     # Given a coordinator that has neither, and a worker
     with bare("coordinator", "--redis-url", plant.url, "--yard", plant.keys.yard) as coordinator:
@@ -272,6 +280,7 @@ def test_a_yard_needs_neither_extra(plant: Plant) -> None:
         assert coordinator.wait(timeout=30) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["coordinator", "worker"])
 @pytest.mark.parametrize(
     ("option", "value", "extra"),

@@ -14,6 +14,7 @@ from coordinator.recovery.usage_pruner import UsagePruner
 from tests.support.lanes import Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.usage import KEPT_DAYS, day_before
 
@@ -40,6 +41,7 @@ def days_of(connection: redis.Redis, keys: Keys, tenant: str) -> set[int]:
     return {back[name.partition(b" ")[0]] for name in left}
 
 
+@pytest.mark.long
 def test_a_leader_keeps_the_last_days(broker: Server) -> None:
     lanes = Lanes(broker.url)
     try:
@@ -57,7 +59,7 @@ def test_a_leader_keeps_the_last_days(broker: Server) -> None:
 class TestPieces:
     @pytest.fixture
     def pruner(self, connection: redis.Redis, keys: Keys) -> Iterator[UsagePruner]:
-        return UsagePruner(connection, keys, lambda: time.time() * 1000)
+        return UsagePruner(connection, keys, BrokerTime())
 
     def test_a_turn_reads_a_bounded_part(
         self, connection: redis.Redis, keys: Keys, pruner: UsagePruner

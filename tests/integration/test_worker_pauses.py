@@ -32,6 +32,7 @@ from tokenyard.scripts import Dispatched, Move
 
 
 class TestPause:
+    @pytest.mark.long
     @pytest.mark.parametrize("mode", PAUSE_MODES)
     def test_running_streams_stop_and_continue(
         self, plant: Plant, led_host: NewHost, operator: Operator, mode: PauseMode
@@ -69,6 +70,7 @@ class TestPause:
         count_nothing(plant, [*requests, *late])
         assert shows(host, "RUNNING").pid == before[1].pid
 
+    @pytest.mark.long
     def test_a_kept_request_past_its_deadline_ends(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -91,6 +93,7 @@ class TestPause:
         assert attempts(check_exact(plant, others)) == [1] * 3
         assert host.process("host").pid == pid
 
+    @pytest.mark.long
     def test_a_request_that_slips_through_goes_back(
         self, plant: Plant, new_host: NewHost, operator: Operator
     ) -> None:
@@ -113,6 +116,7 @@ class TestPause:
         assert attempts(check_exact(plant, [request])) == [2]
         count_nothing(plant, [request])
 
+    @pytest.mark.long
     def test_modes_may_follow_each_other(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -133,6 +137,7 @@ class TestPause:
         operator.say("UNPAUSE", ALL)
         assert attempts(check_exact(plant, requests)) == [2] * 3
 
+    @pytest.mark.long
     def test_a_slow_pause_may_be_taken_back(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -148,6 +153,7 @@ class TestPause:
         shows(host, "RUNNING")
         assert attempts(check_exact(plant, requests)) == [1] * 3
 
+    @pytest.mark.long
     def test_only_workers_of_the_scope_pause(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -201,6 +207,7 @@ class TestLate:
         assert result.provenance
         assert (result.provenance.attempt, result.provenance.epoch) == (1, 7)
 
+    @pytest.mark.long
     def test_a_suspended_yard_loads_nothing(self, plant: Plant, operator: Operator) -> None:
         plant.coordinator()
         operator.say("PAUSE")
@@ -221,6 +228,7 @@ class TestLate:
         plant.push(request)
         assert plant.result(request.id).ok
 
+    @pytest.mark.long
     def test_a_disconnected_controller_finds_the_desired_state(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:

@@ -26,6 +26,7 @@ from worker.engines.simulated.backend import BROKEN
 
 
 class TestSuspend:
+    @pytest.mark.long
     @pytest.mark.parametrize("mode", ["abort", "keep"])
     def test_engines_release_their_devices(
         self, plant: Plant, led_host: NewHost, operator: Operator, mode: PauseMode
@@ -55,6 +56,7 @@ class TestSuspend:
         assert attempts(check_exact(plant, requests)) == [2] * 3
         count_nothing(plant, requests)
 
+    @pytest.mark.long
     def test_a_process_that_dies_asleep_returns_without_a_model(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -71,6 +73,7 @@ class TestSuspend:
         operator.say("RESUME")
         assert host.wait("ready", "host", model="adder").run_state == "PAUSED"
 
+    @pytest.mark.long
     def test_an_engine_that_cannot_sleep_is_unloaded(
         self, led_host: NewHost, operator: Operator
     ) -> None:
@@ -84,6 +87,7 @@ class TestSuspend:
         operator.say("RESUME")
         host.wait("ready", "host", model="wakeful")
 
+    @pytest.mark.long
     def test_a_suspended_group_is_formed_again(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -104,6 +108,7 @@ class TestSuspend:
 
 
 class TestOthers:
+    @pytest.mark.long
     def test_an_unsupported_signal_is_reported_and_blocks_no_other(
         self, led_host: NewHost, operator: Operator
     ) -> None:
@@ -118,6 +123,7 @@ class TestOthers:
         operator.say("STOP_PROFILE")
         operator.say("UNPAUSE")
 
+    @pytest.mark.long
     def test_weights_that_cannot_be_loaded_keep_a_worker_paused(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -139,6 +145,7 @@ class TestOthers:
         operator.say("UNPAUSE", ADDER)
         assert shows(host, "RUNNING").weights == "/w/2"
 
+    @pytest.mark.long
     def test_a_later_load_starts_with_the_weights(
         self, led_host: NewHost, operator: Operator
     ) -> None:
@@ -153,6 +160,7 @@ class TestOthers:
         assert info.weights == "/w/2"
         assert "Reload" not in host.program.log.rpartition("is up with adder")[2]
 
+    @pytest.mark.long
     def test_a_paused_worker_may_be_drained(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -167,6 +175,7 @@ class TestOthers:
         eventually(lambda: {plant.ledger(one.id)["state"] for one in requests} == {"waiting"})
         count_nothing(plant, requests)
 
+    @pytest.mark.long
     def test_sigterm_ends_a_paused_controller(
         self, plant: Plant, led_host: NewHost, operator: Operator, tmp_path: Path
     ) -> None:

@@ -163,6 +163,7 @@ def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard, worker: 
         assert expected - 5 <= yard.ttl_s(stream) <= expected
 
 
+@pytest.mark.long
 def test_wide_step_is_published_in_one_call(yard: Yard, worker: str) -> None:
     running = [yard.assign(worker, kind()) for _ in range(200) for kind in KINDS]
 

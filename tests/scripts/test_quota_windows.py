@@ -44,6 +44,7 @@ def count(yard: Yard, window: str, age: int, tokens: int) -> int:
 
 
 class TestWindows:
+    @pytest.mark.long
     @pytest.mark.parametrize("window", WINDOWS)
     def test_a_window_slides(self, yard: Yard, window: str) -> None:
         _, width, size = WIDTH[window]

@@ -1,7 +1,4 @@
-"""Duration of searches: short in `make test`, at least four times as long in `make test-long`.
-
-Where both run, as in CI, TOKENYARD_TEST_DEEP=0 leaves Hypothesis's searches to the second.
-"""
+"""Duration of searches by TOKENYARD_TEST_DEEP: 0 in `make test`, 1 in `make test-long`."""
 
 from __future__ import annotations
 

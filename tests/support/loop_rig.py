@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.builders import make_assignment
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
@@ -89,7 +90,7 @@ class StubSession:
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self.clock_ms = 0.0
+        self.broker_time = BrokerTime()
         self.attempts = 0
         self.runs: dict[str, Run] = {}
         self.given: list[Outcome] = []

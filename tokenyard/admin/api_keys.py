@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import msgspec
 import redis
 
+from tokenyard import clock
 from tokenyard.protocol.api_keys import (
     ID_DIGITS,
     PREFIX,
@@ -54,7 +54,7 @@ def create_key(
         name=name,
         models=models,
         classes=classes,
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=clock.wall_ms(),
         role=role,
     )
     connection.hset(keys.api_keys, digest, encode_key(stored))

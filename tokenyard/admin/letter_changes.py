@@ -5,7 +5,6 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, Final
 import redis
 from redis.exceptions import NoScriptError
 
+from tokenyard import clock
 from tokenyard.admin.dead_letters import DeadLetter, text_of
 from tokenyard.admin.letter_lists import LetterFilter, LetterHead, all_heads, named_heads
 from tokenyard.protocol.keys import Keys
@@ -131,9 +131,9 @@ def change_wanted(
 ) -> Changed:
     """Change all wanted letters up to ``last``, the oldest first, until the time is over."""
     changed = Changed()
-    give_up = time.monotonic() + within_s
+    give_up = clock.monotonic() + within_s
     for piece in all_heads(connection, keys, wanted, last):
-        if time.monotonic() > give_up:
+        if clock.monotonic() > give_up:
             changed.is_whole = False
             break
         _change(connection, keys, piece, change, changed)

@@ -7,13 +7,13 @@ it. Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
 
+from tokenyard import clock
 from tokenyard.admin.dead_letters import Letter, is_letter, text_of
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import Keys, intake_name
@@ -159,7 +159,7 @@ def count_letters(
     connection: redis.Redis, keys: Keys, wanted: LetterFilter, last: str, within_s: float
 ) -> Counted:
     """Count the wanted letters up to ``last``."""
-    give_up = time.monotonic() + within_s
+    give_up = clock.monotonic() + within_s
     count, first = 0, list[LetterHead]()
     for piece in all_heads(connection, keys, wanted, last):
         count += len(piece)
@@ -167,7 +167,7 @@ def count_letters(
         if wanted.is_all and newest_letter(connection, keys) == last:
             total: Any = connection.xlen(keys.dead)
             return Counted(total, first)
-        if time.monotonic() > give_up:
+        if clock.monotonic() > give_up:
             return Counted(count, first, is_whole=False)
     return Counted(count, first)
 

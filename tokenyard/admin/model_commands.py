@@ -6,7 +6,6 @@ redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -14,6 +13,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 import redis
 
+from tokenyard import clock
 from tokenyard.admin.model_placement import place_anywhere, place_at
 from tokenyard.admin.signals import Unacknowledged
 from tokenyard.admin.snapshot import WorkerView, YardView
@@ -103,14 +103,14 @@ def wait_for(
     connection: redis.Redis, keys: Keys, sent: Sequence[SentCommand], timeout_s: float
 ) -> list[Unacknowledged]:
     """Wait for the answers; the workers that refuse, or do not answer in ``timeout_s``."""
-    until = time.monotonic() + timeout_s
+    until = clock.monotonic() + timeout_s
     answers: dict[str, Acknowledgement] = {}
     while True:
         answers |= read_answers(connection, keys, [one.id for one in sent if one.id not in answers])
-        left_s = until - time.monotonic()
+        left_s = until - clock.monotonic()
         if len(answers) == len(sent) or left_s <= 0:
             break
-        time.sleep(min(_POLL_S, left_s))
+        clock.sleep(min(_POLL_S, left_s))
     unacknowledged = []
     for one in sent:
         answer = answers.get(one.id)

@@ -5,7 +5,6 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import msgspec
 import redis
 
+from tokenyard import clock
 from tokenyard.admin.letter_lists import LetterFilter, LetterHead, all_heads
 from tokenyard.admin.listed import Listed, Owned, accepted_ms, by_ledger
 from tokenyard.admin.requests import Query
@@ -83,7 +83,7 @@ def matching_letters(
     """The letters whose requests fit a query, the oldest first."""
     if "failed" not in query.states:
         return MatchingLetters([])
-    give_up = time.monotonic() + within_s
+    give_up = clock.monotonic() + within_s
     now_ms = unix_ms(connection.time())
     wanted = LetterFilter(
         model=query.model,
@@ -98,7 +98,7 @@ def matching_letters(
         found |= {_owner(head): head for head in fitting if head.is_answerable}
         if len(found) > most:
             return MatchingLetters([*found.values()][:most], has_more=True)
-        if time.monotonic() > give_up:
+        if clock.monotonic() > give_up:
             return MatchingLetters([*found.values()], is_whole=False)
     return MatchingLetters([*found.values()])
 

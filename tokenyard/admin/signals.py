@@ -7,7 +7,6 @@ in scope now. Errors of redis-py pass, for `tokenyard.broker.connection.translat
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -15,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import redis
 
+from tokenyard import clock
 from tokenyard.admin.snapshot import read_roster
 from tokenyard.protocol.commands import Acknowledgement, Command, decode_acknowledgement
 from tokenyard.protocol.control import (
@@ -181,11 +181,11 @@ class Signals:
 
         With ``is_enough=any`` the first refusal ends the wait.
         """
-        until = time.monotonic() + timeout_s
+        until = clock.monotonic() + timeout_s
         while (left := self.unacknowledged(receipt)) and not is_enough(one.reason for one in left):
-            if (rest_s := until - time.monotonic()) <= 0:
+            if (rest_s := until - clock.monotonic()) <= 0:
                 break
-            time.sleep(min(_POLL_S, rest_s))
+            clock.sleep(min(_POLL_S, rest_s))
         return left
 
     def reload(
@@ -204,19 +204,19 @@ class Signals:
             control.Invalid: it is not allowed now, or no live host may load the model; nothing has
                 changed.
         """
-        until = time.monotonic() + timeout_s
+        until = clock.monotonic() + timeout_s
         scope = model_scope(model)
         orders = self._reload_orders(scope, path, epoch, mode, timeout_s, by)
         if path and (left := self._check(model, path, timeout_s)):
             return left
         try:
             for order in orders:
-                rest_s = max(0.0, until - time.monotonic())
+                rest_s = max(0.0, until - clock.monotonic())
                 if left := self.wait(self.give(order), rest_s, is_enough=any):
                     self._revert(scope, until)
                     return left
         except KeyboardInterrupt:
-            self._revert(scope, time.monotonic())
+            self._revert(scope, clock.monotonic())
             raise
         return []
 
@@ -237,7 +237,7 @@ class Signals:
     def _revert(self, scope: str, until: float) -> None:
         """Revert a reload on all workers, and wait for them."""
         if receipt := self.end_trial(scope, "the reload has failed"):
-            self.wait(receipt, max(0.0, until - time.monotonic()))
+            self.wait(receipt, max(0.0, until - clock.monotonic()))
 
     def _check(self, model: str, path: str, timeout_s: float) -> list[Unacknowledged]:
         """A worker of each host that cannot read these weights, or does not answer."""
@@ -252,7 +252,7 @@ class Signals:
                 f"RELOAD_WEIGHTS: no live host may load {model}, so none can check "
                 f"{path}: start one first"
             )
-        until = time.monotonic() + timeout_s
+        until = clock.monotonic() + timeout_s
         while True:
             answers = self._answers(asked)
             left = [
@@ -260,10 +260,10 @@ class Signals:
                 for one in asked.values()
                 if one.worker not in answers or not answers[one.worker].done
             ]
-            is_over = not left or any(one.reason for one in left) or time.monotonic() >= until
+            is_over = not left or any(one.reason for one in left) or clock.monotonic() >= until
             if is_over:
                 return left
-            time.sleep(_POLL_S)
+            clock.sleep(_POLL_S)
 
     def _one_worker_of_each_host(self, model: str) -> list[tuple[str, WorkerInfo]]:
         """A worker of each live host that may load a model."""

@@ -7,12 +7,12 @@ slower one is cancelled.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
+from tokenyard import clock
 from tokenyard.admin.snapshot import WorkerView, read_yard
 from tokenyard.batch.requests import LineRequest
 from tokenyard.broker.connection import open_connection, translated
@@ -38,7 +38,7 @@ class _Hedged:
     @property
     def is_due(self) -> bool:
         """Whether it has waited long enough for its next copy."""
-        waited_s = time.monotonic() - self.since
+        waited_s = clock.monotonic() - self.since
         return len(self.copies) < MOST_COPIES and waited_s >= AFTER_S * 2 ** len(self.copies)
 
 
@@ -74,7 +74,7 @@ class Hedges:
         if not 0 < len(waiting) <= MOST_HEDGED:
             return
         for request in waiting:
-            self._hedged.setdefault(request.number, _Hedged(request, time.monotonic()))
+            self._hedged.setdefault(request.number, _Hedged(request, clock.monotonic()))
         for hedged in list(self._hedged.values()):
             result = _result(hedged.copies)
             if result is not None:

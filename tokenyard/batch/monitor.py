@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+from tokenyard import clock
 from tokenyard.batch.outputs import FLUSH_EVERY_S
 from tokenyard.protocol.errors import TransientError
 
@@ -51,12 +51,12 @@ class JobMonitor:
             raise self._error
 
     def _run(self) -> None:
-        checked_at = time.monotonic()
+        checked_at = clock.monotonic()
         try:
             while not self._stop.wait(FLUSH_EVERY_S):
                 self._flush()
-                if time.monotonic() - checked_at >= CHECK_EVERY_S:
-                    checked_at = time.monotonic()
+                if clock.monotonic() - checked_at >= CHECK_EVERY_S:
+                    checked_at = clock.monotonic()
                     self._check_safely()
         except Exception as error:  # noqa: BLE001 - it is raised again by `check`
             self._error = error

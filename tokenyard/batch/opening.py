@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tokenyard import clock
 from tokenyard.batch.answers import ENDED_CODES
 from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.input_scan import InputScan, scan_input
@@ -121,4 +121,4 @@ def _reopen(state: BatchState, outputs: Outputs, retry: str) -> None:
     state.save()
     outputs.reopen(None if is_retried else ENDED_CODES)
     state.retried = retry or state.retried
-    state.times = {"created": state.times["created"], "opened": time.time()}
+    state.times = {"created": state.times["created"], "opened": clock.wall()}

@@ -9,12 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-import time
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from tokenyard import clock
 from tokenyard.batch.answers import OutputLine, encode_line, read_done, short
 from tokenyard.batch.files import (
     LineNumbers,
@@ -47,7 +47,7 @@ class LineFile:
         self.count = 0  # of lines, including those of earlier processes
         self._lock = threading.Lock()
         self._buffer = bytearray()
-        self._flushed_at = time.monotonic()
+        self._flushed_at = clock.monotonic()
         self._most_bytes, self._most_s = (
             (_MEMBER_BYTES, _MEMBER_EVERY_S)
             if is_compressed(path)
@@ -61,14 +61,14 @@ class LineFile:
 
     def lock(self, within_s: float) -> None:
         """Lock the file until this process ends; raises `OutputInUse`."""
-        give_up = time.monotonic() + within_s
+        give_up = clock.monotonic() + within_s
         while True:
             try:
                 return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                if time.monotonic() >= give_up:
+                if clock.monotonic() >= give_up:
                     raise OutputInUse(f"{self.path}: another process writes to it") from error
-                time.sleep(_LOCK_POLL_S)
+                clock.sleep(_LOCK_POLL_S)
 
     def append(self, line: bytes) -> None:
         """Add a line to the buffer; `flush_old` writes it soon."""
@@ -81,7 +81,7 @@ class LineFile:
     def flush_old(self) -> None:
         """Write the buffer if it is old enough."""
         with self._lock:
-            if time.monotonic() - self._flushed_at >= self._most_s:
+            if clock.monotonic() - self._flushed_at >= self._most_s:
                 self._flush()
 
     def flush(self) -> None:
@@ -90,7 +90,7 @@ class LineFile:
             self._flush()
 
     def _flush(self) -> None:
-        self._flushed_at = time.monotonic()
+        self._flushed_at = clock.monotonic()
         if not self._buffer:
             return
         data = member(self.path, bytes(self._buffer))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Final
 
 import redis
 
+from tokenyard import clock
 from tokenyard.batch.state import RequestCounts, Status
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import LINE_STATES, Keys
@@ -38,7 +38,7 @@ class LineRate:
 
     def __init__(self) -> None:
         self._count = 0
-        self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self._samples: deque[tuple[float, int]] = deque([(clock.monotonic(), 0)])
 
     def count(self) -> None:
         """Count one line."""
@@ -46,7 +46,7 @@ class LineRate:
 
     def per_s(self) -> float:
         """The rate now."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._samples[-1][0] >= _SAMPLE_S:
             self._samples.append((now, self._count))
         while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_S:

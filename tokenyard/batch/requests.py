@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from tokenyard import clock
 from tokenyard.batch.answers import OutputLine, answer_line, bad_line
 from tokenyard.batch.lines import BadLine, ParsedLine, parse_line, repeated
 from tokenyard.batch.state import BatchSpec
@@ -50,4 +50,4 @@ def output_for(job: str, request: LineRequest, result: Result) -> OutputLine:
     """The output line for a result."""
     if isinstance(request.line, BadLine):
         return bad_line(job, request.number, request.line)
-    return answer_line(job, request.number, request.line, result, time.time())
+    return answer_line(job, request.number, request.line, result, clock.wall())

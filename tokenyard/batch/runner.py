@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from tokenyard import clock
 from tokenyard.batch.asking import Asking, AskingFactory, Ending, by_client
 from tokenyard.batch.files import UnreadableFile, read_lines
 from tokenyard.batch.input_scan import id_of
@@ -195,7 +195,7 @@ class Runner:
         if not ending.code and self._is_cancelled():
             ending.code = "batch_cancelled"
             self._enter("cancelling")
-        elif not ending.code and expires_at is not None and time.time() >= expires_at:
+        elif not ending.code and expires_at is not None and clock.wall() >= expires_at:
             ending.code = "batch_expired"
         if ending.code:
             asking.cancel()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import time
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
+from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
@@ -176,7 +176,7 @@ class BatchState(Struct, kw_only=True):
         """Enter a status."""
         self.status = status
         self.message = message
-        self.times[status] = time.time()
+        self.times[status] = clock.wall()
 
     @property
     def expires_at(self) -> float | None:

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -24,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from tokenyard import clock
 from tokenyard.board.forms import ROOT, read_back, read_form, read_query
 from tokenyard.board.guard import is_by_tls
 from tokenyard.board.reading import Busy, YardReader
@@ -105,12 +105,12 @@ class Door:
     async def _find(self, kind: str, digest: str) -> Actor | None:
         """The actor of a key or a session, looked up again after a time."""
         at, actor = self._known.get((kind, digest), (0.0, None))
-        if time.monotonic() - at > TRUSTED_S or not at:
+        if clock.monotonic() - at > TRUSTED_S or not at:
             actor = await self._reader.run(lambda yard: _look_up(yard, kind, digest))
             actor = None if actor is None else self._seeing(actor)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[kind, digest] = time.monotonic(), actor
+            self._known[kind, digest] = clock.monotonic(), actor
         return actor
 
     def _seeing(self, actor: Actor) -> Actor:

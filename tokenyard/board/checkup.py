@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import redis
 
+from tokenyard import clock
 from tokenyard.board.yard import Yard
 from tokenyard.broker.connection import translated
 from tokenyard.doctor import Evidence, Finding, diagnose, gather
@@ -38,7 +38,7 @@ class CheckupReport:
     @property
     def age_s(self) -> float:
         """How old it is."""
-        return time.monotonic() - self.ended_s
+        return clock.monotonic() - self.ended_s
 
 
 class Checkup:
@@ -65,7 +65,7 @@ class Checkup:
         return last is None or last.age_s >= max(LEAST_S, REST * last.took_s)
 
     def _examine(self, yard: Yard) -> None:
-        began, error = time.monotonic(), ""
+        began, error = clock.monotonic(), ""
         evidence = self._report.evidence if self._report else None
         findings: Sequence[Finding] = ()
         try:
@@ -79,11 +79,11 @@ class Checkup:
             log.exception("the doctor has failed")
             error = "it has failed; the board's log says why"
         finally:
-            now = time.monotonic()
+            now = clock.monotonic()
             with self._lock:
                 self._running = None
                 self._report = CheckupReport(
-                    findings, now, time.time_ns() // 1_000_000, now - began, evidence, error
+                    findings, now, clock.wall_ms(), now - began, evidence, error
                 )
 
 

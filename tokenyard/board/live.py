@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
@@ -11,6 +10,7 @@ import anyio
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tokenyard import clock
 from tokenyard.board.settings import BoardOptions
 
 EVENTS: Final = "text/event-stream"
@@ -51,9 +51,9 @@ class LiveStreams:
         self, blocks: Blocks, every_s: float, ending: anyio.Event
     ) -> AsyncIterator[str]:
         """Each block when it changes, and a sign of life, which detects clients that are gone."""
-        until = time.monotonic() + self._longest_s
+        until = clock.monotonic() + self._longest_s
         sent: dict[str, str] = {}
-        while time.monotonic() < until and not ending.is_set():
+        while clock.monotonic() < until and not ending.is_set():
             found = await blocks()
             if found is None:
                 return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from tokenyard import clock
 from tokenyard.board.yard import Yard
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.keys import Keys
@@ -112,10 +112,10 @@ class _Read:
     @property
     def is_stale(self) -> bool:
         """Whether it must be done again."""
-        return time.monotonic() - self._ended_at > _FRESH_S
+        return clock.monotonic() - self._ended_at > _FRESH_S
 
     def _note(self, future: Future[Any]) -> None:
-        self._ended_at = float("-inf") if future.cancelled() else time.monotonic()
+        self._ended_at = float("-inf") if future.cancelled() else clock.monotonic()
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

@@ -16,7 +16,6 @@ client.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ import hiredis
 import redis
 from redis.connection import AbstractConnection
 
+from tokenyard import clock
 from tokenyard.broker.pools import IdleConnections, WaitingPool
 
 #: The server may have closed a connection that was idle for longer, so redis-py checks it first.
@@ -75,7 +75,7 @@ class DirectRedis(redis.Redis):
 
     def give_back(self, connection: Any) -> None:
         """Inverse of `take`, also for a connection that broke."""
-        self._used_at[connection] = time.monotonic()
+        self._used_at[connection] = clock.monotonic()
         self._idle().put_nowait(connection)
 
     def take(self) -> Any:
@@ -85,7 +85,7 @@ class DirectRedis(redis.Redis):
             idle = self._idle()
             connection = idle.take()
             if connection is not None:
-                if time.monotonic() - self._used_at.get(connection, -FRESH_S) <= FRESH_S:
+                if clock.monotonic() - self._used_at.get(connection, -FRESH_S) <= FRESH_S:
                     return connection
                 idle.put_nowait(connection)
         return pool.get_connection()

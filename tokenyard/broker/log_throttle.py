@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Final
 
 import redis
 
+from tokenyard import clock
 from tokenyard.broker.connection import our_error
 
 #: The same error is logged again after this time.
@@ -44,7 +44,7 @@ class ErrorThrottle(logging.Filter):
             return self._is_due(record, " ".join(known.values()))
 
     def _is_due(self, record: logging.LogRecord, error: str) -> bool:
-        now = time.monotonic()
+        now = clock.monotonic()
         logged_at, dropped = self._logged.get(error, (-self._repeat_s, 0))
         if now - logged_at < self._repeat_s:
             self._logged[error] = logged_at, dropped + 1

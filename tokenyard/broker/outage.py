@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from typing import Final
 
 import redis
 
+from tokenyard import clock
 from tokenyard.broker.connection import refused_write
 from tokenyard.protocol.errors import BrokerNotWritable, TokenyardError
 
@@ -19,20 +18,17 @@ EVERY_S: Final = 30.0
 class Outage:
     """Logs the broker errors of one loop that retries; for one thread."""
 
-    def __init__(
-        self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, log: logging.Logger, what: str) -> None:
         """``what`` names the operation that fails, for example "renewing leases"."""
         self._log = log
         self._what = what
-        self._clock = clock
         self._began = 0.0
         self._logged_at = 0.0
         self._cause = ""
 
     def note(self, error: redis.RedisError | TokenyardError) -> None:
         """Note a failure; logs it if it is new, or was logged long ago."""
-        now, cause = self._clock(), _cause(error)
+        now, cause = clock.monotonic(), _cause(error)
         if not self._cause:
             self._began = now
         if cause == self._cause and now - self._logged_at < EVERY_S:
@@ -44,7 +40,9 @@ class Outage:
     def over(self) -> None:
         """Note a success; logs it after an outage."""
         if self._cause:
-            self._log.info("%s: works again after %.0f s", self._what, self._clock() - self._began)
+            self._log.info(
+                "%s: works again after %.0f s", self._what, clock.monotonic() - self._began
+            )
             self._cause = ""
 
 

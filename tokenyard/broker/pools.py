@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 import threading
-import time
 from queue import Empty, Full
 from typing import Any, Final
 
@@ -19,6 +18,8 @@ import redis
 import redis.asyncio
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
+
+from tokenyard import clock
 
 #: redis-py's own defaults.
 DEFAULT_MAX_CONNECTIONS: Final = 50
@@ -75,7 +76,7 @@ class IdleConnections:
         if not block:
             raise Empty
         wait_s = min(threading.TIMEOUT_MAX, math.inf if timeout is None else timeout)
-        give_up = time.monotonic() + wait_s
+        give_up = clock.monotonic() + wait_s
         with self._added:
             self._waiting += 1
             try:
@@ -89,7 +90,7 @@ class IdleConnections:
         while True:
             with contextlib.suppress(IndexError):
                 return self.queue.pop()
-            left_s = give_up - time.monotonic()
+            left_s = give_up - clock.monotonic()
             if left_s <= 0:
                 raise Empty
             self._added.wait(left_s)

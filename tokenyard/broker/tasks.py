@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, Final
 
+from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S
 
 _CANCEL_EVERY_S: Final = 0.05
@@ -17,7 +17,7 @@ async def end_task(task: asyncio.Task[Any], within_s: float = BLOCK_MARGIN_S) ->
     The cancellation is repeated, because redis-py loses one that comes while it connects, or as the
     time-out of a read.
     """
-    give_up = time.monotonic() + within_s
-    while not task.done() and time.monotonic() < give_up:
+    give_up = clock.monotonic() + within_s
+    while not task.done() and clock.monotonic() < give_up:
         task.cancel()
         await asyncio.wait([task], timeout=_CANCEL_EVERY_S)

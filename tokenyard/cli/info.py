@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from tokenyard import clock
 from tokenyard.admin.history import Snapshot, SnapshotHistory, YardRates
 from tokenyard.admin.line import NOBODY, TenantLine, read_line
 from tokenyard.admin.pauses import all_pauses
@@ -109,7 +109,7 @@ def _follow(
     history, url, status = SnapshotHistory(), url_of(choice), Exit.OK
 
     def pause() -> bool:
-        time.sleep(interval_s)
+        clock.sleep(interval_s)
         return True
 
     try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import click
 import redis
 
+from tokenyard import clock
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import client_option, named, owner_of, request_id
@@ -70,7 +70,7 @@ def _wait(
     connection: redis.Redis, keys: Keys, client: str, request_id: str, timeout_s: float
 ) -> Result:
     """The result; raises `UnknownRequest`, or `WaitTimeout` if there is none in time."""
-    give_up = time.monotonic() + timeout_s
+    give_up = clock.monotonic() + timeout_s
     commands = snapshot_commands(keys, client, [request_id])
     while True:
         pipeline: Any = connection.pipeline(transaction=False)
@@ -81,10 +81,10 @@ def _wait(
             raise unknown(request_id)
         if snapshot.result is not None:
             return to_result(decode_reply(snapshot.result))
-        left_s = give_up - time.monotonic()
+        left_s = give_up - clock.monotonic()
         if left_s <= 0:
             raise WaitTimeout(
                 f"request {request_id!r} of client {client!r} is {snapshot.state}: no result yet;"
                 f" see tokenyard explain {named(client, request_id)}"
             )
-        time.sleep(min(_POLL_S, left_s))
+        clock.sleep(min(_POLL_S, left_s))

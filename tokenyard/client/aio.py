@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import redis.asyncio
 
+from tokenyard import clock
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.broker.tasks import end_task
@@ -141,17 +141,17 @@ class AsyncClient:
         state = MapWindow(items, window, ordered=ordered, wake=updated.set)
         await self._listen()
         timeout_s = self._core.state.result_timeout_s
-        give_up = time.monotonic() + timeout_s
+        give_up = clock.monotonic() + timeout_s
         try:
             while not state.is_over:
                 updated.clear()
                 state.add(self._core.builder.prepare_many(state.pull(), shared))
                 if await self._drive(self._core.submitter.submit_window(state)):
-                    give_up = time.monotonic() + timeout_s
+                    give_up = clock.monotonic() + timeout_s
                 for numbered in state.ready():
                     yield numbered
-                    give_up = time.monotonic() + timeout_s
-                now = time.monotonic()
+                    give_up = clock.monotonic() + timeout_s
+                now = clock.monotonic()
                 if now >= give_up:
                     raise await self._drive(self._core.submitter.timeout_error(state))
                 await updated.wait(state.wait_s(now, give_up - now))

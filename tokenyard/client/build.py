@@ -15,6 +15,7 @@ from tokenyard.client import checks
 from tokenyard.client.durability import Durability, check_durability
 from tokenyard.client.options import OWN_OPTIONS, Item, Prompt
 from tokenyard.client.tokenization import PROMPT_TAIL, LocalText, Tokenizer
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import Recipe, defaults_among
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
@@ -97,8 +98,7 @@ class RequestBuilder:
         self._last: tuple[Mapping[str, Any], _CheckedOptions] | None = None
         #: Most bytes of one request; 0: no limit. Set by the handshake.
         self.max_request_bytes = 0
-        #: The server's clock minus ours. Set by the handshake.
-        self.clock_offset_s = 0.0
+        self.broker_time = BrokerTime()
 
     def prepare(self, prompt: Prompt, options: Mapping[str, Any]) -> PreparedRequest:
         """One request; raises `InvalidRequest`."""
@@ -194,7 +194,7 @@ class RequestBuilder:
                 stream=bool(options.get("stream")),
                 reply_to=f"replies:{self._client_id}",
                 priority=options.get("priority", 0),
-                deadline_ms=checks.deadline_ms(options, self.clock_offset_s),
+                deadline_ms=checks.deadline_ms(options, self.broker_time),
                 result_ttl_s=options.get("result_ttl_s", DEFAULT_RESULT_TTL_S),
                 tenant=options.get("tenant", ""),
                 session=options.get("session", ""),

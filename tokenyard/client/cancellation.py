@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
-from tokenyard import scripts
+from tokenyard import clock, scripts
 from tokenyard.client.ledger import Cancellation, place_command
 from tokenyard.client.operations import Ask, Delay, Steps
 from tokenyard.client.state import ClientState
@@ -47,10 +46,10 @@ class Canceller:
     def request_cancel(self, request_id: str) -> Steps[Cancellation]:
         """Have the leader cancel a request; raises `WaitTimeout` where no leader does."""
         state = before = (yield from self._place(request_id))[0]
-        give_up = time.monotonic() + self._state.connect_timeout_s
+        give_up = clock.monotonic() + self._state.connect_timeout_s
         repeat_at, pause_s = 0.0, _FIRST_POLL_S
         while state not in TERMINAL:
-            now = time.monotonic()
+            now = clock.monotonic()
             if now >= give_up or self._state.is_closed:
                 raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
             if now >= repeat_at:

@@ -6,7 +6,6 @@ Errors have the words that the coordinator would use.
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -14,6 +13,7 @@ import msgspec
 
 from tokenyard.client.options import OWN_OPTIONS, Messages, Prompt
 from tokenyard.client.tokenization import Tokenizer
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import canonical_messages
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.fields import UNKNOWN_FIELD, check_ids, parse_messages, read_chat_options
@@ -37,13 +37,13 @@ _MOST_S: Final = 10**12
 _CHAT_OPTIONS: Final = frozenset(ChatOptions.__struct_fields__)
 
 
-def deadline_ms(options: Mapping[str, Any], clock_offset_s: float) -> int | None:
+def deadline_ms(options: Mapping[str, Any], broker_time: BrokerTime) -> int | None:
     """The deadline by the server's clock, in unix ms; raises `InvalidRequest`."""
     if "deadline_s" in options:
         left_s = options["deadline_s"]
         if not isinstance(left_s, int | float) or not -_MOST_S <= left_s <= _MOST_S:
             raise InvalidRequest("deadline_s", "give seconds from now")
-        return max(1, int((time.time() + clock_offset_s + left_s) * 1000))
+        return max(1, int(broker_time.now_ms + left_s * 1000))
     deadline = options.get("deadline")
     if deadline is None:
         return None

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import random
 import secrets
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from tokenyard import scripts
+from tokenyard import clock, scripts
 from tokenyard.broker.url import user_of
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.cancellation import Canceller
@@ -76,7 +75,7 @@ class ClientCore:
             connect_timeout_s=connect_timeout_s,
             result_timeout_s=result_timeout_s,
             builder=RequestBuilder(client_id, self._tokenizer),
-            router=ReplyRouter(time.monotonic()),
+            router=ReplyRouter(clock.monotonic()),
             lease=ClientLease(),
         )
         self.builder = self.state.builder
@@ -91,9 +90,10 @@ class ClientCore:
         Raises `NoCoordinator`, `BrokerNotWritable` or `ProtocolMismatch`.
         """
         state = self.state
-        info = yield from read_yard(state.keys, state.url, state.connect_timeout_s)
+        info = yield from read_yard(
+            state.keys, state.url, state.connect_timeout_s, self.builder.broker_time
+        )
         self.builder.max_request_bytes = info.max_request_bytes
-        self.builder.clock_offset_s = info.clock_offset_s
         self._has_met = True
         if info.is_guest and state.guest is None:
             user = user_of(state.url)
@@ -126,7 +126,7 @@ class ClientCore:
         pending = router.find(request_id)
         if pending is None:
             local_text = LocalText(self._tokenizer) if self._tokenizer is not None else None
-            pending = router.open(request_id, local_text, time.monotonic())
+            pending = router.open(request_id, local_text, clock.monotonic())
             pending.is_submitted = True
             try:
                 yield from self.state.catch_up([pending])
@@ -172,12 +172,17 @@ class ClientCore:
                 yield from self._read_once()
                 backoff_s = _FIRST_BACKOFF_S
             except BrokerUnavailable:
+                self.builder.broker_time.expire()
                 yield Delay(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
     def _read_once(self) -> Steps[None]:
         """Read replies, look up silent requests, renew the lease, delete what was read."""
         state, router = self.state, self.state.router
+        if self.builder.broker_time.is_due:
+            asked_at = clock.monotonic()
+            [told] = yield Ask([("TIME",)])
+            self.builder.broker_time.measured(told, asked_at)
         block_ms = IDLE_BLOCK_MS if router.is_idle else BLOCK_MS
         block = ("BLOCK", block_ms) if router.is_caught_up else ()
         stream = ("STREAMS", self._replies, router.cursor)
@@ -185,16 +190,16 @@ class ClientCore:
         if state.is_closed:
             return  # another client may use the name now
         entries = read_entries(answer)
-        router.take(entries, time.monotonic())
+        router.take(entries, clock.monotonic())
         is_behind = len(entries) == _READ_COUNT
         if not router.is_caught_up and not is_behind:
             router.catch_up()
-        due = router.due(time.monotonic(), is_behind=is_behind)
+        due = router.due(clock.monotonic(), is_behind=is_behind)
         if due:
             yield from state.read_ledgers(due)
-        if state.lease.is_due(time.monotonic()):
-            yield self._renew(state.lease.take_ended(time.monotonic()))
-        first_kept = router.trim_from(time.monotonic())
+        if state.lease.is_due(clock.monotonic()):
+            yield self._renew(state.lease.take_ended(clock.monotonic()))
+        first_kept = router.trim_from(clock.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
 
@@ -210,8 +215,8 @@ class ClientCore:
             except NotPermitted:
                 pass  # the coordinator cancels them once the lease has ended
         if lease.has_any:
-            yield self._renew(lease.take_ended(time.monotonic()), leaves=True)
-        first_kept = self.state.router.trim_rest(time.monotonic())
+            yield self._renew(lease.take_ended(clock.monotonic()), leaves=True)
+        first_kept = self.state.router.trim_rest(clock.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
 

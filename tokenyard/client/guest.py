@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from tokenyard import clock
 from tokenyard.client.durability import Durability, durability_error, wait_command
 from tokenyard.client.operations import Ask, Command, Delay, Steps
 from tokenyard.client.router import ReplyRouter
@@ -92,9 +92,9 @@ class Guest:
         return [_acceptance(receipt) for receipt in found], not_durable
 
     def _wait(self, receipts: Sequence[str], timeout_s: float) -> Steps[list[Receipt]]:
-        give_up, pause_s = time.monotonic() + timeout_s, _FIRST_POLL_S
+        give_up, pause_s = clock.monotonic() + timeout_s, _FIRST_POLL_S
         while (found := self._router.receipts(receipts)) is None:
-            if time.monotonic() >= give_up:
+            if clock.monotonic() >= give_up:
                 raise NoCoordinator(
                     f"no coordinator has read the requests from the inbox within {timeout_s:g} s;"
                     " one may do so later: submit them again with the same ids"

@@ -7,13 +7,13 @@ The leader writes the hash ``info`` (`protocol`, `models`, `default_model`,
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
+from tokenyard import clock
 from tokenyard.broker.connection import public_url
 from tokenyard.broker.url import user_of
 from tokenyard.client.operations import Ask, Delay, Steps
@@ -45,24 +45,25 @@ class YardInfo(Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int  # 0: no limit
     max_request_bytes: int  # 0: no limit
     workers: dict[str, WorkerInfo]  # those that hold a lease now
-    clock_offset_s: float = 0.0  # the server's clock minus ours
     #: Whether this client's user is a guest: it writes to its inbox and may not see the workers.
     is_guest: bool = False
 
 
-def read_yard(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
+def read_yard(
+    keys: Keys, url: str, timeout_s: float, broker_time: clock.BrokerTime
+) -> Steps[YardInfo]:
     """Wait at most ``timeout_s`` for a leader, then read what the yard announces.
 
-    The user in ``url`` decides whether the client is a guest.
+    The user in ``url`` decides whether the client is a guest. Measures ``broker_time``.
 
     Raises `NoCoordinator`, `BrokerNotWritable` where no coordinator can lead, or
     `ProtocolMismatch`.
     """
-    give_up = time.monotonic() + timeout_s
+    give_up = clock.monotonic() + timeout_s
     while True:
-        sent = time.time()
-        leader, about, clock = yield Ask([("GET", keys.leader), ("HGETALL", keys.info), ("TIME",)])
-        now = (sent + time.time()) / 2
+        asked_at = clock.monotonic()
+        leader, about, told = yield Ask([("GET", keys.leader), ("HGETALL", keys.info), ("TIME",)])
+        broker_time.measured(told, asked_at)
         if leader and b"protocol" in about:
             is_guest = mark_of(keys.yard, user_of(url)) in _names(about.get(b"guests", b"[]"))
             roster: list[Any] = [{}, []]
@@ -70,8 +71,8 @@ def read_yard(keys: Keys, url: str, timeout_s: float) -> Steps[YardInfo]:
                 roster = yield Ask(
                     [("HGETALL", keys.workers), ("ZRANGEBYSCORE", keys.leases, "(0", "+inf")]
                 )
-            return _read(keys.yard, [leader, about, *roster, clock], now, is_guest=is_guest)
-        left_s = give_up - time.monotonic()
+            return _read(keys.yard, [leader, about, *roster], is_guest=is_guest)
+        left_s = give_up - clock.monotonic()
         if left_s <= 0:
             yield from _expect_writable(keys)
             raise NoCoordinator(_no_coordinator(keys.yard, url, timeout_s))
@@ -88,9 +89,9 @@ def _expect_writable(keys: Keys) -> Steps[None]:
         return  # this user may not run the probe
 
 
-def _read(yard: str, answers: list[Any], now: float, *, is_guest: bool) -> YardInfo:
+def _read(yard: str, answers: list[Any], *, is_guest: bool) -> YardInfo:
     """Read the answers; raises `ProtocolMismatch`."""
-    leader, info, roster, leases, (seconds, micros) = answers
+    leader, info, roster, leases = answers
     protocol = _number(info, b"protocol")
     if protocol != WIRE_VERSION:
         raise ProtocolMismatch(
@@ -112,7 +113,6 @@ def _read(yard: str, answers: list[Any], now: float, *, is_guest: bool) -> YardI
         max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
         max_request_bytes=_number(info, b"max_request_bytes"),
         workers=workers,
-        clock_offset_s=int(seconds) + int(micros) / 1e6 - now,
         is_guest=is_guest,
     )
 

@@ -7,13 +7,13 @@ trimmed). Every delta has the number of tokens before it, so that none is shown 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from tokenyard import clock
 from tokenyard.client.tokenization import Detokenizer, LocalText
 from tokenyard.protocol.errors import Code, RequestFailed, TokenyardError, WaitTimeout
 from tokenyard.protocol.replies import (
@@ -203,11 +203,11 @@ class WaitDeadline:
 
     def renew(self) -> None:
         """Start another wait with the same time-out."""
-        self._give_up = time.monotonic() + self._timeout_s
+        self._give_up = clock.monotonic() + self._timeout_s
 
     def left_s(self, pending: PendingRequest) -> float:
         """The longest next sleep; raises `WaitTimeout` after the deadline."""
-        left_s = self._give_up - time.monotonic()
+        left_s = self._give_up - clock.monotonic()
         if left_s <= 0:
             raise WaitTimeout(
                 f"request {pending.id!r}: nothing new within {self._timeout_s:g} s; it continues"

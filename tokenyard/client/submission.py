@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tokenyard import scripts
+from tokenyard import clock, scripts
 from tokenyard.broker.outage import Outage
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.durability import durability_error, wait_command
@@ -88,7 +87,7 @@ class Submitter:
 
     def submit_window(self, window: MapWindow) -> Steps[bool]:
         """Submit what a `map` has ready; returns whether any request was accepted."""
-        rest = window.take_unsubmitted(time.monotonic())
+        rest = window.take_unsubmitted(clock.monotonic())
         accepted = False
         for burst in list(bursts(rest)):
             try:
@@ -112,7 +111,7 @@ class Submitter:
             rest = [numbered for numbered in rest if numbered[0] not in done]
             if outcome.retry_after_s is not None:
                 window.postpone(
-                    rest, time.monotonic() + min(outcome.retry_after_s, _MAX_RETRY_AFTER_S)
+                    rest, clock.monotonic() + min(outcome.retry_after_s, _MAX_RETRY_AFTER_S)
                 )
                 break
         return accepted
@@ -131,7 +130,7 @@ class Submitter:
 
     def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_BurstOutcome]:
         """Submit requests that have the same `PreparedRequest.burst_key`, in one call."""
-        state, now = self._state, time.monotonic()
+        state, now = self._state, clock.monotonic()
         by_index: dict[int, PendingRequest] = {}
         reused: dict[int, _Refusal] = {}
         new: list[_New] = []

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import redis
 
+from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection, translated
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.client.build import PreparedRequest
@@ -188,18 +188,18 @@ class Client:
         )
         self._listen()
         timeout_s = self._core.state.result_timeout_s
-        give_up = time.monotonic() + timeout_s
+        give_up = clock.monotonic() + timeout_s
         try:
             while not state.is_over:
                 updated.clear()
                 state.add(self._core.builder.prepare_many(state.pull(), shared))
                 if self._drive(self._core.submitter.submit_window(state)):
-                    give_up = time.monotonic() + timeout_s
+                    give_up = clock.monotonic() + timeout_s
                 has_moved = False
                 for numbered in state.ready():
                     yield numbered
                     has_moved = True
-                now = time.monotonic()
+                now = clock.monotonic()
                 if has_moved:
                     give_up = now + timeout_s
                 elif now >= give_up:
@@ -282,12 +282,12 @@ class Client:
 
     def _call(self, call: Call[Any]) -> Any:
         """Call a script; waits for one that only the leader may load."""
-        give_up = time.monotonic() + self._core.script_timeout_s(call)
+        give_up = clock.monotonic() + self._core.script_timeout_s(call)
         while True:
             try:
                 return self._scripts.call(call)
             except ScriptsMissing:
-                if time.monotonic() >= give_up or self._closing.wait(MISSING_EVERY_S):
+                if clock.monotonic() >= give_up or self._closing.wait(MISSING_EVERY_S):
                     raise
 
     def _listen(self) -> None:

@@ -6,11 +6,11 @@ At most ``size`` requests are held at once, so memory use does not depend on the
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from tokenyard import clock
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.options import Item
 from tokenyard.client.pending import PendingRequest, rejected
@@ -87,10 +87,10 @@ class MapWindow:
         """The next prompts, as many as there is room for."""
         room = self._room if self.has_room else 0
         items: list[Item] = []
-        stop_at = time.monotonic() + _PULL_S
+        stop_at = clock.monotonic() + _PULL_S
         for item in itertools.islice(self._items, room):
             items.append(item)
-            if time.monotonic() > stop_at:
+            if clock.monotonic() > stop_at:
                 return items
         self._is_exhausted = self._is_exhausted or len(items) < room
         return items

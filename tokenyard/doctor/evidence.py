@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import shutil
-import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 import redis
 
+from tokenyard import clock
 from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.admin.tenants import TenantView, read_tenants
 from tokenyard.doctor.sampling import KeySample, sample_keys
@@ -181,9 +181,9 @@ def _host(url: str) -> str:
 def _clock(connection: redis.Redis) -> tuple[float, float]:
     """The server's clock minus ours, and the time of the round trip, both in ms."""
     connection.time()  # connects first; not PING, which a full disk refuses
-    before, began = time.time(), time.perf_counter()
+    before, began = clock.wall(), clock.monotonic()
     seconds, micros = connection.time()
-    took = time.perf_counter() - began
+    took = clock.monotonic() - began
     return (seconds + micros / 1e6 - before - took / 2) * 1000, took * 1000
 
 

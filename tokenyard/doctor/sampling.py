@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tokenyard import clock
 from tokenyard.protocol.keys import Keys
 
 #: The scan ends after this time, or this many keys of any yard.
@@ -50,7 +50,7 @@ def _scan(run: Any, prefix: str) -> tuple[dict[str, list[bytes]], bool]:
     """Names of keys by kind, and whether these are all. Yard names need no escaping in MATCH."""
     found: dict[str, list[bytes]] = defaultdict(list)
     start, cursor, seen = prefix.encode(), 0, 0
-    until = time.monotonic() + MOST_S
+    until = clock.monotonic() + MOST_S
     while True:
         cursor, names = run.scan(cursor, match=prefix + "*", count=_PAGE)
         seen += _PAGE
@@ -60,7 +60,7 @@ def _scan(run: Any, prefix: str) -> tuple[dict[str, list[bytes]], bool]:
         if not cursor:
             # SCAN may name a key more than once.
             return {kind: list(dict.fromkeys(names)) for kind, names in found.items()}, True
-        if seen >= MOST_KEYS or time.monotonic() >= until:
+        if seen >= MOST_KEYS or clock.monotonic() >= until:
             return dict(found), False
 
 

@@ -13,10 +13,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+from tokenyard import clock
 
 _PR_SET_PDEATHSIG: Final = 1
 #: Runs in the child before the program itself. Not a ``preexec_fn``, which may deadlock where the
@@ -111,7 +112,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 def _has_ended(
     process: subprocess.Popen[bytes], within_s: float, unless: Callable[[], bool] = lambda: False
 ) -> bool:
-    until = time.monotonic() + within_s
-    while process.poll() is None and time.monotonic() < until and not unless():
-        time.sleep(_POLL_S)
+    until = clock.monotonic() + within_s
+    while process.poll() is None and clock.monotonic() < until and not unless():
+        clock.sleep(_POLL_S)
     return process.poll() is not None

@@ -11,7 +11,6 @@ import fcntl
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tokenyard import clock
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.servers import find_server, foreign_data
 from tokenyard.protocol.errors import BrokerUnavailable
@@ -110,7 +110,7 @@ class EmbeddedBroker:
         return self.url
 
     def _start(self, server: Path) -> None:
-        until = time.monotonic() + self._start_timeout_s
+        until = clock.monotonic() + self._start_timeout_s
         for port in islice(self._ports(), _PORT_ATTEMPTS):
             self._port = port
             self._launch(server)
@@ -173,12 +173,12 @@ class EmbeddedBroker:
             while self.is_running:
                 if self._answers(probe):
                     return True
-                if time.monotonic() > until:
+                if clock.monotonic() > until:
                     raise BrokerUnavailable(
                         f"the broker did not answer in {self._start_timeout_s:g} s:"
                         f" {self._last_log_lines()}"
                     )
-                time.sleep(_POLL_S)
+                clock.sleep(_POLL_S)
         return False
 
     def _answers(self, probe: redis.Redis) -> bool:
@@ -219,17 +219,17 @@ class EmbeddedBroker:
 def _lock_folder(data_dir: Path) -> int:
     """Lock the folder for one broker: two would destroy the same file."""
     lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    until = time.monotonic() + _LOCK_WAIT_S
+    until = clock.monotonic() + _LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 os.close(lock)
                 raise BrokerUnavailable(_taken(data_dir)) from None
         else:
             return lock
-        time.sleep(_POLL_S)
+        clock.sleep(_POLL_S)
 
 
 def _taken(data_dir: Path) -> str:

@@ -11,13 +11,13 @@ import contextlib
 import fcntl
 import itertools
 import os
-import time
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
+from tokenyard import clock
 from tokenyard.protocol.errors import BrokerUnavailable
 
 YARD_DEFAULT: Final = "main"
@@ -121,13 +121,13 @@ class Announcement:
         """Lock the folder; False where another `up` has it. Raises `OSError`."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until = time.monotonic() + _CLAIM_WAIT_S
+        until = clock.monotonic() + _CLAIM_WAIT_S
         try:
             while not _locked(lock):
-                if time.monotonic() > until:
+                if clock.monotonic() > until:
                     os.close(lock)
                     return False
-                time.sleep(_POLL_S)
+                clock.sleep(_POLL_S)
             (self._folder / _FILE).unlink(missing_ok=True)
         except OSError:
             os.close(lock)

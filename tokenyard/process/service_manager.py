@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Mapping
+
+from tokenyard import clock
 
 
 class ServiceManager:
@@ -34,7 +35,7 @@ class ServiceManager:
 
     def alive(self) -> None:
         """Notify that the program is alive, or at first ready; cheap, so call it often."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if not self._is_ready:
             self._is_ready = True
             self._send("READY=1")

@@ -7,7 +7,6 @@ import enum
 import functools
 import hashlib
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 import redis
 from redis.exceptions import NoPermissionError, NoScriptError
 
+from tokenyard import clock
 from tokenyard.protocol.errors import ScriptsMissing
 from tokenyard.protocol.keys import Keys
 
@@ -93,7 +93,7 @@ async def run_async(connection: Any, call: Call[Any], wait_s: float) -> Any:
 
     Waits up to ``wait_s`` for a script that only the leader may load; raises `ScriptsMissing`.
     """
-    give_up = time.monotonic() + wait_s
+    give_up = clock.monotonic() + wait_s
     command = command_of(call)
     while True:
         try:
@@ -102,7 +102,7 @@ async def run_async(connection: Any, call: Call[Any], wait_s: float) -> Any:
             try:
                 await connection.execute_command("SCRIPT LOAD", source(call.script))
             except NoPermissionError as error:
-                if time.monotonic() >= give_up:
+                if clock.monotonic() >= give_up:
                     raise ScriptsMissing(call.script) from error
                 await asyncio.sleep(MISSING_EVERY_S)
 

@@ -5,9 +5,9 @@ The endpoint serves it at ``/livez`` and ``/readyz``, Kubernetes' own names.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Final
+
+from tokenyard import clock
 
 _STARTING: Final = "it is starting"
 _STOPPING: Final = "it is stopping"
@@ -21,9 +21,8 @@ class Health:
     restart would not help.
     """
 
-    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._clock = clock
         self._turned_at: float | None = None
         self._unready = _STARTING
         self._is_stopping = False
@@ -31,7 +30,7 @@ class Health:
     def turned(self, unready: str = "") -> None:
         """Note an iteration; ``unready`` is why the program cannot do its job now."""
         self._unready = unready
-        self._turned_at = self._clock()
+        self._turned_at = clock.monotonic()
 
     def stopping(self) -> None:
         """Note that the loop has ended in order, and that the rest may take its time."""
@@ -44,7 +43,7 @@ class Health:
             return ""
         if self._turned_at is None:
             return _STARTING
-        silent_s = self._clock() - self._turned_at
+        silent_s = clock.monotonic() - self._turned_at
         return f"no progress for {silent_s:.0f} s" if silent_s > self._timeout_s else ""
 
     @property

@@ -11,11 +11,12 @@ import fcntl
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+from tokenyard import clock
 
 log = logging.getLogger("tokenyard.worker.engines")
 
@@ -63,19 +64,19 @@ class DeviceLock:
                 os.close(file)
 
     def _wait(self, file: int, kind: int) -> None:
-        until = time.monotonic() + self._patience_s
+        until = clock.monotonic() + self._patience_s
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(file, kind | fcntl.LOCK_NB)
                 return
-            if time.monotonic() >= until:
+            if clock.monotonic() >= until:
                 log.warning(
                     "another process has been changing this GPU for %g s (start_timeout_s):"
                     " going on beside it",
                     self._patience_s,
                 )
                 return
-            time.sleep(_RETRY_S)
+            clock.sleep(_RETRY_S)
 
 
 def lock_of_gpu(gpu: int, patience_s: float) -> DeviceLock:

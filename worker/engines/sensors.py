@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any, Final
 
+from tokenyard import clock
 from worker.engines import SensorReading
 
 log = logging.getLogger("tokenyard.worker.engines")
@@ -28,7 +28,7 @@ class GpuSensors:
 
     def read(self) -> SensorReading:
         """The last reading, or a new one if that is too old."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now >= self._due:
             self._due = now + FRESH_S
             power_mw = self._asked("nvmlDeviceGetPowerUsage")

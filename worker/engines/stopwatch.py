@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tokenyard import clock
 
 
 class Stopwatch:
@@ -16,9 +17,9 @@ class Stopwatch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the block; repeated phases add up."""
-        began = time.perf_counter()
+        began = clock.monotonic()
         self.phases_s.setdefault(name, 0.0)
         try:
             yield
         finally:
-            self.phases_s[name] += time.perf_counter() - began
+            self.phases_s[name] += clock.monotonic() - began

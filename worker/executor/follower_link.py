@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from typing import TypeVar
 
+from tokenyard import clock
 from worker.engines import RankGroup
 from worker.executor.messages import (
     Build,
@@ -119,14 +119,14 @@ class FollowerLink:
         return self._line
 
     def _connect(self) -> Connection:
-        until = time.monotonic() + CONNECT_S
+        until = clock.monotonic() + CONNECT_S
         while True:
             try:
                 return Client(self._group.address, "AF_UNIX")
             except (FileNotFoundError, ConnectionRefusedError) as error:
-                if time.monotonic() > until:
+                if clock.monotonic() > until:
                     raise GroupError(f"nobody leads the group at {self._group.address}") from error
-                time.sleep(_RETRY_S)
+                clock.sleep(_RETRY_S)
 
     def _receive(self) -> FromLeader | ConnectionLost:
         try:

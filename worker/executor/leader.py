@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
+from tokenyard import clock
 from worker.engines import RankGroup, Unsupported
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
@@ -172,7 +172,7 @@ class GroupExecutor(Executor):
         if self._calls is None or self._rank is None:
             raise GroupError("the group has been released")
         self._link.check()
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else clock.monotonic() + timeout
         packed = method if isinstance(method, str) else cloudpickle.dumps(method)
         number = self._calls.send(packed, args, kwargs or {}, unique_reply_rank)
         with self._watched():

@@ -7,13 +7,13 @@ import logging
 import multiprocessing
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import TypeVar
 
+from tokenyard import clock
 from worker.engines import RankGroup
 from worker.executor.messages import (
     Built,
@@ -74,7 +74,7 @@ class LeaderLink:
 
         Raises `GroupError` if one does not connect in time.
         """
-        until = time.monotonic() + timeout_s
+        until = clock.monotonic() + timeout_s
         missing = set(range(1, self._group.size))
         try:
             while missing:
@@ -173,7 +173,7 @@ class LeaderLink:
     def _accept(self, until: float) -> Connection | None:
         if self._listener is None:
             raise GroupError("the group no longer listens")
-        self._listener.settimeout(max(0.001, until - time.monotonic()))
+        self._listener.settimeout(max(0.001, until - clock.monotonic()))
         try:
             accepted, _ = self._listener.accept()
         except TimeoutError:

@@ -7,7 +7,6 @@ call.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ import zmq
 from vllm import envs
 from vllm.distributed.device_communicators.shm_broadcast import Handle, MessageQueue
 
+from tokenyard import clock
 from worker.executor.messages import GroupError
 from worker.executor.shared_memory import unname
 
@@ -155,7 +155,7 @@ class RpcChannel:
         """A follower's output of a call. Raises `GroupError`, or `TimeoutError` at ``until``."""
         queue = self._answers[rank]
         while True:
-            left = None if until is None else max(0.0, until - time.monotonic())
+            left = None if until is None else max(0.0, until - clock.monotonic())
             try:
                 answer: RpcAnswer = queue.dequeue(timeout=left)
             except TimeoutError:

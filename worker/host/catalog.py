@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from tokenyard import clock
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.settings import WorkerSettings
@@ -108,7 +108,7 @@ class HostEntry:
         self._failed[name] = weights
         model = self._models[name]
         self._models[name] = msgspec.structs.replace(
-            model, fault=reason, faulted_ms=int(time.time() * 1000), faults=model.faults + 1
+            model, fault=reason, faulted_ms=clock.wall_ms(), faults=model.faults + 1
         )
 
 

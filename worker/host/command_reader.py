@@ -43,14 +43,13 @@ class CommandReader(StreamReader):
 
     def run_once(self) -> None:
         """One bounded read."""
-        try:
-            super().run_once()
-        except redis.RedisError:
-            self._is_cut_off = True
-            raise
+        super().run_once()
         if self._is_cut_off:
             self._is_cut_off = False
             self._on_return()
+
+    def _on_outage(self) -> None:
+        self._is_cut_off = True
 
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
         said = parse_order(fields) if b"signal" in fields else parse_command(fields)

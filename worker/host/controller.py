@@ -11,11 +11,11 @@ import logging
 import queue
 import signal
 import threading
-import time
 from typing import Any
 
 import redis
 
+from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
 from tokenyard.process.service_manager import ServiceManager
@@ -317,7 +317,7 @@ class Controller:
         goal = self._pool.goals[member.device]
         if goal and goal.spec is not member.spec and member.is_awake:
             devices = member.group.devices if member.group else (member.device,)
-            self._swapped_ms.update(dict.fromkeys(devices, int(time.time() * 1000)))
+            self._swapped_ms.update(dict.fromkeys(devices, clock.wall_ms()))
 
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """See `PoolListener`; its lane is released immediately."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
 from redis.backoff import ExponentialWithJitterBackoff
 
+from tokenyard import clock
 from worker.host.allocation import Goal
 
 
@@ -23,7 +23,7 @@ class LoadRetries:
         """Pause the devices of a goal whose load failed."""
         self._failures[goal] += 1
         pause_s = self._backoff.compute(self._failures[goal])
-        self._retry_at.update(dict.fromkeys(goal.devices, time.monotonic() + pause_s))
+        self._retry_at.update(dict.fromkeys(goal.devices, clock.monotonic() + pause_s))
 
     def succeeded(self) -> None:
         """A model was loaded: pauses no longer grow."""
@@ -47,7 +47,7 @@ class LoadRetries:
 
     def end_pauses(self) -> None:
         """Forget the pauses that are over."""
-        now = time.monotonic()
+        now = clock.monotonic()
         self._retry_at = {device: at for device, at in self._retry_at.items() if at > now}
 
     def due(self) -> Collection[float]:

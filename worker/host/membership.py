@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +16,7 @@ import msgspec
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, WorkerTotals, encode_worker
 from tokenyard.scripts import Renewed, Scripts, Why
@@ -140,8 +140,8 @@ class Membership:
 
     def _wait(self, seconds: float) -> None:
         """Wait until an entry or the statistics change, at most so many seconds."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        until = clock.monotonic() + seconds
+        while (left := until - clock.monotonic()) > 0:
             if self._wake.wait(min(left, COUNT_S)) or self._is_counted:
                 break
         self._wake.clear()

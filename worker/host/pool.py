@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import wait
 
+from tokenyard import clock
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines.host import prepare_host
@@ -71,7 +71,7 @@ class Pool:
         self._settings = settings
         self._listener = listener
         self._rules = Rules(settings.sleepers)
-        self._watched_at = time.monotonic()
+        self._watched_at = clock.monotonic()
         self._retries = LoadRetries(settings.backoff_s, settings.max_backoff_s)
         self._groups = PoolGroups(self.members)
 
@@ -205,7 +205,7 @@ class Pool:
 
     def _start_due(self) -> None:
         for member in self.members:
-            if member.state is State.DOWN and time.monotonic() >= member.start_at:
+            if member.state is State.DOWN and clock.monotonic() >= member.start_at:
                 if failure := member.start():
                     self._listener.start_failed(member, failure)
                 self._listener.changed(member)
@@ -214,7 +214,7 @@ class Pool:
         """Seconds until a start or a retry is due, at most one tick."""
         due = [one.start_at for one in self.members if one.state is State.DOWN]
         due += self._retries.due()
-        return min(TICK_S, max(0.0, min(due, default=math.inf) - time.monotonic()))
+        return min(TICK_S, max(0.0, min(due, default=math.inf) - clock.monotonic()))
 
     def handle_messages(self, timeout_s: float) -> None:
         """Wait for a message, a death or the wakeup pipe, at most so long, and handle it."""
@@ -308,7 +308,7 @@ class Pool:
         if member.state is State.STOPPED:
             log.info("%s: process has ended for good (%s)", member.name, reason)
         else:
-            pause = max(0.0, member.start_at - time.monotonic())
+            pause = max(0.0, member.start_at - clock.monotonic())
             log.warning("%s: process died (%s); next in %.1f s", member.name, reason, pause)
         self._listener.changed(member)
         if was_loading and goal and why == "crashed":
@@ -316,7 +316,7 @@ class Pool:
 
     def _watch(self) -> None:
         """Kill processes that hang."""
-        now = time.monotonic()
+        now = clock.monotonic()
         unheard_s, self._watched_at = now - self._watched_at - TICK_S, now
         for member in self.members:
             # After a suspend of the host no engine must look as if it hung.
@@ -331,12 +331,12 @@ class Pool:
 
     def drain(self, is_hurried: Callable[[], bool]) -> None:
         """Let running requests finish, for at most ``grace_s`` and until ``is_hurried``."""
-        until = time.monotonic() + self._settings.grace_s
+        until = clock.monotonic() + self._settings.grace_s
         for member in self.members:
             if member.state is State.READY:
                 member.drain()
                 self._listener.changed(member)
-        while not is_hurried() and time.monotonic() < until and self._is_draining():
+        while not is_hurried() and clock.monotonic() < until and self._is_draining():
             self.handle_messages(TICK_S)
             self._watch()
 
@@ -349,10 +349,10 @@ class Pool:
             member.send(Stop())
             if member.state not in (State.READY, State.DRAINING, State.DRAINED, State.WARM):
                 member.kill()
-        until = time.monotonic() + STOP_S
+        until = clock.monotonic() + STOP_S
         for member in self.members:
             if member.process is not None:
-                member.process.join(max(0.0, until - time.monotonic()))
+                member.process.join(max(0.0, until - clock.monotonic()))
                 member.kill()
             self._listener.died(member, "left", "stopped")
             if member.process is not None:

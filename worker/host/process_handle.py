@@ -8,12 +8,12 @@ device, so no CUDA context is ever inherited.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from tokenyard import clock
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Why
@@ -70,7 +70,7 @@ class WorkerProcessHandle:
         self.pipe: Connection | None = None
         self.output: Output | None = None
         self.start_at = 0.0  # monotonic
-        self.since = time.time()  # of its state
+        self.since = clock.wall()  # of its state
         self.phases_s: Mapping[str, float] = {}  # of the last timed change of state
         self.last_words = ""  # what the process said of its end, or why it was killed
         self.exit_cause: Why | None = None  # overrides what its exit status says
@@ -110,7 +110,7 @@ class WorkerProcessHandle:
         process = _server.Process(
             target=main, args=(arguments, theirs, their_output), name=self.name
         )
-        self._started = time.monotonic()
+        self._started = clock.monotonic()
         try:
             process.start()
         except (EOFError, OSError) as error:
@@ -119,7 +119,7 @@ class WorkerProcessHandle:
             self.pipe.close()
             self.output.close()
             self.pipe, self.output = None, None
-            self.start_at = time.monotonic() + self._backoff.failed_start()
+            self.start_at = clock.monotonic() + self._backoff.failed_start()
             return FailedStart("warming up", said=f"{type(error).__name__}: {error}")
         else:
             self.process = process
@@ -234,7 +234,7 @@ class WorkerProcessHandle:
     def note_heartbeat(self, heartbeat: Heartbeat) -> None:
         """The process is alive; ``heartbeat`` shows whether it makes progress."""
         if heartbeat.progress != self._heartbeat.progress or not heartbeat.unfinished:
-            self._moved = time.monotonic()
+            self._moved = clock.monotonic()
         if heartbeat.error != self._heartbeat.error:
             self.note_error(heartbeat.error)
         self.tally = heartbeat.tally
@@ -243,11 +243,11 @@ class WorkerProcessHandle:
     def note_error(self, error: str) -> None:
         """Keep an error for operators to see, until the next one."""
         if error:
-            self.last_error, self.last_error_ms = error, int(time.time() * 1000)
+            self.last_error, self.last_error_ms = error, clock.wall_ms()
 
     def excuse(self, seconds: float) -> None:
         """Ignore a time in which nobody read the messages of the process."""
-        self._moved = min(time.monotonic(), self._moved + seconds)
+        self._moved = min(clock.monotonic(), self._moved + seconds)
 
     # Queries
 
@@ -259,7 +259,7 @@ class WorkerProcessHandle:
     @property
     def lived_s(self) -> float:
         """Seconds since its process was started."""
-        return time.monotonic() - self._started
+        return clock.monotonic() - self._started
 
     @property
     def is_awake(self) -> bool:
@@ -273,7 +273,7 @@ class WorkerProcessHandle:
     @property
     def is_overdue(self) -> bool:
         """Whether it has been draining for too long."""
-        drained_s = time.monotonic() - self._drain_since
+        drained_s = clock.monotonic() - self._drain_since
         return self.state is State.DRAINING and drained_s > self._settings.drain_timeout_s
 
     @property
@@ -289,7 +289,7 @@ class WorkerProcessHandle:
     @property
     def kill_reason(self) -> str:
         """Why the process hangs and should be killed, or ""."""
-        quiet_s = time.monotonic() - self._moved
+        quiet_s = clock.monotonic() - self._moved
         if self.state in CHANGING and quiet_s > self._settings.start_timeout_s:
             return f"still {self.state.value} after {quiet_s:.0f} s"
         if self.state in SERVING and quiet_s > self._settings.hang_timeout_s:
@@ -333,7 +333,7 @@ class WorkerProcessHandle:
             pause_s = 0.0
         self._forget_process()
         self._enter(State.STOPPED if self.is_last else State.DOWN)
-        self.start_at = time.monotonic() + pause_s
+        self.start_at = clock.monotonic() + pause_s
         return exited.status
 
     def _forget_process(self) -> None:
@@ -358,9 +358,9 @@ class WorkerProcessHandle:
 
     def _enter(self, state: State) -> None:
         if state is State.DRAINING:
-            self._drain_since = time.monotonic()
+            self._drain_since = clock.monotonic()
         if state is not self.state:
-            self.since = time.time()
+            self.since = clock.wall()
         self.state = state
-        self._moved = time.monotonic()
+        self._moved = clock.monotonic()
         self._heartbeat = Heartbeat(0, 0, error=self._heartbeat.error)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
+from tokenyard import clock
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
@@ -48,7 +48,7 @@ def roster_entry(
         max_model_len=engine.max_model_len if engine else 0,
         vocab_size=engine.vocab_size if engine else 0,
         tokenizer=engine.tokenizer if engine else "",
-        started_ms=int((time.time() - member.lived_s) * 1000),
+        started_ms=int((clock.wall() - member.lived_s) * 1000),
         phases_s={phase: round(seconds, 4) for phase, seconds in member.phases_s.items()},
         controller=controller,
         device=member.device,

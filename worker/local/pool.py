@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from tokenyard import clock
 from tokenyard.protocol.errors import TokenyardError, WaitTimeout
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Unsupported
@@ -101,7 +101,7 @@ class LocalPool:
 
         Raises what the order raises, and `WaitTimeout`.
         """
-        until = time.monotonic() + timeout_s
+        until = clock.monotonic() + timeout_s
         begun: Future[Future[None]] = Future()
 
         def begin() -> None:
@@ -112,7 +112,7 @@ class LocalPool:
 
         self._give(begin)
         try:
-            begun.result(timeout_s).result(max(0.0, until - time.monotonic()))
+            begun.result(timeout_s).result(max(0.0, until - clock.monotonic()))
         except TimeoutError:
             why = f": {booking.fault}" if booking.fault else ""
             message = f"{booking.spec.name} is not {goal} within {timeout_s:g} s{why}"

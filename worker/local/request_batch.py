@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tokenyard import clock
 from tokenyard.protocol.errors import EngineLost, WaitTimeout
 from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, to_result
 from tokenyard.protocol.wire import Assignment, Request
@@ -82,7 +82,7 @@ class RequestBatch:
 
 def _assignment(request: Request) -> Assignment:
     """Make the assignment of a request that did not queue."""
-    sid = f"local/{time.time_ns() // 1_000_000}-{request.id}"
+    sid = f"local/{clock.wall_ms()}-{request.id}"
     return Assignment(request=request, entry=f"{request.id}-0", sid=sid, attempt=1)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from tokenyard import clock
 from worker.engines import Backend, Engine, Unsupported
 from worker.messages import (
     Asleep,
@@ -33,14 +33,14 @@ class EngineControl:
 
     def __call__(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
         """Run a command and report; a command that the engine does not support changes nothing."""
-        began = time.perf_counter()
+        began = clock.monotonic()
         try:
             self._do(command)
         except Unsupported as error:
             refused = None if isinstance(command, Sleep | Wake) else command
             self._send(CommandRefused(str(error), refused))
             return
-        seconds = time.perf_counter() - began
+        seconds = clock.monotonic() - began
         if isinstance(command, Sleep):
             self._send(Asleep(seconds, self._backend.memory()))
         elif isinstance(command, Wake):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import redis
 
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Scripts
@@ -39,8 +39,8 @@ class LaneSession(Protocol):
         """The incarnation."""
 
     @property
-    def clock_ms(self) -> float:
-        """How far the clock that deadlines refer to is ahead of ours."""
+    def broker_time(self) -> BrokerTime:
+        """The clock that deadlines refer to."""
 
     @property
     def runs(self) -> dict[str, Run]:
@@ -103,7 +103,6 @@ class RedisLaneSession:
             settings.block_ms,
             sampling=spec.sampling,
         )
-        self.clock_ms = self._server_ahead_ms()
 
     @property
     def runs(self) -> dict[str, Run]:
@@ -118,6 +117,11 @@ class RedisLaneSession:
     @epoch.setter
     def epoch(self, epoch: int | None) -> None:
         self._publisher.epoch = epoch
+
+    @property
+    def broker_time(self) -> BrokerTime:
+        """See `LaneSession`."""
+        return self._reader.broker_time
 
     @property
     def attempts(self) -> int:
@@ -141,15 +145,6 @@ class RedisLaneSession:
         """See `LaneSession`."""
         self._reader.stop()
         self._publisher.stop()
-
-    def _server_ahead_ms(self) -> float:
-        try:
-            with self._connect() as connection:
-                now: tuple[int, int] = connection.time()
-        except redis.RedisError as error:
-            log.warning("the server's clock is unknown, using ours: %s", error)
-            return 0.0
-        return now[0] * 1000 + now[1] / 1000 - time.time() * 1000
 
     def _connect(self) -> redis.Redis:
         """A connection without retries: reader and publisher retry and know when to give up."""

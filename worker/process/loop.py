@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import logging
 import queue
-import time
 from collections.abc import Callable, Sequence
 
+from tokenyard import clock
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment
@@ -77,7 +77,7 @@ class EngineLoop:
         self._results = results or RecentResults()
         self._names = {"", engine.info.model, *engine.info.adapters}
         self._session: LaneSession | None = None
-        self._deadlines: list[tuple[float, str]] = []  # heap of unix ms by our clock, lane entry
+        self._deadlines: list[tuple[float, str]] = []  # heap of `monotonic`, lane entry
         self._draining = False
         self._pause: PauseMode | None = None
         self._is_at_rest = False  # paused, nothing runs
@@ -214,7 +214,7 @@ class EngineLoop:
         held, self._held = self._held, {}
         for entry, assignment in held.items():
             if self._session:
-                self._session.runs[entry] = Run(assignment, time.monotonic(), self.epoch)
+                self._session.runs[entry] = Run(assignment, clock.monotonic(), self.epoch)
                 self._begin(assignment)
 
     # Requests
@@ -228,7 +228,7 @@ class EngineLoop:
             return
         if assignment.entry in session.runs:  # the lane is read again after an outage
             return
-        session.runs[assignment.entry] = Run(assignment, time.monotonic(), self.epoch)
+        session.runs[assignment.entry] = Run(assignment, clock.monotonic(), self.epoch)
         if assignment.request.deadline_ms is not None:
             self._note_deadline(session, assignment.entry, assignment.request.deadline_ms)
         if self._pause:
@@ -273,11 +273,11 @@ class EngineLoop:
         if len(self._deadlines) > LEAST_CLEARED + 2 * len(runs):  # most have ended since
             self._deadlines = [item for item in self._deadlines if item[1] in runs]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline_ms - session.clock_ms, entry))
+        heapq.heappush(self._deadlines, (session.broker_time.to_monotonic(deadline_ms), entry))
 
     def _expire(self) -> None:
         """End the requests whose deadlines have passed, with the tokens made so far."""
-        while self._deadlines and self._deadlines[0][0] <= time.time() * 1000:
+        while self._deadlines and self._deadlines[0][0] <= clock.monotonic():
             _, entry = heapq.heappop(self._deadlines)
             if self._session and entry in self._session.runs:
                 self._held.pop(entry, None)

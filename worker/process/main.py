@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection
 import msgspec
 from setproctitle import setproctitle
 
+from tokenyard import clock
 from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.settings import WorkerSettings
@@ -136,9 +136,9 @@ class WorkerProcess:
             case LoadModel():
                 return self._serve_model(backend, command)
             case Attach(group):
-                began = time.perf_counter()
+                began = clock.monotonic()
                 backend.attend(group)
-                self._send(Warm(backend.memory(), {"attached": time.perf_counter() - began}))
+                self._send(Warm(backend.memory(), {"attached": clock.monotonic() - began}))
             case Stop():
                 return False
             case _:  # meant for a model that is gone
@@ -180,10 +180,10 @@ class WorkerProcess:
         self._send(Ready(engine.info, backend.memory()))
         loop.run()
         self._loop = None
-        began = time.perf_counter()
+        began = clock.monotonic()
         engine.close()
         if not loop.is_stopped:
-            self._send(Warm(backend.memory(), {"unload": time.perf_counter() - began}))
+            self._send(Warm(backend.memory(), {"unload": clock.monotonic() - began}))
         return not loop.is_stopped
 
     def _send(self, message: ToController) -> None:
@@ -203,7 +203,7 @@ class WorkerProcess:
     def _send_heartbeats(self) -> None:
         """Report progress once a second, so that the controller notices a hang."""
         while True:
-            time.sleep(HEARTBEAT_S)
+            clock.sleep(HEARTBEAT_S)
             try:
                 self._send(self._heartbeat(self._loop))
             except OSError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tokenyard import clock
+from tokenyard.clock import BrokerTime
 from worker.engines import EngineInfo, TokenDelta
 from worker.messages import Replies
 from worker.process.outcomes import Aborted, Outcome, Run, delta_reply, merge, result_reply
@@ -18,11 +19,11 @@ class PipeLaneSession:
     """See `worker.process.lane_session.LaneSession`; the main loop feeds it from the pipe."""
 
     worker = LOCAL
-    clock_ms = 0.0
     attempts = 0
     epoch: int | None = None
 
     def __init__(self, info: EngineInfo, send: Callable[[Replies], None]) -> None:
+        self.broker_time = BrokerTime()  # no broker: this machine's
         self.runs: dict[str, Run] = {}
         self._info = info
         self._send = send
@@ -32,7 +33,7 @@ class PipeLaneSession:
 
     def put(self, events: Sequence[Outcome]) -> None:
         """Send the replies of one step."""
-        now = time.monotonic()
+        now = clock.monotonic()
         replies = []
         for event in merge(events):
             run = self.runs.get(event.key)

@@ -6,7 +6,6 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Final, TypeVar
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import Assignment
@@ -154,7 +154,7 @@ class Publisher:
     def _publications(
         self, events: Sequence[Outcome], epoch: int | None
     ) -> tuple[list[_Shipment], list[_Shipment]]:
-        now = time.monotonic()
+        now = clock.monotonic()
         deltas: list[_Shipment] = []
         results: list[_Shipment] = []
         for event in events:
@@ -248,7 +248,7 @@ class Publisher:
                 if is_running:
                     self._hand_back_lost_stream(run.assignment)
         if ended:
-            self._results.keep(ended, time.monotonic())
+            self._results.keep(ended, clock.monotonic())
         self._stats.note(published)
 
     def _call(self, call: Callable[[], T]) -> T | None:

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import redis
 
+from tokenyard import clock
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.wire import Assignment
@@ -31,8 +33,6 @@ class LaneReader(StreamReader):
     stay until their results are published; after an outage they are delivered again.
     """
 
-    rereads = True
-
     def __init__(
         self,
         connection: redis.Redis,
@@ -44,6 +44,7 @@ class LaneReader(StreamReader):
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(connection, keys.lane(worker), block_ms, f"reader-{worker}")
+        self.broker_time = BrokerTime()
         self._capacity = keys.capacity
         self._worker = worker
         self._deliver = deliver
@@ -54,9 +55,22 @@ class LaneReader(StreamReader):
     def run_once(self) -> None:
         """One bounded read."""
         try:
+            self._measure_time()
             super().run_once()
         finally:
             self._hand_over()
+
+    def _measure_time(self) -> None:
+        """Before the first read, after an outage, and now and then."""
+        if self.broker_time.is_due:
+            asked_at = clock.monotonic()
+            told: Any = self._connection.time()
+            self.broker_time.measured(told, asked_at)
+
+    def _on_outage(self) -> None:
+        # A server that comes back without its last writes may have entries again that were taken.
+        self._last = "0"
+        self.broker_time.expire()
 
     def _hand_over(self) -> None:
         """In batches: single ones would wake the engine's thread too often while this one reads."""

@@ -7,11 +7,11 @@ a replica that took over) may put a request on a lane whose result the client ha
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
+from tokenyard import clock
 from tokenyard.protocol.replies import Reply, decode_reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import Publication
@@ -72,14 +72,14 @@ class RecentResults:
     def find(self, assignment: Assignment) -> Reply | None:
         """The result of this request, or None."""
         found = self._results.get(_key(assignment))
-        if found is None or found[0] < time.monotonic() - self._most_s:
+        if found is None or found[0] < clock.monotonic() - self._most_s:
             return None
         return decode_reply(found[1])
 
     def forget(self) -> None:
         """Forget all requests begun until now: the engine would answer differently from here on."""
         with self._lock:
-            self._forgotten_at = time.monotonic()
+            self._forgotten_at = clock.monotonic()
             self._results.clear()
             self._bytes = 0
 

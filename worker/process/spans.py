@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from tokenyard import clock
 from tokenyard.telemetry.tracing import Attributes, Tracer, carrier_of
 from worker.engines import EngineInfo, Finished, RequestError
 from worker.process.outcomes import Expired, Remembered, Run
@@ -27,7 +27,7 @@ class EngineSpans:
         carrier = carrier_of(run.assignment.request.metadata)
         if not carrier:
             return
-        now, now_s = time.monotonic(), time.time()
+        now, now_s = clock.monotonic(), clock.wall()
         operation = "chat" if run.assignment.request.messages else "text_completion"
         first = {} if run.first_token is None else {"first token": now_s - now + run.first_token}
         self._tracer.span(

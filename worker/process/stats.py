@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import statistics
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from tokenyard import clock
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.metrics import Histogram
@@ -59,7 +59,7 @@ class RunningStats:
 
     def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
         """Count outcomes that were just published."""
-        tokens, now = 0, time.monotonic()
+        tokens, now = 0, clock.monotonic()
         with self._lock:
             for run, outcome in published:
                 if isinstance(outcome, TokenDelta):
@@ -112,7 +112,7 @@ class RunningStats:
     def now(self) -> WorkerTotals:
         """The counters of the current incarnation."""
         with self._lock:
-            since = time.monotonic() - WINDOW_S
+            since = clock.monotonic() - WINDOW_S
             while self._firsts and self._firsts[0][0] < since:
                 self._firsts.popleft()
             waited = [ms for _, ms in self._firsts]

@@ -16,15 +16,10 @@ log = logging.getLogger("tokenyard.worker.reader")
 
 
 class StreamReader(ABC):
-    """Takes each entry of a stream once, in order; it owns the connection.
-
-    With ``rereads`` it starts over after an outage: a server that comes back without its last
-    writes may have entries again that were already taken.
-    """
+    """Takes each entry of a stream once, in order; it owns the connection."""
 
     #: Most entries of one read.
     count: ClassVar[int] = 256
-    rereads: ClassVar[bool] = False
 
     def __init__(self, connection: redis.Redis, stream: str, block_ms: int, thread: str) -> None:
         self._connection = connection
@@ -52,8 +47,7 @@ class StreamReader(ABC):
                 outage.over()
             except redis.RedisError as error:
                 failures += 1
-                if self.rereads:
-                    self._last = "0"
+                self._on_outage()
                 outage.note(error)
                 self._stop.wait(backoff.compute(failures))
         self._connection.close()
@@ -70,6 +64,10 @@ class StreamReader(ABC):
                 name = entry.decode()
                 self._take(name, fields)
                 self._last = name
+
+    @abstractmethod
+    def _on_outage(self) -> None:
+        """Note that a read has failed."""
 
     @abstractmethod
     def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:

@@ -21,9 +21,13 @@ _NO_BROWSER = "Chromium is missing (Debian: apt install chromium): no page was s
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium(no_leftover_processes: None) -> Iterator[Any]:
-    """The browser; its absence is loud, and a failure in CI."""
+    """The browser; its absence is loud, and a failure in CI.
+
+    It ends with the last of these tests: its driver has an event loop running in this thread, where
+    others could have none.
+    """
     driver = imported("playwright.sync_api", _NO_DRIVER)
     program = shutil.which("chromium")
     if program is None:

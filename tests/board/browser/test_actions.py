@@ -19,6 +19,8 @@ from tokenyard.admin.audit import read_audit
 from tokenyard.board.pages import ACTIONS
 from tokenyard.protocol.tenants import decode_tenant
 
+pytestmark = pytest.mark.long
+
 WHY = "a test presses <b>all</b> buttons"
 
 

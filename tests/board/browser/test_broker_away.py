@@ -12,6 +12,8 @@ from tests.board.browser.serving import serve
 from tests.support.processes import Plant
 from tests.support.servers import Server, find_binary
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Server]:

@@ -23,6 +23,8 @@ from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host, encode_worker
 
+pytestmark = pytest.mark.long
+
 #: It ends tags and attributes, runs scripts, turns the text around, and moves the cursor.
 EVIL = (
     "\"'><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -8,7 +8,7 @@ from tests.board.browser.conftest import NewWindow
 from tests.board.browser.window import Window
 from tokenyard.board.pages import PAGES
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 #: The pages of the menu.
 MENU = [page for page in PAGES if page.menu]

@@ -20,7 +20,7 @@ from tests.board.browser.stage import Stage
 from tests.board.browser.window import Window
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 MOST_BYTES = 150_000
 WIDTH, HEIGHT, MOST_HEIGHT = 1280, 800, 1500

@@ -19,6 +19,8 @@ from tokenyard.board.pages import ACTIONS
 from tokenyard.board.yard import RANK
 from tokenyard.protocol.api_keys import Role
 
+pytestmark = pytest.mark.long
+
 #: What a page of the board may send, whatever its buttons are.
 POST = "(to) => fetch(to, {method: 'POST', body: new URLSearchParams()}).then((it) => it.status)"
 

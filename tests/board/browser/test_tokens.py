@@ -10,7 +10,7 @@ from tests.board.browser.conftest import NewWindow
 from tests.board.browser.stage import Stage
 from tests.gateway.speaker import CYCLE
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 
 def test_tokens_appear_while_they_are_generated(

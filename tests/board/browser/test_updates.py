@@ -14,6 +14,8 @@ import pytest
 from tests.board.browser.conftest import NewWindow
 from tests.board.browser.window import Window
 
+pytestmark = pytest.mark.long
+
 PAGE = """<!doctype html><html lang="en"><title>x</title>
 <p id="live_error" class="told bad" role="status" hidden></p>
 <input id="why" value="">

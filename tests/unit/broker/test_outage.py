@@ -7,6 +7,7 @@ import logging
 import pytest
 from redis import exceptions
 
+from tests.support.fake_clock import FakeClock
 from tokenyard.broker.outage import EVERY_S, Outage
 
 DISK = exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
@@ -14,13 +15,13 @@ AWAY = exceptions.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connecti
 
 
 class Logged:
-    """An outage with a clock of its own, and what its log says."""
+    """An outage, and what its log says."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(self, caplog: pytest.LogCaptureFixture, fake_clock: FakeClock) -> None:
         caplog.set_level(logging.INFO)
         self._caplog = caplog
-        self.now = 100.0
-        self.outage = Outage(logging.getLogger("test"), "leading", lambda: self.now)
+        self.clock = fake_clock
+        self.outage = Outage(logging.getLogger("test"), "leading")
 
     @property
     def lines(self) -> list[str]:
@@ -28,14 +29,14 @@ class Logged:
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Logged:
-    return Logged(caplog)
+def logged(caplog: pytest.LogCaptureFixture, fake_clock: FakeClock) -> Logged:
+    return Logged(caplog, fake_clock)
 
 
 def test_an_error_is_logged_once_and_again_after_a_while(logged: Logged) -> None:
     for _ in range(100):
         logged.outage.note(DISK)
-    logged.now += EVERY_S
+    logged.clock.advance(EVERY_S)
     logged.outage.note(DISK)
 
     first, second = logged.lines
@@ -57,7 +58,7 @@ def test_a_different_error_is_logged_immediately(logged: Logged) -> None:
 def test_the_end_of_an_outage_is_logged(logged: Logged) -> None:
     logged.outage.over()
     logged.outage.note(AWAY)
-    logged.now += 7
+    logged.clock.advance(7)
     logged.outage.over()
     logged.outage.over()
 

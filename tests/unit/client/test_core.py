@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import make_request, make_result
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, ClientCore
-from tokenyard.client.operations import Operation
+from tokenyard.client.operations import Operation, Steps
 from tokenyard.client.router import CHECK_AFTER_S
 from tokenyard.client.submission import bursts
 from tokenyard.client.sync import LISTEN_TIMEOUT_S
@@ -35,6 +35,12 @@ def command(operation: Operation) -> Any:
     return only
 
 
+def read_after_time(steps: Steps[None], time_asked: Any) -> Any:
+    """Answer the question for the broker's time; the read that follows."""
+    assert command(time_asked) == ("TIME",)
+    return steps.send([(1_800_000_000, 0)])
+
+
 def frame(request_id: str) -> bytes:
     return b"\x91" + encode_reply(make_result(request_id, [1]))
 
@@ -56,14 +62,15 @@ def test_a_burst_ends_by_number_size_and_class() -> None:
 def test_listening_reads_on_where_the_server_went_away() -> None:
     core = make_core()
     steps = core.listen()
-    assert "BLOCK" not in command(next(steps)), "the past is read without waiting"
+    first = read_after_time(steps, next(steps))
+    assert "BLOCK" not in command(first), "the past is read without waiting"
     read = steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
     assert "BLOCK" in command(read)
     pauses = []
     for _ in range(10):
         pause = steps.throw(BrokerUnavailable("gone"))
         pauses.append(pause.seconds)
-        assert command(steps.send(None))[-1] == "5-1"
+        assert command(read_after_time(steps, steps.send(None)))[-1] == "5-1"
     assert pauses[0] < 0.1
     assert max(pauses) <= 2.0
 
@@ -71,7 +78,7 @@ def test_listening_reads_on_where_the_server_went_away() -> None:
 def test_listening_ends_with_the_client() -> None:
     core = make_core()
     steps = core.listen()
-    next(steps)
+    read_after_time(steps, next(steps))
     core.close()
     with pytest.raises(StopIteration):
         steps.send([[[b"replies", [(b"5-1", {b"frame": frame("x")})]]]])
@@ -117,7 +124,7 @@ def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.Mo
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
     core = make_core()
     steps = core.listen()
-    next(steps)
+    read_after_time(steps, next(steps))
     assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
     next(core.submitter.submit([prepare("q")]))
     assert _block_ms(steps.send([None])) == BLOCK_MS

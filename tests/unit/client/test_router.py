@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import make_delta, make_result
+from tests.support.fake_clock import FakeClock
 from tokenyard.client import router as sessions
 from tokenyard.client.ledger import RequestSnapshot
 from tokenyard.client.pending import DeltaCursor, PendingRequest, WaitDeadline
@@ -177,12 +178,11 @@ class TestEnd:
             WaitDeadline(None, 0.0).left_s(pending)
         assert 0 < WaitDeadline(float("inf"), 0.0).left_s(pending) < float("inf")
 
-    def test_of_patience_begins_again_with_each_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_patience_begins_again_with_each_wait(self, fake_clock: FakeClock) -> None:
         # Given a wait whose time is over
-        pending, now = open_exchange(ReplyRouter(0.0)), [100.0]
-        monkeypatch.setattr("tokenyard.client.pending.time.monotonic", lambda: now[0])
+        pending = open_exchange(ReplyRouter(0.0))
         patience = WaitDeadline(None, 5.0)
-        now[0] = 106.0
+        fake_clock.advance(6.0)
         with pytest.raises(WaitTimeout):
             patience.left_s(pending)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_request, make_result
+from tests.support.fake_clock import FakeClock
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.window import MapWindow, Numbered
@@ -130,9 +131,8 @@ def test_a_window_of_nothing_is_refused() -> None:
         make_window([], size=0)
 
 
-def test_a_slow_source_does_not_hold_back_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr("tokenyard.client.window.time.monotonic", lambda: next(clock))
+def test_a_slow_source_does_not_hold_back_what_it_gave(fake_clock: FakeClock) -> None:
+    fake_clock.ticks_s = 1.0
     window = make_window(range(8))
     assert pull(window) == 1
     assert window.has_room

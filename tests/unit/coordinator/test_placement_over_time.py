@@ -109,6 +109,7 @@ class TestTurnsByCost:
 
         assert yard.longest_wait_s <= 2 * (0.1 + UNLOAD_S) / 0.1
 
+    @pytest.mark.long
     def test_a_large_model_gets_its_turn_among_small_ones_that_swap_all_the_time(self) -> None:
         small = [Model("a", 0.1), Model("b", 0.1)]
         yard = Yard([*small, Model("large", 8.0)], devices=1, wait_s=0.0)
@@ -128,6 +129,7 @@ Arrivals = st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.0, 4.0)), max
 
 
 # Shrinking a yard takes minutes.
+@pytest.mark.long
 @settings(max_examples=examples(5, deep=45), phases=[Phase.generate])
 @given(
     devices=st.integers(1, 3),
@@ -156,6 +158,7 @@ def test_swaps_take_their_share_at_most_and_no_model_starves(
     assert set(yard.served) == set("abcd")
 
 
+@pytest.mark.long
 @settings(max_examples=examples(30, deep=240))
 @given(
     devices=st.integers(1, 4),

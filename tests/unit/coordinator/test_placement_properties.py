@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,6 +186,7 @@ def test_only_listed_models_are_loaded_and_on_as_many_devices_as_they_need(
         assert NOW_MS - info.faulted_ms >= 1000 * pause_s
 
 
+@pytest.mark.long
 def test_only_ready_workers_give_way_and_only_when_they_may() -> None:
     busy = 0
 
@@ -251,6 +253,7 @@ def can_load(situation: Situation, controller: str, model: str) -> bool:
     )
 
 
+@pytest.mark.long
 def test_a_second_decision_adds_nothing_to_pending_loads() -> None:
     added = 0
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from redis.exceptions import NoPermissionError
 
-import coordinator.telemetry.recorder as module
 from coordinator.leadership import LostLeadership
 from coordinator.roster import RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.recorder import HistoryRecorder
 from tests.support.builders import make_worker_info
+from tests.support.fake_clock import FakeClock
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.history import HistorySample, parse_history
 from tokenyard.protocol.worker_info import WorkerTotals
@@ -25,16 +26,14 @@ LEASE_MS = 2 * START_MS
 class Bench:
     """A recorder with a clock, a roster and a broker of the test's own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seconds = 0.0
+    def __init__(self, fake_clock: FakeClock) -> None:
+        self._clock, self._began = fake_clock, fake_clock.now
         self.written: list[HistorySample] = []
         self.refuses = False
         self.is_replaced = False
-        clock = SimpleNamespace(monotonic=lambda: self.seconds)
-        monkeypatch.setattr(module, "time", clock)
-        self.roster: Any = SimpleNamespace(
-            members={}, server_ms=lambda: START_MS + 1000 * self.seconds
-        )
+        now_s = int(START_MS / 1000)
+        self.roster: Any = SimpleNamespace(members={}, broker_time=BrokerTime())
+        self.roster.broker_time.measured((now_s, 0), fake_clock.now)
         self.counts = CoordinatorCounts()
         scripts: Any = SimpleNamespace(record=self._record)
         self.recorder = HistoryRecorder(scripts, self.roster, self.counts)
@@ -47,7 +46,7 @@ class Bench:
             for name, value in fields.items()
         }
         if not self.is_replaced:
-            self.written.append(parse_history(f"{self.roster.server_ms():.0f}-0", packed))
+            self.written.append(parse_history(f"{self.roster.broker_time.now_ms:.0f}-0", packed))
         return not self.is_replaced
 
     def see(self, load: int = 0, lease_ms: float = LEASE_MS, **workers: WorkerTotals) -> None:
@@ -57,16 +56,23 @@ class Bench:
             for worker, tally in workers.items()
         }
 
+    @property
+    def seconds(self) -> float:
+        return self._clock.now - self._began
+
+    def wait(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
     def run(self, until_s: float, token: str = "1:ann") -> None:
         """Turns up to that second."""
         while self.seconds < until_s:
-            self.seconds += 0.5
+            self.wait(0.5)
             self.recorder.run_once(token)
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(monkeypatch)
+def bench(fake_clock: FakeClock) -> Bench:
+    return Bench(fake_clock)
 
 
 def totals(finished: int, tokens: int = 0, *ttft: int, failed: int = 0) -> WorkerTotals:
@@ -92,13 +98,13 @@ def test_an_entry_has_what_was_added_since_the_one_before(bench: Bench) -> None:
 
 
 def test_entries_end_at_whole_tens_of_the_servers_seconds(bench: Bench) -> None:
-    bench.seconds = 3.0
+    bench.wait(3.0)
     bench.run(40)
     assert [one.at_ms - START_MS for one in bench.written] == [10_000, 20_000, 30_000, 40_000]
 
 
 def test_what_was_watched_for_less_than_five_seconds_has_no_entry(bench: Bench) -> None:
-    bench.seconds = 6.0
+    bench.wait(6.0)
     bench.run(20)
     assert [one.at_ms - START_MS for one in bench.written] == [20_000]
 

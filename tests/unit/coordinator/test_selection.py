@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.routing.absences import Absences
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane
 from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.schedule import ScheduleWriter, read_schedule
 from coordinator.routing.selection import Selection
+from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.settings import CoordinatorSettings
 
@@ -113,17 +113,14 @@ class TestAbsentWorkers:
     """Given requests that must go to an absent worker."""
 
     @pytest.fixture(autouse=True)
-    def _listen(self, caplog: pytest.LogCaptureFixture) -> None:
+    def _listen(self, caplog: pytest.LogCaptureFixture, fake_clock: FakeClock) -> None:
         caplog.set_level(logging.INFO)
         self.log = caplog
-        self.now = 100.0
+        self.clock = fake_clock
 
     def replaying(self, tmp_path: Path) -> Selection:
         """A selection that follows "cca", waits 5 s, and records."""
-        clock = Absences(5.0, lambda: self.now)
-        chosen = selection(replay=cca(tmp_path), replay_wait_s=5.0, record=tmp_path / "new")
-        chosen._replay_absences = clock
-        return chosen
+        return selection(replay=cca(tmp_path), replay_wait_s=5.0, record=tmp_path / "new")
 
     def test_a_replay_waits_and_logs_it_once(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
@@ -137,7 +134,7 @@ class TestAbsentWorkers:
     def test_a_replay_continues_elsewhere_and_logs_and_records_it(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
         assert give(chosen, [queued(0)], lanes("ab")) == "-"
-        self.now += 5.0
+        self.clock.advance(5.0)
 
         pick = chosen.choose(queued(0), lanes("ab"))
         assert pick.why == "replay: c is absent; round_robin, load 0 of 4"
@@ -154,7 +151,7 @@ class TestAbsentWorkers:
     def test_a_replay_returns_to_a_worker_that_comes_back(self, tmp_path: Path) -> None:
         chosen = self.replaying(tmp_path)
         chosen.choose(queued(0), lanes("ab"))
-        self.now += 5.0
+        self.clock.advance(5.0)
 
         assert give(chosen, [queued(0), queued(1)], lanes("abc")) == "cc"
         assert self.log.messages[-1] == "worker c serves sim again"
@@ -165,7 +162,7 @@ class TestAbsentWorkers:
         full = Lanes(replace(lane, load=4) if lane.name == "c" else lane for lane in lanes())
 
         assert give(chosen, [queued(0)], full) == "-"
-        self.now += 50.0
+        self.clock.advance(50.0)
         assert give(chosen, [queued(0)], full) == "-"
         assert not self.log.messages
 
@@ -174,7 +171,7 @@ class TestAbsentWorkers:
         chosen.start_when_complete(lanes("abc"))
 
         assert give(chosen, [queued(n) for n in range(3)], lanes("ac")) == "a-c"
-        self.now += 1e6
+        self.clock.advance(1e6)
         assert give(chosen, [queued(1)], lanes("ac")) == "-"
 
         assert self.log.messages == [

@@ -57,6 +57,7 @@ class TestClasses:
         assert classes(served) == {name: 40 * weight for name, weight in WEIGHTS.items()}
         assert classes(served[:ALL]) == WEIGHTS, "in each round, not only in the end"
 
+    @pytest.mark.long
     def test_shares_hold_during_minutes_of_a_flood(self) -> None:
         """Given 200 requests/s for ten minutes, where each class alone exceeds the capacity."""
         queue, served = ModelQueue(), Counter[str]()

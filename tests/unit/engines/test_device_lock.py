@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from worker.engines import device_lock
+from tokenyard import clock
 from worker.engines.device_lock import DeviceLock, lock_of_gpu
 
 Turn = Callable[[DeviceLock], AbstractContextManager[None]]
@@ -47,7 +47,7 @@ def waiting(turn: AbstractContextManager[None]) -> threading.Event:
 def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a turn is available without a wait."""
     with monkeypatch.context() as patched:
-        patched.setattr(device_lock.time, "sleep", Mock(side_effect=TimeoutError))
+        patched.setattr(clock, "sleep", Mock(side_effect=TimeoutError))
         try:
             with turn:
                 return True

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import worker.engines.sensors
+from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import SensorReading
 from worker.engines.sensors import FRESH_S, find_sensors, open_sensors
@@ -55,15 +55,9 @@ class PlayedNvml:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def clock(fake_clock: FakeClock) -> Callable[[float], None]:
     """A function that lets time pass."""
-    now = [1000.0]
-    monkeypatch.setattr(worker.engines.sensors, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def wait(seconds: float) -> None:
-        now[0] += seconds
-
-    return wait
+    return fake_clock.advance
 
 
 def test_a_reading_is_used_for_some_seconds(clock: Callable[[float], None]) -> None:

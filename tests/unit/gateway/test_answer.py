@@ -190,6 +190,7 @@ def test_a_silent_stream_gets_comments_that_are_not_counted() -> None:
     run(scenario())
 
 
+@pytest.mark.long
 def test_the_sdks_see_no_event_in_a_comment() -> None:
     decoders = [
         pytest.importorskip(f"{name}._streaming").SSEDecoder() for name in ("openai", "anthropic")

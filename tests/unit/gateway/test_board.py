@@ -64,6 +64,7 @@ def test_its_paths(path: str, expected: bool) -> None:
     assert is_of_board(path) is expected
 
 
+@pytest.mark.long
 def test_it_lies_beside_the_api_which_does_not_see_its_requests() -> None:
     async def test(app: Any, client: httpx.AsyncClient) -> None:
         answer = await client.get("/board/static/board.js")

@@ -116,6 +116,7 @@ def post(length: int, *headers: bytes) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
+@pytest.mark.long
 def test_who_was_answered_before_the_end_of_the_body_gets_no_second_answer() -> None:
     async def test(_: App, port: int) -> None:
         answer = await said(port, b"PUT" + post(100).removeprefix(b"POST"), b"half")
@@ -184,6 +185,7 @@ def test_a_large_request_may_take_longer() -> None:
     run(test, receive_s=0.2)
 
 
+@pytest.mark.long
 def test_an_idle_connection_is_closed() -> None:
     async def test(app: App, port: int) -> None:
         assert await said(port) == b""
@@ -195,6 +197,7 @@ def test_an_idle_connection_is_closed() -> None:
     run(test, receive_s=2.0, idle_s=1)
 
 
+@pytest.mark.long
 def test_who_reads_nothing_costs_little_and_is_cut_off() -> None:
     async def test(app: App, port: int) -> None:
         # Given a client that asks for an endless stream, and reads none of it

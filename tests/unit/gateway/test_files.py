@@ -9,7 +9,6 @@ import tracemalloc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +21,7 @@ from gateway.batches.folder import FolderStorage
 from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal
+from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 LIMIT = 1000
@@ -135,6 +135,7 @@ def test_an_upload_may_come_in_pieces_of_any_size(asker: Asker, size: int) -> No
     assert asker.get(f"/v1/files/{made.json['id']}/content").body == content
 
 
+@pytest.mark.long
 def test_an_upload_is_not_held_in_memory(storage: Storage) -> None:
     asker = Asker(storage, limit=2**30)
     size, piece = 64 * 2**20, bytes(2**16)
@@ -337,7 +338,7 @@ def test_a_wrong_batch_is_refused_by_its_field(
     assert heard.json["error"]["param"] == param
 
 
-def test_a_file_expires(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_expires(asker: Asker, fake_clock: FakeClock) -> None:
     made = asker.upload(**EXPIRY).json
     assert made["expires_at"] == made["created_at"] + 3600
     lasting = asker.upload().json
@@ -345,7 +346,7 @@ def test_a_file_expires(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     at = f"/v1/files/{made['id']}"
     assert asker.get(at).json == made
     # If its time is over
-    monkeypatch.setattr("gateway.batches.files.time", SimpleNamespace(time=lambda: 10.0**10))
+    fake_clock.advance(3601.0)
     # I expect nobody to find it, and nothing to be left once files are listed.
     assert asker.get(at).status == asker.get(f"{at}/content").status == 404
     assert asker.get("/v1/files").json["data"] == [lasting]

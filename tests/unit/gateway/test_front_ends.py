@@ -39,6 +39,7 @@ def adder(name: str = "adder", adapters: tuple[str, ...] = (), **arguments: Any)
     return ModelProfile(name, str(MODELS / "adder"), arguments, adapters=adapters)
 
 
+@pytest.mark.long
 def test_each_model_has_its_own_settings(play: Any, tmp_path: Path) -> None:
     async def test(ends: Any) -> None:
         # Given a template that is not ASCII
@@ -74,6 +75,7 @@ def test_an_adapter_is_found_by_its_name(play: Any) -> None:
     play(test)
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_here_says_what_to_do_and_harms_no_other(
     play: Any, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_no_hint_is_written_into_what_is_no_stream() -> None:
     run(scenario())
 
 
+@pytest.mark.long
 def test_the_sdks_see_no_event_in_a_hint() -> None:
     decoders = [
         pytest.importorskip(f"{name}._streaming").SSEDecoder() for name in ("openai", "anthropic")

@@ -13,6 +13,7 @@ from tests.unit.gateway.conftest import adder_tokenizer
 pytestmark = pytest.mark.vllm
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("needs_key", [False, True])
 def test_the_document(needs_key: bool) -> None:
     adder_tokenizer()  # sets vLLM's environment first

@@ -139,6 +139,7 @@ def test_a_part_whose_acknowledgement_was_lost_counts(
     assert job.names() == {"in", "out.parts/000001"}
 
 
+@pytest.mark.long
 def test_what_is_added_is_kept_about_every_five_seconds_or_sooner(job: Job) -> None:
     worker = job.worker()
     write(worker, LINES[0])

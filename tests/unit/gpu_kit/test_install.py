@@ -67,6 +67,7 @@ def put(wheels: Path, device: str = "cuda", timeout_s: float = LONG_S) -> dict[s
     return install(wheels, wheels.parent / "state", device, timeout_s=timeout_s)
 
 
+@pytest.mark.long
 def test_the_wheels_come_before_the_packages_of_the_host(wheels, tmp_path):
     (wheels / LEFT_OUT).write_text("vllm/fa2.so\n")
 
@@ -92,6 +93,7 @@ def test_the_wheels_come_before_the_packages_of_the_host(wheels, tmp_path):
     assert prefix == str(tmp_path / "state" / "venv"), "msgspec came from the host"
 
 
+@pytest.mark.long
 def test_an_installation_is_kept_until_the_wheels_change(wheels, tmp_path):
     state = tmp_path / "state"
     put(wheels)
@@ -107,11 +109,13 @@ def test_an_installation_is_kept_until_the_wheels_change(wheels, tmp_path):
     assert not mark.exists()
 
 
+@pytest.mark.long
 def test_a_device_other_than_the_requested_one_is_refused(wheels, tmp_path):
     with pytest.raises(NotInstalled, match=r"^vllm 0\.26\.0 runs on cuda here and not on cpu: "):
         put(wheels, "cpu")
 
 
+@pytest.mark.long
 def test_a_host_without_a_device_is_refused(wheels, tmp_path):
     write_vllm(wheels, platform="class current_platform: device_type = ''")
 
@@ -121,6 +125,7 @@ def test_a_host_without_a_device_is_refused(wheels, tmp_path):
         put(wheels)
 
 
+@pytest.mark.long
 def test_a_missing_wheel_fails_immediately(wheels, tmp_path):
     write_vllm(wheels, worker="import a_kernel_library")
 
@@ -130,6 +135,7 @@ def test_a_missing_wheel_fails_immediately(wheels, tmp_path):
         put(wheels)
 
 
+@pytest.mark.long
 def test_a_missing_dependency_of_a_wheel_is_named(wheels, tmp_path):
     asking = {"asking-1.dist-info/METADATA": "Name: asking\nVersion: 1\nRequires-Dist: not-there\n"}
     write_wheel(wheels, "asking", "1", asking)

@@ -67,6 +67,7 @@ def test_a_part_that_is_killed_reports_the_signal(tmp_path):
     assert (result.outcome, result.why) == ("failed", "It ended with signal SIGKILL.")
 
 
+@pytest.mark.long
 def test_a_part_that_hangs_is_ended_with_all_its_processes(tmp_path):
     result = run(
         tmp_path,
@@ -86,6 +87,7 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(tmp_path):
         assert is_gone(pid)
 
 
+@pytest.mark.long
 def test_a_part_that_is_ended_may_still_report_its_findings(tmp_path):
     result = run(
         tmp_path,
@@ -102,6 +104,7 @@ def test_a_part_that_is_ended_may_still_report_its_findings(tmp_path):
     assert (result.outcome, result.figures) == ("ended", {"so_far": 1})
 
 
+@pytest.mark.long
 def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
     """Also one with a session of its own whose parent has ended."""
     result = run(
@@ -123,6 +126,7 @@ def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
     assert is_gone(pid)
 
 
+@pytest.mark.long
 def test_tests_that_are_ended_have_reported_earlier_failures(tmp_path):
     tests = """
         import time

@@ -45,6 +45,7 @@ def members(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.long
 def test_a_join_restores_the_split_files(wheels, tmp_path):
     manifest = split(wheels, tmp_path / "pieces", mib=1)
 
@@ -78,6 +79,7 @@ def test_a_second_join_leaves_the_wheels_alone(pieces, tmp_path):
     join(pieces, tmp_path / "back")
 
 
+@pytest.mark.long
 def test_a_second_split_leaves_no_old_pieces(wheels, pieces):
     split(wheels, pieces, mib=60)
 

@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import worker.host.process_handle
-import worker.process.loop
 from tests.support.pools import Theatre, theatre
 from tests.unit.worker.commander import Commander
 from tests.unit.worker.models_file import Write
-
-
-class Clock:
-    """The time of a process handle."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return 1_700_000_000.0 + self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(worker.host.process_handle, "time", clock)
-    return clock
-
-
-@pytest.fixture
-def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A function that sets the wall clock of the engine loop ahead by seconds."""
-    ahead: list[float] = []
-    clock = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + sum(ahead))
-    monkeypatch.setattr(worker.process.loop, "time", clock)
-    return ahead.append
 
 
 @pytest.fixture

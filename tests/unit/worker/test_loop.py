@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.builders import make_assignment, make_request
+from tests.support.fake_clock import FakeClock
 from tests.support.loop_rig import LoopRig, finished
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
@@ -168,18 +168,18 @@ class TestCharged:
 
 @pytest.mark.parametrize(("made", "where"), [([1, 2], "running"), ([], "on the worker's lane")])
 def test_a_deadline_ends_a_request(
-    rig: LoopRig, jump: Callable[[float], None], made: list[int], where: str
+    fake_clock: FakeClock, rig: LoopRig, made: list[int], where: str
 ) -> None:
     # Given requests, two with deadlines, one of them sooner
     rig.engine.made = made
-    soon, later = (int((time.time() + hours * 3600) * 1000) for hours in (1, 3))
+    soon, later = (int((fake_clock.wall() + hours * 3600) * 1000) for hours in (1, 3))
     for entry, deadline_ms in (("1-0", None), ("2-0", soon), ("3-0", later)):
         rig.deliver(entry, request=make_request(deadline_ms=deadline_ms))
     rig.turn()
     assert rig.engine.has == ["1-0", "2-0", "3-0"]
 
     # If that deadline passes
-    jump(2 * 3600.0)
+    fake_clock.advance(2 * 3600.0)
     rig.turn()
 
     # I expect only that request to end, with its tokens so far.
@@ -188,11 +188,11 @@ def test_a_deadline_ends_a_request(
     assert rig.engine.has == ["1-0", "3-0"]
 
 
-def test_deadlines_follow_the_servers_clock(rig: LoopRig) -> None:
-    rig.sessions[0].clock_ms = 3_600_000.0  # the server's clock is an hour ahead
-    in_an_hour = int(time.time() * 1000) + 3_600_000
-    rig.deliver("1-0", request=make_request(deadline_ms=in_an_hour - 1000))
-    rig.deliver("2-0", request=make_request(deadline_ms=in_an_hour + 60_000))
+def test_deadlines_follow_the_servers_clock(fake_clock: FakeClock, rig: LoopRig) -> None:
+    rig.sessions[0].broker_time.measured((7_000, 0), fake_clock.monotonic())
+    fake_clock.step(3600.0)
+    rig.deliver("1-0", request=make_request(deadline_ms=6_999_000))
+    rig.deliver("2-0", request=make_request(deadline_ms=7_060_000))
 
     rig.turn()
 

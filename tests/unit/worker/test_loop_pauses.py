@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from tests.support.builders import make_request
+from tests.support.fake_clock import FakeClock
 from tests.support.loop_rig import LoopRig, finished
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import PauseMode
@@ -175,9 +173,9 @@ def test_each_term_knows_the_epoch(rig: LoopRig) -> None:
     assert [term.epoch for term in rig.sessions] == [3, 3]
 
 
-def test_deadlines_apply_during_a_pause(rig: LoopRig, jump: Callable[[float], None]) -> None:
+def test_deadlines_apply_during_a_pause(fake_clock: FakeClock, rig: LoopRig) -> None:
     # Given a kept request and one that waits behind it
-    late_ms = int((time.time() + 3600) * 1000)
+    late_ms = int((fake_clock.wall() + 3600) * 1000)
     rig.deliver("2-0", request=make_request(deadline_ms=late_ms))
     rig.turn()
     say(rig, PauseEngine("keep"))
@@ -185,7 +183,7 @@ def test_deadlines_apply_during_a_pause(rig: LoopRig, jump: Callable[[float], No
     rig.turn()
 
     # If their deadlines pass
-    jump(2 * 3600.0)
+    fake_clock.advance(2 * 3600.0)
     eventually(lambda: (rig.turn(), len(rig.sessions[0].given) == 3)[1])
 
     # I expect both to end, and what runs without one to go on.

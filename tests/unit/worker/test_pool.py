@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
+from tests.support.fake_clock import FakeClock
 from tests.support.pools import MEMORY, PAIR, A, B, Theatre, engine_info, theatre
 from worker.host.pool import TICK_S
 from worker.host.process_state import State
@@ -58,11 +57,9 @@ def test_a_single_process_has_the_plain_name(monkeypatch: pytest.MonkeyPatch) ->
 
 class TestWaits:
     @pytest.fixture
-    def now(self, monkeypatch: pytest.MonkeyPatch) -> float:
+    def now(self, fake_clock: FakeClock) -> float:
         """The time of the pool, which stands still."""
-        now = time.monotonic()
-        monkeypatch.setattr("worker.host.pool.time", SimpleNamespace(monotonic=lambda: now))
-        return now
+        return fake_clock.monotonic()
 
     def test_nothing_is_due_while_all_processes_run(self, two: Theatre) -> None:
         assert two.pool._until_due() == TICK_S

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from tests.support.fake_clock import FakeClock
 from tests.support.pools import WARM, make_handle, make_ready
-from tests.unit.worker.conftest import Clock
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.host.restart_backoff import CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE
@@ -23,61 +23,67 @@ class TestBackoff:
     def _no_jitter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("random.random", lambda: 1.0)
 
-    def _die(self, handle: WorkerProcessHandle, clock: Clock, lived_s: float = 1.0) -> float:
-        handle._started = clock.now
-        clock.now += lived_s
+    def _die(
+        self, handle: WorkerProcessHandle, fake_clock: FakeClock, lived_s: float = 1.0
+    ) -> float:
+        handle._started = fake_clock.now
+        fake_clock.advance(lived_s)
         handle.reap()
         assert handle.state is State.DOWN
-        return handle.start_at - clock.now
+        return handle.start_at - fake_clock.now
 
-    def test_pauses_grow_up_to_a_bound(self, clock: Clock) -> None:
+    def test_pauses_grow_up_to_a_bound(self, fake_clock: FakeClock) -> None:
         handle = make_handle()
-        pauses = [self._die(handle, clock) for _ in range(6)]
+        pauses = [self._die(handle, fake_clock) for _ in range(6)]
 
         assert pauses == sorted(pauses)
         assert pauses[0] < pauses[1] < pauses[2]
         assert pauses[-1] == 8.0
 
-    def test_a_process_that_has_served_starts_with_the_shortest_pause(self, clock: Clock) -> None:
+    def test_a_process_that_has_served_starts_with_the_shortest_pause(
+        self, fake_clock: FakeClock
+    ) -> None:
         handle = make_handle()
-        first = self._die(handle, clock)
+        first = self._die(handle, fake_clock)
         for _ in range(5):
-            self._die(handle, clock)
+            self._die(handle, fake_clock)
 
-        longer = self._die(handle, clock, HEALTHY_S + 1)
+        longer = self._die(handle, fake_clock, HEALTHY_S + 1)
         assert longer > first, "a warm-up that takes long and fails is no service"
         handle.warm(WARM)
-        assert self._die(handle, clock, HEALTHY_S + 1) == first
+        assert self._die(handle, fake_clock, HEALTHY_S + 1) == first
 
-    def test_deaths_in_a_row_are_a_crash_loop(self, clock: Clock) -> None:
+    def test_deaths_in_a_row_are_a_crash_loop(self, fake_clock: FakeClock) -> None:
         handle = make_handle()
         for _ in range(CRASH_LOOP):
             assert not handle.is_in_crash_loop
-            self._die(handle, clock)
+            self._die(handle, fake_clock)
         assert handle.is_in_crash_loop
 
         handle._enter(State.WARMING)
         assert not handle.is_in_crash_loop, "it gets another chance"
 
-    def test_deaths_in_service_cost_the_shortest_pause_for_a_while(self, clock: Clock) -> None:
+    def test_deaths_in_service_cost_the_shortest_pause_for_a_while(
+        self, fake_clock: FakeClock
+    ) -> None:
         handle = make_ready()
         pauses = []
         for _ in range(MOST_IN_SERVICE + 3):
             handle._enter(State.READY)
-            pauses.append(self._die(handle, clock))
+            pauses.append(self._die(handle, fake_clock))
             assert not handle.is_in_crash_loop
 
         assert len(set(pauses[:MOST_IN_SERVICE])) == 1
         assert pauses[0] < pauses[-3] < pauses[-2]
 
-    def test_a_replacement_is_no_failure(self, clock: Clock) -> None:
+    def test_a_replacement_is_no_failure(self, fake_clock: FakeClock) -> None:
         handle = make_handle()
         for _ in range(CRASH_LOOP):
-            self._die(handle, clock)
+            self._die(handle, fake_clock)
 
         handle.replace()
 
-        assert self._die(handle, clock) == 0, "no pause"
+        assert self._die(handle, fake_clock) == 0, "no pause"
         assert not handle.is_in_crash_loop
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import worker.host.process_handle
+from tests.support.fake_clock import FakeClock
 from tests.support.pools import A, engine_info, make_handle, make_ready, make_warm
-from tests.unit.worker.conftest import Clock
 from worker.engines import Memory, RankGroup
 from worker.host.leak import Verdict
 from worker.host.process_state import State
@@ -79,11 +79,11 @@ class TestLife:
 
         assert handle.state is State.UNLOADING
 
-    def test_since_is_the_time_of_the_last_change_of_state(self, clock: Clock) -> None:
+    def test_since_is_the_time_of_the_last_change_of_state(self, fake_clock: FakeClock) -> None:
         handle = make_ready()
         handle.drain()
         since = handle.since
-        clock.now += 5
+        fake_clock.advance(5)
 
         handle.drain()
         assert handle.since == since
@@ -145,18 +145,18 @@ class TestMemory:
 
 
 class TestDraining:
-    def test_a_drain_may_take_its_grace(self, clock: Clock) -> None:
+    def test_a_drain_may_take_its_grace(self, fake_clock: FakeClock) -> None:
         handle = make_ready(drain_timeout_s=30.0)
         handle.drain()
-        clock.now += 30
+        fake_clock.advance(30)
         assert not handle.is_overdue
-        clock.now += 1
+        fake_clock.advance(1)
         assert handle.is_overdue
 
-    def test_the_next_drain_has_its_own_time(self, clock: Clock) -> None:
+    def test_the_next_drain_has_its_own_time(self, fake_clock: FakeClock) -> None:
         handle = make_ready(drain_timeout_s=30.0)
         handle.drain()
-        clock.now += 31
+        fake_clock.advance(31)
         handle.unload()
         assert not handle.is_overdue, "it drains no more"
 
@@ -168,7 +168,7 @@ class TestDraining:
 class TestStart:
     @pytest.mark.parametrize("fault", [EOFError("unexpected EOF"), ConnectionRefusedError()])
     def test_a_fork_server_killed_during_a_start_counts_as_a_death(
-        self, clock: Clock, monkeypatch: pytest.MonkeyPatch, fault: Exception
+        self, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, fault: Exception
     ) -> None:
         # Given a fork-server that dies before it reports the process that it has started
         handle = make_handle()
@@ -185,7 +185,7 @@ class TestStart:
         # I expect the process to count as dead.
         assert hindrance.said.startswith(type(fault).__name__)
         assert (handle.state, handle.process, handle.pipe) == (State.DOWN, None, None)
-        assert handle.start_at > clock.now
+        assert handle.start_at > fake_clock.now
 
         assert handle.start() is None
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.fake_clock import FakeClock
 from tests.support.pools import WARM, A, engine_info, make_handle, make_ready
-from tests.unit.worker.conftest import Clock
 from worker.engines import Memory
 from worker.host.process_state import State
 from worker.messages import Heartbeat, Ready
 
 
 class TestHang:
-    def test_no_progress_with_pending_work_is_a_hang(self, clock: Clock) -> None:
+    def test_no_progress_with_pending_work_is_a_hang(self, fake_clock: FakeClock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
         for _ in range(61):
             assert handle.kill_reason == ""
-            clock.now += 1
+            fake_clock.advance(1)
             handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
 
         assert handle.kill_reason == "no progress for 61 s while 2 requests wait"
@@ -31,59 +31,59 @@ class TestHang:
         ],
     )
     def test_a_process_with_these_heartbeats_does_not_hang(
-        self, clock: Clock, beats: list[tuple[int, int, int]]
+        self, fake_clock: FakeClock, beats: list[tuple[int, int, int]]
     ) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         for waited_s, progress, unfinished in beats:
-            clock.now += waited_s
+            fake_clock.advance(waited_s)
             handle.note_heartbeat(Heartbeat(progress=progress, unfinished=unfinished))
 
             assert handle.kill_reason == ""
 
-    def test_each_engine_counts_from_its_own_start(self, clock: Clock) -> None:
+    def test_each_engine_counts_from_its_own_start(self, fake_clock: FakeClock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=2))
         handle.warm(WARM)
         handle.load(A)
         handle.ready(Ready(engine_info(A), Memory(host=3000)))
-        clock.now += 59
+        fake_clock.advance(59)
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=1))
-        clock.now += 59
+        fake_clock.advance(59)
 
         assert handle.kill_reason == ""
 
-    def test_a_process_without_a_sign_of_life_hangs(self, clock: Clock) -> None:
+    def test_a_process_without_a_sign_of_life_hangs(self, fake_clock: FakeClock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
-        clock.now += 61
+        fake_clock.advance(61)
 
         assert handle.kill_reason
 
-    def test_a_draining_process_is_watched_too(self, clock: Clock) -> None:
+    def test_a_draining_process_is_watched_too(self, fake_clock: FakeClock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
         handle.drain()
         handle.note_heartbeat(Heartbeat(progress=5, unfinished=1))
-        clock.now += 61
+        fake_clock.advance(61)
 
         assert handle.kill_reason
 
     @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
-    def test_a_change_of_state_may_take_longer(self, clock: Clock, state: State) -> None:
+    def test_a_change_of_state_may_take_longer(self, fake_clock: FakeClock, state: State) -> None:
         handle = make_handle(start_timeout_s=600.0, hang_timeout_s=60.0)
         handle._enter(state)
-        clock.now += 599
+        fake_clock.advance(599)
         assert handle.kill_reason == ""
-        clock.now += 2
+        fake_clock.advance(2)
         assert handle.kill_reason == f"still {state.value} after 601 s"
 
     @pytest.mark.parametrize("state", [State.WARMING, State.LOADING, State.UNLOADING])
     def test_a_process_that_sends_signs_of_life_may_take_its_time(
-        self, clock: Clock, state: State
+        self, fake_clock: FakeClock, state: State
     ) -> None:
         """A download, or a compilation, of hours."""
         handle = make_handle(start_timeout_s=600.0)
         handle._enter(state)
         for _ in range(10):
-            clock.now += 599
+            fake_clock.advance(599)
             handle.note_heartbeat(Heartbeat(progress=0, unfinished=0))
 
         assert handle.kill_reason == ""
@@ -92,19 +92,21 @@ class TestHang:
         "state",
         [State.DOWN, State.WARM, State.DRAINED, State.ASLEEP, State.ATTACHED, State.STOPPED],
     )
-    def test_processes_in_other_states_are_not_killed(self, clock: Clock, state: State) -> None:
+    def test_processes_in_other_states_are_not_killed(
+        self, fake_clock: FakeClock, state: State
+    ) -> None:
         handle = make_handle()
         handle._enter(state)
-        clock.now += 10_000
+        fake_clock.advance(10_000)
 
         assert handle.kill_reason == ""
 
-    def test_time_without_a_listener_does_not_count(self, clock: Clock) -> None:
+    def test_time_without_a_listener_does_not_count(self, fake_clock: FakeClock) -> None:
         handle = make_ready(hang_timeout_s=60.0)
-        clock.now += 100
+        fake_clock.advance(100)
 
         handle.excuse(50.0)
 
         assert handle.kill_reason == ""
-        clock.now += 11
+        fake_clock.advance(11)
         assert handle.kill_reason

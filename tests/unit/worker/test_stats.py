@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from types import SimpleNamespace
 
 import pytest
 
-import worker.process.stats
 from tests.support.builders import make_assignment, make_request
+from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.worker_info import WorkerTotals
@@ -74,9 +73,9 @@ def test_results_are_counted_by_class_also_those_of_tenants(sid: str) -> None:
     assert tally.counts().results == {("adder", "low", "completed"): 1}
 
 
-def test_times_to_the_first_token_are_counted_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 2000.0
-    monkeypatch.setattr(worker.process.stats, "time", SimpleNamespace(monotonic=lambda: now))
+def test_times_to_the_first_token_are_counted_by_bucket(fake_clock: FakeClock) -> None:
+    fake_clock.advance(1000.0)
+    now = fake_clock.monotonic()
     tally = RunningStats(has_readers=False)
     # Given streams whose first token came after 3 ms, 0.3 s and 1000 s
     for took_s in (0.003, 0.3, 1000.0):
@@ -96,9 +95,8 @@ def test_times_to_the_first_token_are_counted_by_bucket(monkeypatch: pytest.Monk
     assert tally.now().ttft == []
 
 
-def test_the_median_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(worker.process.stats, "time", SimpleNamespace(monotonic=lambda: now))
+def test_the_median_covers_the_last_minute(fake_clock: FakeClock) -> None:
+    now = fake_clock.monotonic()
     tally = RunningStats()
     assert tally.now().ttft_ms is None
     for took_s in (0.1, 0.2, 7.0):
@@ -108,7 +106,7 @@ def test_the_median_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> N
     # I expect the time in the intake, here 40 ms, to count too
     assert tally.now().ttft_ms == 240.0
 
-    now += WINDOW_S + 1
+    fake_clock.advance(WINDOW_S + 1)
     assert tally.now().ttft_ms is None
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 import shlex
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from typing import Any, Final
@@ -18,6 +17,7 @@ import msgspec
 import redis
 from rq.job import Job
 
+from tokenyard import clock
 from tokenyard.batch.rq.jobs import describe, order_of
 from tokenyard.batch.rq.work import WorkerContext
 
@@ -66,7 +66,7 @@ def _post(url: str, body: bytes) -> None:
         except OSError:
             if not left:
                 raise
-            time.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)
 
 
 def _environment() -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rq.job import Job, JobStatus
 from rq.registry import BaseRegistry
 from rq.serializers import JSONSerializer
 
+from tokenyard import clock
 from tokenyard.batch.api import BatchOptions, spec_of
 from tokenyard.batch.rq.schedule import next_time, spec_at
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
@@ -240,12 +240,12 @@ class BatchJob:
 
     def wait(self, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> dict[str, Any]:
         """`status`, once the job is over; raises `WaitTimeout`."""
-        give_up = time.monotonic() + timeout_s
+        give_up = clock.monotonic() + timeout_s
         with self._queue() as queue:
             while (batch := describe(queue.find(self.id)))["status"] not in ENDED:
-                if time.monotonic() >= give_up:
+                if clock.monotonic() >= give_up:
                     raise WaitTimeout(f"job {self.id} is not over after {timeout_s:g} s")
-                time.sleep(_LOOK_EVERY_S)
+                clock.sleep(_LOOK_EVERY_S)
         return batch
 
     def cancel(self) -> str:

@@ -9,7 +9,6 @@ job without tries left, even one that was requeued or has ended since.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any, Final
 
 import redis
@@ -18,6 +17,7 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker
 
+from tokenyard import clock
 from tokenyard.batch.rq.jobs import MALFORMED
 
 #: A worker that took a job enters it in the registry within milliseconds.
@@ -40,7 +40,7 @@ class TakenJobs(IntermediateQueue):
         del worker
         taken = self.get_job_ids()
         started = set(queue.started_job_registry.get_job_ids(cleanup=False)) if taken else set()
-        now = time.monotonic()
+        now = clock.monotonic()
         self._seen = {one: self._seen.get(one, now) for one in taken if one not in started}
         for job_id, since in self._seen.items():
             if now - since >= GRACE_S:

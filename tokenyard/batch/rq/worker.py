@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import time
 from types import FrameType
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
 
 # Imported before RQ forks, so that a job starts immediately.
+from tokenyard import clock
 from tokenyard.batch.rq.jobs import FOLDER_PREFIX, PERFORM_FOR_GATEWAYS, queue_name
 from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue
 from tokenyard.batch.rq.work import WorkerContext
@@ -58,7 +58,7 @@ class BatchWorker(Worker):
 
     def __init__(self, url: str, yard: str, connection: redis.Redis, name: str = "") -> None:
         WorkerContext.url, WorkerContext.yard = url, yard
-        self._clean_at = time.monotonic()
+        self._clean_at = clock.monotonic()
         super().__init__(
             [queue_name(yard)],
             name=name or None,
@@ -91,7 +91,7 @@ class BatchWorker(Worker):
                 continue
             except redis.ConnectionError as error:
                 _log.error("worker %s tries again in %d s: %s", self.name, _WAIT_S, error)
-                time.sleep(_WAIT_S)
+                clock.sleep(_WAIT_S)
         raise StopRequested
 
     def _take_job(self, timeout: int | None) -> tuple[Job, Queue] | None:
@@ -114,8 +114,8 @@ class BatchWorker(Worker):
         for queue in self.queues:
             has_found_dead |= self._abandon_jobs_of_dead_workers(queue)
             queue.intermediate_queue.cleanup(self, queue)
-        if has_found_dead or time.monotonic() >= self._clean_at:
-            self._clean_at = time.monotonic() + _CLEAN_EVERY_S
+        if has_found_dead or clock.monotonic() >= self._clean_at:
+            self._clean_at = clock.monotonic() + _CLEAN_EVERY_S
             super().clean_registries()  # type: ignore[no-untyped-call]
         self.last_cleaned_at: Any = now()
 

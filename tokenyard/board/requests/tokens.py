@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tokenyard import clock
 from tokenyard.board.yard import Yard
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.protocol.wire import unpack_tokens
@@ -65,7 +65,7 @@ class Tokenizers:
             kept = self._kept.get(path)
             if kept is None:
                 return Text(is_loading=self._load_soon(path))
-            kept.used_s = time.monotonic()
+            kept.used_s = clock.monotonic()
             tokenizer = kept.tokenizer
         return Text(tokenizer.decode(tokens, skip_special_tokens=False)) if tokenizer else Text()
 
@@ -74,7 +74,7 @@ class Tokenizers:
         if path in self._loading:
             return True
         if len(self._kept) + len(self._loading) >= _MOST_TOKENIZERS:
-            since_s = time.monotonic() - _UNUSED_S
+            since_s = clock.monotonic() - _UNUSED_S
             self._kept = {name: one for name, one in self._kept.items() if one.used_s > since_s}
         if len(self._kept) + len(self._loading) >= _MOST_TOKENIZERS:
             return False
@@ -89,7 +89,7 @@ class Tokenizers:
         except Exception as error:  # noqa: BLE001 - of any library that reads tokenizers
             log.warning("tokenizer %r: %s; token ids are shown", path, error)
         with self._lock:
-            self._kept[path] = _Kept(tokenizer, time.monotonic())
+            self._kept[path] = _Kept(tokenizer, clock.monotonic())
             self._loading.discard(path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 import msgspec
 from rich.table import Table
 
+from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import ENDED
 from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
@@ -100,11 +100,11 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
     The exit status is 0 for a completed job or one in progress, 1 for one that failed, expired, was
     cancelled or is unknown, and 4 if --wait timed out.
     """
-    give_up = time.monotonic() + timeout
+    give_up = clock.monotonic() + timeout
     with _queue(ctx) as queue:
         batch = queue.describe(job_id)
-        while wait and batch["status"] not in ENDED and time.monotonic() < give_up:
-            time.sleep(_POLL_S)
+        while wait and batch["status"] not in ENDED and clock.monotonic() < give_up:
+            clock.sleep(_POLL_S)
             batch = queue.describe(job_id)
     if as_json:
         say(msgspec.json.encode(batch))
@@ -203,7 +203,7 @@ def _counts(batch: dict[str, Any]) -> str:
 
 def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> FittingTable:
     table = FittingTable(_COLUMNS, has_details=is_whole)
-    now_s = time.time()
+    now_s = clock.wall()
     for batch in batches:
         counts, created_s = batch["request_counts"], batch["created_at"]
         table.add(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from tokenyard import clock
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchState, new_id
@@ -157,7 +157,7 @@ class _Lines:
         self._said_at = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         if progress.status == self._status and now - self._said_at < _SAY_EVERY_S:
             return
         self._status, self._said_at = progress.status, now

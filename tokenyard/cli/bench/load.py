@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tokenyard import clock
 from tokenyard.cli.bench.measures import BenchResult, Sample
 from tokenyard.client.aio import AsyncClient
 from tokenyard.client.handshake import YardInfo
@@ -76,7 +76,7 @@ class LoadGenerator:
     @property
     def measured(self) -> BenchResult:
         """The result so far."""
-        took_s = self._took_s or (time.perf_counter() - self._began if self._began else 0.0)
+        took_s = self._took_s or (clock.monotonic() - self._began if self._began else 0.0)
         return BenchResult(self.samples, took_s)
 
     async def run(self) -> BenchResult:
@@ -90,13 +90,13 @@ class LoadGenerator:
             for _ in range(self._load.warm_up):
                 handle = await client.submit(next(prompts), **self._load.options)
                 await handle.result()
-            self._began = time.perf_counter()
+            self._began = clock.monotonic()
             async with asyncio.TaskGroup() as group:
                 room = asyncio.Semaphore(self._load.concurrency or self._load.requests)
                 async for _ in self._starts():
                     await room.acquire()
                     group.create_task(self._measure(client, next(prompts), room))
-            self._took_s = time.perf_counter() - self._began
+            self._took_s = clock.monotonic() - self._began
         return self.measured
 
     def _prompts(self, vocabulary: int) -> Iterator[list[int]]:
@@ -106,10 +106,10 @@ class LoadGenerator:
 
     async def _starts(self) -> AsyncIterator[None]:
         """The start times of requests: with a rate, a Poisson process."""
-        due = time.perf_counter()
+        due = clock.monotonic()
         for _ in range(self._load.requests):
             if self._load.rate:
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                await asyncio.sleep(max(0.0, due - clock.monotonic()))
                 due += self._random.expovariate(self._load.rate)
             yield
 
@@ -123,18 +123,18 @@ class LoadGenerator:
         self._on_sample(sample)
 
     async def _run_request(self, client: AsyncClient, prompt: list[int]) -> Sample:
-        began, first = time.perf_counter(), None
+        began, first = clock.monotonic(), None
         try:
             handle = await client.submit(prompt, **self._load.options)
             if self._load.streams:
                 async for _ in handle:
-                    first = first or time.perf_counter()
+                    first = first or clock.monotonic()
             result = await handle.wait()
         except TokenyardError as error:
             return Sample(error=type(error).__name__)
         if not result.ok:
             return Sample(error=result.error.code if result.error else result.status)
-        ended = time.perf_counter()
+        ended = clock.monotonic()
         return Sample(
             input_tokens=len(prompt),
             output_tokens=result.usage.completion_tokens if result.usage else len(result.tokens),

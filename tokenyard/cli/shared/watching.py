@@ -6,12 +6,12 @@ import itertools
 import select
 import sys
 import termios
-import time
 import tty
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
+from tokenyard import clock
 from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.errors import BrokerUnavailable
@@ -71,7 +71,7 @@ class Keyboard:
     def wait(self, seconds: float) -> str:
         """The key pressed within this time, or ""."""
         if self._before is None:
-            time.sleep(seconds)
+            clock.sleep(seconds)
             return ""
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
         return sys.stdin.read(1) if ready else ""

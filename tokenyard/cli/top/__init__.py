@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Final
 
 import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from tokenyard import clock
 from tokenyard.admin.history import Snapshot, SnapshotHistory
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import url_of
@@ -67,7 +67,7 @@ def _print_once(choice: YardChoice, console: Console, interval_s: float) -> Exit
     """Print one picture, from two snapshots, because rates need two."""
 
     def pause() -> bool:
-        time.sleep(interval_s)
+        clock.sleep(interval_s)
         return True
 
     url, picture = url_of(choice), _Picture(choice, console)
@@ -105,7 +105,7 @@ class _Picture:
         self._console = console
         self._history = SnapshotHistory()
         self._error = ""
-        self._seen_at = time.monotonic()
+        self._seen_at = clock.monotonic()
 
     @property
     def is_open(self) -> bool:
@@ -116,9 +116,9 @@ class _Picture:
         """Add the next snapshot, or the error in its place."""
         if isinstance(seen, Snapshot):
             self._history.add(seen)
-            self._error, self._seen_at = "", time.monotonic()
+            self._error, self._seen_at = "", clock.monotonic()
         else:
-            away_s = time.monotonic() - self._seen_at
+            away_s = clock.monotonic() - self._seen_at
             self._error = f"Last seen {away_s:.0f} s ago, trying again: {seen}"
 
     def draw(self, height: int) -> RenderableType:

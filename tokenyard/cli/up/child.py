@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tokenyard import clock
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.program import Exit
 
@@ -81,12 +81,12 @@ class Child:
 
     def restart(self) -> bool:
         """Restart it; False if it died too often, or would end in the same way again."""
-        now = time.monotonic()
+        now = clock.monotonic()
         often = len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATH_WINDOW_S
         if often or self.status in {Exit.OK, Exit.USAGE, Exit.START_FAILED}:
             return False
         self._deaths.append(now)
-        time.sleep(0.25 * 2 ** len(self._deaths))
+        clock.sleep(0.25 * 2 ** len(self._deaths))
         self._launch()
         return True
 

@@ -9,7 +9,6 @@ import contextlib
 import http.client
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final
 import click
 import redis
 
+from tokenyard import clock
 from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
 from tokenyard.broker.check import check_broker
 from tokenyard.broker.connection import open_connection, translated
@@ -191,7 +191,7 @@ class LocalYard:
 
         Raises `YardFailed` after ``start_timeout_s`` or when a part ends for good.
         """
-        until = time.monotonic() + self._plan.start_timeout_s
+        until = clock.monotonic() + self._plan.start_timeout_s
         while True:
             self.watch()
             view = self.view()
@@ -201,13 +201,13 @@ class LocalYard:
                 raise YardFailed("its workers have been drained or stopped before they were ready")
             if view.leader and ready >= self._plan.processes and self._serves_http():
                 return
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 raise YardFailed(
                     f"after {self._plan.start_timeout_s:g} s, {ready} of"
                     f" {counted(self._plan.processes, 'worker')} came up; the end of the log:\n"
                     + self._child(_WORKER).log_end()
                 )
-            time.sleep(_POLL_S)
+            clock.sleep(_POLL_S)
 
     def _child(self, name: str) -> Child:
         return next(child for child in self._children if child.name == name)
@@ -257,7 +257,7 @@ class LocalYard:
         """
         while not self._is_drained:
             self.watch()
-            time.sleep(_POLL_S)
+            clock.sleep(_POLL_S)
 
     def watch(self) -> None:
         """Pass on new log lines, and restart parts that have died."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 
+from tokenyard import clock
 from tokenyard.protocol.texts import counted
 
 #: Called with whether a coordinator leads, and the number of ready workers.
@@ -17,7 +17,7 @@ OnProgress = Callable[[bool, int], None]
 @contextmanager
 def spinner(console: Console, workers: int) -> Iterator[OnProgress]:
     """Show the progress of `LocalYard.wait_ready`: a spinner, or to a file one line per step."""
-    started = time.monotonic()
+    started = clock.monotonic()
     seen = ""
     with console.status("starting") as status:
 
@@ -25,7 +25,7 @@ def spinner(console: Console, workers: int) -> Iterator[OnProgress]:
             nonlocal seen
             text = _step(leads, ready, workers)
             if console.is_terminal:
-                status.update(f"{text} ({time.monotonic() - started:.0f} s)")
+                status.update(f"{text} ({clock.monotonic() - started:.0f} s)")
             elif text != seen:
                 console.print(text)
             seen = text

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Final
 
+from tokenyard import clock
 from worker.engines import Engine, EngineInfo, Memory, RankGroup, SensorReading, Unsupported
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated.engine import SimulatedEngine
@@ -54,7 +54,7 @@ class SimulatedBackend:
         stopwatch = Stopwatch()
         with stopwatch.phase("weights"):
             self._crash.passed("loading")
-            time.sleep(self._load_s)
+            clock.sleep(self._load_s)
             if spec.path == BROKEN:
                 raise RuntimeError("broken model")
             _read_weights(weights)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tokenyard import clock
 from worker.engines import RankGroup
 
 #: Longest wait of the processes of a group for each other.
@@ -53,7 +53,7 @@ def attend(group: RankGroup, attached: Callable[[], None]) -> None:
 
 
 def _connect(address: str) -> socket.socket:
-    until = time.monotonic() + GATHER_S
+    until = clock.monotonic() + GATHER_S
     while True:
         leader = socket.socket(socket.AF_UNIX)
         leader.settimeout(GATHER_S)
@@ -62,6 +62,6 @@ def _connect(address: str) -> socket.socket:
             return leader
         except (FileNotFoundError, ConnectionRefusedError):
             leader.close()  # the leader does not listen yet
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 raise TimeoutError(f"no leader at {address} within {GATHER_S} s") from None
-            time.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)

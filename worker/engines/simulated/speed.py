@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+
+from tokenyard import clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ class SimulatedDevice:
             cost_s += self._speed.tokens_per_step / self._speed.decode_tokens_per_s
         if not cost_s:
             return
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._free_at_s > cost_s:
             self._free_at_s = now  # it was idle, not late
         self._free_at_s += cost_s
         if self._free_at_s > now:
-            time.sleep(self._free_at_s - now)
+            clock.sleep(self._free_at_s - now)

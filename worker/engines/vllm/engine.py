@@ -7,7 +7,6 @@ part of it during its import. `VllmBackend` makes engines. Works with vLLM 0.26 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import vllm
 from vllm import LLMEngine
 
+from tokenyard import clock
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
@@ -186,7 +186,7 @@ class VllmEngine:
         if self._engine is None or not self._answers:
             return events
         outputs = self._engine.step()
-        self._pieces.note(len(self._answers), time.perf_counter())
+        self._pieces.note(len(self._answers), clock.monotonic())
         for output in outputs:
             answer = self._answers.get(output.request_id)
             if answer is None:
