@@ -12,6 +12,7 @@ import threading
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import Admission
 from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
@@ -47,7 +48,7 @@ from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.process.service_manager import ServiceManager
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted
 from tokenyard.scripts import Scripts, load_scripts
@@ -86,6 +87,7 @@ class Coordinator:
         self._counts = counts = CoordinatorCounts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._roster = roster = Roster(connection, keys)
+        self._clock_steps = ClockSteps(connection, scripts, keys, roster.broker_time)
         self._leadership = Leadership(connection, scripts, keys, settings.name, settings.lease_ms)
         self._models = Models()
         self._guests = GuestRegistry(connection, keys, settings.guests)
@@ -126,6 +128,7 @@ class Coordinator:
                 models=self._models,
                 features_of=self._selection.features_of,
                 trace_of=spans.trace_of,
+                shift_of=self._clock_steps.shift_ms,
             ),
             self._selection,
             max_batch=settings.max_batch,
@@ -152,6 +155,8 @@ class Coordinator:
             connection,
             scripts,
             keys,
+            clock_steps=self._clock_steps,
+            broker_time=roster.broker_time,
             bounds=bounds_by_class(settings),
             answer=lambda entry, refused: self._dispatcher.answer(
                 self._leadership.token, entry, refused
@@ -223,7 +228,7 @@ class Coordinator:
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait until it leads or stands by."""
-        return self._ready.wait(timeout_s)
+        return clock.wait(self._ready, timeout_s)
 
     def address(self) -> ServiceAddress:
         """Where it is, and whether it leads."""
@@ -261,6 +266,7 @@ class Coordinator:
         self._rescuer.note_contact()
         if not leads:
             self._prepared_for = ""
+            self._roster.measure_time()
             self._ready.set()
             self._wakeup.wait(min(0.5, self._settings.lease_ms / 10_000))
             return
@@ -295,6 +301,7 @@ class Coordinator:
         self._intake.read_again()
         self._lane_scanner.begin()
         self._reconciler.begin()
+        self._clock_steps.begin()
         self._roster.mark_stale()
         self._prepared_for = token
         self._ready.set()
@@ -330,6 +337,11 @@ class Coordinator:
         """Read the roster when that is due, and whatever depends on it."""
         if not self._roster.refresh():
             return
+        intakes = {*INTAKE_CLASSES, *self._intake.backlog.intakes}
+        if self._clock_steps.run_once(token, intakes, self._roster.longest_lease_ms):
+            self._intake.read_again()
+            self._roster.mark_stale()
+            self._roster.refresh()  # by the leases that were moved
         self._check_server(token)
         self._load_scripts()
         self._roster.forget_hosts()

@@ -10,12 +10,15 @@ import redis
 
 from tokenyard import clock
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.leadership")
 
 #: A coordinator that stands by says so at this interval, and is shown for three of them.
 ANNOUNCE_S: Final = 10.0
+#: Longest wait for a lease that does not move, in leases of our own.
+_MOST_LEASES: Final = 5
 
 
 class LostLeadership(Exception):
@@ -41,6 +44,9 @@ class Leadership:
         self._lease_ms = lease_ms
         self._due = 0.0
         self._leader = ""  # the known leader while this one stands by
+        self._ends_ms = 0  # when that leader's lease ends, by the server
+        self._moved_at = 0.0  # when it last did not end then (monotonic)
+        self._patience_s = 0.0
         self._announced = 0.0  # when the next announcement is due (monotonic); 0: none yet
 
     def keep(self) -> bool:
@@ -48,7 +54,8 @@ class Leadership:
         if clock.monotonic() < self._due:
             return bool(self.token)
         before = self.token
-        self.token = self._scripts.lead(self._name, self._lease_ms, before)
+        stuck_ms = 0 if before else self._stuck_ms()
+        self.token = self._scripts.lead(self._name, self._lease_ms, before, stuck_ms=stuck_ms)
         self._due = clock.monotonic() + self._lease_ms / (3000 if self.token else 10_000)
         self._log_change(before)
         if not self.token:
@@ -61,12 +68,37 @@ class Leadership:
                 log.info("leads as %s", self.token)
                 self._leader = ""
             return
-        token = self._connection.get(self._keys.leader)
+        token = self._watch()
         _epoch, _, leader = (token.decode() if isinstance(token, bytes) else "").partition(":")
         if leader and leader != self._leader:
             was = f" (was {before})" if before else ""
             log.info("stands by%s: %s leads", was, leader)
             self._leader = leader
+
+    def _watch(self) -> object:
+        """Note whether the lease of the leader moves; returns its token."""
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.get(self._keys.leader)
+        pipeline.pexpiretime(self._keys.leader)
+        pipeline.time()
+        token, ends_ms, now = pipeline.execute()
+        if ends_ms != self._ends_ms:
+            self._ends_ms, self._moved_at = ends_ms, clock.monotonic()
+            # Right after a renewal that is the length of its lease, which need not be ours. Where
+            # the server's clock was set back before we came, it says nothing.
+            left_ms = ends_ms - unix_ms(now)
+            length_ms = min(max(left_ms, self._lease_ms), _MOST_LEASES * self._lease_ms)
+            self._patience_s = length_ms / 1000
+        return token
+
+    def _stuck_ms(self) -> int:
+        """When the leader's lease ends, if that has not moved for the length of the lease.
+
+        The server ends a lease by its own clock. If that was set back by an hour, a leader that has
+        died would lead for another hour; by our monotonic clock its lease is over.
+        """
+        is_stuck = clock.monotonic() - self._moved_at >= self._patience_s
+        return self._ends_ms if is_stuck and self._ends_ms > 0 else 0
 
     def _announce(self) -> None:
         """Show that this one stands by."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import redis
@@ -96,6 +96,18 @@ class Roster:
         self._due = 0.0
         self.broker_time = BrokerTime()
         self._counted = (0, 0)  # id of the last event that the loads include
+
+    @property
+    def longest_lease_ms(self) -> int:
+        """The length of the longest lease that a worker asks for."""
+        return max((m.info.lease_ms for m in self.members.values()), default=0)
+
+    def measure_time(self) -> None:
+        """Ask for the broker's time when that is due; `refresh` does it, too."""
+        if self.broker_time.is_due:
+            asked_at = clock.monotonic()
+            told: Any = self._connection.time()
+            self.broker_time.measured(told, asked_at)
 
     def mark_stale(self) -> None:
         """Something changed: read again in the next turn."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +20,12 @@ from gateway.http.board import ROOT as BOARD
 from gateway.http.board import is_of_board
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError, invalid, no_endpoint, unavailable
+from gateway.http.errors import GatewayError, no_endpoint, unavailable
 from gateway.http.incoming import (
     parse_body,
     read_body,
     read_choice,
+    read_deadline,
     read_event_id,
     refuse_beam_search,
     replay,
@@ -67,9 +67,6 @@ ENDPOINTS: Final = (
     | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez", OPENAPI, BOARD)}
 )
 ONE_MODEL: Final = "/v1/models/"
-#: Longest time that a client may give.
-_MOST_MS: Final = 10**10
-_MOST_DIGITS: Final = len(str(_MOST_MS))
 _FAILED: Final = "the gateway has failed at this request; its log says why"
 _KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
@@ -294,27 +291,6 @@ class Gateway:
 def meant_endpoint(path: str) -> str:
     """The endpoint of a client whose base URL has one `/v1` too few or too many, else ""."""
     return next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in ENDPOINTS), "")
-
-
-def read_deadline(headers: Headers, body: dict[str, Any], now_ms: float) -> int | None:
-    """Unix ms by the broker after which the answer is of no use; raises `GatewayError`.
-
-    The header counts in milliseconds, the field ``timeout`` of the body in seconds.
-    """
-    given = headers.get("x-request-timeout-ms")
-    if given is not None:
-        # Python refuses to read thousands of digits.
-        is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
-        if not is_number or not 0 < int(given) <= _MOST_MS:
-            raise invalid("X-Request-Timeout-Ms", f"give 1 to {_MOST_MS:,} milliseconds")
-        return int(now_ms) + int(given)
-    seconds = body.get("timeout")
-    if seconds is None:
-        return None
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds * 1000 <= _MOST_MS:
-        raise invalid("timeout", f"give seconds, at most {_MOST_MS // 1000:,}")
-    return int(now_ms) + math.ceil(float(seconds) * 1000)
 
 
 def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:

@@ -86,7 +86,7 @@ class ModelWatch:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._every_s)
+            await clock.pause(self._every_s)
             try:
                 await self.look()
             except TokenyardError as error:

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 #: How old a measurement of the broker's clock may become.
-MEASURE_EVERY_S: Final = 10.0
+MEASURE_EVERY_S: Final = 3.0
+#: A smaller difference between two measurements is no step: clocks drift, and answers take time.
+STEP_MS: Final = 2000.0
 
 
 class Clock(Protocol):
@@ -101,6 +103,8 @@ class BrokerTime:
     def __init__(self) -> None:
         self._ahead_ms = wall() * 1000 - monotonic() * 1000
         self._measured_at = float("-inf")
+        self._is_known = False
+        self._step_ms, self._stepped_at = 0.0, 0.0
 
     @property
     def is_due(self) -> bool:
@@ -112,8 +116,19 @@ class BrokerTime:
         now = monotonic()
         seconds, micros = answer
         middle_ms = (asked_at + now) / 2 * 1000
-        self._ahead_ms = int(seconds) * 1000 + int(micros) / 1000 - middle_ms
-        self._measured_at = now
+        ahead_ms = int(seconds) * 1000 + int(micros) / 1000 - middle_ms
+        by_ms = ahead_ms - self._ahead_ms
+        if self._is_known and abs(by_ms) > STEP_MS + (now - asked_at) * 1000:
+            self._step_ms, self._stepped_at = self._step_ms + by_ms, now
+        self._ahead_ms, self._measured_at, self._is_known = ahead_ms, now, True
+
+    def take_step(self) -> tuple[float, float]:
+        """By how many ms the broker's clock was set since the last call, and how many ms ago.
+
+        A negative step went back; 0 is none.
+        """
+        step_ms, self._step_ms = self._step_ms, 0.0
+        return step_ms, (monotonic() - self._stepped_at) * 1000
 
     def expire(self) -> None:
         """Measure again soon: the broker may be another one, or have been restarted."""

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import threading
 
+from tokenyard import clock
 from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import WorkerSettings
@@ -38,7 +39,7 @@ class EmbeddedController(Controller):
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait until every device has a worker that is up and in the yard."""
-        return self._ready.wait(timeout_s)
+        return clock.wait(self._ready, timeout_s)
 
     def address(self) -> ServiceAddress:
         """The address of this controller."""

@@ -48,12 +48,15 @@ class Admission:
         models: Models,
         features_of: Callable[[Request, Fields], RoutingFeatures] = lambda *_: NO_FEATURES,
         trace_of: Callable[[Request], Mapping[str, str]] = lambda _: NO_TRACE,
+        shift_of: Callable[[str, str], int] = lambda *_: 0,
     ) -> None:
+        """``shift_of`` an intake and an entry is what to add to its times (`ClockSteps`)."""
         self._max_request_bytes = max_request_bytes
         self._limits = limits
         self._models = models
         self._features_of = features_of
         self._trace_of = trace_of
+        self._shift_of = shift_of
 
     def admit(self, entry: Entry, now_ms: float) -> Verdict:
         """The request of an entry, ready to wait for a lane; or why it is not run."""
@@ -83,6 +86,8 @@ class Admission:
             published = entry.published
         else:
             digest = valid_entry_digest(request, fields)
+        shift_ms = self._shift_of(entry.intake, entry.id)
+        not_before_ms += shift_ms if not_before_ms else 0
         tenant = request.tenant if request.tenant and is_tenant(request.tenant) else ""
         return QueuedRequest(
             intake=entry.intake,
@@ -91,7 +96,8 @@ class Admission:
             client=sys.intern(request.client),
             reply_to=sys.intern(request.reply_to),
             result_ttl_s=request.result_ttl_s,
-            deadline_ms=request.deadline_ms,
+            deadline_ms=None if request.deadline_ms is None else request.deadline_ms + shift_ms,
+            is_shifted=shift_ms != 0,
             model=model,
             tokens=prompt_tokens(request, fields),
             # Clients may choose the ids of entries; an id of the future means that it came now.

@@ -330,6 +330,7 @@ class Dispatcher:
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
                 charge=charge,
+                deadline_ms=(item.queued.deadline_ms or 0) if item.queued.is_shifted else 0,
             )
             for item, why, charge in zip(plan, reasons, charges, strict=True)
         ]

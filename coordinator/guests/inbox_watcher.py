@@ -70,7 +70,7 @@ class InboxWatcher:
     def _run(self) -> None:
         with open_connection(self._url, timeout_s=_TIMEOUT_S, retries=0) as connection:
             pause_s = IDLE_S
-            while not self._stopped.wait(pause_s):
+            while not clock.wait(self._stopped, pause_s):
                 try:
                     pause_s = self._poll(connection)
                 except redis.RedisError as error:

@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 import redis
 
+from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import refuse, refuse_late
 from coordinator.dispatch.entries import Entry
 from tokenyard import clock
+from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
@@ -51,6 +53,8 @@ class Sweeper:
         scripts: Scripts,
         keys: Keys,
         *,
+        clock_steps: ClockSteps,
+        broker_time: BrokerTime,
         bounds: Mapping[PriorityClass, int],
         answer: Callable[[Entry, Refused], None],
         found_bad: Callable[[str], None] = lambda _: None,
@@ -59,6 +63,8 @@ class Sweeper:
         self._connection = connection
         self._scripts = scripts
         self._keys = keys
+        self._clock_steps = clock_steps
+        self._broker_time = broker_time
         self._bounds = bounds
         self._answer = answer
         self._found_bad = found_bad
@@ -99,7 +105,13 @@ class Sweeper:
 
     def _expire(self, name: IntakeClass) -> None:
         after = self._cursors[name]
-        cursor, overdue = self._scripts.overdue(name, after, MOST_READ)
+        cursor, overdue = self._scripts.overdue(
+            name,
+            after,
+            MOST_READ,
+            now_ms=self._broker_time.now_ms,
+            old_until=self._clock_steps.old_until(name),
+        )
         now = overdue[: self._left]
         if len(now) == len(overdue):
             self._cursors[name] = cursor or "-"
@@ -152,7 +164,7 @@ class Sweeper:
         return bool(self._connection.exists(ledger))
 
     def _cancel_abandoned(self) -> None:
-        names = self._scripts.watch_clients(MOST_ACTED_ON)
+        names = self._scripts.watch_clients(MOST_ACTED_ON, now_ms=self._broker_time.now_ms)
         for raw in names:
             if not self._left:
                 return

@@ -36,6 +36,7 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     reply_to: str = ""
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     deadline_ms: int | None = None  # unix time
+    is_shifted: bool = False  # the broker's clock was set since: its entry has another deadline
     model: str = ""  # the base model that serves it; "" while the yard knows none
     tokens: int = 0  # of its prompt, see `prompt_tokens`
     since_ms: float = 0.0  # unix time at which it came in

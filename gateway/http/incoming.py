@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,6 +16,10 @@ from gateway.http.errors import GatewayError, invalid
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 #: Headers of a request that its inner one has as its own.
 _REPLACED: Final = (b"content-length", b"content-type", b"x-request-id")
+
+#: Longest time that a client may give.
+_MOST_MS: Final = 10**10
+_MOST_DIGITS: Final = len(str(_MOST_MS))
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
@@ -113,3 +118,24 @@ def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
         message = f"{name}: give `{usual}` or `{other}`"
         raise GatewayError(400, "invalid_request_error", message, param=name)
     return given
+
+
+def read_deadline(headers: Headers, body: dict[str, Any], now_ms: float) -> int | None:
+    """Unix ms by the broker after which the answer is of no use; raises `GatewayError`.
+
+    The header counts in milliseconds, the field ``timeout`` of the body in seconds.
+    """
+    given = headers.get("x-request-timeout-ms")
+    if given is not None:
+        # Python refuses to read thousands of digits.
+        is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
+        if not is_number or not 0 < int(given) <= _MOST_MS:
+            raise invalid("X-Request-Timeout-Ms", f"give 1 to {_MOST_MS:,} milliseconds")
+        return int(now_ms) + int(given)
+    seconds = body.get("timeout")
+    if seconds is None:
+        return None
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds * 1000 <= _MOST_MS:
+        raise invalid("timeout", f"give seconds, at most {_MOST_MS // 1000:,}")
+    return int(now_ms) + math.ceil(float(seconds) * 1000)

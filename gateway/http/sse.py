@@ -11,6 +11,7 @@ from starlette.types import Message, Send
 from gateway.http.anthropic import error_event, is_of_messages
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
+from tokenyard import clock
 
 #: Without a blank line, which the SDKs of OpenAI and Anthropic take for the end of an event.
 KEEP_ALIVE: Final = b": keep-alive\n"
@@ -86,7 +87,7 @@ class Answer:
             await self._release()
         while not self._is_replaced:
             self._was_silent = True
-            await asyncio.sleep(self._keep_alive_s)
+            await clock.pause(self._keep_alive_s)
             async with self._lock:
                 if self._was_silent:
                     await self._send(

@@ -121,10 +121,10 @@ class ReplyReader:
         while True:
             try:
                 await self._read_once()
-                await asyncio.sleep(len(self._open) * _PAUSE_S)
+                await clock.pause(len(self._open) * _PAUSE_S)
             except TokenyardError as error:
                 log.warning("cannot read replies: %s; trying again", error)
-                await asyncio.sleep(_BACKOFF_S)
+                await clock.pause(_BACKOFF_S)
 
     async def _read_once(self) -> None:
         asked = {key: _first_last(open_) for key, open_ in self._open.items()}

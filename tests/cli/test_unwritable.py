@@ -15,6 +15,7 @@ from click.testing import Result
 from coordinator.coordinator import Coordinator
 from tests.conftest import SERVERS
 from tests.support.builders import make_request, random_name
+from tests.support.fake_clock import FakeClock
 from tests.support.lanes import running
 from tests.support.unwritable import CODES, Ailing, Ailment
 from tests.support.waiting import eventually
@@ -43,7 +44,7 @@ def ailment(request: pytest.FixtureRequest) -> Ailment:
 
 
 @pytest.fixture
-def ask(server: Ailing, ailment: Ailment, invoke: Invoke) -> Invoke:
+def ask(server: Ailing, ailment: Ailment, invoke: Invoke, fake_clock: FakeClock) -> Invoke:
     """A function that runs a command on the server while it takes no writes."""
     yard = random_name("yard")
     with redis.Redis.from_url(server.url) as connection:
@@ -59,7 +60,7 @@ def flat(text: str) -> str:
 
 
 COMMANDS = (
-    ("submit", "--timeout", "0.2", "1+1="),
+    ("submit", "--timeout", "60", "1+1="),
     ("info",),
     ("info", "--interval", "0.1", "--count", "1"),
     ("top", "--once", "--interval", "0.1"),

@@ -195,14 +195,16 @@ def test_request_that_loses_too_many_workers_runs_alone(plant: Plant) -> None:
 
 @pytest.mark.long
 def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
-    # Given a worker that makes no step while it has a stream
+    # Given a worker that makes no step while it has a stream, and one that nobody hurries
     plant.coordinator()
-    plant.worker(simulated_step_s=0.02, hang_timeout_s=5)
+    never = {"backoff_s": 600, "max_backoff_s": 600}
+    plant.worker(name="stuck", simulated_step_s=0.02, hang_timeout_s=10, **never)
     (worker,) = plant.wait_for_workers(1).values()
-    (request,) = streams(1)
+    (request,) = streams(1, max_tokens=3000)
     plant.push(request)
     wait_mid_stream(plant, [request])
     psutil.Process(worker.pid).suspend()
+    plant.worker(name="fast")
 
     # I expect its controller to kill it, and the stream to continue as a suspect.
     assert attempts(check_exact(plant, [request])) == [2]

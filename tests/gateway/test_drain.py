@@ -29,9 +29,8 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.crash, pytest.mark.timeout(600)]
 
-GRACE_S: Final = 8.0
-#: Time beyond the grace period.
-BOUND_S: Final = 15.0
+#: A grace period that no test waits for.
+LONG_S: Final = 3600.0
 LENGTH: Final = 900
 _COMMON: Final[dict[str, Any]] = {"model": "speaker", "temperature": 0}
 WHOLE: Final = _COMMON | {"prompt": "abc", "max_tokens": LENGTH}
@@ -79,8 +78,8 @@ class Stop:
     errors: list[BaseException | None]  # of the SDKs
     probes: dict[str, httpx.Response]
     kept_alive: tuple[int, Mapping[str, str]]
+    answered: int  # before the grace period ended
     status: int
-    seconds: float
 
 
 def stream(stand: Stand, path: str, *, has_key: bool) -> Stream:
@@ -142,7 +141,7 @@ def health(door: Door) -> httpx.Response:
 @pytest.fixture(scope="module")
 def stop(stand: Stand) -> Iterator[Stop]:
     with (
-        own_door(stand, grace_s=GRACE_S, is_forked=False) as door,
+        own_door(stand, grace_s=LONG_S, is_forked=False) as door,
         ThreadPoolExecutor(16) as pool,
     ):
         made = pool.map(lambda case: stream(stand, case[0], has_key=case[1]), CASES)
@@ -167,19 +166,19 @@ def stop(stand: Stand) -> Iterator[Stop]:
             eventually(lambda: runs(stand) == asked)
         for _ in (*reading, *sdks):
             assert has_begun.acquire(timeout=60)
-        # if it is stopped, and its worker does not finish them meanwhile,
+        # if it is stopped, its worker does not finish them meanwhile, and nobody waits for that,
         with stand.stopped_worker():
-            began = time.monotonic()
             door.program.signal(signal.SIGTERM)
-            eventually(lambda: health(door).status_code == 503, timeout_s=GRACE_S)
+            eventually(lambda: health(door).status_code == 503)
             probes = {"/health": health(door)}
             probes["/livez"] = httpx.get(f"{door.url}/livez", timeout=60.0)
             probes["new"] = httpx.post(f"{door.url}/v1/completions", json=WHOLE, timeout=60.0)
             idle.request("GET", "/v1/models")
             answer = idle.getresponse()
             kept_alive = answer.status, {name.lower(): value for name, value in answer.getheaders()}
-            status = door.program.wait(GRACE_S + BOUND_S)
-            seconds = time.monotonic() - began
+            answered = sum(one.done() for one in (*whole.values(), *reading, *sdks))
+            door.program.signal(signal.SIGTERM)
+            status = door.program.wait()
         # the tests expect what is kept here.
         for one in reading:
             one.result(30)
@@ -192,8 +191,8 @@ def stop(stand: Stand) -> Iterator[Stop]:
             errors=[one.exception(30) for one in sdks],
             probes=probes,
             kept_alive=kept_alive,
+            answered=answered,
             status=status,
-            seconds=seconds,
         )
 
 
@@ -225,7 +224,6 @@ def test_what_is_no_stream_is_503_after_the_grace_period(stop: Stop, has_key: bo
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-should-retry"] == "true"
     assert refused.headers["connection"] == "close"
-    assert refused.elapsed.total_seconds() > GRACE_S
 
 
 def test_the_key_of_a_503_leads_to_the_answer(stop: Stop, stand: Stand, other_door: Door) -> None:
@@ -249,31 +247,46 @@ def test_probes_and_clients_are_told_at_once(stop: Stop) -> None:
     assert {one.headers["connection"] for one in stop.probes.values()} == {"close"}
 
 
-def test_the_process_ends_in_time_with_status_0(stop: Stop) -> None:
+def test_nothing_is_cut_off_before_the_grace_period_ends(stop: Stop) -> None:
+    assert stop.answered == 0
     assert stop.status == 0
-    assert GRACE_S <= stop.seconds < GRACE_S + BOUND_S
+
+
+def test_the_grace_period_has_an_end(stand: Stand) -> None:
+    path, grace_s = "/v1/completions", 1.0
+    with own_door(stand, grace_s=grace_s) as door:
+        with EventStream(door.port, path, STREAMS[path]) as one:
+            events = iter(one)
+            next(events)
+            with stand.stopped_worker():
+                began = time.monotonic()
+                door.program.signal(signal.SIGTERM)
+                assert door.program.wait() == 0
+                assert time.monotonic() - began >= grace_s
+            with pytest.raises(ConnectionError):
+                list(events)
+
+        assert one.retry_ms is not None
 
 
 def test_answers_may_finish(stand: Stand) -> None:
-    path, grace_s = "/v1/completions", 60.0
-    with own_door(stand, grace_s=grace_s) as door:
+    path = "/v1/completions"
+    with own_door(stand, grace_s=LONG_S) as door:
         with EventStream(door.port, path, STREAMS[path]) as one:
             events = iter(one)
             next(events)
             door.program.signal(signal.SIGTERM)
             last = list(events)[-1]
-        began = time.monotonic()
 
         assert last.endswith(b"data: [DONE]\n\n")
         assert one.retry_ms is None
-        assert door.program.wait(BOUND_S) == 0
-        assert time.monotonic() - began < grace_s
+        assert door.program.wait() == 0
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(stand: Stand, second: signal.Signals) -> None:
     path = "/v1/completions"
-    with own_door(stand, grace_s=600) as door:
+    with own_door(stand, grace_s=LONG_S) as door:
         with EventStream(door.port, path, STREAMS[path]) as one:
             events = iter(one)
             next(events)
@@ -282,7 +295,7 @@ def test_a_second_signal_ends_at_once(stand: Stand, second: signal.Signals) -> N
                 eventually(lambda: health(door).status_code == 503)
                 assert door.program.is_running
                 door.program.signal(second)
-                assert door.program.wait(BOUND_S) == 0
+                assert door.program.wait() == 0
             with pytest.raises(ConnectionError):
                 list(events)
 

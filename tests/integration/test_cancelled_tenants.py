@@ -18,18 +18,18 @@ from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 from tokenyard.scripts import CancelledUse
 
 STEP_S = 0.02
-TOKENS, MOST = 10, 1000
+TOKENS, MOST = 10, 8000
 ACME = "acme"
 
 
 @pytest.fixture
 def slow(plant: Plant) -> Plant:
-    """A yard with a worker that makes a token every `STEP_S`, for two requests at a time."""
+    """A yard with a worker that makes a token every `STEP_S`, for three requests at a time."""
     settings = encode_tenant(TenantSettings(tokens_per_minute=100_000))
     plant.connection.hset(plant.keys.tenants, ACME, settings)
     plant.coordinator()
     plant.wait_for_leader()
-    plant.worker(simulated_step_s=STEP_S, max_num_seqs=2)
+    plant.worker(simulated_step_s=STEP_S, max_num_seqs=3)
     plant.wait_for_workers(1)
     return plant
 
@@ -73,32 +73,36 @@ def reserved(plant: Plant) -> int:
 def test_a_request_that_is_cancelled_amid_its_answer_pays_what_was_generated(
     slow: Plant, stream: bool
 ) -> None:
-    # Given a stream whose tokens tell the steps, a request beside it, and one that waits
-    clock = make_request(stream=True, params=SamplingParams(max_tokens=MOST, ignore_eos=True))
-    slow.push(clock)
-    began = eventually(lambda: slow.published(clock.id))
+    # Given a request between two streams whose tokens tell the steps, and one that waits
+    first = ask(slow, stream=True)
+    eventually(lambda: slow.published(first.id))
     request = ask(slow, stream=stream)
     eventually(lambda: slow.ledger(request.id).get("state") == "assigned")
-    assigned = slow.published(clock.id)
+    last = ask(slow, stream=True)
+    eventually(lambda: slow.published(last.id))
     waiting = ask(slow, stream=stream)
     eventually(lambda: slow.ledger(waiting.id).get("state") == "assigned")
-    eventually(lambda: slow.published(clock.id) > assigned + 50)
+    steps = eventually(lambda: (made := slow.published(last.id)) > 50 and made)
 
-    # If both are cancelled
+    # If both are cancelled, and the two streams once the request between them has ended
     for one in (waiting, request):
         slow.scripts.cancel(one.client, one.id, "enough")
     shown = len(slow.result(request.id).tokens)
-
-    # I expect the first to pay the steps of that time, and the other only its prompt.
     tokens_in, tokens_out = settled(slow, request)
+    for one in (last, first):
+        slow.scripts.cancel(one.client, one.id, "enough")
+
+    # I expect it to pay its steps, and the one that waited only its prompt.
+    most, less = settled(slow, first)[1], settled(slow, last)[1]
     assert tokens_in == TOKENS
-    assert max(50 - 5, shown) <= tokens_out <= slow.published(clock.id) + 5 - began
+    assert max(steps, shown) <= tokens_out <= most
     assert settled(slow, waiting) == (TOKENS, 0)
-    assert slow.connection.zscore(slow.keys.service, ACME) == 2 * TOKENS + 2 * tokens_out
+    all_in, all_out = 4 * TOKENS, most + tokens_out + less
+    assert slow.connection.zscore(slow.keys.service, ACME) == all_in + 2 * all_out
     used = counted(slow)
-    assert (used["requests"], used["cancelled"]) == (2, 2)
-    assert (used["in"], used["out"]) == (2 * TOKENS, tokens_out)
-    assert reserved(slow) == 2 * TOKENS + tokens_out
+    assert (used["requests"], used["cancelled"]) == (4, 4)
+    assert (used["in"], used["out"]) == (all_in, all_out)
+    assert reserved(slow) == all_in + all_out
 
 
 class Impatient:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 from redis.crc import key_slot
 
 from tests.support.brokers import (
@@ -26,8 +28,9 @@ from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
+from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
-from tokenyard.broker.discovery import ClusterNodes
+from tokenyard.broker.discovery import Address, ClusterNodes
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import SamplingParams
 
@@ -103,18 +106,29 @@ def test_tls(keep: Keep, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_tls_where_nobody_answers_the_handshake(scheme: str, *, is_async: bool) -> None:
+def test_tls_where_nobody_answers_the_handshake(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, *, is_async: bool
+) -> None:
+    # Where the handshake has a part of the time for connecting, that is long enough for the rest.
+    monkeypatch.setattr(tls, "_SHARE", 0.01)
+    bound_s = 60.0 if is_async and scheme == "rediss" else 0.5
     # Given a server that takes connections and, like a Redis without TLS, waits for more
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
 
         async def ask() -> None:
-            await open_async_connection(url, connect_timeout_s=2.0).ping()
+            await open_async_connection(url, connect_timeout_s=bound_s).ping()
+
+        def connect() -> None:
+            if is_async:
+                asyncio.run(ask())
+            else:
+                open_connection(url, connect_timeout_s=bound_s).ping()
 
         # If it is asked for TLS, I expect advice,
         told = r"TLS handshake in [\d.]+ s.* use redis://$"
         with pytest.raises(BrokerUnavailable, match=told), translated(url):
-            asyncio.run(ask()) if is_async else open_connection(url, connect_timeout_s=2.0).ping()
+            connect()
 
         # and that it is asked once.
         if scheme == "rediss":
@@ -294,16 +308,23 @@ def test_sentinel_over_tls(keep: Keep, tmp_path: Path) -> None:
 def test_nobody_there(url: str) -> None:
     # If nobody answers where the server is, I expect to be told so.
     with pytest.raises(BrokerUnavailable, match=r"no (node of the cluster|Sentinel)"):
-        Client(url.format(free_port()), "yard", connect_timeout_s=1.0).start()
+        Client(url.format(free_port()), "yard", connect_timeout_s=60.0).start()
 
 
-@pytest.mark.long
-def test_a_node_that_hangs_is_passed_by(valkey_broker: Server) -> None:
-    # Given a node that takes connections and never answers, and one that does
+def test_a_node_that_hangs_is_passed_by(
+    valkey_broker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a node that takes connections and never answers, and one that has all the time for it
+    good = ("127.0.0.1", valkey_broker.port)
+    ask_briefly = discovery._briefly
+
+    def briefly(address: Address, options: Mapping[str, Any]) -> redis.Redis:
+        patience_s = 60.0 if address == good else 0.1
+        return ask_briefly(address, {**options, "socket_timeout": patience_s})
+
+    monkeypatch.setattr(discovery, "_briefly", briefly)
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        bounds = {"socket_timeout": 3.0, "socket_connect_timeout": 3.0}
-        good = ("127.0.0.1", valkey_broker.port)
-        nodes = ClusterNodes([("127.0.0.1", hanging.getsockname()[1]), good], bounds)
+        nodes = ClusterNodes([("127.0.0.1", hanging.getsockname()[1]), good], {})
 
         # I expect the other one to be found.
         assert nodes.find() == good

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -14,6 +15,7 @@ import redis
 
 import tokenyard.broker.direct
 from tests.support.builders import random_name
+from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.broker.connection import open_connection
@@ -29,6 +31,13 @@ def direct(broker: Server) -> Iterator[redis.Redis]:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def is_blocked(connection: redis.Redis, client_id: int) -> bool:
+    """Whether a connection waits in a command, by the server."""
+    return any(
+        one["id"] == str(client_id) and "b" in one["flags"] for one in connection.client_list()
+    )
 
 
 def cut(connection: redis.Redis, client_id: int) -> None:
@@ -113,32 +122,41 @@ def test_words_that_cannot_be_sent_take_no_connection_with_them(
     assert direct.client_id() == before
 
 
-@pytest.mark.long
 def test_an_answer_that_comes_late_is_not_the_next_ones(
-    broker: Server, connection: redis.Redis
+    direct: redis.Redis, connection: redis.Redis, fake_clock: FakeClock
 ) -> None:
     """Given an answer that took too long / If it comes after all / I expect nobody to read it."""
     name = random_name("key")
-    with open_connection(broker.url, timeout_s=3.0, retries=0) as direct:
-        direct.ping()
-        with pytest.raises(redis.TimeoutError):
-            direct.execute_command("BLPOP", name, 30)
-        connection.rpush(name, "late")
+    hasty = direct.take()
+    hasty._sock.settimeout(0.1)
+    direct.give_back(hasty)
+    with pytest.raises(redis.TimeoutError):
+        direct.execute_command("BLPOP", name, 0)
+    connection.rpush(name, "late")
 
-        assert direct.echo("next") == b"next"
+    assert direct.echo("next") == b"next"
 
 
-def test_an_interrupted_read_leaves_no_answer_behind(direct: redis.Redis) -> None:
+def test_an_interrupted_read_leaves_no_answer_behind(
+    direct: redis.Redis, connection: redis.Redis, fake_clock: FakeClock
+) -> None:
     """Given a read that a signal handler ends / I expect the next command to have its own."""
+    name, reading = random_name("key"), direct.client_id()
+
+    def interrupt() -> None:
+        eventually(lambda: is_blocked(connection, reading))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
     previous = signal.signal(signal.SIGALRM, _interrupt)
     try:
-        direct.ping()
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
-        with pytest.raises(KeyboardInterrupt):
-            direct.execute_command("BLPOP", random_name("key"), 20)
+        with ThreadPoolExecutor(1) as pool:
+            interrupting = pool.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                direct.execute_command("BLPOP", name, 0)
+            interrupting.result()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+    connection.rpush(name, "late")
 
     assert direct.echo("next") == b"next"
 
@@ -156,7 +174,9 @@ def test_an_answer_is_read_as_by_redis_py(direct: redis.Redis, connection: redis
     direct.delete(stream, ranks)
 
 
-def test_a_broken_connection_is_an_error_once(direct: redis.Redis, connection: redis.Redis) -> None:
+def test_a_broken_connection_is_an_error_once(
+    direct: redis.Redis, connection: redis.Redis, fake_clock: FakeClock
+) -> None:
     cut(connection, direct.client_id())
 
     with pytest.raises(redis.ConnectionError):
@@ -175,10 +195,10 @@ def test_where_retries_are_allowed_a_broken_connection_is_not_noticed(
 
 
 def test_a_connection_that_was_left_alone_is_looked_at_first(
-    direct: redis.Redis, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    direct: redis.Redis, connection: redis.Redis, fake_clock: FakeClock
 ) -> None:
-    monkeypatch.setattr(tokenyard.broker.direct, "FRESH_S", 0.0)
     cut(connection, direct.client_id())
+    fake_clock.advance(tokenyard.broker.direct.FRESH_S + 1)
 
     assert direct.ping()
 

@@ -150,11 +150,14 @@ class TestLoading:
         assert controller.create(SIM).devices == (1,)
 
     def test_a_load_that_takes_too_long_is_given_up(self, start: Start) -> None:
-        controller = start(simulated_load_s=0.5)
+        controller = start()
         controller.wait_warm()
+        process = psutil.Process(controller.status()[0].pid)
 
+        process.suspend()
         with pytest.raises(WaitTimeout, match=r"sim is not up within 0.05 s"):
             controller.create(SIM, timeout_s=0.05)
+        process.resume()
 
         assert controller.create(replace(SIM, name="next")).generate("a")[0].ok
 

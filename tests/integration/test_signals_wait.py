@@ -10,10 +10,10 @@ from tests.integration.played_host import (
     ADDER,
     BOUND_S,
     PAUSE,
-    SOON_S,
     PlayedHost,
     names,
 )
+from tests.support.fake_clock import FakeClock
 from tests.support.yard import LONG_MS
 from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.protocol.control import (
@@ -89,12 +89,16 @@ def test_refusing_worker_is_named_with_its_reason(signals: Signals, host: Played
     ]
 
 
-def test_wait_continues_for_others_after_a_refusal(signals: Signals, host: PlayedHost) -> None:
+def test_wait_continues_for_others_after_a_refusal(
+    signals: Signals, host: PlayedHost, fake_clock: FakeClock
+) -> None:
     refusing, slow = host.join("a"), host.join("b")
     given = signals.give(PAUSE)
     host.answer(refusing, given.ids[0], "no")
 
-    assert names(signals.wait(given, SOON_S)) == [refusing, slow]
+    began = fake_clock.now
+    assert names(signals.wait(given, BOUND_S)) == [refusing, slow]
+    assert fake_clock.now >= began + BOUND_S
     host.obey(slow, given)
     assert names(signals.wait(given, BOUND_S)) == [refusing]
 

@@ -60,11 +60,11 @@ def test_a_client_without_requests_is_not_watched(yard: Yard) -> None:
 
 def test_a_client_that_leaves_is_listed_as_gone(yard: Yard) -> None:
     submit(yard, "a", "b")
-    assert yard.scripts.watch_clients(10) == []
+    assert yard.scripts.watch_clients(10, now_ms=yard.now_ms) == []
 
     assert yard.scripts.call(attend(yard.keys, "ann", ["a"], lease_ms=0)) == 1
 
-    assert yard.scripts.watch_clients(10) == [b"ann"]
+    assert yard.scripts.watch_clients(10, now_ms=yard.now_ms) == [b"ann"]
     assert attached(yard) == {"b"}
 
 

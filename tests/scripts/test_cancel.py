@@ -11,7 +11,12 @@ from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import QueuedRequest, Yard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
-from tokenyard.protocol.wire import Request, pack_tokens, request_fields
+from tokenyard.protocol.wire import (
+    DEFAULT_RESULT_TTL_S,
+    Request,
+    pack_tokens,
+    request_fields,
+)
 from tokenyard.scripts import (
     Call,
     Cancelled,
@@ -56,7 +61,7 @@ def only_result(yard: Yard, request: Request) -> Reply:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind) -> None:
-    request = kind(result_ttl_s=100)
+    request = kind(result_ttl_s=10_000)
     yard.submit(request)
 
     assert stop(yard, request) is Cancelled.CANCELLED
@@ -69,7 +74,7 @@ def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind) -> No
         yard.keys.replies("framed") if request.reply_to else yard.keys.reply("anon", request.id)
     )
     for key in (stream, yard.keys.ledger(request.client, request.id)):
-        assert 95 <= yard.ttl_s(key) <= 100
+        assert yard.lives_for(key, 10_000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,13 +192,13 @@ def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
     assert yard.scripts.submit("normal", [request])[0].code is Submitted.KNOWN
     assert stop(yard, request) is Cancelled.OVER
     for key in (yard.keys.reply("anon", request.id), yard.keys.ledger("anon", request.id)):
-        assert 3590 <= yard.ttl_s(key) <= 3600
+        assert yard.lives_for(key, DEFAULT_RESULT_TTL_S)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, worker: str, kind) -> None:
     """Given an undispatched XADD, I expect its result on its reply stream."""
-    request = kind(result_ttl_s=100)
+    request = kind(result_ttl_s=10_000)
     pushed = yard.push(request_fields(request), request)
     call = seen_in_an_intake(yard, request, pushed.entry)
 
@@ -201,7 +206,7 @@ def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, worker: str, kin
 
     only_result(yard, request)
     ledger = yard.keys.ledger(request.client, request.id)
-    assert 95 <= yard.ttl_s(ledger) <= 100
+    assert yard.lives_for(ledger, 10_000)
     assert yard.ledger(request)["sid"] == f"normal/{pushed.entry}"
     assert yard.intake() == []
     assert yard.scripts.dispatch(yard.token, [pushed.to(worker)]) == [Dispatched.GONE]
@@ -252,7 +257,7 @@ def test_entry_with_an_invalid_result_ttl_is_cancelled(
     assert stop(yard, request) is Cancelled.CANCELLED
 
     only_result(yard, request)
-    assert 3590 <= yard.ttl_s(ledger) <= 3600
+    assert yard.lives_for(ledger, DEFAULT_RESULT_TTL_S)
 
 
 class TestLedgersThatAClientWrote:

@@ -49,6 +49,7 @@ CONSTANTS = {
     "recognize": {"NOT_LEADER": -1},
     "record": {"RECORDED": 1, "NOT_LEADER": 0},
     "recount": {"NOT_LEADER": -1},
+    "shift_leases": {"NOT_LEADER": -1},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
     "take_over": {"NOT_LEADER": -1, "READY": 1},
 }

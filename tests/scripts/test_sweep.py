@@ -12,7 +12,7 @@ def test_entries_past_their_deadline_are_found_and_stay(yard: Yard) -> None:
     deadlines = [None, PAST_MS, FUTURE_MS, PAST_MS]
     waiting = [yard.submit(make_request(deadline_ms=deadline)) for deadline in deadlines]
 
-    cursor, found = yard.scripts.overdue("normal", "-", 10)
+    cursor, found = yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms)
 
     assert (cursor, found) == ("", [waiting[1].entry, waiting[3].entry])
     assert len(yard.intake()) == 4
@@ -22,7 +22,7 @@ def test_a_scan_is_bounded_and_continues_where_it_stopped(yard: Yard) -> None:
     waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(5)]
     cursor, looks = "-", []
     while cursor:
-        cursor, found = yard.scripts.overdue("normal", cursor, 2)
+        cursor, found = yard.scripts.overdue("normal", cursor, 2, now_ms=yard.now_ms)
         looks.append(found)
 
     assert [len(found) for found in looks] == [2, 2, 1]
@@ -32,16 +32,16 @@ def test_a_scan_is_bounded_and_continues_where_it_stopped(yard: Yard) -> None:
 def test_a_stream_that_ends_with_the_scan_has_nothing_left(yard: Yard) -> None:
     waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(2)]
 
-    cursor, found = yard.scripts.overdue("normal", "-", 2)
+    cursor, found = yard.scripts.overdue("normal", "-", 2, now_ms=yard.now_ms)
 
     assert (cursor, len(found)) == (waiting[1].entry, 2)
-    assert yard.scripts.overdue("normal", cursor, 2) == ("", [])
+    assert yard.scripts.overdue("normal", cursor, 2, now_ms=yard.now_ms) == ("", [])
 
 
 def test_empty_or_missing_intake_has_no_overdue_entries(yard: Yard) -> None:
-    assert yard.scripts.overdue("normal", "-", 10) == ("", [])
+    assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", [])
     yard.connection.delete(yard.keys.intake("high"))
-    assert yard.scripts.overdue("high", "-", 10) == ("", [])
+    assert yard.scripts.overdue("high", "-", 10, now_ms=yard.now_ms) == ("", [])
 
 
 def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
@@ -50,7 +50,7 @@ def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
     yard.connection.execute_command(*xadd, PAST_MS, "deadline", FUTURE_MS)
     late = yard.connection.execute_command(*xadd, FUTURE_MS, "deadline", 1, "deadline", PAST_MS)
 
-    assert yard.scripts.overdue("normal", "-", 10) == ("", [late.decode()])
+    assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", [late.decode()])
 
 
 def test_unreadable_field_has_no_deadline(yard: Yard) -> None:
@@ -60,7 +60,7 @@ def test_unreadable_field_has_no_deadline(yard: Yard) -> None:
     late = yard.push({"id": "b", "prompt": "x", "common": '{"deadline":"1000"}'})
     yard.push({"id": "c", "prompt": "x", "common": '{"deadline":"1000"}', "deadline": FUTURE_MS})
 
-    assert yard.scripts.overdue("normal", "-", 10) == ("", [late.entry])
+    assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", [late.entry])
 
 
 def test_deadline_in_common_fields_holds_for_each_request(yard: Yard) -> None:
@@ -72,16 +72,16 @@ def test_deadline_in_common_fields_holds_for_each_request(yard: Yard) -> None:
     own = yard.push({"id": "own", "prompt": "x", "common": soon, "deadline": "1000"})
 
     expected = [waiting[at].entry for at in (0, 2, 4)] + [own.entry]
-    assert yard.scripts.overdue("normal", "-", 10) == ("", expected)
+    assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", expected)
 
 
 def test_clients_with_expired_leases_are_listed(yard: Yard) -> None:
     yard.scripts.submit("normal", [make_request(client="ann")], watched="ann")
     yard.scripts.submit("normal", [make_request(client="bob")], watched="bob")
-    assert yard.scripts.watch_clients(10) == []
+    assert yard.scripts.watch_clients(10, now_ms=yard.now_ms) == []
 
     yard.connection.zadd(yard.keys.clients, {"ann": 1, "eve": 2})
 
-    assert yard.scripts.watch_clients(10) == [b"ann", b"eve"]
-    assert yard.scripts.watch_clients(1) == [b"ann"]
+    assert yard.scripts.watch_clients(10, now_ms=yard.now_ms) == [b"ann", b"eve"]
+    assert yard.scripts.watch_clients(1, now_ms=yard.now_ms) == [b"ann"]
     assert yard.connection.zcard(yard.keys.clients) == 3

@@ -16,10 +16,12 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys, PriorityClass
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply, refusal
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Submitted, destination, waits_at
 
 LONG_MS = 600_000
+LONGEST_TEST_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class Yard:
         self.keys = keys
         self.scripts = scripts
         self.token = scripts.lead("coordinator", LONG_MS)
+
+    @property
+    def now_ms(self) -> int:
+        """The server's time."""
+        told: Any = self.connection.time()
+        return unix_ms(told)
 
     # Changing the state
 
@@ -217,6 +225,10 @@ class Yard:
     def ttl_s(self, key: str) -> int:
         """The TTL of a key in seconds; -1 without one."""
         return int(self.connection.ttl(key))
+
+    def lives_for(self, key: str, given_s: int) -> bool:
+        """Whether a key was given so many seconds, of which no test uses up more than a few."""
+        return given_s - LONGEST_TEST_S <= self.ttl_s(key) <= given_s
 
 
 def requests(count: int, **fields: object) -> Sequence[Request]:

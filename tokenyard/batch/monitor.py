@@ -53,7 +53,7 @@ class JobMonitor:
     def _run(self) -> None:
         checked_at = clock.monotonic()
         try:
-            while not self._stop.wait(FLUSH_EVERY_S):
+            while not clock.wait(self._stop, FLUSH_EVERY_S):
                 self._flush()
                 if clock.monotonic() - checked_at >= CHECK_EVERY_S:
                     checked_at = clock.monotonic()

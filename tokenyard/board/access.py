@@ -7,7 +7,6 @@ each request (``Authorization: Bearer``), and then no cookie counts.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import re
@@ -188,7 +187,7 @@ class Door:
             raise Busy("too many wrong keys at once: try again in a moment")
         self._refused += 1
         try:
-            await asyncio.sleep(_REFUSED_AFTER_S)
+            await clock.pause(_REFUSED_AFTER_S)
         finally:
             self._refused -= 1
 

@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from tokenyard import clock
 from tokenyard.admin.audit import AuditEntry, record
 from tokenyard.admin.reloads import is_checkpoint_path, next_epoch, reload_failure
 from tokenyard.admin.signals import Signals
@@ -113,7 +114,7 @@ class _Reload:
         """Start it, and wait a moment; raises `ActionRefused`."""
         name = f"reload {self.asked.model}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
-        self._done.wait(_SOON_S)
+        clock.wait(self._done, _SOON_S)
         with self._lock:
             self.is_late = not self._done.is_set()
         if self.error:

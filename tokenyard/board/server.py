@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from tokenyard import clock
 from tokenyard.board.app import Board
 from tokenyard.board.forms import ROOT
 from tokenyard.board.settings import BoardOptions
@@ -80,7 +81,7 @@ async def _turn(probes: Health) -> None:
     """Report to the probes that the event loop makes progress."""
     while True:
         probes.turned()
-        await asyncio.sleep(_TURN_S)
+        await clock.pause(_TURN_S)
 
 
 def _options(settings: BoardSettings) -> BoardOptions:

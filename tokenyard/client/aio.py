@@ -208,7 +208,7 @@ class AsyncClient:
         with translated(self._core.state.url):
             match operation:
                 case Delay():
-                    return await asyncio.sleep(operation.seconds)
+                    return await clock.pause(operation.seconds)
                 case Ask():
                     return await _ask(connection, operation)
                 case _:

@@ -274,7 +274,7 @@ class Client:
         with translated(self._core.state.url):
             match operation:
                 case Delay():
-                    return self._closing.wait(operation.seconds)
+                    return clock.wait(self._closing, operation.seconds)
                 case Ask():
                     return _ask(connection, operation)
                 case _:
@@ -287,7 +287,7 @@ class Client:
             try:
                 return self._scripts.call(call)
             except ScriptsMissing:
-                if clock.monotonic() >= give_up or self._closing.wait(MISSING_EVERY_S):
+                if clock.monotonic() >= give_up or clock.wait(self._closing, MISSING_EVERY_S):
                     raise
 
     def _listen(self) -> None:

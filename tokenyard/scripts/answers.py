@@ -184,6 +184,7 @@ class Move(Struct, frozen=True, gc=False):
     digest: str = ""  # of the request
     on_trial: bool = False  # in a group with the other moves on trial to that lane in this call
     charge: Charge | None = None  # None where only requests without a tenant wait
+    deadline_ms: int = 0  # instead of its own; 0: its own
 
 
 class Transfer(Struct, frozen=True, gc=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import functools
 import hashlib
@@ -104,7 +103,7 @@ async def run_async(connection: Any, call: Call[Any], wait_s: float) -> Any:
             except NoPermissionError as error:
                 if clock.monotonic() >= give_up:
                     raise ScriptsMissing(call.script) from error
-                await asyncio.sleep(MISSING_EVERY_S)
+                await clock.pause(MISSING_EVERY_S)
 
 
 @functools.cache

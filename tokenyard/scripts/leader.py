@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tokenyard.protocol.errors import Code, reused
@@ -36,10 +36,13 @@ ACQUIT_CHANGED: Final = 0
 class LeaderScripts(Caller):
     """Calls for the leader only; each one that writes checks the leader's token."""
 
-    def lead(self, name: str, lease_ms: int, token: str = "") -> str:
-        """Take or keep the lead; returns the leader token, or "" while another leads."""
+    def lead(self, name: str, lease_ms: int, token: str = "", *, stuck_ms: int = 0) -> str:
+        """Take or keep the lead; returns the leader token, or "" while another leads.
+
+        A lease of another that still ends at ``stuck_ms`` (unix ms) does not count.
+        """
         keys = [self.keys.leader, self.keys.info]
-        answer: bytes = self._run("lead", keys, [name, lease_ms, token])
+        answer: bytes = self._run("lead", keys, [name, lease_ms, token, stuck_ms])
         return answer.decode()
 
     def resign(self, token: str) -> bool:
@@ -76,6 +79,8 @@ class LeaderScripts(Caller):
             items += (number, move.entry, move.why, move.digest)
             if move.charge is not None:
                 charges += (at, str(move.charge))
+            if move.deadline_ms:
+                charges += (-at, move.deadline_ms)
         keys = [self.keys.leader, self.keys.leases, self.keys.tally, self.keys.quarantine]
         args: list[Arg] = [token, len(routes)]
         for intake, worker, limit, mode in routes:
@@ -192,12 +197,26 @@ class LeaderScripts(Caller):
         answer: int = self._run("acquit", keys, [token, worker, mark, "-" if keep else ""])
         return answer
 
-    def overdue(self, intake: str, after: str, count: int) -> tuple[str, list[str]]:
+    def overdue(
+        self,
+        intake: str,
+        after: str,
+        count: int,
+        *,
+        now_ms: float,
+        old_until: Iterable[tuple[str, int]] = (),
+    ) -> tuple[str, list[str]]:
         """Entries past their deadline among the ``count`` after ``after`` ("-": from the first).
+
+        None, if the server's clock is not what ``now_ms`` says: it was set just now. Up to each
+        entry of ``old_until`` times are to be moved by so many ms.
 
         Returns where to continue ("" at the end) and the entries.
         """
-        cursor, *entries = self._run("overdue", [self.keys.intake(intake)], [after, count])
+        args: list[Arg] = [after, count, round(now_ms)]
+        for step in old_until:
+            args += step
+        cursor, *entries = self._run("overdue", [self.keys.intake(intake)], args)
         return cursor.decode(), [entry.decode() for entry in entries]
 
     def astray(self, cursor: int, count: int) -> LedgerScan:
@@ -257,10 +276,25 @@ class LeaderScripts(Caller):
         """Show for some time that a coordinator stands by; 0: no more."""
         self._run("stand_by", [self.keys.standbys], [name, for_ms])
 
-    def watch_clients(self, count: int) -> list[bytes]:
-        """Clients whose leases have expired; the names are untrusted."""
-        names: list[bytes] = self._run("watch_clients", [self.keys.clients], [count])
+    def watch_clients(self, count: int, *, now_ms: float) -> list[bytes]:
+        """Clients whose leases have expired; the names are untrusted.
+
+        None, if the server's clock is not what ``now_ms`` says: it was set just now.
+        """
+        args: list[Arg] = [count, round(now_ms)]
+        names: list[bytes] = self._run("watch_clients", [self.keys.clients], args)
         return names
+
+    def shift_leases(self, token: str, ahead_ms: float, longest_ms: int, count: int) -> int:
+        """Correct leases after a step of the server's clock, ``count`` of each kind at most.
+
+        A step of ``ahead_ms`` (0: back, or none) prolongs those that held before it; none is longer
+        than ``longest_ms``. Returns how many were corrected of the kind of which most were, or -1
+        for a former leader.
+        """
+        keys = [self.keys.leader, self.keys.leases, self.keys.clients]
+        moved: int = self._run("shift_leases", keys, [token, round(ahead_ms), longest_ms, count])
+        return moved
 
 
 def _transferred(code: int, text: bytes, retry_after_ms: int = 0) -> TransferAnswer:

@@ -88,7 +88,7 @@ class FollowerLink:
 
     def await_end(self, timeout_s: float) -> None:
         """Wait until the group ends; raises like `check`."""
-        self._ended.wait(timeout_s)
+        clock.wait(self._ended, timeout_s)
         self.check()
         raise GroupError(f"the leader did not dismiss this rank within {timeout_s:g} s")
 
@@ -143,7 +143,7 @@ class FollowerLink:
         if self._wake is not None:
             self._wake()
         # As in the leader: a collective may wait for a dead rank forever.
-        if not self._finished.wait(STUCK_S):
+        if not clock.wait(self._finished, STUCK_S):
             raise GroupError(f"still inside vLLM {STUCK_S:g} s after the group has ended")
 
 

@@ -235,7 +235,7 @@ class LeaderLink:
             self._wake()
         # A collective may wait for a dead rank forever. The parent kills this process; if it does
         # not, the exception of this thread ends it (see `worker.process.main`).
-        if not self._outside.wait(STUCK_S):
+        if not clock.wait(self._outside, STUCK_S):
             self.check()
 
 

@@ -142,6 +142,6 @@ class Membership:
         """Wait until an entry or the statistics change, at most so many seconds."""
         until = clock.monotonic() + seconds
         while (left := until - clock.monotonic()) > 0:
-            if self._wake.wait(min(left, COUNT_S)) or self._is_counted:
+            if clock.wait(self._wake, min(left, COUNT_S)) or self._is_counted:
                 break
         self._wake.clear()

@@ -107,7 +107,7 @@ class Publisher:
             if self._queue.qsize() < MOST_WAITING:
                 self._queue.put((self.epoch, events))
                 return
-            self._has_taken.wait(0.2)
+            clock.wait(self._has_taken, 0.2)
             self._has_taken.clear()
 
     def settle(self, aborted: Aborted) -> None:
@@ -263,5 +263,5 @@ class Publisher:
             except redis.RedisError as error:
                 failures += 1
                 self._outage.note(error)
-                self._stop.wait(backoff.compute(failures))
+                clock.wait(self._stop, backoff.compute(failures))
         return None

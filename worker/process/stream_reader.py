@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
+from tokenyard import clock
 from tokenyard.broker.outage import Outage
 
 log = logging.getLogger("tokenyard.worker.reader")
@@ -49,7 +50,7 @@ class StreamReader(ABC):
                 failures += 1
                 self._on_outage()
                 outage.note(error)
-                self._stop.wait(backoff.compute(failures))
+                clock.wait(self._stop, backoff.compute(failures))
         self._connection.close()
 
     def run_once(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from gateway.app import read_deadline
 from gateway.http.errors import GatewayError
+from gateway.http.incoming import read_deadline
 
 NOW_MS = 1_000_000.0
 

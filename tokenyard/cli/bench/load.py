@@ -109,7 +109,7 @@ class LoadGenerator:
         due = clock.monotonic()
         for _ in range(self._load.requests):
             if self._load.rate:
-                await asyncio.sleep(max(0.0, due - clock.monotonic()))
+                await clock.pause(max(0.0, due - clock.monotonic()))
                 due += self._random.expovariate(self._load.rate)
             yield
 

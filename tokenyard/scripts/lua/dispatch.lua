@@ -13,7 +13,8 @@
 --   be alone there, 2 if its items are a group on trial (else 0); then for each item: its route (from
 --   1), entry id, why there (words, for the record), the digest of the request ('': not to be
 --   compared); behind them, for each item that is charged to a tenant: its number (from 1), the charge
---   (see `read_charge`), after which the names of the tenant's keys follow from the lane's
+--   (see `read_charge`), after which the names of the tenant's keys follow from the lane's; and for
+--   each item whose deadline is by another clock: minus its number, its deadline by today's
 -- Returns -1 NOT_LEADER, or one code for each item: 1 DISPATCHED, 2 DUPLICATE (dropped),
 --   3 CLOSED (the worker's lease is gone; the entry stays), 4 FULL (the lane is; the entry
 --   stays), 5 GONE (nobody waits there any more), 6 REUSED (the id is
@@ -70,10 +71,14 @@ end
 
 -- A client may name a field twice, even thousands of times, which is more than Lua can unpack:
 -- the last one counts, as it does for the coordinator, which has judged the entry.
-local function lane_fields(fields, is_retry, charge)
-  if not charge and is_plain(fields) then return fields end
+local function lane_fields(fields, is_retry, charge, deadline)
+  if not charge and not deadline and is_plain(fields) then return fields end
   local out, place = {}, {}
   if charge then out = {'charged', 1} end
+  if deadline then
+    out[#out + 1], out[#out + 2] = 'deadline', deadline
+    place['deadline'] = 0
+  end
   for i = 1, #fields, 2 do
     local name = fields[i]
     if not SYSTEM[name] or (is_retry and CARRIED[name]) then
@@ -81,7 +86,7 @@ local function lane_fields(fields, is_retry, charge)
         place[name] = #out + 2
         out[#out + 1] = name
       end
-      if place[name] then out[place[name]] = fields[i + 1] end
+      if (place[name] or 0) > 0 then out[place[name]] = fields[i + 1] end
     end
   end
   return out
@@ -167,7 +172,7 @@ local function is_held(tenant)
   return most and counted(prefix .. 'tenant:' .. tenant, 'running') + sums.running(tenant) >= most
 end
 
-local function dispatch(route, ledger, entry, why, digest, charge)
+local function dispatch(route, ledger, entry, why, digest, charge, deadline)
   local intake, class, worker = route.intake, route.class, route.worker
   if leaving[intake] and leaving[intake][entry] then return GONE end
   local fields = find(intake, entry)
@@ -196,10 +201,10 @@ local function dispatch(route, ledger, entry, why, digest, charge)
   if is_retry then
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
       'crashes', whole(known[6]), 'faults', whole(known[7]),
-      unpack(lane_fields(fields, known[1], charge)))
+      unpack(lane_fields(fields, known[1], charge, deadline)))
   else
     placed = redis.call('XADD', route.lane, '*', 'sid', sid, 'attempt', attempt,
-      unpack(lane_fields(fields, false, charge)))
+      unpack(lane_fields(fields, false, charge, deadline)))
   end
   local charged = charge and read_charge(charge)
   redis.call('HSET', ledger, 'state', 'assigned', 'worker', worker, 'attempt', attempt,
@@ -241,15 +246,18 @@ for item = 0, items - 1 do
   local intake = routes[tonumber(ARGV[first_arg + 4 * item])].intake
   wanted[intake] = (wanted[intake] or 0) + 1
 end
-local charges = {}
-for a = first_arg + 4 * items, #ARGV, 2 do charges[tonumber(ARGV[a])] = ARGV[a + 1] end
+local charges, deadlines = {}, {}
+for a = first_arg + 4 * items, #ARGV, 2 do
+  local number = tonumber(ARGV[a])
+  if number > 0 then charges[number] = ARGV[a + 1] else deadlines[-number] = ARGV[a + 1] end
+end
 local replies = {}
 for item = 0, items - 1 do
   local a = first_arg + 4 * item
   local route = routes[tonumber(ARGV[a])]
   local charge = charges[item + 1] or route.tenant and '0 1 2 ' .. route.tenant .. ' '
   replies[item + 1] = dispatch(route, KEYS[first_key + item], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3],
-    charge)
+    charge, deadlines[item + 1])
 end
 for _, route in ipairs(routes) do
   if route.first then
