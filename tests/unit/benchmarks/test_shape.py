@@ -13,12 +13,11 @@ import pytest
 from benchmarks.cold_start import rounds as cold_rounds
 from benchmarks.cold_start.__main__ import report
 from benchmarks.cold_start.case import MODELS, Timed
-from benchmarks.llama import MAX_TOKENS, SHAPES, shrunken
-from benchmarks.progress import OUT, save
+from benchmarks.llama import SHAPES, shrunken
 from benchmarks.serving import shape as serving_shape
 from benchmarks.serving.case import ANSWER_TOKENS, Load, Outcome, Workload
-from benchmarks.serving.figures import BROKER, RATIOS, broker_share, summary
-from benchmarks.serving.shape import Found, Plan, measure, plan_for, workload_for
+from benchmarks.serving.figures import BROKER, RATIOS, summary
+from benchmarks.serving.shape import Found, Plan, measure
 from benchmarks.serving.sides import OF_ENGINE, Engine, Ready, Side
 
 TINY = shrunken(SHAPES["1b"])
@@ -99,58 +98,11 @@ def test_a_side_that_does_not_start_is_named_and_the_others_run() -> None:
     json.dumps(figures)
 
 
-@pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize(("limit_s", "rounds"), [(1000.0, 3), (34.0, 2), (5.0, 1)])
-def test_as_many_rounds_run_as_fit_and_at_least_one(limit_s: float, rounds: int) -> None:
-    # Given 9 s until all are ready, 6 to warm up, 6 for a round, and 3 for streams
-    found = measure(plan(limit_s=limit_s), lambda _: None)
-    assert {len(outcomes) for outcomes in found.full.values()} == {rounds}
-    assert {len(outcomes) for outcomes in found.paced.values()} == {1}
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_wave_without_time_left_is_not_started() -> None:
-    found = measure(plan(limit_s=5.0, waves=(("program",), ("tokenyard", "serve"))), lambda _: None)
-    assert set(found.full) == {"generate", "stepped"}
-    assert found.failed.keys() == {"tokenyard", "serve"}
-    assert "not started: the 5 s were nearly over" in found.failed["tokenyard"]
-
-
-def test_a_rehearsal_is_named_as_such_and_only_a_gpu_has_graphs() -> None:
-    rehearsal = plan_for("1b", 3, 100.0, quick=True)
-    assert rehearsal.shape.name == "llama-1b-shrunken"
-    assert workload_for(rehearsal, Path("/m")).model.enforce_eager
-    model = workload_for(plan(on_gpu=True), Path("/m")).model
-    assert not model.enforce_eager
-    assert model.kv_cache_gib * 1024**3 > 4 * MAX_TOKENS * TINY.kv_bytes_per_token
-    assert model.engine_args["gpu_memory_utilization"] < 1
-
-
-def test_the_brokers_share_of_a_token_is_its_cpu_time_over_the_time_between_tokens() -> None:
-    # Given 5 µs of the broker for each token, and 10 ms between the tokens of a stream
-    microseconds, gap_ms, share, core = broker_share(OUTCOME)
-    assert (microseconds, gap_ms) == (pytest.approx(5.0), 10.0)
-    assert share == pytest.approx(0.0005)
-    assert core == pytest.approx(0.00025)
-
-
 def test_figures_without_a_measurement_are_null_with_a_reason() -> None:
     figures = summary(Found(), plan())
     for name in (*RATIOS, *BROKER, "tokens_per_s", "ttft_p99_ms"):
         assert figures[name] is None
         assert figures["reasons"][name] == "not run"
-
-
-def test_figures_so_far_are_in_the_requested_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv(OUT, raising=False)
-    save({"a": 1})
-    monkeypatch.setenv(OUT, str(tmp_path / "out.json"))
-    save({"a": 1})
-    save({"a": 2})
-    assert json.loads((tmp_path / "out.json").read_text())["a"] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
 def two_rounds(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.alternate import Report, faults, swaps_s
+from benchmarks.alternate import Report
 from benchmarks.cold_start.__main__ import medians, summary
 from benchmarks.cold_start.case import Task, Timed, WrongAnswer, phases
-from benchmarks.cycles import summary as cycles_summary
-from benchmarks.cycles_child import Cycle
 from benchmarks.sums import ADDER, SUBTRACTOR, questions
 from tokenyard.protocol.commands import Command, Verb
-from worker.engines import Memory
-from worker.host.leak import READINGS
 from worker.models import ModelSpec
 
 
@@ -24,43 +20,6 @@ def report(
     *, wrong: int = 0, swaps: int = 1, closest_s: float | None = 2.0, lost: float | None = 0.01
 ) -> Report:
     return Report(100.0, 80.0, 0.8, swaps, 500, closest_s, 0.2, lost, wrong)
-
-
-def test_a_swap_is_a_load_of_another_model_than_the_last() -> None:
-    # Given the first load, a repeated one, other commands, and two changes
-    commands = [
-        (1_000, command("a")),
-        (1_500, command("a")),
-        (2_000, command("a", "reset")),
-        (4_000, command("b")),
-        (9_000, command("a")),
-    ]
-    # I expect only the times of the changes
-    assert swaps_s(commands) == [4.0, 9.0]
-
-
-def test_wrong_answers_and_swaps_that_are_too_close_are_faults() -> None:
-    reports = {
-        "good": report(),
-        "wrong": report(wrong=3),
-        "close": report(closest_s=1.9),
-        "without swaps": report(swaps=0),
-        "only one": report(closest_s=None, lost=None),
-    }
-    told = [line.split(":")[0] for line in faults(reports, 2.0, targets=False)]
-    assert told == ["wrong", "close", "without swaps", "only one"]
-
-
-def test_swaps_with_waits_from_their_cost_may_take_a_tenth_of_the_time() -> None:
-    reports = {
-        "good": report(closest_s=2.0, lost=0.09),
-        "much": report(closest_s=2.0, lost=0.11),
-        "close": report(closest_s=0.9, lost=0.01),
-    }
-    told = [line.split(":")[0] for line in faults(reports, 0.0, targets=True)]
-    assert told == ["much", "close"]
-    assert not faults({"asked for": reports["much"]}, 2.0, targets=True)
-    assert not faults({"quick run": reports["much"]}, 0.0, targets=False)
 
 
 def test_questions_take_turns_and_have_the_right_answers() -> None:
@@ -100,27 +59,3 @@ def test_a_wrong_answer_ends_the_run() -> None:
     task.check("create", "46")
     with pytest.raises(WrongAnswer, match="was answered '47', not '46'"):
         task.check("create", "47")
-
-
-def test_kept_memory_is_compared_with_that_before_the_first_model() -> None:
-    warm, loaded = Memory(host=1000), Memory(host=1500)
-    cycles = [
-        Cycle(1.0, 0, warm, loaded, Memory(host=1050)),
-        Cycle(1.0, 1, warm, loaded, None),  # replaced
-        Cycle(1.0, 0, warm, loaded, Memory(host=1010)),
-    ]
-    figures = cycles_summary(cycles)
-    assert figures["kept_percent_most"] == 5.0
-    assert figures["kept_percent_last"] == 1.0
-    assert figures["replaced"] == figures["leaks"] == 1
-    assert figures["wrong_answers"] == 1
-
-
-@pytest.mark.parametrize(("step", "expected"), [(0, 0), (20, 2)])
-def test_steadily_growing_memory_is_a_leak_of_the_benchmark_too(step: int, expected: int) -> None:
-    # Given a process that is never replaced, whatever it keeps
-    mib = 1024**2
-    memory = [Memory(host=(620 + at * step) * mib) for at in range(2 * READINGS)]
-    cycles = [Cycle(1.0, 0, Memory(host=590 * mib), memory[0], one) for one in memory]
-
-    assert cycles_summary(cycles)["leaks"] == expected

@@ -9,8 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from gpu_parts import PARTS, TESTS, Result, arguments, environment
-from gpu_report import markdown, report
+from gpu_parts import TESTS, Result
+from gpu_report import report
 from gpu_wheels import ROOT
 
 from tests.support.processes import is_gone
@@ -61,12 +61,6 @@ def test_a_part_that_fails_reports_its_status_and_its_last_lines(tmp_path):
     assert result.last_lines == ["out of memory"]
 
 
-def test_a_part_that_is_killed_reports_the_signal(tmp_path):
-    result = run(tmp_path, "import os; os.kill(os.getpid(), 9)")
-
-    assert (result.outcome, result.why) == ("failed", "It ended with signal SIGKILL.")
-
-
 @pytest.mark.long
 def test_a_part_that_hangs_is_ended_with_all_its_processes(tmp_path):
     result = run(
@@ -85,45 +79,6 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(tmp_path):
     assert result.why == "It ran longer than its 10 s and was ended."
     for pid in map(int, result.last_lines[0].split()):
         assert is_gone(pid)
-
-
-@pytest.mark.long
-def test_a_part_that_is_ended_may_still_report_its_findings(tmp_path):
-    result = run(
-        tmp_path,
-        """
-        import json, time
-        try:
-            time.sleep(1000)
-        except KeyboardInterrupt:
-            print(json.dumps({"so_far": 1}), flush=True)
-        """,
-        SHORT_S,
-    )
-
-    assert (result.outcome, result.figures) == ("ended", {"so_far": 1})
-
-
-@pytest.mark.long
-def test_processes_that_a_part_leaves_are_named_and_ended(tmp_path):
-    """Also one with a session of its own whose parent has ended."""
-    result = run(
-        tmp_path,
-        """
-        import subprocess, sys
-        orphan = "import time; print('left_behind', flush=True); time.sleep(1000)"
-        between = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', %r],"
-        between += "start_new_session=True).pid, flush=True)"
-        subprocess.run([sys.executable, "-c", between % orphan], check=True)
-        """,
-    )
-
-    assert (result.outcome, result.exit) == ("left processes", 0)
-    assert result.why == "It left 1 processes, which were ended."
-    (command,) = result.leftovers
-    assert "left_behind" in command
-    (pid,) = (int(line) for line in result.last_lines if line.isdigit())
-    assert is_gone(pid)
 
 
 @pytest.mark.long
@@ -159,35 +114,10 @@ def test_tests_that_are_ended_have_reported_earlier_failures(tmp_path):
     assert "AssertionError: assert 'memory' == 'the baseline'" in said
 
 
-@pytest.mark.parametrize("has_it", [True, False])
-def test_vllm_samples_without_flashinfer_where_it_is_missing(tmp_path, monkeypatch, has_it):
-    """vLLM 0.26 imports it on CUDA by default: without it no side of a benchmark would start."""
-    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
-    if has_it:
-        (tmp_path / "venv/lib/python3.12/site-packages/flashinfer").mkdir(parents=True)
-
-    said = environment(tmp_path, "cuda").get("VLLM_USE_FLASHINFER_SAMPLER")
-
-    assert said == (None if has_it else "0")
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_only_the_tests_have_no_short_form(part):
-    """In a full run no part gets --quick."""
-    assert "--quick" not in arguments(part, "cuda", quick=False)
-    assert ("--quick" in arguments(part, "cuda", quick=True)) is (part not in TESTS)
-
-
 def test_every_gpu_test_is_in_one_part():
     there = sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
 
     assert sorted(f"test_{name}" for names in TESTS.values() for name in names) == there
-
-
-def test_a_quick_rehearsal_on_a_cpu_serves_a_small_model():
-    assert "8b" in arguments("serving_8b", "cuda", quick=True)
-    assert "8b" in arguments("serving_8b", "cpu", quick=False)
-    assert "tiny" in arguments("serving_8b", "cpu", quick=True)
 
 
 def test_a_report_shows_failed_ended_and_missing_parts(tmp_path):
@@ -223,17 +153,3 @@ def test_a_report_shows_failed_ended_and_missing_parts(tmp_path):
         "E boom",
     ):
         assert line in text.splitlines()
-
-
-def test_a_report_without_failures_says_that_all_passed(tmp_path):
-    for part in ("install", "tests"):
-        Result(part, "passed", 1.0).write(tmp_path)
-
-    assert report(tmp_path, ["tests"], "cpu")
-    assert (tmp_path / "gpu.md").read_text().startswith("# The proof, rehearsed on a CPU\n")
-
-
-def test_a_cell_does_not_break_its_table():
-    text = markdown({"device": "cuda", "machine": {"GPU": "a|b\nc"}, "parts": []})
-
-    assert "| GPU | a\\|b c |" in text.splitlines()

@@ -1,6 +1,5 @@
 """A folder of wheels cut into pieces, carried, and joined again."""
 
-import json
 import random
 import zipfile
 from pathlib import Path
@@ -62,41 +61,6 @@ def test_a_join_restores_the_split_files(wheels, tmp_path):
         assert members(tmp_path / "back" / wheel.name) == members(wheel)
 
 
-def test_pieces_and_blocks_need_not_end_together(wheels, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_pieces, "_BLOCK", 700_000)
-
-    manifest = split(wheels, tmp_path / "pieces", mib=2)
-    join(tmp_path / "pieces", tmp_path / "back")
-
-    assert (len(manifest.pieces), len(manifest.blocks)) == (2, 5)
-    assert members(tmp_path / "back" / "big-1-py3-none-any.whl")["big/old.so"] == KERNELS
-
-
-def test_a_second_join_leaves_the_wheels_alone(pieces, tmp_path):
-    join(pieces, tmp_path / "back")
-    (pieces / "wheels.000").unlink()
-
-    join(pieces, tmp_path / "back")
-
-
-@pytest.mark.long
-def test_a_second_split_leaves_no_old_pieces(wheels, pieces):
-    split(wheels, pieces, mib=60)
-
-    assert sorted(p.name for p in pieces.iterdir()) == ["manifest.json", "wheels.000"]
-
-
-def test_a_missing_piece_is_named(pieces, tmp_path):
-    (pieces / "wheels.002").unlink()
-
-    with pytest.raises(
-        BadPieces, match=r"^The piece wheels\.002 is missing from .*: copy it there"
-    ):
-        join(tmp_path / "pieces", tmp_path / "back")
-
-    assert not (tmp_path / "back").exists()
-
-
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-1], lambda data: data[:9] + b"?" + data[10:]]
 )
@@ -106,48 +70,3 @@ def test_a_damaged_piece_is_named(pieces, tmp_path, damage):
 
     with pytest.raises(BadPieces, match=r"^The piece wheels\.001 is damaged .*: copy it again\.$"):
         join(tmp_path / "pieces", tmp_path / "back")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"pieces": [1], "wheels": []}'])
-def test_a_damaged_manifest_is_named(tmp_path, text):
-    (tmp_path / "manifest.json").write_text(text)
-
-    with pytest.raises(BadPieces, match=r"manifest\.json is damaged: copy it again"):
-        join(tmp_path, tmp_path / "back")
-
-
-def test_pieces_without_a_manifest_are_refused(tmp_path):
-    with pytest.raises(BadPieces, match=r"manifest\.json is missing: copy it there"):
-        join(tmp_path, tmp_path / "back")
-
-
-def test_a_manifest_writes_only_into_its_folder(pieces, tmp_path):
-    told = json.loads((pieces / "manifest.json").read_text())
-    told["wheels"][0]["name"] = "../elsewhere.whl"
-    (pieces / "manifest.json").write_text(json.dumps(told))
-
-    with pytest.raises(BadPieces, match=r"manifest\.json is damaged"):
-        join(tmp_path / "pieces", tmp_path / "back")
-
-    assert not (tmp_path / "elsewhere.whl").exists()
-
-
-def test_excluded_members_are_in_no_record(wheels, tmp_path):
-    manifest = split(wheels, tmp_path / "pieces", mib=1, leave_out=["big/*.so"])
-    join(tmp_path / "pieces", tmp_path / "back")
-
-    assert manifest.left_out == ("big/old.so",)
-    assert (tmp_path / "back" / "left_out.txt").read_text() == "big/old.so\n"
-    left = members(tmp_path / "back" / "big-1-py3-none-any.whl")
-    assert sorted(left) == ["big-1.dist-info/RECORD", "big/a.py"]
-    assert b"old.so" not in left["big-1.dist-info/RECORD"]
-
-
-def test_a_glob_without_a_match_is_refused(wheels, tmp_path):
-    with pytest.raises(BadPieces, match=r"No wheel has a file like big/\*\.dll"):
-        split(wheels, tmp_path / "pieces", mib=1, leave_out=["big/*.dll"])
-
-
-def test_a_folder_without_wheels_is_refused(tmp_path):
-    with pytest.raises(BadPieces, match="There are no wheels in"):
-        split(tmp_path, tmp_path / "pieces", mib=1)
