@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 #: How old a measurement of the broker's clock may become.
 MEASURE_EVERY_S: Final = 3.0
-#: A smaller difference between two measurements is no step: clocks drift, and answers take time.
+#: A smaller difference between two measurements is no step: clocks drift.
 STEP_MS: Final = 2000.0
 
 
@@ -112,13 +112,18 @@ class BrokerTime:
         return monotonic() - self._measured_at >= MEASURE_EVERY_S
 
     def measured(self, answer: Sequence[int], asked_at: float) -> None:
-        """Take the answer to TIME, which was sent at that `monotonic`: seconds, microseconds."""
+        """Take the answer to TIME, which was sent at that `monotonic`: seconds, microseconds.
+
+        The server read its clock at some moment since. What was known stays if that agrees;
+        otherwise `now_ms` is behind rather than ahead, so that nothing ends before its time.
+        """
         now = monotonic()
         seconds, micros = answer
-        middle_ms = (asked_at + now) / 2 * 1000
-        ahead_ms = int(seconds) * 1000 + int(micros) / 1000 - middle_ms
+        server_ms = int(seconds) * 1000 + int(micros) / 1000
+        least_ms, most_ms = server_ms - now * 1000, server_ms - asked_at * 1000
+        ahead_ms = min(max(self._ahead_ms, least_ms), most_ms) if self._is_known else least_ms
         by_ms = ahead_ms - self._ahead_ms
-        if self._is_known and abs(by_ms) > STEP_MS + (now - asked_at) * 1000:
+        if self._is_known and abs(by_ms) > STEP_MS:
             self._step_ms, self._stepped_at = self._step_ms + by_ms, now
         self._ahead_ms, self._measured_at, self._is_known = ahead_ms, now, True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -12,6 +13,7 @@ from tests.board.looking import Looker, looking, text_of
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
+from tokenyard import doctor
 from tokenyard.admin.signals import Signals
 from tokenyard.board import checkup
 from tokenyard.doctor import Evidence, diagnose
@@ -222,15 +224,27 @@ def test_what_the_user_may_not_ask_is_asked_once(
     rights = ("on", ">secret", "~*", "+@all", "-info", "-config", "-acl")
     connection.execute_command("ACL", "SETUSER", user, *rights)
     url = redis_url.replace("//", f"//{user}:secret@")
+    looked: list[Evidence] = []
+
+    def gather(*args: Any) -> Evidence:
+        looked.append(found := doctor.gather(*args))
+        return found
+
+    monkeypatch.setattr(checkup, "gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
     with looking(monkeypatch, url, connection, keys) as guarded:
         # If it is looked at again and again
         eventually(lambda: "checks at" in text_of(guarded.live("/", "live_doctor")))
         connection.acl_log_reset()
-        for _ in range(5):
+        before = len(looked)
+
+        def is_looked_at_again() -> bool:
             assert "does not let us read INFO" in guarded.live("/", "live_broker")
-            time.sleep(0.05)
+            guarded.live("/", "live_doctor")
+            return len(looked) >= before + 5
+
+        eventually(is_looked_at_again)
 
     # I expect no more refusals in the server's log than those of the first time.
     refused = [one for one in connection.acl_log() if one["username"].decode() == user]

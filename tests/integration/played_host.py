@@ -22,7 +22,6 @@ from tokenyard.scripts import Renewed, Scripts
 
 ADDER = model_scope("adder")
 PAUSE = Order(signal="PAUSE")
-SOON_S = 0.3
 BOUND_S = 30.0
 
 

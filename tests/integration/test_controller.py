@@ -135,7 +135,7 @@ class TestDraining:
             psutil.Process(pid).send_signal(signal.SIGINT)
 
         assert leaving.wait() == 0
-        assert all(result.ok for result in plant.results(requests, timeout_s=1.0))
+        assert all(result.ok for result in plant.results(requests))
 
 
 class TestStopping:

@@ -119,6 +119,7 @@ def test_a_limit_that_only_scripts_can_read_stops_nobody_else(yard: TenantYard) 
     leader = yard.lead()
 
     # I expect the other to get the places that it cannot have, and the leader to rest.
+    ignore_the_clock(yard)
     for _ in range(8):
         assert tenants(yard.ids(worker)) == {"a": 1, "b": 3}
         yard.end(worker, next(one for one in yard.lane(worker) if one.request.tenant == "b"))
@@ -161,5 +162,6 @@ def test_requests_for_a_model_without_room_do_not_hide_others_of_their_tenant(
     # I expect these to run, although all in line could not have so many in memory.
     leader = yard.lead(max_held=40)
     turns_until_load(yard, idle, 3, most=10)
+    ignore_the_clock(yard)
     yard.rest()
     assert leader._dispatcher._patience_ms > 0

@@ -113,12 +113,16 @@ class TestLane:
 
     def test_a_worker_may_end_a_request_whose_lane_entry_was_deleted(self, lanes: Lanes) -> None:
         lanes.coordinator()
-        worker = lanes.worker()
-        lanes.push(requests(1))
+        worker, full = lanes.worker(), lanes.worker("full", model="full", lane_limit=1)
+        lanes.push([make_request("r0000", model="sim"), make_request("f", model="full")])
         lanes.wait_for_load(worker, 1)
+        lanes.wait_for_load(full, 1)
         (assignment,) = lanes.lane(worker)
         lanes.connection.delete(lanes.keys.lane(worker))
-        time.sleep(0.3)  # several passes
+        for number in range(3):  # passes, each of which ends a request that still waits
+            lanes.scripts.submit("low", [make_request(f"lost-{number}", model="full")])
+            lanes.connection.delete(lanes.keys.intake("low"))
+            assert code(lanes, f"lost-{number}") == "ENTRY_LOST"
 
         assert lanes.finish(worker, assignment) == [Published.PUBLISHED]
         assert to_result(lanes.result("r0000")).status == "completed"

@@ -266,7 +266,8 @@ class Walk(RuleBasedStateMachine):
             return
         assert code is (Cancelled.CANCELLED if state else Cancelled.CANCELLED_BEFORE_ARRIVAL)
         assert known.result is None
-        known.result, known.running = ("cancelled", list(known.published)), None
+        known.result, known.ran_at_cancel = ("cancelled", list(known.published)), known.running
+        known.running = None
         known.is_cancelled_early = not state
         assert self.scripts.cancel(*name, "") is Cancelled.OVER
         if obeyed:
@@ -380,6 +381,9 @@ class Walk(RuleBasedStateMachine):
                     known.result = ("completed", unpack_tokens(item.reply.tokens))
                 elif life.holds:
                     assert not self._may_write(worker, item.assignment)
+                    attempt = (worker, item.assignment.attempt)
+                    if known.result and known.ran_at_cancel == attempt:
+                        known.used = max(known.used, len(unpack_tokens(item.reply.tokens)))
 
     def _someone(self, seed: random.Random) -> tuple[str, Life]:
         name = seed.choice(sorted(w for w, life in self.workers.items() if life.remembered))
