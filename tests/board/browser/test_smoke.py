@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
 import pytest
 
 from tests.board.browser.conftest import NewWindow
@@ -9,11 +13,35 @@ from tests.board.browser.serving import serve
 from tests.gateway.speaker import CYCLE, MAX_LEN
 from tests.gateway.stand import Stand
 from tests.support.builders import make_request, random_name
+from tests.support.processes import Plant
 from tests.support.waiting import eventually
+from tokenyard.admin.signals import Signals
 from tokenyard.board.pages import PAGES
+from tokenyard.protocol.control import Order, model_scope
 from tokenyard.protocol.wire import SamplingParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+
+@contextmanager
+def kept_in_the_middle(plant: Plant) -> Iterator[str]:
+    """A request whose worker is paused, until the block ends, when a part of its text is there."""
+    signals, scope = Signals(plant.connection, plant.keys), model_scope("speaker")
+    params = SamplingParams(max_tokens=MAX_LEN - 50, temperature=0.0)
+    state, name = "", ""
+    while state != "assigned":  # else it was over before
+        signals.give(Order(signal="UNPAUSE", scope=scope))
+        name = random_name("story")
+        request = make_request(name, prompt="abc", model="speaker", client="web", stream=True)
+        plant.push(msgspec.structs.replace(request, params=params))
+        eventually(lambda name=name: plant.published(name, "web") >= 3, timeout_s=120.0)
+        paused = signals.give(Order(signal="PAUSE", scope=scope, mode="keep"))
+        assert signals.wait(paused, 120.0) == []
+        state = plant.ledger(name, "web")["state"]
+    try:
+        yield name
+    finally:
+        signals.give(Order(signal="UNPAUSE", scope=scope))
 
 
 def test_pages_are_shown_and_a_text_that_is_being_written_is_cancelled(
@@ -26,17 +54,11 @@ def test_pages_are_shown_and_a_text_that_is_being_written_is_cancelled(
             assert window.page.title().startswith(page.title)
             assert window.page.locator("nav [aria-current=page]").inner_text() == page.menu
             assert window.axe() == []
-    # Given a request whose worker is stopped in the middle of its text
-    name = random_name("story")
-    params = SamplingParams(max_tokens=MAX_LEN - 50, temperature=0.0)
-    stand.plant.push(
-        make_request(name, prompt="abc", model="speaker", client="web", stream=True, params=params)
-    )
-    eventually(lambda: stand.plant.published(name, "web") >= 3, timeout_s=120.0)
-    with stand.stopped_worker():
+    # Given a request that stays in the middle of its text
+    with kept_in_the_middle(stand.plant) as name:
         window.open(f"/request?client=web&id={name}")
         text = window.page.locator("#live_tokens pre")
-        text.wait_for()
+        text.wait_for(timeout=120_000)  # the board loads the tokenizer
         assert text.inner_text()[:20] in CYCLE * 2
         # If somebody cancels it there
         window.page.locator("main").get_by_role("button", name="Cancel", exact=True).click()
