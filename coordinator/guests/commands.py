@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from tokenyard.protocol.digest import entry_digest
 from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.receipts import MAX_RECEIPT_BYTES, MOST_ENDED, owns
@@ -30,7 +31,7 @@ from tokenyard.protocol.wire import (
 GuestClass = Literal["normal", "low"]
 CLASSES: Final[tuple[GuestClass, ...]] = ("normal", "low")
 
-_ids_decoder = msgspec.json.Decoder(list[str])
+_ids_decoder = ForeignJson[list[str]](list[str])
 _KEPT: Final = {name.encode() for name in COMMON_FIELDS | OWN_FIELDS}
 
 
@@ -198,7 +199,7 @@ def _cancel_command(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
 def _lease_renewal(client: str, fields: Mapping[bytes, bytes]) -> GuestCommand:
     try:
         ended = _ids_decoder.decode(fields.get(b"ended", b"[]"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except BadJson:
         return Unreadable("ended: give a JSON array of ids")
     if len(ended) > MOST_ENDED:
         return Unreadable(f"ended: give at most {MOST_ENDED} ids")

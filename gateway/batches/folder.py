@@ -1,10 +1,11 @@
-"""A folder that gateways and the hosts of batch workers share."""
+"""A folder that gateways and batch workers share; nobody but their user can read in it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Generator, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,6 +17,8 @@ from tokenyard.protocol.errors import SettingsError
 _ABANDONED_S: Final = 3600.0
 _PART: Final = ".part"
 _PIECE: Final = 256 * 1024
+_OWN_FOLDER: Final = 0o700
+_OWN_FILE: Final = 0o600
 
 
 class FolderStorage:
@@ -30,7 +33,7 @@ class FolderStorage:
         Raises `SettingsError` where it cannot be made.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=_OWN_FOLDER, parents=True, exist_ok=True)
         except OSError as error:
             fault = f"files_dir: no folder can be made at {self._folder}: {error.strerror}"
             raise SettingsError([fault]) from error
@@ -43,6 +46,12 @@ class FolderStorage:
     def path(self, name: str) -> Path:
         """The file of an object."""
         return self._folder / name
+
+    def _place(self, name: str) -> Path:
+        """The file of an object to be written, in its folder."""
+        path = self.path(name)
+        path.parent.mkdir(mode=_OWN_FOLDER, parents=True, exist_ok=True)
+        return path
 
     def read(self, name: str) -> bytes:
         """See `Storage`."""
@@ -64,13 +73,11 @@ class FolderStorage:
 
     def write(self, name: str, content: bytes, *, is_exclusive: bool = False) -> None:
         """See `Storage`."""
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._place(name)
         new = path.with_name(f"{path.name}.{os.urandom(8).hex()}{_PART}")
         try:
-            with new.open("xb") as file:
-                file.write(content)
-                file.flush()
+            with _create(new) as file:
+                _write(file, content)
                 os.fsync(file.fileno())
             if is_exclusive:
                 os.link(new, path)
@@ -82,9 +89,7 @@ class FolderStorage:
 
     def upload(self, name: str) -> _FileUpload:
         """See `Storage`."""
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return _FileUpload(path)
+        return _FileUpload(self._place(name))
 
     def delete(self, name: str) -> None:
         """See `Storage`."""
@@ -111,7 +116,7 @@ class _FileUpload:
         self._part = path.with_name(path.name + _PART)
 
     def __enter__(self) -> Self:
-        self._file = self._part.open("xb", buffering=0)
+        self._file = _create(self._part)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,9 +125,7 @@ class _FileUpload:
 
     def write(self, piece: bytes) -> None:
         """See `Upload`."""
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        _write(self._file, piece)
 
     def commit(self) -> int:
         """See `Upload`."""
@@ -131,6 +134,16 @@ class _FileUpload:
         self._part.rename(self._path)
         _sync_folder(self._path.parent)
         return size
+
+
+def _create(path: Path) -> FileIO:
+    return FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWN_FILE), "wb")
+
+
+def _write(file: FileIO, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,6 +11,10 @@ import pytest
 from tests.batch.conftest import zstd
 from tokenyard.batch.files import LineNumbers, UnreadableFile, cut_torn_end, member, read_lines
 from tokenyard.batch.input_scan import scan_input
+from tokenyard.batch.lines import BadLine, parse_line
+from tokenyard.batch.opening import open_job
+from tokenyard.batch.state import BatchSpec
+from tokenyard.protocol.errors import SettingsError
 
 NAMES = ["a.jsonl", "a.jsonl.gz", pytest.param("a.jsonl.zst", marks=zstd)]
 
@@ -85,6 +89,14 @@ def test_input_scan_counts_lines_and_finds_repeated_ids(tmp_path: Path) -> None:
     assert [number for number in range(10) if number in found.repeated] == [5, 7]
 
 
+def test_a_line_of_nested_arrays_is_only_a_bad_line(tmp_path: Path) -> None:
+    path, nested = tmp_path / "in.jsonl", b"[" * 1000 + b"]" * 1000
+    path.write_bytes(b'{"id":"a","prompt":' + nested + b'}\n{"id":"b","prompt":"1+1="}\n')
+
+    assert scan_input(path).lines == 2
+    assert parse_line(1, b'{"id":"a","prompt":' + nested + b"}").__class__ is BadLine
+
+
 def test_line_numbers_hold_any_set_of_numbers() -> None:
     marks = LineNumbers()
     numbers = [0, 7, 8, 100_000, 3, 99_999]
@@ -92,3 +104,42 @@ def test_line_numbers_hold_any_set_of_numbers() -> None:
     assert not any(marks.add(number) for number in numbers)
     assert len(marks) == len(numbers)
     assert [number for number in range(100_010) if number in marks] == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "told"),
+    [
+        ("in.jsonl", "", "input and output"),
+        ("soft.jsonl", "", "input and output"),
+        ("hard.jsonl", "", "input and output"),
+        ("folder/in.jsonl", "", "input and output"),
+        ("sub/../in.jsonl", "", "input and output"),
+        ("out.jsonl", "soft.jsonl", "input and errors"),
+        ("new.jsonl", "folder/new.jsonl", "output and errors"),
+        ("out.jsonl", "out.jsonl.state", "errors and the state of the job"),
+        ("out.jsonl", "out.jsonl.log", "errors and the log of the job"),
+        ("all", "", "input and the state of the job"),
+    ],
+)
+def test_no_two_files_of_a_job_are_one(tmp_path: Path, output: str, errors: str, told: str) -> None:
+    # Given an input with other names, and a folder with another name
+    given = tmp_path / "in.jsonl"
+    given.write_text('{"prompt":"1+1="}\n')
+    (tmp_path / "soft.jsonl").symlink_to(given)
+    (tmp_path / "hard.jsonl").hardlink_to(given)
+    (tmp_path / "all.state").symlink_to("soft.jsonl")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    (tmp_path / "sub").mkdir()
+
+    spec = BatchSpec(
+        input=str(given),
+        output=str(tmp_path / output),
+        errors=str(tmp_path / errors) if errors else "",
+    )
+    with (
+        pytest.raises(SettingsError, match=f"{told}: .* are the same file"),
+        open_job(spec, overwrite=True),
+    ):
+        pass
+
+    assert given.read_text() == '{"prompt":"1+1="}\n'

@@ -125,6 +125,7 @@ def test_weights_that_one_worker_refuses_come_to_nobody(signals: Signals, host: 
         Obedient(signals, host, refuses="/bad", name="v") as worker,
     ):
         assert signals.reload("adder", "/step-1", 1, "abort", BOUND_S) == []
+        begun = len(worker.seen)
         left = signals.reload("adder", "/bad", 2, "abort", BOUND_S)
 
         # I expect to be told, and both to run with the weights before, in the epoch before
@@ -133,6 +134,7 @@ def test_weights_that_one_worker_refuses_come_to_nobody(signals: Signals, host: 
         assert refusals == [Unacknowledged(worker.worker, "v", "no such folder")]
         assert ordered(signals) == {ADDER: DesiredState(weights="/step-1", epoch=1)}
         eventually(lambda: other.seen[-1] == DesiredState(weights="/step-1", epoch=1))
+        assert DesiredState(run_state="PAUSED", weights="/bad", epoch=1) in worker.seen[begun:]
         # also when it is asked once more, and others to be taken all the same.
         assert worker.worker in names(signals.reload("adder", "/bad", 2, "abort", BOUND_S))
         assert signals.reload("adder", "/good", 2, "abort", BOUND_S) == []

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from tokenyard.batch.lines import BadLine, ParsedLine
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.replies import Choice, ErrorInfo, Result
 
 #: HTTP status by error code, as a server would answer.
@@ -70,7 +71,7 @@ class DoneLine(Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_done = msgspec.json.Decoder(DoneLine).decode
+_decode_done = ForeignJson[DoneLine](DoneLine).decode
 
 
 def encode_line(line: OutputLine) -> bytes:
@@ -92,7 +93,7 @@ def read_done(raw: bytes) -> tuple[str, int, str | None] | None:
     """Job (`short`), line number and error code of an output line; None if it is not one."""
     try:
         done = _decode_done(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except BadJson:
         return None
     found = _LINE_ID.fullmatch(done.id)
     if found is None:

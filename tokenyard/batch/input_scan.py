@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from tokenyard.batch.files import LineNumbers, read_lines
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 
 _BUCKETS: Final = 256
 #: A larger bucket is moved to disk; about 2700 ids.
@@ -31,7 +31,7 @@ class _Named(Struct):
     id: str | int | UnsetType = UNSET
 
 
-_decode_named = msgspec.json.Decoder(_Named).decode
+_decode_named = ForeignJson[_Named](_Named).decode
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def id_of(raw: bytes) -> str | None:
     """The id of a line; None if it has none or is not a JSON object."""
     try:
         named = _decode_named(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except BadJson:
         return None
     name = named.id if named.custom_id is UNSET else named.custom_id
     return None if name is UNSET else str(name)

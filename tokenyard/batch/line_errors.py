@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-import msgspec
 from msgspec import Struct
 
 from tokenyard.batch.answers import LineError
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 
 _MOST_BYTES: Final = 1024 * 1024
 _PIECE: Final = 64 * 1024
@@ -40,7 +40,7 @@ class LineErrors:
     problem: str = ""  # why it cannot be read
 
 
-_decode = msgspec.json.Decoder(FailedLine).decode
+_decode = ForeignJson[FailedLine](FailedLine).decode
 
 
 def read_line_errors(path: Path, most: int = 100) -> LineErrors:
@@ -59,7 +59,7 @@ def read_line_errors(path: Path, most: int = 100) -> LineErrors:
     for raw in raw_lines:
         try:
             found.append(_decode(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except BadJson:
             continue
     return LineErrors(found[:most], is_whole=not is_cut and len(found) <= most, problem=problem)
 

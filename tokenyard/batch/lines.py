@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import msgspec
-
 from tokenyard.batch.bodies import BadBody, biases, body_options
 from tokenyard.client.options import Prompt, SamplingOptions
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.wire import ChatOptions
 
 #: The form of the answer.
@@ -30,7 +29,7 @@ _PLAIN_OPTIONS: Final = frozenset({"params", "metadata", *_TEXTS})
 _CHAT: Final = frozenset(ChatOptions.__struct_fields__)
 _SAMPLING: Final = frozenset(SamplingOptions.__annotations__)
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode = ForeignJson[dict[str, Any]](dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def _read(number: int, raw: bytes | None) -> tuple[str, dict[str, Any]] | BadLin
         return BadLine(None, f"line {number} is too long", "line_too_long")
     try:
         fields = _decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except BadJson as error:
         return BadLine(None, f"line {number} is not a JSON object: {error}", "invalid_json_line")
     name = _name(fields, number)
     return name if isinstance(name, BadLine) else (name, fields)

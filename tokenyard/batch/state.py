@@ -6,7 +6,9 @@ The state is stored beside the output, in ``<output>.state``, and for jobs of RQ
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import os
 import secrets
 from pathlib import Path
@@ -108,10 +110,18 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
             check_codec(path)
 
     def _problems(self) -> list[str]:
-        errors = []
-        paths = [self.input_path, self.output_path, self.errors_path]
-        if len({path.absolute() for path in paths}) < len(paths):
-            errors.append("input, output and errors: must be different files")
+        files = {
+            "input": self.input_path,
+            "output": self.output_path,
+            "errors": self.errors_path,
+            "the state of the job": self.state_path,
+            "the log of the job": self.log_path,
+        }
+        errors = [
+            f"{one} and {other}: {files[one]} and {files[other]} are the same file"
+            for one, other in itertools.combinations(files, 2)
+            if _is_same_file(files[one], files[other])
+        ]
         if self.priority_class not in PRIORITY_CLASSES:
             errors.append(f"priority_class: use one of {', '.join(PRIORITY_CLASSES)}")
         if self.window < 0:
@@ -121,6 +131,13 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
         if self.result_ttl_s < 1:
             errors.append("result_ttl_s: must be at least 1")
         return errors
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, by links too, or would if it existed."""
+    with contextlib.suppress(OSError):
+        return one.samefile(other)
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 class RequestCounts(Struct, frozen=True):

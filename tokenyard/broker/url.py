@@ -8,18 +8,33 @@ database may be added, and ``redis+cluster://a:6379,b:6379``; both also with ``r
 from __future__ import annotations
 
 import functools
+import inspect
+import os
 import re
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlunsplit
 
-from redis.connection import parse_url
+from redis.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
 
 from tokenyard.broker.discovery import Address, AddressBook, ClusterNodes, Sentinels
 from tokenyard.broker.tls import TlsConnection
 from tokenyard.protocol.errors import SettingsError
 
 SCHEMES: Final = ("redis", "rediss", "unix")
+#: The variables that say who we are, for a URL that does not: user, password, and its file.
+CREDENTIALS: Final = (
+    "TOKENYARD_REDIS_USERNAME",
+    "TOKENYARD_REDIS_PASSWORD",
+    "TOKENYARD_REDIS_PASSWORD_FILE",
+)
 #: Suffixes of the schemes ``redis`` and ``rediss``, with their default ports.
 _PORTS: Final = {"sentinel": 26379, "cluster": 6379}
 #: Options of a URL for the Sentinels, which have their own users.
@@ -28,39 +43,112 @@ _OF_SENTINELS: Final = {"sentinel_username": "username", "sentinel_password": "p
 _OF_THE_POOL: Final = frozenset({"max_connections", "timeout"})
 #: Options of redis-py that change the form of all answers: Tokenyard reads only its own.
 _OF_ANSWERS: Final = frozenset({"protocol", "decode_responses", "encoding", "encoding_errors"})
-_PASSWORD_IN_QUERY: Final = re.compile(r"(^|&)(sentinel_)?password=[^&]*", re.IGNORECASE)
+_SECRET: Final = frozenset({"password", "sentinel_password"})
+_FORM: Final = re.compile(
+    r"(?P<scheme>[a-z+]+)://(?:(?P<who>[^/?#]*)@)?(?P<hosts>[^/?#@]*)(?P<path>/[^?#@]*)?"
+    r"(?:\?(?P<query>[^#]*))?",
+    re.IGNORECASE,
+)
+_HOST: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\[\]:]*)(?::([0-9]{1,5}))?", re.IGNORECASE)
+_ENCODE: Final = (
+    "in a user name or password write / ? # @ as %2F %3F %23 %40, or give them as"
+    f" {CREDENTIALS[0]} and {CREDENTIALS[1]}"
+)
+
+
+class BrokerUrl(NamedTuple):
+    """The parts of a URL, as they stand there."""
+
+    scheme: str
+    who: str  # <user>:<password>
+    hosts: str
+    path: str
+    query: str
+
+    @property
+    def user(self) -> str:
+        """The user name; "" where it has none."""
+        return unquote(self.who.partition(":")[0]) or self.options.get("username", "")
+
+    @property
+    def has_password(self) -> bool:
+        """Whether there is a password."""
+        return bool(self.who.partition(":")[2] or self.options.get("password"))
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What stands behind the ``?``."""
+        return dict(parse_qsl(self.query, keep_blank_values=True))
+
+    @property
+    def addresses(self) -> list[tuple[str, int | None]]:
+        """Hosts and ports; raises `ValueError`."""
+        found = [_HOST.fullmatch(host) for host in self.hosts.split(",")]
+        if not all(found):
+            raise ValueError(f"a port is a number; {_ENCODE}")
+        return [(one[1].strip("[]"), int(one[2]) if one[2] else None) for one in found if one]
+
+
+def split_url(url: str) -> BrokerUrl:
+    """The parts of a URL; raises `ValueError`.
+
+    `urlsplit` knows no URL with several hosts.
+    """
+    found = _FORM.fullmatch(url)
+    if found is None:
+        raise ValueError(_ENCODE if "://" in url else "it begins with redis://")
+    return BrokerUrl(*(part or "" for part in found.groups()))
 
 
 def public_url(url: str) -> str:
-    """The URL without user name and password, for logs and messages."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url.rpartition("@")[2]
-    query = _PASSWORD_IN_QUERY.sub("", parts.query).lstrip("&")
-    netloc = parts.netloc.rpartition("@")[2]
-    shown = urlunsplit((parts.scheme, netloc, parts.path, query, ""))
-    # urlunsplit omits an empty host where the path does not need it.
-    return shown if "://" in shown else shown.replace(":", "://", 1)
+    """The URL without user name and password, for logs and messages; also a URL that is wrong."""
+    place, _, query = url.partition("?")
+    told = [
+        one for one in query.split("&") if unquote(one.partition("=")[0]).lower() not in _SECRET
+    ]
+    scheme, mark, rest = "?".join(filter(None, (place, "&".join(told)))).rpartition("://")
+    return f"{scheme.partition(':')[0]}{mark}{rest.rpartition('@')[2]}"
 
 
 def named_url(url: str) -> str:
     """`public_url` with the user name, for messages about permissions."""
-    shown = public_url(url)
     try:
-        user = urlsplit(url).username
+        user = split_url(url).who.partition(":")[0]
     except ValueError:
-        user = None
+        user = ""
+    shown = public_url(url)
     return shown.replace("://", f"://{user}@", 1) if user else shown
 
 
 def user_of(url: str) -> str:
     """The user name in a URL; "" where it has none."""
     try:
-        parts = urlsplit(url)
+        return split_url(url).user
     except ValueError:
         return ""
-    return unquote(parts.username or "") or dict(parse_qsl(parts.query)).get("username", "")
+
+
+def with_credentials(url: str) -> str:
+    """The URL with the user name and password of the environment, where it has none itself.
+
+    Raises `SettingsError` where the password's file cannot be read.
+    """
+    try:
+        parts = split_url(url)
+    except ValueError:
+        return url  # whoever connects says what is wrong with it
+    user, password, file = map(os.environ.get, CREDENTIALS)
+    if password is None and file:
+        try:
+            password = Path(file).read_text("utf-8").rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            raise SettingsError([f"{CREDENTIALS[2]}: {error}"]) from error
+    if parts.has_password or not (user or password):
+        return url
+    user = parts.user or user or ""
+    who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    query = urlencode([one for one in parse_qsl(parts.query) if one[0] != "username"])
+    return f"{parts.scheme}://{who}@{parts.hosts}{parts.path}{query and '?'}{query}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +169,24 @@ def read_url(url: str, timeout_s: float) -> Target:
     ``timeout_s`` bounds each lookup of a server.
     """
     try:
-        return _target(urlsplit(url), url, timeout_s)
+        return _target(split_url(url), url, timeout_s)
     except ValueError as error:
         raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
 
 
-def _target(parts: SplitResult, url: str, timeout_s: float) -> Target:
-    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
-        if name in _OF_ANSWERS:
-            raise ValueError(f"leave out {name}: Tokenyard chooses the form of answers itself")
-    base, _, kind = parts.scheme.partition("+")
+def _target(parts: BrokerUrl, url: str, timeout_s: float) -> Target:
+    _check_options(parts)
+    base, _, kind = parts.scheme.lower().partition("+")
     if not kind and base in SCHEMES:
-        has_tls = base == "rediss"
-        return Target(url.replace(parts.scheme, "redis", 1) if has_tls else url, has_tls=has_tls)
+        return _one_host(parts, url, base)
     if kind not in _PORTS or base not in {"redis", "rediss"}:
         raise ValueError(
             "use redis://, rediss:// or unix://, or for several hosts redis+sentinel:// or"
             " redis+cluster://"
         )
-    addresses = _addresses(parts, _PORTS[kind])
+    addresses = [(host, port or _PORTS[kind]) for host, port in parts.addresses]
+    if not all(host for host, _ in addresses):
+        raise ValueError("give one or more hosts, with commas between them")
     service, _, database = parts.path.strip("/").partition("/")
     if kind == "cluster":
         if service not in {"", "0"}:
@@ -108,31 +195,51 @@ def _target(parts: SplitResult, url: str, timeout_s: float) -> Target:
         return Target(_plain(parts, "redis", addresses[0]), book, base == "rediss")
     if not service:
         raise ValueError("name the service that the Sentinels watch: redis+sentinel://.../service")
+    if database and not database.isdecimal():
+        raise ValueError("what follows the service is the number of a database")
     options = _asking(_plain(parts, base, addresses[0]), timeout_s) | _sentinel_user(parts)
     book = Sentinels(service, addresses, options)
     return Target(_plain(parts, "redis", addresses[0], database), book, base == "rediss")
 
 
-def _addresses(parts: SplitResult, default_port: int) -> list[Address]:
-    found = [urlsplit(f"//{host}") for host in parts.netloc.rpartition("@")[2].split(",")]
-    addresses = [(one.hostname or "", one.port or default_port) for one in found]
-    if not all(host for host, _ in addresses):
-        raise ValueError("give one or more hosts, with commas between them")
-    return addresses
+def _check_options(parts: BrokerUrl) -> None:
+    for name in parts.options:
+        if name in _OF_ANSWERS:
+            raise ValueError(f"leave out {name}: Tokenyard chooses the form of answers itself")
+        if name not in _known_options():
+            told = name if name.isidentifier() else "what follows the ?"
+            raise ValueError(f"{told} is no option of a connection (redis-py's documentation)")
 
 
-def _plain(parts: SplitResult, base: str, address: Address, database: str = "") -> str:
+def _one_host(parts: BrokerUrl, url: str, base: str) -> Target:
+    if base != "unix":
+        if not re.fullmatch("/?[0-9]*", parts.path):
+            raise ValueError("what follows the host is the number of a database")
+        if len(parts.addresses) > 1:
+            raise ValueError("for several hosts use redis+sentinel:// or redis+cluster://")
+    has_tls = base == "rediss"
+    return Target(url.replace(parts.scheme, "redis", 1) if has_tls else url, has_tls=has_tls)
+
+
+@functools.cache
+def _known_options() -> frozenset[str]:
+    """The options of redis-py's connections, and our own."""
+    kinds = (AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection)
+    of_connections = (inspect.signature(kind.__init__).parameters for kind in kinds)
+    return frozenset().union(*of_connections, _OF_THE_POOL, _OF_SENTINELS)
+
+
+def _plain(parts: BrokerUrl, base: str, address: Address, database: str = "") -> str:
     """The URL of one host, from which redis-py reads the options."""
-    who, at, _ = parts.netloc.rpartition("@")
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    place = f"{parts.who}{parts.who and '@'}{host}:{address[1]}"
     query = [(name, value) for name, value in parse_qsl(parts.query) if name not in _OF_SENTINELS]
     path = f"/{database}" if database else ""
-    return urlunsplit((base, f"{who}{at}{host}:{address[1]}", path, urlencode(query), ""))
+    return urlunsplit((base, place, path, urlencode(query), ""))
 
 
-def _sentinel_user(parts: SplitResult) -> dict[str, str | None]:
-    given = dict(parse_qsl(parts.query))
-    return {option: given.get(name) for name, option in _OF_SENTINELS.items()}
+def _sentinel_user(parts: BrokerUrl) -> dict[str, str | None]:
+    return {option: parts.options.get(name) for name, option in _OF_SENTINELS.items()}
 
 
 def _asking(plain: str, timeout_s: float) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
-from urllib.parse import urlsplit
 
 import redis
 
 from tokenyard import clock
 from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.admin.tenants import TenantView, read_tenants
+from tokenyard.broker.url import split_url
 from tokenyard.doctor.sampling import KeySample, sample_keys
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
@@ -135,7 +135,7 @@ def gather(
     What was refused before (`Evidence.refused`) is not asked for again: each refusal is an entry of
     the server's ACL LOG.
     """
-    read = _Reader(connection, refused)
+    parts, read = split_url(url), _Reader(connection, refused)
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
     config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
     clock_ms, round_trip_ms = _clock(connection)
@@ -145,8 +145,8 @@ def gather(
         host=_host(url),
         info=info,
         config=config,
-        user=urlsplit(url).username or "default",
-        has_password=bool(urlsplit(url).password),
+        user=parts.user or "default",
+        has_password=parts.has_password,
         default_is_open=read("ACL GETUSER", lambda: _is_open(read.run.acl_getuser("default"))),
         refusals=read("ACL LOG", lambda: _refusals(read.run.acl_log(_REFUSALS))),
         clock_ms=clock_ms,
@@ -172,10 +172,11 @@ def glance(connection: redis.Redis, url: str, known: Evidence | None) -> Evidenc
 
 def _host(url: str) -> str:
     """The broker's host, the path of its socket, or "" if there are several."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme == "unix":
         return parts.path
-    return "" if "," in parts.netloc else parts.hostname or "localhost"
+    (host, _), *others = parts.addresses
+    return "" if others else host or "localhost"
 
 
 def _clock(connection: redis.Redis) -> tuple[float, float]:

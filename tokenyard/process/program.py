@@ -24,7 +24,7 @@ from setproctitle import setproctitle
 from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.environment import misspelt, unknown
 from tokenyard.process.gc_tuning import collect_seldom
-from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, running_url
+from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
 from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
@@ -324,7 +324,7 @@ def program(
     """
 
     def start(redis_url: str | None, yard: str, debug: bool, **given: Any) -> None:
-        redis_url = redis_url or running_url(yard)
+        redis_url = broker_url(redis_url, yard)
         if not redis_url:
             raise click.UsageError("give --redis-url or set TOKENYARD_REDIS_URL")
         values = {field: value for field, value in given.items() if value is not None}

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard import clock
+from tokenyard.broker.url import with_credentials
 from tokenyard.protocol.errors import BrokerUnavailable
 
 YARD_DEFAULT: Final = "main"
@@ -101,13 +102,21 @@ def find_yard(url: str | None, yard: str | None) -> tuple[str, str]:
     there is neither.
     """
     if url is not None:
-        return url, YARD_DEFAULT if yard is None else yard
+        return with_credentials(url), YARD_DEFAULT if yard is None else yard
     if yard is None:
         yard = os.environ.get(YARD_VARIABLE) or YARD_DEFAULT
-    url = os.environ.get(URL_VARIABLE) or running_url(yard)
+    url = broker_url(os.environ.get(URL_VARIABLE), yard)
     if not url:
         raise no_broker(yard)
     return url, yard
+
+
+def broker_url(given: str | None, yard: str) -> str:
+    """The broker's URL, given or that of the `up` of this machine; "" if there is neither.
+
+    A given one gets the user and password of the environment. Raises `SettingsError`.
+    """
+    return with_credentials(given) if given else running_url(yard)
 
 
 class Announcement:

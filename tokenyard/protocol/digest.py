@@ -22,6 +22,7 @@ from tokenyard.protocol.fields import (
     parse_params,
     parse_reasoning,
 )
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
 
@@ -34,6 +35,7 @@ DEFINING: Final = frozenset(
 )
 #: The digest of an entry that cannot be read.
 UNREADABLE: Final = "unreadable"
+_any = ForeignJson[Any]()
 
 _BYTES: Final = 8
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -107,10 +109,10 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
         kind, content = parse_content(fields if _PROMPTS & fields.keys() else unfold(fields))
         chat = PLAIN_CHAT
         if kind == "messages":
-            content = canonical_messages(msgspec.json.decode(content))
+            content = canonical_messages(_any.decode(content))
             chat = parse_chat(unfold(fields), kind)
         return _recipe(fields).digest(kind, content, chat)
-    except (InvalidRequest, msgspec.MsgspecError, UnicodeError, RecursionError):
+    except (InvalidRequest, BadJson, msgspec.MsgspecError, UnicodeError, RecursionError):
         return UNREADABLE
 
 

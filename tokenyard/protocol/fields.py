@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from tokenyard.protocol.chat import check_messages, check_objects, check_template_kwargs
 from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     MAX_TOKEN_ID,
@@ -31,11 +32,11 @@ UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 #: Fields for chats only.
 _CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
 
-_params_decoder = msgspec.json.Decoder(SamplingParams)
-_objects_decoder = msgspec.json.Decoder(list[dict[str, Any]])
-object_decoder = msgspec.json.Decoder(dict[str, Any])
-_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
+_params_decoder = ForeignJson[SamplingParams](SamplingParams)
+_objects_decoder = ForeignJson[list[dict[str, Any]]](list[dict[str, Any]])
+object_decoder = ForeignJson[dict[str, Any]](dict[str, Any])
+_members_decoder = ForeignJson[dict[str, msgspec.Raw]](dict[str, msgspec.Raw])
+_ids_decoder = ForeignJson[list[int]](list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
 
 
 def read_text(fields: Mapping[bytes, bytes], name: str) -> str:
@@ -70,22 +71,24 @@ def read_flag(fields: Mapping[bytes, bytes], name: str, *, default: bool = False
     return raw == b"1"
 
 
-def read_json(fields: Mapping[bytes, bytes], name: str, decoder: Any, default: Any) -> Any:
+def read_json(
+    fields: Mapping[bytes, bytes], name: str, decoder: ForeignJson[Any], default: Any
+) -> Any:
     """The JSON of a field."""
     raw = fields.get(name.encode())
     if raw is None:
         return default
     try:
         return decoder.decode(raw)
-    except msgspec.ValidationError as error:
+    except BadJson as error:
+        if not isinstance(error.__cause__, msgspec.ValidationError):
+            raise InvalidRequest(name, f"is not the JSON expected: {error}") from None
         message, _, place = str(error).partition(" - at ")
         path = _PATH.search(place)
         unknown = UNKNOWN_FIELD.fullmatch(message)
         if unknown and name == "params" and not path:
             raise InvalidRequest(f"params.{unknown[1]}", why_unknown(unknown[1])) from None
         raise InvalidRequest(name + (path[1] if path else ""), message) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(name, f"is not the JSON expected: {error}") from None
 
 
 def read_params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> SamplingParams:

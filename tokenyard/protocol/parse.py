@@ -25,6 +25,7 @@ from tokenyard.protocol.fields import (
     read_text,
     read_tokens,
 )
+from tokenyard.protocol.foreign_json import ForeignJson
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.wire import (
     DEFAULT_CLIENT,
@@ -53,7 +54,7 @@ _LONGEST_TEMPLATE: Final = 4096
 _TEMPLATE_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
 
 
-_texts_decoder = msgspec.json.Decoder(dict[str, str])
+_texts_decoder = ForeignJson[dict[str, str]](dict[str, str])
 
 
 def parse_name(raw: bytes) -> str | None:

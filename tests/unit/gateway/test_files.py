@@ -192,6 +192,22 @@ def test_a_tenant_stays_in_its_folder(storage: Storage, tenant: str) -> None:
         assert path.resolve().parent.parent == storage.path("").resolve()
 
 
+def test_nobody_else_can_read_a_folder_of_files(tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path / "files")
+    before = os.umask(0o022)
+    try:
+        storage.start()
+        storage.write("tenant-a/about", b"x")
+        with storage.upload("tenant-a/content") as new:
+            new.write(b"x")
+            new.commit()
+    finally:
+        os.umask(before)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {"files": 0o700, "tenant-a": 0o700, "about": 0o600, "content": 0o600}
+
+
 @pytest.mark.parametrize(
     "name", ["..", "file-", "file-" + "0" * 31, "file-" + "A" * 32, "file-" + "0" * 32 + "\n"]
 )

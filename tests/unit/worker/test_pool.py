@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import worker.host.pool
 from tests.support.fake_clock import FakeClock
 from tests.support.pools import MEMORY, PAIR, A, B, Theatre, engine_info, theatre
 from worker.host.pool import TICK_S
@@ -263,13 +264,19 @@ class TestShutdown:
 
         assert two.member("w-0").state is State.DRAINING
 
-    def test_a_drain_ends_with_its_grace(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with theatre(monkeypatch, grace_s=0.0) as played:
+    @pytest.mark.parametrize("grace_s", [0.0, 60.0])
+    def test_a_drain_ends_with_its_grace(
+        self, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, grace_s: float
+    ) -> None:
+        monkeypatch.setattr(worker.host.pool, "TICK_S", 0.0)
+        with theatre(monkeypatch, grace_s=grace_s) as played:
             played.warm_up()
             played.hold(A, 0)
+            began, fake_clock.ticks_s = fake_clock.now, 1.0
 
             played.pool.drain(lambda: False)
 
+            assert grace_s <= fake_clock.now - began <= grace_s + 10.0
             assert played.member("w").state is State.DRAINING
 
     def test_all_processes_are_told_and_given_up(self, two: Theatre) -> None:

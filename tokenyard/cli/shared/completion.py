@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tokenyard.process.running import YARD_DEFAULT, running_url
+from tokenyard.process.running import YARD_DEFAULT, broker_url
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys, is_name
 
@@ -55,7 +55,7 @@ def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
     from tokenyard.broker.connection import open_connection
 
     yard = str(options.get("yard") or YARD_DEFAULT)
-    url = str(options.get("redis_url") or running_url(yard))
+    url = broker_url(options.get("redis_url"), yard)
     found: list[str] = []
 
     def ask() -> None:

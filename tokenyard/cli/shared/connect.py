@@ -9,7 +9,7 @@ import redis
 
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.process.program import YardChoice
-from tokenyard.process.running import no_broker, running_url
+from tokenyard.process.running import broker_url, no_broker
 from tokenyard.protocol.keys import Keys
 
 
@@ -23,7 +23,7 @@ def opened(choice: YardChoice) -> Iterator[tuple[redis.Redis, Keys]]:
 
 def url_of(choice: YardChoice) -> str:
     """The broker's URL, given or found; raises `BrokerUnavailable` if there is none."""
-    url = choice.redis_url or running_url(choice.yard)
+    url = broker_url(choice.redis_url, choice.yard)
     if not url:
         raise no_broker(choice.yard)
     return url

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-import msgspec
+
+from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -31,8 +32,8 @@ def named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...])
         if not equals or not name:
             raise click.BadParameter(f"{pair!r}: give name=value")
         try:
-            params[name.replace("-", "_")] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+            params[name.replace("-", "_")] = ForeignJson[Any]().decode(value)
+        except BadJson:
             params[name.replace("-", "_")] = value
     return params
 

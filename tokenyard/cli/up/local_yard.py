@@ -21,6 +21,7 @@ from tokenyard import clock
 from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
 from tokenyard.broker.check import check_broker
 from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.url import CREDENTIALS
 from tokenyard.cli.up.child import Child, LogLine
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.process.program import Exit
@@ -159,7 +160,7 @@ class LocalYard:
         plan = self._plan
         # Not as arguments, because the URL may contain a password.
         env = {**os.environ, "TOKENYARD_REDIS_URL": self.url, "TOKENYARD_YARD": plan.yard}
-        for name in _DECIDED:
+        for name in (*_DECIDED, *CREDENTIALS):
             env.pop(name, None)
         if plan.enforce_eager:
             env.setdefault("TOKENYARD_WORKER_ENFORCE_EAGER", "true")
