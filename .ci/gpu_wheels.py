@@ -77,7 +77,7 @@ def read_requirements(text: str) -> dict[str, str]:
     """Parse requirements or `pip freeze`: normalized name -> version, "" if not pinned."""
     found = {}
     for line in text.splitlines():
-        if match := _REQUIREMENT.match(line.partition("#")[0].strip()):
+        if match := _REQUIREMENT.match(re.split("[#;]", line)[0].strip()):
             found[normal(match[1])] = match[2] or ""
     return found
 

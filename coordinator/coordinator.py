@@ -350,7 +350,7 @@ class Coordinator:
         if self._models.learn(roster.bases(), roster.servable, roster.output_defaults()):
             self._publish_handshake(token)
             self._intake.read_again()  # to admit it by the new models
-        elif self._dispatcher.rate.measure(clock.monotonic()):
+        elif self._dispatcher.rate.measure(clock.monotonic()) or not self._handshake.is_published:
             self._publish_handshake(token)
         self._intake.compare()
         self._start_when_complete()

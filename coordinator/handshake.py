@@ -159,6 +159,11 @@ class Handshake:
         if not self._scripts.take_over(token, info):
             raise LostLeadership
 
+    @property
+    def is_published(self) -> bool:
+        """Whether it is there: somebody may delete it, or all keys, under a leader."""
+        return self._connection.hget(self._keys.info, "protocol") is not None
+
     def _recall_models(self) -> None:
         published: Any = self._connection.hmget(
             self._keys.info, "models", "adapters", "defaults", "default_model"

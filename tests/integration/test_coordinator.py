@@ -14,6 +14,7 @@ from tests.support.lanes import LONG_MS, STOP_S, Lanes, requests, running
 from tests.support.processes import Plant
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
+from tokenyard import Client
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.replies import to_result
@@ -79,6 +80,19 @@ class TestLead:
             eventually(lambda ends=ends_ms: lanes.connection.pexpiretime(lanes.keys.leader) > ends)
         assert lanes.connection.get(lanes.keys.leader) == b"1:one"
         assert lanes.connection.hget(lanes.keys.info, "epoch") == b"1"
+
+    def test_a_deleted_handshake_is_published_again(self, lanes: Lanes) -> None:
+        # Given a leader in its first term, under whom all keys of the yard are deleted
+        lanes.coordinator(name="one")
+        eventually(lambda: lanes.connection.hget(lanes.keys.info, "protocol") == b"1")
+        lanes.connection.delete(*lanes.connection.keys(f"*{lanes.keys.yard}*"))
+
+        # I expect it to lead a yard that clients find.
+        eventually(lambda: lanes.connection.hget(lanes.keys.info, "protocol") == b"1")
+        assert lanes.connection.get(lanes.keys.leader) == b"1:one"
+        lanes.worker()
+        with Client(lanes.url, lanes.keys.yard) as client:
+            client.submit([1])
 
     def test_handshake_is_published(self, lanes: Lanes) -> None:
         lanes.worker(model="adder")
