@@ -13,7 +13,8 @@ from tests.contract.stand_in import StandIn
 from tests.support.brokers import ServerWith
 from tests.support.waiting import eventually
 from tokenyard import InvalidRequest, NotDurable
-from tokenyard.client import durability
+from tokenyard.client import durability, submission
+from tokenyard.client.durability import Durability
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -105,6 +106,32 @@ def test_not_durable_has_the_handles_of_accepted_requests(
     assert known(there, keys) == 1
     with pytest.raises(NotDurable):
         next(iter(client.map(["b"], durability="replicated")))
+
+
+@pytest.mark.parametrize("level", ["replicated", "disk"])
+def test_who_submits_again_waits_again(
+    primary: ServerWith,
+    there: redis.Redis,
+    new_client_at: NewClient,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: Keys,
+    level: Durability,
+) -> None:
+    """Given no replica and no AOF, I expect each submission to say so, by the same client too."""
+    monkeypatch.setattr(durability, "WAIT_S", 0.2)
+    there.config_set("appendonly", "no")
+    client = new_client_at(primary.url)
+    client.submit("a", id="q1")
+
+    for _ in range(2):
+        with pytest.raises(NotDurable) as caught:
+            client.submit("a", id="q1", durability=level)
+        assert [handle.id for handle in caught.value.accepted] == ["q1"]
+
+    # I expect it to run once, and to be accepted when it is where it shall be.
+    assert known(there, keys) == 1
+    monkeypatch.setattr(submission, "durability_error", lambda *_: "")
+    assert client.submit("a", id="q1", durability=level).id == "q1"
 
 
 def test_a_repeated_submission_is_no_more_durable_than_the_first(

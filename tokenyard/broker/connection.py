@@ -82,6 +82,8 @@ _NO_WRITES: Final[Mapping[str, str]] = {
 }
 #: Errors that pass by themselves.
 _PASSING: Final = (exceptions.ClusterDownError, exceptions.TryAgainError)
+#: And their codes where redis-py has no class: a script of somebody else runs for long.
+_PASSING_CODES: Final = ("BUSY", "UNBLOCKED")
 #: What redis-py may raise; UnicodeError for an id or a host name that is not Unicode.
 _FOREIGN: Final = (redis.RedisError, OSError, UnicodeError)
 
@@ -217,7 +219,7 @@ def our_error(error: redis.RedisError | OSError | UnicodeError, url: str) -> Tok
     code, what = refused_write(error)
     if code:
         return BrokerNotWritable(f"Redis at {shown} {what}", code)
-    if isinstance(error, _PASSING) or str(error).startswith("UNBLOCKED"):
+    if isinstance(error, _PASSING) or str(error).partition(" ")[0] in _PASSING_CODES:
         return BrokerUnavailable(f"Redis at {shown} cannot serve now: {error}")
     return BrokerUnsuitable(f"Redis at {shown} refuses: {error}")
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from tokenyard import clock
+from tokenyard.client.durability import Durability
 from tokenyard.client.tokenization import Detokenizer, LocalText
 from tokenyard.protocol.errors import Code, RequestFailed, TokenyardError, WaitTimeout
 from tokenyard.protocol.replies import (
@@ -39,6 +40,7 @@ class PendingRequest:
         "checked_at",
         "deltas",
         "digest",
+        "durability",
         "error",
         "eta_s",
         "final",
@@ -58,6 +60,8 @@ class PendingRequest:
         self.local_text = local_text
         #: Digest of the request; empty where it is not known.
         self.digest = ""
+        #: Where it is known to be, beside the server's memory.
+        self.durability: Durability = "memory"
         self.deltas: Sequence[Reply] = ()
         self.published = 0  # tokens in ``deltas``
         self.final: Reply | None = None

@@ -57,6 +57,16 @@ class _BurstOutcome:
     not_durable: NotDurable | None = None  # raised although the requests were submitted
 
 
+@dataclass(slots=True)
+class _Load:
+    """A burst as it is sent."""
+
+    by_index: dict[int, PendingRequest] = field(default_factory=dict)
+    new: list[_New] = field(default_factory=list)
+    reused: dict[int, _Refusal] = field(default_factory=dict)
+    fresh: set[PendingRequest] = field(default_factory=set)  # not known to this client before
+
+
 class Submitter:
     """Submits the requests of one client."""
 
@@ -131,48 +141,61 @@ class Submitter:
     def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_BurstOutcome]:
         """Submit requests that have the same `PreparedRequest.burst_key`, in one call."""
         state, now = self._state, clock.monotonic()
-        by_index: dict[int, PendingRequest] = {}
-        reused: dict[int, _Refusal] = {}
-        new: list[_New] = []
-        sending = tracing.sending(state.keys.yard)
+        trace = tracing.sending(state.keys.yard)
+        load = self._load(burst, trace, now)
+        if not load.new:
+            return _BurstOutcome(load.by_index, load.reused)
+        sent = [pending for *_, pending in load.new]
+        first = burst[0][1]
+        try:
+            acceptances, not_durable = yield from self._send(first, load.new)
+            known = _note_acceptances(sent, acceptances)
+            if trace:
+                codes = [acceptance.code.name for acceptance in acceptances]
+                trace.end(dict(zip([pending.id for pending in sent], codes, strict=True)))
+            if first.cancel_on_disconnect:
+                state.lease.attach([pending for pending in sent if pending.is_submitted], now)
+            if known:
+                yield from state.catch_up(known)
+        except TokenyardError as error:
+            if trace:
+                trace.end({}, error)
+            state.router.forget(load.fresh, error)
+            for pending in sent:
+                pending.is_submitted = pending not in load.fresh
+            raise
+        outcome = self._sort(load.by_index, dict(zip(sent, acceptances, strict=True)))
+        outcome.refused.update(load.reused)
+        if not_durable:
+            outcome.not_durable = NotDurable(first.durability, not_durable)
+        elif first.durability != "memory":
+            for pending in sent:
+                pending.durability = first.durability
+        return outcome
+
+    def _load(self, burst: Sequence[Numbered], trace: tracing.Sending | None, now: float) -> _Load:
+        """What of a burst is to be sent: all but what this client has sent before."""
+        state, load = self._state, _Load()
         for index, prepared in burst:
             pending = state.router.find(prepared.request.id)
             if pending is None:
                 pending = state.router.open(prepared.request.id, prepared.local_text, now)
                 pending.digest = prepared.digest
                 pending.is_interleaved = prepared.request.params.n > 1
-                request, template = prepared.request, prepared.template
-                if sending and state.builder.has_room(prepared, tracing.ROOM):
-                    request, template = sending.carry(request), None
-                new.append((request, template or template_of(request), pending))
+                load.fresh.add(pending)
             elif pending.digest not in ("", prepared.digest):
-                reused[index] = IdReused(pending.id)
+                load.reused[index] = IdReused(pending.id)
                 continue
-            by_index[index] = pending
-        if not new:
-            return _BurstOutcome(by_index, reused)
-        fresh = [pending for *_, pending in new]
-        first = burst[0][1]
-        try:
-            acceptances, not_durable = yield from self._send(first, new)
-            known = _note_acceptances(fresh, acceptances)
-            if sending:
-                codes = [acceptance.code.name for acceptance in acceptances]
-                sending.end(dict(zip([pending.id for pending in fresh], codes, strict=True)))
-            if first.cancel_on_disconnect:
-                state.lease.attach([pending for pending in fresh if pending.is_submitted], now)
-            if known:
-                yield from state.catch_up(known)
-        except TokenyardError as error:
-            if sending:
-                sending.end({}, error)
-            state.router.forget(fresh, error)
-            raise
-        outcome = self._sort(by_index, dict(zip(fresh, acceptances, strict=True)))
-        outcome.refused.update(reused)
-        if not_durable:
-            outcome.not_durable = NotDurable(first.durability, not_durable)
-        return outcome
+            elif pending in load.fresh or not _wants_more(prepared, pending):
+                load.by_index[index] = pending
+                continue
+            pending.is_submitted = False
+            request, template = prepared.request, prepared.template
+            if trace and state.builder.has_room(prepared, tracing.ROOM):
+                request, template = trace.carry(request), None
+            load.new.append((request, template or template_of(request), pending))
+            load.by_index[index] = pending
+        return load
 
     def _send(
         self, first: PreparedRequest, new: Sequence[_New]
@@ -245,6 +268,12 @@ class Submitter:
                 )
                 self._state.router.forget([pending], error)
         return outcome
+
+
+def _wants_more(prepared: PreparedRequest, pending: PendingRequest) -> bool:
+    """Whether it is to be somewhere where it is not known to be: its submitter waits again."""
+    wanted = prepared.durability
+    return wanted not in ("memory", pending.durability) and not pending.is_over
 
 
 def _note_acceptances(

@@ -47,6 +47,8 @@ def test_every_wait_has_a_bound(open_one: type, url: str) -> None:
         (exceptions.MasterDownError("Link is down"), BrokerUnavailable, "has lost its master"),
         (exceptions.ClusterDownError("down"), BrokerUnavailable, "cannot"),
         (exceptions.ResponseError("UNBLOCKED force unblock"), BrokerUnavailable, "is a"),
+        (exceptions.ResponseError("BUSY Redis is busy"), BrokerUnavailable, "cannot serve now"),
+        (exceptions.ResponseError("BUSYGROUP exists"), BrokerUnsuitable, "BUSYGROUP"),
         (exceptions.OutOfMemoryError("not allowed"), BrokerNotWritable, r"\(OOM\)$"),
         (exceptions.ReadOnlyError("a replica"), BrokerNotWritable, r"\(READONLY\)$"),
         (exceptions.ResponseError("MISCONF Errors"), BrokerNotWritable, r"\(MISCONF\)$"),

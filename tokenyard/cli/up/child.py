@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from tokenyard import clock
 from tokenyard.process.children import start_child, stop_child
@@ -44,7 +46,8 @@ class LogLine:
 class Child:
     """A program that runs beside this one and writes to a log file.
 
-    It writes to the file directly, so it never waits for us and can finish if we are killed.
+    It writes to the file directly, so it never waits for us and can finish if we are killed. If
+    somebody moves or deletes the file, we write what comes then to a new one.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Child:
         self._env = env
         self._stop_s = stop_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._output: BinaryIO | None = None  # the file it writes to, whatever its name is now
         self._read_to = 0
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
@@ -73,11 +77,15 @@ class Child:
     def start(self) -> None:
         """Start it with an empty log."""
         self.log.write_bytes(b"")
-        self._read_to = 0
         self._launch()
 
     def _launch(self) -> None:
+        self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._process = start_child(self._command, self.log, env=self._env)
+        if self._output is None or not self._is_log(self._output):
+            if self._output is not None:
+                self._output.close()
+            self._output, self._read_to = self.log.open("rb"), 0
 
     def restart(self) -> bool:
         """Restart it; False if it died too often, or would end in the same way again."""
@@ -92,15 +100,34 @@ class Child:
 
     def listen(self) -> Iterator[LogLine]:
         """The lines logged since the last call."""
-        with self.log.open("rb") as log:
-            log.seek(self._read_to)
-            text = log.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read_to += len(whole)
+        whole = self._read_lines()
         for line in whole.decode(errors="replace").splitlines():
             self._last.append(line)
             if found := _LOG_LINE.fullmatch(line):
                 yield LogLine(found["level"] or "INFO", found["text"])
+
+    def _read_lines(self) -> bytes:
+        if self._output is None:
+            return b""
+        if os.fstat(self._output.fileno()).st_size < self._read_to:
+            self._read_to = 0  # somebody has emptied it
+        self._output.seek(self._read_to)
+        text = self._output.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        if whole and not self._is_log(self._output):
+            with contextlib.suppress(OSError):
+                self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with self.log.open("ab") as log:
+                    log.write(whole)
+        return whole
+
+    def _is_log(self, file: BinaryIO) -> bool:
+        """Whether an open file still has the name of the log."""
+        try:
+            return os.path.samestat(self.log.stat(), os.fstat(file.fileno()))
+        except OSError:
+            return False
 
     def log_end(self) -> str:
         """The end of its log."""
@@ -109,9 +136,10 @@ class Child:
 
     def error(self) -> str:
         """The error message with which it ended; "" if there is none."""
-        with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - _ERROR_BYTES))
-            text = log.read().decode(errors="replace")
+        if self._output is None:
+            return ""
+        self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - _ERROR_BYTES))
+        text = self._output.read().decode(errors="replace")
         _before, found, message = text.rpartition(_ERROR)
         return message.strip() if found else ""
 
@@ -125,3 +153,6 @@ class Child:
         process, self._process = self._process, None
         if process is not None:
             stop_child(process, self._stop_s, hurry)
+        output, self._output = self._output, None
+        if output is not None:
+            output.close()
