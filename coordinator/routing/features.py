@@ -50,16 +50,16 @@ def block_hashes(request: Request, fields: Mapping[bytes, bytes]) -> array[int]:
     """A hash for each whole block of a prompt, which includes all blocks before it.
 
     They differ between processes (``PYTHONHASHSEED``) and are never stored. Adapters have their own
-    prefixes, hence the model's name; so have requests with a salt of their own, and chats with
-    different tools or documents, which a chat template writes first.
+    prefixes, hence the model's name; so have tenants, requests with a salt of their own, and chats
+    with different tools or documents, which a chat template writes first.
     """
     data = prompt_bytes(request, fields)
     end = min(len(data) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES
     hashes, before = array("q"), hash(request.model)
     if request.chat is not PLAIN_CHAT and (chat := chat_fields(request.chat)):
         before = hash((before, *chat.items()))
-    if request.cache_salt:
-        before = hash((before, request.cache_salt))
+    if salt := request.prefix_salt:
+        before = hash((before, salt))
     for at in range(0, end, BLOCK_BYTES):
         before = hash((before, data[at : at + BLOCK_BYTES]))
         hashes.append(before)

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.vllm
 BLOCK = 32  # tokens
 
 
-def with_salt(assignment: Assignment, salt: str) -> Assignment:
-    return replace(assignment, request=replace(assignment.request, cache_salt=salt))
+def with_salt(assignment: Assignment, salt: str, tenant: str = "") -> Assignment:
+    request = replace(assignment.request, cache_salt=salt, tenant=tenant)
+    return replace(assignment, request=request)
 
 
 def test_a_repeated_prompt_is_cached_except_for_its_last_block(
@@ -34,8 +35,12 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block(
 
         (first,), (second,) = run(engine, given[0]), run(engine, given[1])
         salted = [
-            run(engine, with_salt(ask(f"{n}-1", tokens=prompt, stream=True, max_tokens=4), salt))[0]
-            for n, salt in enumerate(["mine", "mine", "yours"])
+            run(engine, with_salt(ask(f"{n}-1", tokens=prompt, stream=True, max_tokens=4), *whose))[
+                0
+            ]
+            for n, whose in enumerate(
+                [("mine",), ("mine",), ("yours",), ("", "acme"), ("", "evil"), ("", "acme")]
+            )
         ]
         engine.reset()
         (third,) = run(engine, ask("3-0", tokens=prompt, max_tokens=4, temperature=0.0))
@@ -45,7 +50,8 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block(
 
     told = [one.finished.cached_tokens for one in (first, second, third) if one.finished]
     assert told == [0, 3 * BLOCK, 0]
-    assert [one.finished.cached_tokens for one in salted if one.finished] == [0, 3 * BLOCK, 0]
+    cached = [one.finished.cached_tokens for one in salted if one.finished]
+    assert cached == [0, 3 * BLOCK, 0, 0, 0, 3 * BLOCK]
     for one in salted:
         assert one.finished is not None
         cached = [delta.cached_tokens for delta in one.deltas]

@@ -301,6 +301,16 @@ class TestPrefixCache:
         assert self.ask(engine, prompt, cache_salt="mine").cached_tokens == 32
         assert self.ask(engine, prompt, cache_salt="yours").cached_tokens == 0
 
+    def test_tenants_do_not_share_blocks(self) -> None:
+        engine, prompt = self.engine(), list(range(40))
+        for salt in ("", "a"):
+            self.ask(engine, prompt, tenant="acme", cache_salt=salt)
+            assert self.ask(engine, prompt, tenant="evil", cache_salt=salt).cached_tokens == 0
+            assert self.ask(engine, prompt, tenant="acme", cache_salt=salt).cached_tokens == 32
+        # Nor does a salt lead into those of another tenant.
+        assert self.ask(engine, prompt, cache_salt="acme/").cached_tokens == 0
+        assert self.ask(engine, prompt, tenant="evil", cache_salt="acme/a").cached_tokens == 0
+
     def test_the_first_delta_tells_what_was_cached(self) -> None:
         engine, prompt = self.engine(), list(range(40))
         self.ask(engine, prompt)

@@ -190,7 +190,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     #: does not replace it. Not a field on the wire.
     stated: tuple[str, ...] = ()
     chat: ChatOptions = PLAIN_CHAT  # with messages only
-    cache_salt: str = ""  # requests share prefix caches only with those of the same salt
+    cache_salt: str = ""  # see `prefix_salt`
     #: Of a model with a reasoning parser, for `structured_outputs`, which constrain only what
     #: follows the reasoning: whether the prompt ends it, and arguments of the parser.
     reasoning_ended: bool | None = None
@@ -202,6 +202,14 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
         if self.params.detokenize is not UNSET:
             return self.params.detokenize
         return self.tokens is None
+
+    @property
+    def prefix_salt(self) -> str:
+        """What separates prefix caches; "" is common to all requests without tenant and salt.
+
+        A tenant's are its own, whatever salt it gives: nobody guesses another's prompt by timing.
+        """
+        return f"{self.tenant}/{self.cache_salt}" if self.tenant or self.cache_salt else ""
 
     @property
     def kind(self) -> ReplyKind:

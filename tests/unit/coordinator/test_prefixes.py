@@ -94,6 +94,14 @@ class TestHints:
 
         assert len({plain.blocks[0], salted.blocks[0], other.blocks[0]}) == 3
 
+    def test_a_tenant_has_its_own_prefixes(self) -> None:
+        plain, acme, evil = (
+            all_features(make_request(tokens=[1] * 64, tenant=tenant), {})
+            for tenant in ("", "acme", "evil")
+        )
+
+        assert len({plain.blocks[0], acme.blocks[0], evil.blocks[0]}) == 3
+
     def test_a_prompt_shorter_than_a_block_has_no_blocks(self) -> None:
         assert not features(BLOCK_TOKENS - 1).blocks
         assert len(features(BLOCK_TOKENS).blocks) == 1

@@ -86,8 +86,8 @@ def new_deltas(generation: Generation, start: int, end: int) -> Iterator[TokenDe
 
 
 def cache_salt(request: Request) -> str:
-    """What separates prefix caches: the adapter, and the request's own salt."""
-    return f"{request.model}\0{request.cache_salt}" if request.cache_salt else request.model
+    """What separates prefix caches: the adapter, the tenant, and the request's own salt."""
+    return f"{request.model}\0{request.prefix_salt}"
 
 
 def choice_so_far(choice: Choice, made: int) -> Choice:

@@ -349,8 +349,8 @@ class VllmEngine:
         engine.output_processor.stream_interval = self._piece_size(answer)
         request = asked.assignment.request
         prompt: Any = {"type": "token", "prompt_token_ids": tokens}
-        if request.cache_salt:
-            prompt["cache_salt"] = request.cache_salt
+        if salt := request.prefix_salt:
+            prompt["cache_salt"] = salt
         lora = self._adapters.get(request.model)
         try:
             if self._reasoning.concerns(request):
