@@ -31,7 +31,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def pinned() -> dict[str, str]:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    return dict(line.partition(" ;")[0].split("==") for line in lines if line[0] != "#")
 
 
 @pytest.fixture(scope="module")

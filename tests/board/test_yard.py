@@ -242,7 +242,7 @@ def test_what_the_user_may_not_ask_is_asked_once(
             guarded.live("/", "live_doctor")
 
     # I expect no more refusals in the server's log than those of the first time.
-    refused = [one for one in connection.acl_log() if one["username"].decode() == user]
+    refused = [one for one in connection.acl_log() if one["username"] == user]
     connection.execute_command("ACL", "DELUSER", user)
     assert refused == []
 

@@ -17,6 +17,7 @@ from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.contract.turns import taking_turns
 from tests.support.builders import random_name
+from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard import Cancellation, Code, QueueFull, RequestFailed, WaitTimeout
@@ -175,7 +176,7 @@ class TestCancelWithoutTheRight:
         assert handle.wait(WAIT_S).tokens == [2]
 
     def test_a_requested_cancel_stays_without_a_coordinator(
-        self, yard: StandIn, confined: NewClient, granting: Granting
+        self, yard: StandIn, confined: NewClient, granting: Granting, fake_clock: FakeClock
     ) -> None:
         handle = confined(connect_timeout_s=0.3).submit([1])
         with pytest.raises(WaitTimeout, match="no coordinator"):
@@ -211,7 +212,11 @@ class TestCancelWithoutTheRight:
         assert lost == [1]
 
     def test_too_many_requested_cancels_are_refused(
-        self, yard: StandIn, confined: NewClient, monkeypatch: pytest.MonkeyPatch
+        self,
+        yard: StandIn,
+        confined: NewClient,
+        monkeypatch: pytest.MonkeyPatch,
+        fake_clock: FakeClock,
     ) -> None:
         monkeypatch.setattr(client_scripts, "MOST_CANCELS", 1)
         client = confined(connect_timeout_s=0.3)

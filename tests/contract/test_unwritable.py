@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from tests.conftest import SERVERS
-from tests.contract.conftest import NewClient
+from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
+from tests.support.fake_clock import FakeClock
 from tests.support.unwritable import CODES, Ailing, Ailment
 from tokenyard import BrokerNotWritable, NoCoordinator
 from tokenyard.protocol.keys import Keys
@@ -39,13 +40,13 @@ def stand_in(server: Ailing, keys: Keys) -> Iterator[StandIn]:
 
 @pytest.mark.parametrize("ailment", AILMENTS)
 def test_an_unwritable_yard_without_a_leader_names_the_broker(
-    server: Ailing, new_client_at: NewClient, ailment: Ailment
+    server: Ailing, new_client_at: NewClient, ailment: Ailment, fake_clock: FakeClock
 ) -> None:
     # Given a server that takes no writes, and therefore no leader
     server.fall_ill(ailment)
 
     with pytest.raises(BrokerNotWritable) as caught:
-        new_client_at(server.url, connect_timeout_s=0.2).start()
+        new_client_at(server.url).start()
 
     assert caught.value.code == CODES[ailment]
     assert server.url in str(caught.value)
@@ -53,7 +54,7 @@ def test_an_unwritable_yard_without_a_leader_names_the_broker(
     # If the server recovers, I expect the usual error.
     server.recover(ailment)
     with pytest.raises(NoCoordinator):
-        new_client_at(server.url, connect_timeout_s=0.2).start()
+        new_client_at(server.url).start()
 
 
 @pytest.mark.parametrize("ailment", AILMENTS)
@@ -75,29 +76,41 @@ def test_a_request_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("ailment", AILMENTS)
 def test_map_times_out_with_the_reason(
-    server: Ailing, stand_in: StandIn, new_client_at: NewClient, ailment: Ailment
+    server: Ailing,
+    stand_in: StandIn,
+    new_client_at: NewClient,
+    ailment: Ailment,
+    fake_clock: FakeClock,
 ) -> None:
-    client = new_client_at(server.url, result_timeout_s=0.5)
+    client = new_client_at(server.url)
     client.start()
     server.fall_ill(ailment)
 
+    def items() -> Iterator[str]:
+        yield "abc"
+        fake_clock.advance(WAIT_S)
+        yield from itertools.repeat("abc")
+
     with pytest.raises(BrokerNotWritable) as caught:
-        list(client.map(itertools.repeat("abc"), window=3))
+        list(client.map(items(), window=3))
 
     assert caught.value.code == CODES[ailment]
 
 
 def test_map_gives_the_reason_for_missing_results(
-    server: Ailing, stand_in: StandIn, new_client_at: NewClient
+    server: Ailing, stand_in: StandIn, new_client_at: NewClient, fake_clock: FakeClock
 ) -> None:
-    # Given requests accepted before the disk was full
-    client = new_client_at(server.url, result_timeout_s=1.0)
+    client = new_client_at(server.url)
     client.start()
 
     def items() -> Iterator[str]:
+        # Given requests accepted before the disk was full
         yield "abc"
+        fake_clock.advance(1.0)  # so it does not wait for more
         yield "def"
+        assert stand_in.dispatch() == 2
         server.fall_ill("disk")
+        fake_clock.advance(WAIT_S)
 
     with pytest.raises(BrokerNotWritable):
         list(client.map(items()))

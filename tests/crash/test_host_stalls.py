@@ -40,7 +40,7 @@ def suspended(host: Program) -> list[psutil.Process]:
 def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> None:
     # Given a host whose watchdog has a short timeout, in mid-stream
     plant.coordinator()
-    hang_s = 5.0
+    hang_s = 10.0
     options = {"hang_timeout_s": hang_s, "lease_ms": 9000}
     controller = plant.worker(slots=2, simulated_step_s=0.02, **options)
     workers = plant.wait_for_workers(2)

@@ -13,6 +13,7 @@ import redis
 from click.testing import CliRunner
 
 from tests.support.builders import random_name
+from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
 from tokenyard.cli import main
@@ -152,16 +153,15 @@ async def status_of(lookup: PrincipalLookup, headers: Headers) -> int:
 
 
 def test_a_key_works_by_both_headers_until_it_is_revoked(
-    broker: Server, connection: redis.Redis, yard: Keys, monkeypatch: pytest.MonkeyPatch
+    broker: Server, connection: redis.Redis, yard: Keys, fake_clock: FakeClock
 ) -> None:
-    monkeypatch.setattr(principals, "_TRUSTED_S", 0.05)
     key, key_id = create_key(connection, yard, "research")
 
     async def test(lookup: PrincipalLookup) -> None:
         assert (await lookup.find(bearer(key))).client == "http.research"
         assert (await lookup.find(Headers({"x-api-key": key}))).tenant == "research"
         revoke_key(connection, yard, key_id)
-        await asyncio.sleep(0.1)
+        fake_clock.advance(2 * principals._TRUSTED_S)
         assert await status_of(lookup, bearer(key)) == 401
 
     looked_up(broker.url, yard, test)

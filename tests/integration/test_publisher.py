@@ -12,6 +12,7 @@ import redis
 
 from tests.scripts.tenant_rig import dispatch, service, submit
 from tests.support.builders import make_request, worker_json
+from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, Yard
@@ -270,7 +271,7 @@ def test_a_script_whose_reply_was_lost_runs_again(rig: Rig) -> None:
     assert not rig.lost
 
 
-def test_the_engine_waits_while_the_server_is_away(rig: Rig) -> None:
+def test_the_engine_waits_while_the_server_is_away(rig: Rig, fake_clock: FakeClock) -> None:
     # Given a publisher that cannot publish, and as many steps as may wait
     run = rig.run(make_request(stream=True))
     for token in range(MOST_WAITING):
@@ -280,10 +281,11 @@ def test_the_engine_waits_while_the_server_is_away(rig: Rig) -> None:
     put = threading.Thread(
         target=rig.publisher.put, args=([TokenDelta(run.entry, 0, [MOST_WAITING])],)
     )
+    began = fake_clock.now
     put.start()
 
     # I expect the engine's thread to wait, and to continue when the server is back.
-    put.join(0.3)
+    eventually(lambda: fake_clock.now > began + 60.0)
     assert put.is_alive()
     rig.publisher.start()
     put.join(30.0)

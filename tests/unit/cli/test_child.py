@@ -50,10 +50,12 @@ def say(child: Child, tmp_path: Path) -> Iterator[Say]:
         yield write
 
 
-@pytest.mark.parametrize("how", ["move", "delete", "delete the folder", "empty"])
+@pytest.mark.parametrize(
+    "how", ["move", "delete", "delete the folder", "empty", "empty, and write at once"]
+)
 def test_a_log_that_goes_away_begins_again(child: Child, say: Say, how: str) -> None:
     # Given a program whose log
-    say("before")
+    say("earlier: a line that is longer than the next ones")
     match how:
         case "move":
             child.log.rename(child.log.with_suffix(".1"))
@@ -61,13 +63,18 @@ def test_a_log_that_goes_away_begins_again(child: Child, say: Say, how: str) -> 
             child.log.unlink()
         case "empty":
             os.truncate(child.log, 0)
+        case "empty, and write at once":
+            os.truncate(child.log, 0)
+            with child.log.open("a") as log:
+                log.write("another line of the same length, or longer than it was before\n" * 3)
         case _:
             child.log.unlink()
             child.log.parent.rmdir()
 
     # is gone, I expect it to be heard on, and a file of that name to have the rest.
     say("behind")
+    say("behind: a line that is longer than any before, even longer than the first one")
     assert child.status is None
     assert "behind" in child.log.read_text()
-    assert "before" not in child.log.read_text()
+    assert "earlier" not in child.log.read_text()
     assert child.error() == ""

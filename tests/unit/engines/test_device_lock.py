@@ -44,6 +44,24 @@ def waiting(turn: AbstractContextManager[None]) -> threading.Event:
     return has_it
 
 
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Counts how often somebody has tried in vain to get a turn."""
+    counted, sleep = threading.Semaphore(0), clock.sleep
+
+    def count(seconds: float) -> None:
+        counted.release()
+        sleep(seconds)
+
+    monkeypatch.setattr(clock, "sleep", count)
+    return counted
+
+
+def waits(has_it: threading.Event, tries: threading.Semaphore) -> bool:
+    """Whether it has tried some times in vain, and has no turn."""
+    return all(tries.acquire(timeout=60) for _ in range(3)) and not has_it.is_set()
+
+
 def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a turn is available without a wait."""
     with monkeypatch.context() as patched:
@@ -64,11 +82,13 @@ def is_free(turn: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch)
     ],
     ids=["load and load", "load and warm-up", "warm-up and load"],
 )
-def test_one_process_loads_alone(lock: Path, first: Turn, second: Turn) -> None:
+def test_one_process_loads_alone(
+    lock: Path, tries: threading.Semaphore, first: Turn, second: Turn
+) -> None:
     with first(DeviceLock(lock)):
         next_one = waiting(second(DeviceLock(lock)))
-        assert not next_one.wait(0.2)
-    assert next_one.wait(30)
+        assert waits(next_one, tries)
+    assert next_one.wait(60)
 
 
 def test_several_processes_warm_up_at_the_same_time(
@@ -89,14 +109,14 @@ def test_gpus_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.Mon
         assert is_free(DeviceLock(tmp_path / "gpu-1.lock").exclusive(), monkeypatch)
 
 
-def test_a_turn_ends_with_a_killed_process(lock: Path) -> None:
+def test_a_turn_ends_with_a_killed_process(lock: Path, tries: threading.Semaphore) -> None:
     command = [sys.executable, "-c", HOLD, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
         next_one = waiting(DeviceLock(lock).exclusive())
-        assert not next_one.wait(0.2)
+        assert waits(next_one, tries)
         holder.kill()
-        assert next_one.wait(30)
+        assert next_one.wait(60)
 
 
 def test_no_process_waits_forever(lock: Path, caplog: pytest.LogCaptureFixture) -> None:

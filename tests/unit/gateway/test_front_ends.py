@@ -20,10 +20,18 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def play() -> Callable[[Callable[[Any], Coroutine[Any, Any, None]]], None]:
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[Callable[[Any], Coroutine[Any, Any, None]]], None]:
     """Run a test with front ends without a queue."""
     adder_tokenizer()  # sets vLLM's environment first
+    from vllm.model_executor.models import registry
+
     from gateway.frontend.models import FrontEnds
+
+    # It would have another process import vLLM, to look at the class of a model that it has not
+    # seen before on this machine.
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
 
     def run(test: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 
@@ -41,6 +42,7 @@ def test_a_cleared_wakeup_does_not_end_the_next_wait(wakeup: WakeupPipe) -> None
     wakeup.set()
     wakeup.clear()
     wakeup.clear()
+    assert select.select([wakeup], [], [], 0) == ([], [], [])
     rung = threading.Event()
 
     def ring() -> None:

@@ -24,6 +24,8 @@ _LAST_LINES: Final = 12
 _ERROR: Final = "\nError: "
 #: The error is at the end of the log, and not longer.
 _ERROR_BYTES: Final = 16384
+#: By so many bytes we know that a log is as we have read it.
+_READ_LAST: Final = 64
 #: A line of our loggers; engines and libraries have other formats.
 _LOG_LINE: Final = re.compile(
     r"\d{4}-\d\d-\d\d \S+ (?:(?P<level>[A-Z]+) )?tokenyard[.\w]*:? (?P<text>.*)"
@@ -60,7 +62,7 @@ class Child:
         self._stop_s = stop_s
         self._process: subprocess.Popen[bytes] | None = None
         self._output: BinaryIO | None = None  # the file it writes to, whatever its name is now
-        self._read_to = 0
+        self._read_to, self._read_last = 0, b""
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
@@ -85,7 +87,7 @@ class Child:
         if self._output is None or not self._is_log(self._output):
             if self._output is not None:
                 self._output.close()
-            self._output, self._read_to = self.log.open("rb"), 0
+            self._output, self._read_to, self._read_last = self.log.open("rb"), 0, b""
 
     def restart(self) -> bool:
         """Restart it; False if it died too often, or would end in the same way again."""
@@ -109,12 +111,13 @@ class Child:
     def _read_lines(self) -> bytes:
         if self._output is None:
             return b""
-        if os.fstat(self._output.fileno()).st_size < self._read_to:
-            self._read_to = 0  # somebody has emptied it
-        self._output.seek(self._read_to)
+        self._output.seek(self._read_to - len(self._read_last))
+        if self._output.read(len(self._read_last)) != self._read_last:
+            self._read_to, self._read_last = self._output.seek(0), b""  # somebody has emptied it
         text = self._output.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._read_to += len(whole)
+        self._read_last = whole[-_READ_LAST:] or self._read_last
         if whole and not self._is_log(self._output):
             with contextlib.suppress(OSError):
                 self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
