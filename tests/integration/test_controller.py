@@ -44,7 +44,7 @@ class TestJoining:
         own_broker.stop()
         with Plant(own_broker.url) as plant:
             controller = plant.worker()
-            eventually(lambda: "reading the desired states: " in controller.log, timeout_s=30.0)
+            eventually(lambda: "reading the desired states: " in controller.log)
 
             own_broker.start()
 
@@ -165,7 +165,7 @@ class TestStopping:
 
         controller.stop()
 
-        thread.join(20.0)
+        thread.join(60.0)
         assert not thread.is_alive()
 
 
@@ -178,7 +178,7 @@ from worker.process import main as process
 
 def run(self):
     threading.Thread(target=lambda: 1 / 0).start()
-    time.sleep(60)
+    time.sleep(600)
 
 process.WorkerProcess.run = run
 settings = WorkerSettings(redis_url="redis://x", engine="simulated")
@@ -189,7 +189,7 @@ process.main(process.ProcessArguments(settings, 0, logging.INFO), None, Connecti
 def test_a_thread_that_fails_ends_its_process() -> None:
     # Otherwise it would hold its lease forever and read nothing.
     ended = subprocess.run(
-        [sys.executable, "-c", FAULTY], cwd=ROOT, capture_output=True, check=False, timeout=30.0
+        [sys.executable, "-c", FAULTY], cwd=ROOT, capture_output=True, check=False, timeout=60.0
     )
 
     assert ended.returncode == 1

@@ -112,8 +112,8 @@ class TestLane:
         assert lanes.wait_for_load(other, 1) == ["r0002"]
 
     def test_a_worker_may_end_a_request_whose_lane_entry_was_deleted(self, lanes: Lanes) -> None:
-        lanes.coordinator()
         worker, full = lanes.worker(), lanes.worker("full", model="full", lane_limit=1)
+        lanes.coordinator()
         lanes.push([make_request("r0000", model="sim"), make_request("f", model="full")])
         lanes.wait_for_load(worker, 1)
         lanes.wait_for_load(full, 1)
