@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.builders import random_name
 from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES
-from tests.support.fake_clock import FakeClock, faked
+from tests.support.fake_clock import FakeClock, begin_test, faked
 from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
 from tests.support.zygote import stop_zygote
@@ -109,6 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed (make install)"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    begin_test()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

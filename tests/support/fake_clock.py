@@ -9,9 +9,20 @@ from contextlib import contextmanager
 from typing import Final
 
 from tokenyard import clock
+from tokenyard.clock import Clock, SystemClock
 
 #: How long a waiting thread looks away; no test depends on it.
 _LOOK_S: Final = 0.001
+
+#: Threads that earlier tests have left behind; they would otherwise move this test's time.
+_of_earlier_tests: set[threading.Thread] = set()
+
+
+def begin_test() -> None:
+    """The threads that run by now, but for this one, are of earlier tests."""
+    _of_earlier_tests.clear()
+    _of_earlier_tests.update(threading.enumerate())
+    _of_earlier_tests.discard(threading.current_thread())
 
 
 class FakeClock:
@@ -76,11 +87,39 @@ class FakeClock:
             await asyncio.sleep(_LOOK_S)
 
 
+class _Ours:
+    """The fake clock for the threads of this test, the machine's for those of earlier tests."""
+
+    def __init__(self, fake: FakeClock) -> None:
+        self._fake = fake
+        self._machine = SystemClock()
+
+    @property
+    def _clock(self) -> Clock:
+        is_earlier = threading.current_thread() in _of_earlier_tests
+        return self._machine if is_earlier else self._fake
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def wall(self) -> float:
+        return self._clock.wall()
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
+
+    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+        return self._clock.wait(event, seconds)
+
+    async def pause(self, seconds: float) -> None:
+        await self._clock.pause(seconds)
+
+
 @contextmanager
 def faked(*, is_held: bool = False) -> Iterator[FakeClock]:
-    """The product's time is this clock's in the block."""
+    """The time of this test's threads is this clock's in the block."""
     fake = FakeClock(is_held=is_held)
-    before = clock.use(fake)
+    before = clock.use(_Ours(fake))
     try:
         yield fake
     finally:

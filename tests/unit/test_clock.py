@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from tests.support.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock, begin_test, faked
+from tokenyard import clock
 from tokenyard.clock import MEASURE_EVERY_S, BrokerTime
 
 HOUR_S = 3600
@@ -85,3 +88,25 @@ def test_it_is_measured_now_and_then_and_behind_an_outage(
     broker_time.measured((BEGAN_S, 0), fake_clock.now)
     fake_clock.advance(MEASURE_EVERY_S)
     assert broker_time.is_due
+
+
+def test_a_thread_of_an_earlier_test_does_not_move_this_ones_time() -> None:
+    go_on = threading.Event()
+    times: list[float] = []
+
+    def sleep() -> None:
+        go_on.wait(60.0)
+        times.append(clock.monotonic())
+        clock.sleep(0.01)
+
+    earlier = threading.Thread(target=sleep)
+    real = clock.monotonic()
+    earlier.start()
+    begin_test()
+    with faked() as fake:
+        began = fake.now
+        go_on.set()
+        earlier.join(60.0)
+        assert not earlier.is_alive()
+        assert fake.now == began
+        assert times[0] >= real
