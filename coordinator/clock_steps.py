@@ -9,6 +9,7 @@ a step, it corrects the leases, and remembers how far back each intake uses the 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ log = logging.getLogger("tokenyard.coordinator.clock")
 
 #: Leases that one call corrects.
 _AT_ONCE: Final = 1000
+#: Steps that are remembered; requests that are older than all of them may expire early or late.
+_REMEMBERED: Final = 100
 _NEVER: Final = (-1, -1)
 
 
@@ -39,7 +42,7 @@ class ClockSteps:
         self._broker_time = broker_time
         self._is_new = True
         #: Each step in ms, with the last entry of each intake before it.
-        self._steps: list[tuple[float, Mapping[str, tuple[int, int]]]] = []
+        self._steps: deque[tuple[float, Mapping[str, tuple[int, int]]]] = deque(maxlen=_REMEMBERED)
 
     def begin(self) -> None:
         """A term of leadership begins: the clock may have been set while nobody led."""

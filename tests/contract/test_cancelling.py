@@ -175,12 +175,20 @@ class TestCancelWithoutTheRight:
             assert handle.cancel() == Cancellation.OVER
         assert handle.wait(WAIT_S).tokens == [2]
 
+    @pytest.mark.parametrize("stopped_s", [0.0, 1.0])
     def test_a_requested_cancel_stays_without_a_coordinator(
-        self, yard: StandIn, confined: NewClient, granting: Granting, fake_clock: FakeClock
+        self,
+        yard: StandIn,
+        confined: NewClient,
+        granting: Granting,
+        fake_clock: FakeClock,
+        stopped_s: float,
     ) -> None:
         handle = confined(connect_timeout_s=0.3).submit([1])
+        fake_clock.ticks_s = stopped_s
         with pytest.raises(WaitTimeout, match="no coordinator"):
             handle.cancel()
+        fake_clock.ticks_s = 0.0
 
         granting.once()
         assert handle.wait(WAIT_S).status == "cancelled"

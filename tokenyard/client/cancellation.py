@@ -50,7 +50,8 @@ class Canceller:
         repeat_at, pause_s = 0.0, _FIRST_POLL_S
         while state not in TERMINAL:
             now = clock.monotonic()
-            if now >= give_up or self._state.is_closed:
+            # Ask at least once, even where this process was stopped for all that time.
+            if (repeat_at and now >= give_up) or self._state.is_closed:
                 raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
             if now >= repeat_at:
                 yield from self._ask_leader(request_id)
