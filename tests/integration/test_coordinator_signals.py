@@ -64,7 +64,7 @@ def test_requests_wait_during_a_pause_and_run_immediately_after(
     # and to run when the pause is over, by that event alone.
     if "SUSPEND" in way:
         yard.give("RESUME", scope)
-        assert yard.held() == 2
+        eventually(lambda: yard.held() == 2)
     yard.give("UNPAUSE", scope)
     assert yard.wait_for_load(worker, 3) == ["before", "r1", "r2"]
 
