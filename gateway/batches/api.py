@@ -17,7 +17,7 @@ from gateway.batches.records import BatchRecord, BatchRecords
 from gateway.batches.storage import Storage
 from gateway.batches.upload import receive_upload
 from gateway.http.errors import GatewayError, no_endpoint
-from gateway.http.incoming import parse_body, read_body
+from gateway.http.incoming import parse_body, read_body, require_json
 from gateway.http.records import key_reused
 from gateway.http.sse import send_body
 from gateway.responses.items import as_list, cut, read_query
@@ -91,8 +91,10 @@ class BatchesApi:
                 gone = {"id": file_id, "object": "file", "deleted": True}
                 await send_body(send, 200, dump(gone))
             case "POST", "batches":
+                headers = Headers(scope=scope)
+                require_json(headers)
                 body = parse_body(await read_body(receive, self._settings.max_body_bytes))
-                key = Headers(scope=scope).get("idempotency-key")
+                key = headers.get("idempotency-key")
                 asked = read_batch(body, principal.client, key, int(clock.wall()))
                 batch = await asyncio.to_thread(self._create, principal, asked)
                 await send_body(send, 200, dump(batch))

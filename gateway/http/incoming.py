@@ -39,6 +39,14 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             return b"".join(parts)
 
 
+def require_json(headers: Headers) -> None:
+    """Raises `GatewayError`, as vLLM's server does: a page may send other types to other sites."""
+    kind = headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
+    if kind != "application/json":
+        message = "Unsupported Media Type: Only 'application/json' is allowed"
+        raise GatewayError(400, "invalid_request_error", message)
+
+
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The JSON object of a body; raises `GatewayError`."""
     try:
