@@ -28,8 +28,10 @@ TEXTS: Final = {
     "without_leader_s": "Requests are refused (503) after so long without a coordinator.",
     "refresh_s": "Pause between two looks at the yard's models.",
     "model_paths": "Where models lie here, if not where hosts have them: NAME=PATH,...",
+    "hosts": "Names by which it is reached beside localhost, separated by commas; with keys, those"
+    " of the board: gateway.example.com, or https://gateway.example.com behind a proxy with TLS.",
+    "origins": "Sites whose pages may use the API (CORS): https://app.example.com,... or *.",
     "board": "Serve the board at /board.",
-    "board_hosts": "Names by which browsers reach it beside localhost (`tokenyard board --help`).",
     "board_content": "The least role that sees prompts and answers on the board.",
     "board_session_s": "How long a login at the board lasts.",
     "board_max_streams": "Open pages of the board that are kept up to date.",

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.batches.api import BatchesApi, is_of_batches, no_storage
 from gateway.batches.storage import Storage
@@ -31,6 +32,7 @@ from gateway.http.incoming import (
     read_event_id,
     refuse_beam_search,
     replay,
+    require_json,
     too_large,
 )
 from gateway.http.open_answer import OpenAnswer, stopping
@@ -47,6 +49,7 @@ from gateway.queue.yard import YardQueue
 from gateway.responses.api import UNDER as UNDER_RESPONSES
 from gateway.responses.api import ResponsesApi
 from tokenyard import __version__, clock
+from tokenyard.process.http_guard import SiteGuard
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
@@ -94,6 +97,18 @@ class Gateway:
         self._records = Records(queue)
         self._bodies = Bodies(settings)
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
+        # No page of another site has a key: then any name will do, such as a pod's.
+        hosts = None if settings.needs_keys else (settings.own_name, *settings.hosts)
+        self._sites = SiteGuard.of(hosts, settings.origins)
+        self._api: ASGIApp = self._answered
+        if settings.origins:
+            self._api = CORSMiddleware(
+                self._answered,
+                allow_origins=settings.origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+            )
         self._watch = models
         self._list = ModelList(models, front_ends)
         self._responses = ResponsesApi(settings, queue, front_ends, models, self._bodies)
@@ -114,8 +129,12 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; see the ASGI specification."""
-        if scope["type"] != "http":
-            return
+        if scope["type"] == "http":
+            app = self._answered if is_of_board(scope["path"]) else self._api
+            await app(scope, receive, send)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it, and answer what it raises."""
         path = scope["path"]
         outermost = MessagesAnswer(send).send if is_of_messages(path) else send
         answer = OpenAnswer(self._counted(outermost, BOARD if is_of_board(path) else path))
@@ -167,7 +186,10 @@ class Gateway:
             await asyncio.wait(ends, timeout=most_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        method = scope["method"]
+        method, headers = scope["method"], Headers(scope=scope)
+        board = self._board if is_of_board(path) else None
+        if board is None:  # it has a guard of its own
+            self._refuse_other_sites(scope, headers)
         probe = self._probes.get((method, path))
         if probe is not None:
             await send_body(send, 200, await probe())
@@ -177,9 +199,14 @@ class Gateway:
             return
         if self.is_draining:
             raise stopping()
-        if self._board is not None and is_of_board(path):
-            await self._board.app(scope, receive, send)
+        if board is not None:
+            await board.app(scope, receive, send)
             return
+        await self._serve_principal(scope, receive, send, path)
+
+    async def _serve_principal(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        """Serve what belongs to somebody; raises `GatewayError`."""
+        method = scope["method"]
         principal = await self._principals.find(Headers(scope=scope))
         if method == "GET" and path == "/v1/models":
             listed = await self._list.all(principal.may_use)
@@ -200,9 +227,18 @@ class Gateway:
         else:
             raise no_endpoint(method, path, meant_endpoint(path))
 
+    def _refuse_other_sites(self, scope: Scope, headers: Headers) -> None:
+        is_tls = scope["scheme"] == "https"
+        refusal = self._sites.refusal(scope["method"], headers, is_tls=is_tls)
+        if refusal is not None:
+            kind = "invalid_request_error" if refusal.status == 400 else "permission_error"
+            raise GatewayError(refusal.status, kind, refusal.why)
+
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, path: str, principal: Principal
     ) -> None:
+        headers = Headers(scope=scope)
+        require_json(headers)
         client = principal.tenant or principal.client
         raw = await self._bodies.read(receive, client)
         if path in RENDERING and len(raw) > self._settings.max_tokenize_bytes:
@@ -218,7 +254,6 @@ class Gateway:
             return
         refuse_beam_search(body)
         self._health_of_yard.check()
-        headers = Headers(scope=scope)
         context, after = await self._context(headers, path, body, principal)
         if path == "/v1/responses":
             create = self._responses.create

@@ -17,7 +17,7 @@ from gateway.batches.records import BatchRecord, BatchRecords
 from gateway.batches.storage import Storage
 from gateway.batches.upload import receive_upload
 from gateway.http.errors import GatewayError, no_endpoint
-from gateway.http.incoming import Bodies, parse_body
+from gateway.http.incoming import Bodies, parse_body, require_json
 from gateway.http.records import key_reused
 from gateway.http.sse import send_body
 from gateway.responses.items import as_list, cut, read_query
@@ -92,8 +92,10 @@ class BatchesApi:
                 gone = {"id": file_id, "object": "file", "deleted": True}
                 await send_body(send, 200, dump(gone))
             case "POST", "batches":
+                headers = Headers(scope=scope)
+                require_json(headers)
                 body = await parse_body(await self._bodies.read(receive, principal.client))
-                key = Headers(scope=scope).get("idempotency-key")
+                key = headers.get("idempotency-key")
                 asked = read_batch(body, principal.client, key, int(clock.wall()))
                 batch = await asyncio.to_thread(self._create, principal, asked)
                 await send_body(send, 200, dump(batch))

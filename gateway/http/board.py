@@ -39,7 +39,7 @@ def open_board(settings: GatewaySettings) -> Board | None:
     options = BoardOptions(
         needs_keys=settings.needs_keys,
         shows_content_to=settings.board_content,
-        hosts=settings.board_hosts,
+        hosts=settings.hosts if settings.needs_keys else (settings.own_name,),
         session_s=settings.board_session_s,
         has_tls=settings.tls_cert is not None,
         max_streams=settings.board_max_streams,

@@ -103,6 +103,14 @@ def is_small(raw: bytes) -> bool:
     return len(raw) <= _SMALL_BYTES and raw.count(b"{") + raw.count(b"[") <= _SMALL_ITEMS
 
 
+def require_json(headers: Headers) -> None:
+    """Raises `GatewayError`, as vLLM's server does: a page may send other types to other sites."""
+    kind = headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
+    if kind != "application/json":
+        message = "Unsupported Media Type: Only 'application/json' is allowed"
+        raise GatewayError(400, "invalid_request_error", message)
+
+
 async def parse_body(raw: bytes, max_items: int = MAX_ITEMS) -> dict[str, Any]:
     """The JSON object of a body; raises `GatewayError`."""
     if is_small(raw):

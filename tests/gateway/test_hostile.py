@@ -122,7 +122,8 @@ def test_no_value_breaks_the_gateway(stand: Stand, door: Door, path: str) -> Non
 )
 @pytest.mark.parametrize("path", [*GOOD, "/v1/batches"])
 def test_what_is_no_json_object_is_a_bad_request(door: Door, path: str, raw: bytes) -> None:
-    answer = httpx.post(f"{door.url}{path}", content=raw, timeout=30.0)
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{door.url}{path}", content=raw, headers=headers, timeout=30.0)
 
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
@@ -146,7 +147,7 @@ LIES: Final[dict[str, bytes]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_about_the_length_harms_nobody(stand: Stand, door: Door, lie: str) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with all_ends(stand, door), socket.create_connection(("127.0.0.1", door.port), 30.0) as client:
         client.sendall(head + LIES[lie])
         client.shutdown(socket.SHUT_WR)

@@ -88,7 +88,7 @@ def _options(settings: BoardSettings) -> BoardOptions:
     return BoardOptions(
         needs_keys=settings.needs_keys,
         shows_content_to=settings.content,
-        hosts=settings.hosts,
+        hosts=settings.hosts if settings.needs_keys else (settings.own_name,),
         session_s=settings.session_s,
         has_tls=settings.tls_cert is not None,
         max_streams=settings.max_streams,

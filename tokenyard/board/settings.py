@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, TLS_PREFIX, ContentRule
-
-#: Names of a loopback host, in a Host header.
-LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, ContentRule
+from tokenyard.protocol.http_settings import TLS_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +33,6 @@ class BoardOptions:
     #: Most bytes of a form.
     max_form_bytes: int = 256 * 1024
 
-    def is_known(self, name: str) -> bool:
-        """Whether the board may be called by this name of a host, in lower case."""
-        if name in LOOPBACK or name in self.names:
-            return True
-        return self.needs_keys and not self.hosts
-
     def is_by_tls(self, name: str) -> bool:
         """Whether a browser that calls it so has come by TLS, as far as is known."""
         return self.has_tls or TLS_PREFIX + name in self.hosts
-
-    @property
-    def names(self) -> frozenset[str]:
-        """`hosts` without schemes."""
-        return frozenset(host.removeprefix(TLS_PREFIX) for host in self.hosts)

@@ -52,8 +52,7 @@ def _check_tls(settings: HttpSettings) -> None:
 def address(settings: HttpSettings, listener: socket.socket) -> str:
     """Its URL, with the port that it has got."""
     scheme = "http" if settings.tls_cert is None else "https"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+    return f"{scheme}://{settings.own_name}:{listener.getsockname()[1]}"
 
 
 class HttpServer(uvicorn.Server):

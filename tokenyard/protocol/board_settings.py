@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -15,9 +14,6 @@ ContentRule = Literal["nobody", "admin", "operator", "viewer"]
 #: How long a login lasts.
 SESSION_S: Final = 12 * 3600
 MAX_STREAMS: Final = 100
-#: A host that browsers reach by TLS begins with it.
-TLS_PREFIX: Final = "https://"
-_HOST: Final = re.compile(r"(https://)?([a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +24,6 @@ class BoardSettings(HttpSettings):
     port: int = 8001
     grace_s: float = 5.0
     max_connections: int = 1_000
-    #: Names by which browsers reach it, beside those of loopback; those with "https://" by TLS.
-    hosts: tuple[str, ...] = ()
     #: The least role that sees prompts and answers.
     content: ContentRule = "nobody"
     session_s: int = SESSION_S
@@ -41,19 +35,11 @@ class BoardSettings(HttpSettings):
 
     def _errors(self) -> Iterator[str]:
         yield from self._http_errors()
-        yield from host_errors("hosts", self.hosts, needs_keys=self.needs_keys)
+        if self.hosts and not self.needs_keys:
+            yield (
+                "hosts: without keys everybody who reaches the board is an admin, so it is known on"
+                " loopback only; set keys required"
+            )
         for label in ("session_s", "max_streams", "max_reads", "wait_s"):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"
-
-
-def host_errors(label: str, hosts: Sequence[str], *, needs_keys: bool) -> Iterator[str]:
-    """What is wrong with the names of a board."""
-    for host in hosts:
-        if not _HOST.fullmatch(host):
-            yield f"{label}: {host!r} is not like board.example.com or https://board.example.com"
-    if hosts and not needs_keys:
-        yield (
-            f"{label}: without keys everybody who reaches the board is an admin, so it is known on"
-            " loopback only; set keys required"
-        )

@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from tokenyard.protocol.board_settings import (
-    MAX_STREAMS,
-    SESSION_S,
-    ContentRule,
-    host_errors,
-)
+from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, ContentRule
 from tokenyard.protocol.http_settings import HttpSettings
 from tokenyard.protocol.settings import default_name
+
+_ORIGIN: Final = re.compile("[a-z][a-z0-9+.-]*://[^/,A-Z ]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +48,10 @@ class GatewaySettings(HttpSettings):
     model_paths: tuple[str, ...] = ()
     #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
     trust_remote_code: bool = False
-    #: Whether it serves the board at /board; names of hosts and the rest as `BoardSettings` has it.
+    #: Sites whose pages may use the API (CORS), such as "https://app.example.com"; "*": all.
+    origins: tuple[str, ...] = ()
+    #: Whether it serves the board at /board; the rest as `BoardSettings` has it.
     board: bool = True
-    board_hosts: tuple[str, ...] = ()
     board_content: ContentRule = "nobody"
     board_session_s: int = SESSION_S
     board_max_streams: int = MAX_STREAMS
@@ -87,8 +86,11 @@ class GatewaySettings(HttpSettings):
             yield "files_dir, files_url: give one of them"
         if self.files_url and not re.fullmatch("s3://[^/]+(/.*)?", self.files_url):
             yield "files_url: must be like s3://bucket/prefix"
-        if self.board:
-            yield from host_errors("board_hosts", self.board_hosts, needs_keys=self.needs_keys)
+        for origin in self.origins:
+            if origin == "*" and not self.needs_keys:
+                yield "origins: without keys * lets every page of every site use the gateway"
+            elif origin != "*" and not _ORIGIN.fullmatch(origin):
+                yield f"origins: {origin!r} is not like https://app.example.com"
         for each in self.model_paths:
             name, _, path = each.partition("=")
             if not name or not path:

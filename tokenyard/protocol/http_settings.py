@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from tokenyard.protocol.settings import ProgramSettings
 
 KeyRule = Literal["auto", "required", "off"]
+#: Names of a loopback host, in a Host header.
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+#: A host that browsers reach by TLS begins with it.
+TLS_PREFIX: Final = "https://"
+_HOST: Final = re.compile(r"(https://)?([a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +26,8 @@ class HttpSettings(ProgramSettings):
     #: Where it listens. Keys are required on any address but loopback.
     host: str = "127.0.0.1"
     port: int
+    #: Names by which it is reached beside its address; those with "https://" by TLS.
+    hosts: tuple[str, ...] = ()
     #: Whether requests need a key; ``auto``: on any address but loopback.
     keys: KeyRule = "auto"
     #: Connections; more are answered with 503.
@@ -40,6 +48,11 @@ class HttpSettings(ProgramSettings):
     def needs_keys(self) -> bool:
         """Whether a request without a valid key is refused."""
         return self.keys == "required" or (self.keys == "auto" and not self._is_local)
+
+    @property
+    def own_name(self) -> str:
+        """Its address as a Host header has it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def _is_local(self) -> bool:
@@ -64,3 +77,6 @@ class HttpSettings(ProgramSettings):
             file = getattr(self, label)
             if file is not None and not file.is_file():
                 yield f"{label}: no file at {file}"
+        for host in self.hosts:
+            if not _HOST.fullmatch(host):
+                yield f"hosts: {host!r} is not like api.example.com or https://api.example.com"

@@ -132,10 +132,9 @@ def test_a_gateway_that_stops_ends_its_open_pages(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "given",
     [
-        {"board_hosts": ("board.example.com",)},  # without keys
-        {"board_hosts": ("board example",), "keys": "required"},
-        {"board_hosts": ("http://board.example.com",), "keys": "required"},
-        {"board_hosts": ("board.example.com:443",), "keys": "required"},
+        {"hosts": ("board example",)},
+        {"hosts": ("http://board.example.com",)},
+        {"hosts": ("board.example.com:443",)},
         {"board_session_s": 0},
         {"board_max_streams": 0},
     ],
@@ -147,4 +146,4 @@ def test_settings_that_cannot_be(given: dict[str, Any]) -> None:
 
 def test_settings_that_can() -> None:
     hosts = ("board.example.com", "https://board.example.com", "[2001:db8::1]", "10.0.0.1")
-    assert settings(board_hosts=hosts, host="0.0.0.0").board_hosts == hosts
+    assert settings(hosts=hosts).hosts == hosts

@@ -348,8 +348,7 @@ def test_a_wrong_batch_is_refused_by_its_field(
         "endpoint": "/v1/completions",
         "completion_window": "24h",
     }
-    content = json.dumps(right | change).encode()
-    heard = asker.ask(httpx.Request("POST", f"{URL}/v1/batches", content=content))
+    heard = asker.ask(httpx.Request("POST", f"{URL}/v1/batches", json=right | change))
 
     assert heard.status == (404 if "etc" in str(change) else 400)
     assert heard.json["error"]["param"] == param

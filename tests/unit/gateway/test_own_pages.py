@@ -32,7 +32,7 @@ def get(path: str, keys: Literal["off", "required"] = "off") -> httpx.Response:
         watch = ModelWatch(queue, front_ends, settings.refresh_s)
         app: Any = Gateway(settings, queue, front_ends, watch, cast(Any, None))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/livez")
             return await client.get(path)
 
