@@ -7,6 +7,7 @@ reports the state of the yard, so that a sum over all coordinators is right.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from tokenyard.protocol.keys import (
 )
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
+from tokenyard.telemetry.batch_queue import read_batch_service
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
 
@@ -123,6 +125,15 @@ BATCH_LINES = Metric(
     ("state",),
     "Lines of batch jobs that have their answer; the leader counts what the jobs tell.",
 )
+BATCH_JOBS = Metric(
+    "tokenyard_batch_jobs_waiting",
+    "gauge",
+    (),
+    "Batch jobs at RQ that could run now. Left out where the coordinator may not read RQ's keys.",
+)
+BATCH_WORKERS = Metric(
+    "tokenyard_batch_workers", "gauge", (), "Workers that run batch jobs. Left out likewise."
+)
 MEMORY = Metric(
     "tokenyard_redis_memory_ratio",
     "gauge",
@@ -132,7 +143,7 @@ MEMORY = Metric(
 METRICS: Final = (
     *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, BAD, SWAPS, BATCH_LINES),
     *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, TOKENS, OLDEST, *TENANT_METRICS),
-    *(PENDING, WORKER_UP, LEASE_AGE, WORKER_STATE, MEMORY),
+    *(PENDING, WORKER_UP, LEASE_AGE, WORKER_STATE, BATCH_JOBS, BATCH_WORKERS, MEMORY),
 )
 
 
@@ -228,6 +239,10 @@ class CoordinatorMetrics:
             connection, token, models, waiting=sum(lengths.values()), running=loads
         )
         yield from _workers(roster.members, now_ms)
+        with contextlib.suppress(redis.exceptions.NoPermissionError):
+            batches = read_batch_service(connection, keys.yard)
+            yield numbers(BATCH_JOBS, {(): batches.waiting})
+            yield numbers(BATCH_WORKERS, {(): batches.workers})
         yield numbers(MEMORY, {(): _memory_ratio(memory)})
 
 

@@ -20,13 +20,14 @@ from rq.serializers import JSONSerializer
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tokenyard.batch.rq.callbacks import succeeded
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, UnknownJob, queue_name
+from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, UnknownJob
 from tokenyard.batch.rq.listing import list_jobs
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.batch.rq.worker import BatchWorker
 from tokenyard.batch.state import BatchSpec
 from tokenyard.broker.connection import open_connection
 from tokenyard.cli import main
+from tokenyard.telemetry.batch_queue import queue_name
 
 ORDER = {"spec": {"input": "/in", "output": "/out"}}
 MINE = "tokenyard.batch.rq.work.perform"

@@ -118,11 +118,14 @@ GOOD = {
     'tokenyard_worker_lease_age_seconds{worker="w.1"}': "9+0x60",
     "tokenyard_model_swaps_total": "0+1x60",
     "tokenyard_redis_memory_ratio": "0.5+0x60",
+    "tokenyard_batch_jobs_waiting": "3+0x60",
+    "tokenyard_batch_workers": "1+0x60",
 }
 #: Series that make each alert fire.
 BAD = {
     "TokenyardNoCoordinator": {'up{job="tokenyard-coordinator", instance="a"}': "0+0x60"},
     "TokenyardNoWorker": {'tokenyard_worker_up{worker="w.1"}': "0+0x60"},
+    "TokenyardNoBatchWorker": {"tokenyard_batch_workers": "0+0x60"},
     "TokenyardRequestsWaitLong": {'tokenyard_queue_oldest_age_seconds{queue="normal"}': "301+0x60"},
     "TokenyardQueueFull": {'tokenyard_requests_rejected_total{reason="QUEUE_FULL"}': "0+9x60"},
     "TokenyardRequestsGivenUp": {'tokenyard_dead_total{reason="POISONED"}': "3+1x60"},

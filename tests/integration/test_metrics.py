@@ -29,6 +29,7 @@ from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.usage import day_before
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.telemetry.batch_queue import queue_name
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.metrics import BUCKETS_S, Metric
@@ -291,6 +292,10 @@ def test_lines_of_batch_jobs_are_counted(plant: Watched, tmp_path: Path) -> None
     )
     assert value(leader, "tokenyard_batch_lines_total", state="completed") == 1
     assert value(leader, "tokenyard_batch_lines_total", state="failed") == 1
+    # And if jobs wait at RQ, I expect them and their workers to be shown.
+    plant.connection.lpush(f"rq:queue:{queue_name(plant.keys.yard)}", "one", "two")
+    assert value(leader, "tokenyard_batch_jobs_waiting") == 2
+    assert value(leader, "tokenyard_batch_workers") == 0
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from tokenyard.broker.url import split_url
 from tokenyard.doctor.sampling import KeySample, sample_keys
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
+from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
 from tokenyard.telemetry.intake_ages import read_ages_ms
 
 T = TypeVar("T")
@@ -28,7 +29,9 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SETTINGS: Final = ("appendfsync", "bind", "dir", "protected-mode", "tcp-keepalive", "timeout")
 _REFUSALS: Final = 20
 #: Queries that a user may be refused for good, whatever the state of the yard.
-_BY_RIGHTS: Final = frozenset({"INFO", "CONFIG", "ACL GETUSER", "ACL LOG", "SCAN and MEMORY USAGE"})
+_BY_RIGHTS: Final = frozenset(
+    {"INFO", "CONFIG", "ACL GETUSER", "ACL LOG", "RQ's keys", "SCAN and MEMORY USAGE"}
+)
 #: Keys in one step of the search for lost entries, and most steps.
 _STEP: Final = 1000
 _MAX_STEPS: Final = 50
@@ -93,6 +96,7 @@ class Evidence:
     sample: KeySample | None = None
     lost: LostEntries | None = None
     disk: Disk | None = None
+    batches: BatchService | None = None
     unseen: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -158,6 +162,7 @@ def gather(
         sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
         lost=read("lost entries", lambda: _lost(Scripts(connection, keys))),
         disk=_disk(url, config),
+        batches=read("RQ's keys", lambda: read_batch_service(connection, keys.yard)),
         unseen=read.unseen,
     )
 

@@ -14,6 +14,7 @@ from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 from tokenyard.protocol.control import ALL
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, parse_pass
+from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import WIRE_VERSION
 
 _SKEW_MS: Final = 1000
@@ -175,6 +176,19 @@ def check_lanes(evidence: Evidence) -> Iterator[Finding]:
         yield ok("lanes", f"{len(evidence.sample.lanes)}, each with its worker")
 
 
+def check_batches(evidence: Evidence) -> Iterator[Finding]:
+    """Batch jobs without a worker; nothing where no batch was ever submitted."""
+    batches = evidence.batches
+    if batches is None:
+        why = evidence.unseen.get("RQ's keys", "")
+        yield unknown("batches", f"RQ's keys cannot be seen: {why}")
+    elif batches.is_missing:
+        found = f"{counted(batches.waiting, 'job')} could run, and no batch worker is there"
+        yield fault("batches", found, "Start `tokenyard batch worker`.")
+    elif batches.workers:
+        yield ok("batches", f"{counted(batches.workers, 'worker')}, {batches.waiting} waiting")
+
+
 def check_groups(evidence: Evidence) -> Iterator[Finding]:
     """Consumer groups: no program of ours has one, and nobody reads for them."""
     if evidence.groups is None:
@@ -250,6 +264,7 @@ YARD_CHECKS: Final[tuple[Check, ...]] = (
     _of_snapshot(check_pauses),
     _of_snapshot(check_leases),
     check_lanes,
+    check_batches,
     check_groups,
     _of_snapshot(check_dead),
     check_entries,

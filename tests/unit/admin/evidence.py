@@ -13,6 +13,7 @@ from tokenyard.doctor.sampling import KeySample, Kind
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.reconciliation import LAST, Pass, encode_pass
 from tokenyard.protocol.wire import WIRE_VERSION
+from tokenyard.telemetry.batch_queue import BatchService
 
 KEYS = Keys("main")
 MIB = 2**20
@@ -56,6 +57,7 @@ def sound(**changes: Any) -> Evidence:
         "tenants": [TenantView(name="ann", refused_lately={"max_tokens": 9})],
         "sample": SAMPLE,
         "disk": Disk("/data", 900 * MIB, 1000 * MIB),
+        "batches": BatchService(waiting=1, workers=1),
     }
     return Evidence(**(values | changes))
 

@@ -32,7 +32,8 @@ from tokenyard.broker.connection import open_connection, translated
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
 from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.texts import counted, local_time
+from tokenyard.telemetry.batch_queue import queue_name, read_batch_service
 
 #: Functions that RQ's worker calls, by name, so that submitting does not import them.
 _PERFORM: Final = "tokenyard.batch.rq.work.perform"
@@ -101,6 +102,12 @@ class KnownJob(Job):
 
     order: JobOrder
 
+    @property
+    def dependencies(self) -> list[str]:
+        """The jobs that must have succeeded before it."""
+        names: list[str] = self._dependency_ids
+        return names
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments[:2], **options | {"serializer": JSONSerializer})
 
@@ -150,11 +157,6 @@ class KnownJob(Job):
         return found
 
 
-def queue_name(yard: str) -> str:
-    """The RQ queue of a yard's batch jobs."""
-    return f"tokenyard-{yard}"
-
-
 class BatchQueue:
     """The batch jobs of one yard at RQ. Errors of redis-py pass, for `translated`."""
 
@@ -168,6 +170,7 @@ class BatchQueue:
             job_class=KnownJob,
         )
         self._connection = connection
+        self._yard = yard
 
     def enqueue(
         self,
@@ -205,6 +208,29 @@ class BatchQueue:
     def describe(self, job_id: str) -> dict[str, Any]:
         """The batch object of one job; raises `UnknownJob`."""
         return describe(self.find(job_id))
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether a batch worker is there."""
+        return bool(read_batch_service(self._connection, self._yard).workers)
+
+    def waits_for(self, job: KnownJob) -> str:
+        """What a job waits for before it runs; "" if it runs or is over."""
+        match job.get_status(refresh=False):
+            case JobStatus.SCHEDULED:
+                at = self.rq.scheduled_job_registry.get_scheduled_time(job)
+                return f"its time, {local_time(at.timestamp())}"
+            case JobStatus.DEFERRED:
+                return f"the end of {', '.join(job.dependencies)}"
+            case JobStatus.QUEUED if self.has_worker:
+                return (
+                    f"a batch worker, behind {counted(self.rq.get_job_position(job) or 0, 'job')}"
+                )
+            case JobStatus.STARTED if is_attended(job):
+                return ""
+            case JobStatus.QUEUED | JobStatus.STARTED:
+                return "a batch worker, and none is there: start `tokenyard batch worker`"
+        return ""
 
     def spec_of(self, job_id: str) -> BatchSpec:
         """The settings of a job; raises `UnknownJob`."""
@@ -287,11 +313,19 @@ class BatchJob:
         """`status`, once the job is over; raises `WaitTimeout`."""
         give_up = clock.monotonic() + timeout_s
         with self._queue() as queue:
-            while (batch := describe(queue.find(self.id)))["status"] not in ENDED:
+            while (batch := describe(job := queue.find(self.id)))["status"] not in ENDED:
                 if clock.monotonic() >= give_up:
-                    raise WaitTimeout(f"job {self.id} is not over after {timeout_s:g} s")
+                    why = queue.waits_for(job)
+                    tail = f"; it waits for {why}" if why else ""
+                    raise WaitTimeout(f"job {self.id} is not over after {timeout_s:g} s{tail}")
                 clock.sleep(_LOOK_EVERY_S)
         return batch
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether a batch worker is there; without one the job waits."""
+        with self._queue() as queue:
+            return queue.has_worker
 
     def cancel(self) -> str:
         """Cancel it; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""

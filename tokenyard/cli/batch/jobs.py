@@ -107,11 +107,14 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
     cancelled or is unknown, and 4 if --wait timed out.
     """
     give_up = clock.monotonic() + timeout
+    told = ""
     with _queue(ctx) as queue:
-        batch = queue.describe(job_id)
+        batch = _status(queue, job_id)
         while wait and batch["status"] not in ENDED and clock.monotonic() < give_up:
+            if batch["waits_for"] != told and (told := batch["waits_for"]):
+                say(f"{job_id} waits for {told}", err=True)
             clock.sleep(_POLL_S)
-            batch = queue.describe(job_id)
+            batch = _status(queue, job_id)
     if as_json:
         say(msgspec.json.encode(batch))
     else:
@@ -202,6 +205,13 @@ def _print_file(path: Path) -> None:
     sys.stdout.buffer.flush()
 
 
+def _status(queue: BatchQueue, job_id: str) -> dict[str, Any]:
+    from tokenyard.batch.rq.jobs import describe
+
+    job = queue.find(job_id)
+    return describe(job) | {"waits_for": queue.waits_for(job)}
+
+
 def _foreign(name: str, why: str) -> dict[str, Any]:
     """How a job that is no batch job is listed."""
     from tokenyard.batch.rq.batch_object import Batch, Message, Messages
@@ -248,6 +258,8 @@ def _sheet(batch: dict[str, Any]) -> Table:
     shown = sheet()
     shown.add_row("Job", batch["id"])
     shown.add_row("Status", f"{batch['status']} (RQ: {batch['rq_status']})")
+    if batch["waits_for"]:
+        shown.add_row("Waits for", batch["waits_for"])
     shown.add_row("Lines", _counts(batch))
     if batch["lines_per_s"] and batch["status"] not in ENDED:
         eta = f", {batch['eta_s']:.0f} s left" if batch["eta_s"] is not None else ""

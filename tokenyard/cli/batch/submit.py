@@ -113,3 +113,7 @@ def submit(
             **options,
         )
     say(msgspec.json.encode(job.status()) if as_json else job.id)
+    if not job.has_worker:
+        say(
+            "No batch worker is there; the job waits until `tokenyard batch worker` runs.", err=True
+        )
