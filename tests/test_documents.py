@@ -38,6 +38,15 @@ def is_broken(document: Path, target: str) -> bool:
     return bool(anchor) and goal.suffix == ".md" and anchor not in anchors(goal)
 
 
+def test_no_text_installs_the_package_by_its_name_which_nobody_owns() -> None:
+    by_name = re.compile(r"tokenyard\[[a-z]|pip install (-\S+ )*['\"]?tokenyard\b")
+    asked = {"pyproject.toml", "CHANGELOG.md", "tests/test_documents.py"}
+    command = ["git", "grep", "--untracked", "-lIi", "tokenyard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    names = set(listed.stdout.splitlines()) - asked
+    assert [name for name in sorted(names) if by_name.search((ROOT / name).read_text())] == []
+
+
 @pytest.mark.parametrize("name", documents())
 def test_links_lead_somewhere(name: str) -> None:
     document = ROOT / name

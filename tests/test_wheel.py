@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tokenyard
+from tokenyard.protocol.texts import pip_install
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("tokenyard", "coordinator", "gateway", "worker")
@@ -78,7 +79,7 @@ def test_wheel_alone_with_its_base_dependencies_gives_a_client(wheel: Path, tmp_
     for program_ in programs:
         done = subprocess.run(program_, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 2
-        assert done.stderr == "Error: this needs click: pip install 'tokenyard[cli]'\n"
+        assert done.stderr == f"Error: this needs click: {pip_install('cli')}\n"
 
 
 def test_everything_asked_for_is_pinned() -> None:

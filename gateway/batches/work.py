@@ -16,6 +16,7 @@ from tokenyard.batch.rq.work import WorkerContext, carry_out
 from tokenyard.process.extras import why_no_gateway
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.texts import pip_install
 
 
 def perform(order: dict[str, Any]) -> Any:
@@ -43,7 +44,7 @@ def prepare() -> None:
         derived.install()
         import gateway.batches.asking  # noqa: F401
     except ImportError as error:
-        message = f"batches of a gateway need pip install 'tokenyard[gateway]' here: {error}"
+        message = f"batches of a gateway need more here ({error}): {pip_install('gateway')}"
         raise SettingsError([message]) from error
     collect_seldom()  # no collection touches, and so copies, what the forked processes share
 

@@ -18,6 +18,7 @@ from tests.support.vllm_versions import write_distribution
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.texts import pip_install
 
 pytestmark = pytest.mark.crash
 
@@ -120,7 +121,7 @@ def test_a_worker_without_vllm_prints_how_to_install_it(
     start_worker: StartWorker, no_vllm: dict[str, str]
 ) -> None:
     worker = start_worker("--model", "org/m", **no_vllm)
-    check(*worker.wait(), "No module named 'vllm'", "pip install 'tokenyard[cli,worker]'")
+    check(*worker.wait(), "No module named 'vllm'", pip_install("cli,worker"))
 
 
 def test_a_missing_model_ends_the_worker_immediately(start_worker: StartWorker) -> None:

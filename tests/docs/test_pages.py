@@ -169,7 +169,8 @@ def test_what_the_readme_tells_to_type_exists() -> None:
     project = tomllib.loads(page("pyproject.toml"))["project"]
     extras = {
         extra
-        for found in re.findall(r"tokenyard\[([\w,-]+)\]", readme)
+        for name in PROSE
+        for found in re.findall(r"'\.\[([\w,-]+)\]'", page(name))
         for extra in found.split(",")
     }
     assert extras <= set(project["optional-dependencies"])

@@ -20,6 +20,7 @@ from tests.support.processes import Plant
 from tokenyard import Client
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.parse import unfold
+from tokenyard.protocol.texts import pip_install
 from tokenyard.protocol.wire import Request
 from tokenyard.telemetry.tracing import Tracer, carrier_of
 
@@ -237,7 +238,7 @@ def test_tracing_without_its_extra_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tokenyard.telemetry.tracing._is_installed", lambda: False)
-    with pytest.raises(SettingsError, match=r"otlp_endpoint: .*tokenyard\[tracing\]"):
+    with pytest.raises(SettingsError, match=r"otlp_endpoint: .*PATH\[tracing\]"):
         Tracer("", "", "http://127.0.0.1:9").start()
 
     # Variables may be meant for others.
@@ -295,7 +296,7 @@ def test_a_missing_extra_is_named(
         _, said = process.communicate(timeout=60)
 
     name = option.strip("-").replace("-", "_")
-    assert said == f"Error: {name}: needs more: pip install 'tokenyard[{extra}]'\n"
+    assert said == f"Error: {name}: needs more: {pip_install(extra)}\n"
     assert process.returncode == 2
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol, cast
 
 from tokenyard.protocol.errors import PermanentError, SettingsError
+from tokenyard.protocol.texts import pip_install
 
 #: A longer line is invalid and is not read into memory.
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
@@ -77,7 +78,7 @@ def _zstandard() -> Any:
         import zstandard
     except ImportError as error:
         raise SettingsError(
-            ["a file name that ends in .zst needs zstandard; pip install 'tokenyard[batch]'"]
+            [f"a file name that ends in .zst needs zstandard: {pip_install('batch')}"]
         ) from error
     return zstandard
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.texts import pip_install
 
 #: Last tokens of the prompt that are decoded with a reply: whether its first word starts with a
 #: space depends on them (vLLM uses the same number).
@@ -68,7 +69,7 @@ def load_tokenizer(source: object) -> Tokenizer:
         from transformers import AutoTokenizer
     except ImportError as fault:
         raise SettingsError(
-            ["tokenizer: needs transformers; pip install 'tokenyard[tokenizers]'"]
+            [f"tokenizer: needs transformers: {pip_install('tokenizers')}"]
         ) from fault
     try:
         return HuggingFaceTokenizer(AutoTokenizer.from_pretrained(str(source)))

@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import Final, NoReturn
 
+from tokenyard.protocol.texts import pip_install
+
 #: Extra by import name. `worker.host.diagnosis` has those of the extra `worker`.
 EXTRAS: Final = {
     "click": "cli",
@@ -39,7 +41,7 @@ def how_to_install(error: ImportError) -> str:
     """How to install a missing package of an extra; "" for any other package."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
-    return f"this needs {package}: pip install 'tokenyard[{extra}]'" if extra else ""
+    return f"this needs {package}: {pip_install(extra)}" if extra else ""
 
 
 def installed_vllm() -> tuple[str, str] | None:
@@ -58,15 +60,15 @@ def why_no_gateway() -> str:
     if found is None:
         return (
             f"the gateway needs vLLM {oldest} or newer, and none is installed:"
-            " pip install 'tokenyard[gateway-cpu]', or 'tokenyard[gateway]' on a host with GPUs"
+            f" {pip_install('gateway-cpu')}, or [gateway] on a host with GPUs"
         )
     build, version = found
     if tuple(map(int, re.findall(r"\d+", version)[:2])) >= GATEWAY_VLLM:
         return ""
     return (
         f"the gateway needs {build} {oldest} or newer, and {version} is installed:"
-        f" upgrade it (pip install 'tokenyard[{_BUILDS[build]}]'), or run the gateway on another"
-        " host or in a virtual environment of its own"
+        " run the gateway on another host or in a virtual environment of its own, or upgrade it:"
+        f" {pip_install(_BUILDS[build])}"
     )
 
 
@@ -76,7 +78,7 @@ def why_no_board() -> str:
 
     for package, extra in EXTRAS.items():
         if extra == "board" and importlib.util.find_spec(package) is None:
-            return f"the board needs {package}: pip install 'tokenyard[board]'"
+            return f"the board needs {package}: {pip_install(extra)}"
     return ""
 
 

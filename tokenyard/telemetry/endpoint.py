@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.texts import pip_install
 from tokenyard.telemetry.health import Health
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Endpoint:
     def __init__(self, collector: Collector, health: Health, host: str, port: int) -> None:
         """Raises `SettingsError` where the extra is missing."""
         if importlib.util.find_spec("prometheus_client") is None:
-            raise SettingsError(["metrics_port: needs more: pip install 'tokenyard[metrics]'"])
+            raise SettingsError([f"metrics_port: needs more: {pip_install('metrics')}"])
         self._collector = collector
         self._health = health
         self._host = host

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.texts import pip_install
 from tokenyard.protocol.wire import Request
 
 log = logging.getLogger("tokenyard.telemetry.tracing")
@@ -57,7 +58,7 @@ class Tracer:
     def check(self) -> None:
         """Raises `SettingsError` where an endpoint is configured and the extra is missing."""
         if self._endpoint and not _is_installed():
-            raise SettingsError(["otlp_endpoint: needs more: pip install 'tokenyard[tracing]'"])
+            raise SettingsError([f"otlp_endpoint: needs more: {pip_install('tracing')}"])
 
     def start(self) -> None:
         """Set up the exporter, if an endpoint is configured; raises like `check`."""
@@ -65,7 +66,7 @@ class Tracer:
         if not self._endpoint and not any(map(os.environ.get, _VARIABLES)):
             return
         if not _is_installed():  # the variables may be meant for other programs
-            log.warning("OTEL_* is set, but no traces are sent: pip install 'tokenyard[tracing]'")
+            log.warning("OTEL_* is set, but no traces are sent: %s", pip_install("tracing"))
             return
         self._set_up()
         self.is_on = True

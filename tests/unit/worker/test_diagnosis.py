@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tokenyard.protocol.texts import pip_install
 from worker.host.diagnosis import (
     MOST_CHARACTERS,
     FailedStart,
@@ -37,7 +38,7 @@ CAUSES = {
         said("ModuleNotFoundError: No module named 'vllm'"),
         "vLLM is not installed",
         True,
-        "pip install 'tokenyard[cli,worker]'",
+        pip_install("cli,worker"),
     ),
     "no torch": (
         said("ModuleNotFoundError: No module named 'torch'"),

@@ -16,6 +16,7 @@ from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Parameters, Yard
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.texts import pip_install
 
 if TYPE_CHECKING:
     from tokenyard.batch.rq.jobs import BatchQueue
@@ -31,8 +32,7 @@ _PATH: Final = 1_000
 _TEXT: Final = 2_000
 _ARGUMENTS: Final = 20_000
 _WITHOUT_RQ: Final = (
-    "Batch jobs run at RQ, which is not installed where this board runs:"
-    " pip install 'tokenyard[batch]'."
+    f"Batch jobs run at RQ, which is not installed where this board runs: {pip_install('batch')}."
 )
 _WITHOUT_RIGHTS: Final = (
     "The board's user of Redis may not read the keys of RQ: give it the rights of gateway-batches,"

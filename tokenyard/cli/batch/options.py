@@ -21,6 +21,7 @@ from tokenyard.cli.shared.options import named_values, with_options
 from tokenyard.process.program import Exit, YardChoice
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.texts import pip_install
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd]?)")
@@ -39,7 +40,7 @@ def duration(value: Any) -> float:
 def need_rq() -> None:
     """Raises `SettingsError` where RQ is not installed. RQ is imported when a command runs."""
     if not is_installed():
-        raise SettingsError(["this command needs RQ; pip install 'tokenyard[batch]'"])
+        raise SettingsError([f"this command needs RQ: {pip_install('batch')}"])
 
 
 @contextmanager
