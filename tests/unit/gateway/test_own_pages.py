@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
 NOWHERE = "redis://127.0.0.1:1"
 
 
-def get(path: str, keys: Literal["off", "required"] = "off") -> httpx.Response:
+def get(path: str, keys: Literal["off", "required"] = "off", **headers: str) -> httpx.Response:
     """The answer of a gateway that nobody connects to a broker."""
     adder_tokenizer()  # sets vLLM's environment first
     from gateway.app import Gateway
@@ -34,7 +34,7 @@ def get(path: str, keys: Literal["off", "required"] = "off") -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/livez")
-            return await client.get(path)
+            return await client.get(path, headers=headers)
 
     return asyncio.run(ask())
 
@@ -68,6 +68,14 @@ def test_the_clients_of_messages_get_errors_that_they_can_read(
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == kind
     assert answer.json()["request_id"] == answer.headers["request-id"]
+
+
+@pytest.mark.parametrize("path", ["/version", "/health", "/nothing", "/v1/messages"])
+def test_each_answer_has_the_clients_own_name_of_the_request(path: str) -> None:
+    answer = get(path, **{"X-Request-Id": "mesh/1"})
+    assert answer.headers.get_list("x-request-id") == ["mesh/1"]
+    if path == "/v1/messages":
+        assert answer.headers["request-id"] == answer.json()["request_id"] == "mesh/1"
 
 
 def test_a_fault_of_the_gateway_is_an_error_in_json() -> None:
