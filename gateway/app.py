@@ -23,14 +23,17 @@ from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, no_endpoint, unavailable
 from gateway.http.incoming import (
+    BODY,
+    Bodies,
+    Body,
     parse_body,
-    read_body,
     read_choice,
     read_deadline,
     read_event_id,
     refuse_beam_search,
     replay,
     require_json,
+    too_large,
 )
 from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.openapi import OpenApiDocument
@@ -91,6 +94,7 @@ class Gateway:
         self._queue = queue
         self._front_ends = front_ends
         self._records = Records(queue)
+        self._bodies = Bodies(settings)
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         # No page of another site has a key: then any name will do, such as a pod's.
         hosts = None if settings.needs_keys else (settings.own_name, *settings.hosts)
@@ -106,8 +110,8 @@ class Gateway:
             )
         self._watch = models
         self._list = ModelList(models, front_ends)
-        self._responses = ResponsesApi(settings, queue, front_ends, models)
-        self._batches = None if storage is None else BatchesApi(settings, storage)
+        self._responses = ResponsesApi(settings, queue, front_ends, models, self._bodies)
+        self._batches = None if storage is None else BatchesApi(settings, storage, self._bodies)
         self._openapi = OpenApiDocument(needs_key=settings.needs_keys)
         self._health_of_yard = health
         self._open: set[OpenAnswer] = set()
@@ -235,8 +239,12 @@ class Gateway:
     ) -> None:
         headers = Headers(scope=scope)
         require_json(headers)
-        raw = await read_body(receive, self._settings.max_body_bytes)
-        body = parse_body(raw)
+        client = principal.tenant or principal.client
+        raw = await self._bodies.read(receive, client)
+        if path in RENDERING and len(raw) > self._settings.max_tokenize_bytes:
+            raise too_large(self._settings.max_tokenize_bytes)
+        body = await parse_body(raw, self._settings.max_body_items)
+        scope = {**scope, BODY: Body(body, client)}
         profile = find_model(self._watch.profiles, body, principal.may_use)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)

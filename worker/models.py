@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta
 
+from tokenyard.process.home import expanded
 from tokenyard.process.toml_file import read_toml
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.serve_args import MAX_TEMPLATE_BYTES, OF_ENGINE, REFUSED
@@ -218,7 +219,7 @@ class _Reading:
         """A chat template as text: gateways on other machines do not have its file."""
         if "{" in value:
             return value
-        file = self._folder / Path(value).expanduser()
+        file = self._folder / expanded(value)
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -246,11 +247,7 @@ class _Reading:
             self._fault(place, "is missing: give a folder, or a Hugging Face name")
         if not path or _URL.match(path):
             return path
-        try:
-            found = self._folder / Path(path).expanduser()
-        except RuntimeError:  # ~somebody
-            self._fault(place, f"nobody's home is at {path}")
-            return path
+        found = self._folder / expanded(path)
         if found.exists():
             return str(found)
         if path[0] in "/.~" or not _HUB_NAME.fullmatch(path):

@@ -17,7 +17,7 @@ from gateway.batches.records import BatchRecord, BatchRecords
 from gateway.batches.storage import Storage
 from gateway.batches.upload import receive_upload
 from gateway.http.errors import GatewayError, no_endpoint
-from gateway.http.incoming import parse_body, read_body, require_json
+from gateway.http.incoming import Bodies, parse_body, require_json
 from gateway.http.records import key_reused
 from gateway.http.sse import send_body
 from gateway.responses.items import as_list, cut, read_query
@@ -48,8 +48,9 @@ def no_storage() -> GatewayError:
 class BatchesApi:
     """Files of tenants, and batches over them. What blocks runs in threads."""
 
-    def __init__(self, settings: GatewaySettings, storage: Storage) -> None:
+    def __init__(self, settings: GatewaySettings, storage: Storage, bodies: Bodies) -> None:
         self._settings = settings
+        self._bodies = bodies
         self._files = FileStore(storage)
         self._records = BatchRecords(storage)
         self._jobs = BatchJobs(storage, self._files, settings.redis_url, settings.yard)
@@ -93,7 +94,7 @@ class BatchesApi:
             case "POST", "batches":
                 headers = Headers(scope=scope)
                 require_json(headers)
-                body = parse_body(await read_body(receive, self._settings.max_body_bytes))
+                body = await parse_body(await self._bodies.read(receive, principal.client))
                 key = headers.get("idempotency-key")
                 asked = read_batch(body, principal.client, key, int(clock.wall()))
                 batch = await asyncio.to_thread(self._create, principal, asked)

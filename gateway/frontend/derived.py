@@ -17,6 +17,7 @@ from typing import Any, Final
 from gateway.frontend.turns import merge_in_turns
 from gateway.http.context import CURRENT
 from tokenyard import clock
+from tokenyard.process.home import cache_environment
 
 _PACKAGES: Final = ("vllm.entrypoints.", "vllm.parser", "vllm.tool_parsers", "vllm.renderers")
 
@@ -55,7 +56,8 @@ _REPLACED: Final = ((time, _Clock("time")), (uuid, _Uuids("uuid")))
 def install() -> None:
     """Replace vLLM's source of ids, once; raises `RuntimeError` where it is too late."""
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "0"  # nothing is computed here
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    for name, value in {"VLLM_LOGGING_LEVEL": "WARNING", **cache_environment()}.items():
+        os.environ.setdefault(name, value)
     import vllm.utils
     import vllm.utils.async_utils
 

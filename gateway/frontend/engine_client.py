@@ -20,6 +20,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from gateway.frontend.inline import tokenize_short_inline
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import wire_params
+from gateway.frontend.side import each_at_home, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
 from tokenyard.protocol.errors import TokenyardError
@@ -98,15 +99,15 @@ class QueueEngineClient(EngineClient):
                     yield output
         except GatewayError as error:
             has_begun = context.ticket.decided.is_set()
-            context.ticket.fail(error)
+            tell_home(context.ticket.fail, error)
             if has_begun:  # vLLM writes the status into the stream
                 raise GracefulHTTPError(error.message, HTTPStatus(error.status)) from error
             raise
         except TokenyardError as error:
-            context.ticket.fail(unavailable(str(error)))
+            tell_home(context.ticket.fail, unavailable(str(error)))
             raise
         except (ValueError, VLLMClientError) as error:  # vLLM's validation
-            context.ticket.fail(_refused(error))
+            tell_home(context.ticket.fail, _refused(error))
             raise
 
     def _request(
@@ -161,7 +162,7 @@ class QueueEngineClient(EngineClient):
         lora = core.lora_request
         is_stream = params.output_kind is RequestOutputKind.DELTA
         stream = OutputStream(core, params, self.renderer.tokenizer, text, lora)
-        async with aclosing(self._queue.ask(request, context)) as replies:
+        async with aclosing(each_at_home(self._queue.ask(request, context))) as replies:
             async for reply in replies:
                 result = to_result(reply) if reply.event == "result" else None
                 if result is not None:

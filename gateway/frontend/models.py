@@ -29,6 +29,7 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
+from gateway.frontend.door import open_door
 from gateway.frontend.engine_client import TASKS, QueueEngineClient
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
@@ -122,6 +123,7 @@ class FrontEnds:
         self._room = asyncio.Semaphore(1)
         self._has_made_one = False
         self.app = _build()
+        open_door(self.app)
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]
 
     async def state_of(self, profile: ModelProfile) -> State:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
-from gateway.http.errors import GatewayError, invalid
+from gateway.http.errors import GatewayError, invalid, unavailable
+
+if TYPE_CHECKING:
+    from tokenyard.protocol.gateway_settings import GatewaySettings
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_STRUCTURE: Final = b'"[]{},'
+_OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
+#: How much is looked at in one call, for other threads to have the interpreter in between.
+_PIECE: Final = 64 * 1024
+#: How deep values of a body may be nested: deeper than any schema of a tool.
+MAX_DEPTH: Final = 128
+#: How many values there may be in lists and objects: the longest prompt of token ids has as many.
+MAX_ITEMS: Final = 250_000
+_SMALL_BYTES: Final = 16 * 1024
+_SMALL_ITEMS: Final = 100
 #: Headers of a request that its inner one has as its own.
 _REPLACED: Final = (b"content-length", b"content-type", b"x-request-id")
 
@@ -22,21 +39,68 @@ _MOST_MS: Final = 10**10
 _MOST_DIGITS: Final = len(str(_MOST_MS))
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body; raises `GatewayError` where it is too large or the client is gone."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GatewayError(499, "invalid_request_error", "the client disconnected")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise GatewayError(
-                413, "invalid_request_error", f"the body has more than {limit} bytes"
-            )
-        if not message.get("more_body", False):
-            return b"".join(parts)
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a request as vLLM's app finds it in its scope."""
+
+    value: dict[str, Any]
+    #: Who waits while it is rendered: the tenant, or the client.
+    client: str
+
+
+#: Where a scope has its `Body`.
+BODY: Final = "tokenyard.body"
+
+
+class Bodies:
+    """Reads bodies, of which not too many bytes may be unfinished at a time.
+
+    A client may have a quarter of them.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._limit = settings.max_body_bytes
+        self._most = settings.max_unfinished_bytes
+        self._unfinished: Counter[str] = Counter()
+
+    async def read(self, receive: Receive, client: str) -> bytes:
+        """The whole body; raises `GatewayError` where it is too large or the client is gone."""
+        parts, size = [], 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise GatewayError(499, "invalid_request_error", "the client disconnected")
+                part = message.get("body", b"")
+                parts.append(part)
+                size += len(part)
+                self._unfinished[client] += len(part)
+                if size > self._limit:
+                    raise too_large(self._limit)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+                self._check(client)
+        finally:
+            self._unfinished[client] -= size
+            if not self._unfinished[client]:
+                del self._unfinished[client]
+
+    def _check(self, client: str) -> None:
+        if self._unfinished[client] > self._most // 4:
+            message = "too many bytes of your requests are unfinished; send fewer at a time"
+            raise GatewayError(429, "rate_limit_error", message, retry_after_s=1.0)
+        if self._unfinished.total() > self._most:
+            raise unavailable("too many bytes of requests are unfinished")
+
+
+def too_large(limit: int) -> GatewayError:
+    """The refusal of a body that has too many bytes."""
+    return GatewayError(413, "invalid_request_error", f"the body has more than {limit} bytes")
+
+
+def is_small(raw: bytes) -> bool:
+    """Whether a body can be parsed, validated and rendered within milliseconds."""
+    return len(raw) <= _SMALL_BYTES and raw.count(b"{") + raw.count(b"[") <= _SMALL_ITEMS
 
 
 def require_json(headers: Headers) -> None:
@@ -47,8 +111,15 @@ def require_json(headers: Headers) -> None:
         raise GatewayError(400, "invalid_request_error", message)
 
 
-def parse_body(raw: bytes) -> dict[str, Any]:
+async def parse_body(raw: bytes, max_items: int = MAX_ITEMS) -> dict[str, Any]:
     """The JSON object of a body; raises `GatewayError`."""
+    if is_small(raw):
+        return _parse(raw, max_items)
+    return await asyncio.to_thread(_parse, raw, max_items)
+
+
+def _parse(raw: bytes, max_items: int) -> dict[str, Any]:
+    check_body(raw, max_items)
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -62,6 +133,37 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
+def check_body(raw: bytes, max_items: int = MAX_ITEMS) -> None:
+    """Raises `GatewayError` where a body has too many values, or they are nested too deep."""
+    opened = raw.count(b"{") + raw.count(b"[")
+    if opened <= MAX_DEPTH and opened + raw.count(b",") <= max_items:
+        return  # even if none of them stands in a text
+    structure = _outside_texts(raw)
+    if sum(structure.count(one) for one in (b"{", b"[", b",")) > max_items:
+        message = f"the body has more than {max_items} values"
+        raise GatewayError(413, "invalid_request_error", message)
+    nested = structure.replace(b",", b"")
+    for _ in range(MAX_DEPTH):
+        before, nested = nested, nested.replace(b"[]", b"").replace(b"{}", b"")
+        if nested == before:
+            return
+    if nested:
+        message = f"the body is nested more than {MAX_DEPTH} levels deep"
+        raise GatewayError(400, "invalid_request_error", message)
+
+
+def _outside_texts(raw: bytes) -> bytes:
+    """The brackets and commas of JSON that do not stand in a text."""
+    # Without escapes, every quotation mark begins or ends a text.
+    marks = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHER)
+    found, is_inside = [], 0
+    for start in range(0, len(marks), _PIECE):
+        parts = marks[start : start + _PIECE].split(b'"')
+        found += parts[is_inside::2]
+        is_inside ^= (len(parts) - 1) % 2
+    return b"".join(found)
+
+
 def refuse_beam_search(body: dict[str, Any]) -> None:
     """Raises `GatewayError`: each token of each beam would be a request that nobody resumes."""
     if body.get("use_beam_search") not in (None, False):
@@ -71,7 +173,7 @@ def refuse_beam_search(body: dict[str, Any]) -> None:
 def _is_unicode(body: dict[str, Any]) -> bool:
     """JSON may escape half of a surrogate pair, which nobody behind the gateway could write."""
     try:
-        json.dumps(body, ensure_ascii=False).encode()
+        msgspec.json.encode(body)
     except UnicodeEncodeError:
         return False
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -47,8 +46,8 @@ def durable_id(client: str, key: str | None) -> str:
 
 def fingerprint(path: str, body: dict[str, Any]) -> str:
     """Identifies equal requests; the order of keys does not matter."""
-    packed = json.dumps([path, body], sort_keys=True, separators=(",", ":"))
-    return blake2b(packed.encode(), digest_size=16).hexdigest()
+    packed = msgspec.json.encode([path, body], order="sorted")
+    return blake2b(packed, digest_size=16).hexdigest()
 
 
 class Records:

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import GatewayError, invalid, no_endpoint
-from gateway.http.incoming import read_body, read_event_id
+from gateway.http.incoming import Bodies, read_event_id
 from gateway.http.sse import Answer, send_body
 from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
 from gateway.responses.options import (
@@ -46,8 +46,10 @@ class ResponsesApi:
         queue: YardQueue,
         front_ends: FrontEnds,
         models: ModelWatch,
+        bodies: Bodies,
     ) -> None:
         self._settings = settings
+        self._bodies = bodies
         self._store = ResponseStore(queue, settings.record_ttl_s)
         self._renderer = Renderer(front_ends, models)
 
@@ -161,7 +163,7 @@ class ResponsesApi:
             name, after = read_event_id(headers["last-event-id"])
             if name != stored.durable_id:
                 raise invalid("Last-Event-ID", "this is an event of another response")
-        await read_body(receive, self._settings.max_body_bytes)
+        await self._bodies.read(receive, client)
         shown = replay_context(stored)
         shown.ticket.accept()  # how the request ended is in the last event
         answer = self._answer(send, shown, after)

@@ -11,6 +11,7 @@ import signal
 import sys
 
 from tokenyard.batch.rq import jobs, worker
+from tokenyard.batch.rq.listing import list_jobs
 from tokenyard.broker.connection import open_connection
 from tokenyard.cli import main
 
@@ -40,8 +41,8 @@ def be_cancelled() -> None:
     url, yard = worker.WorkerContext.url, worker.WorkerContext.yard
     with open_connection(url) as connection:
         queue = jobs.BatchQueue(connection, yard)
-        [job] = queue.all_jobs()
-        sys.stderr.write(f"{queue.cancel(job)}\n")
+        [job] = list_jobs(queue).jobs
+        sys.stderr.write(f"{queue.cancel(queue.find(job.batch.id))}\n")
 
 
 def fail() -> None:

@@ -103,3 +103,16 @@ def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> No
     found = jobs.jobs.describe(TENANT, record)
 
     assert (found["status"], found["output_file_id"]) == ("failed", record.output_file_id)
+
+
+def test_a_batch_whose_job_was_changed_by_others_is_no_server_error(jobs: Jobs) -> None:
+    record = jobs.submit(time.time() - 600)
+    with open_connection(jobs.url) as connection:
+        connection.hset(rq.job.Job.key_for(record.id), "data", b"\x80\x04pickle")
+
+    found = jobs.jobs.describe(TENANT, record)
+
+    assert (found["status"], found["errors"]["data"][0]["message"]) == (
+        "failed",
+        "the batch is not known",
+    )

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.board.calls import Calls
-from tests.board.letters import MANY, bury, bury_many, left
 from tests.board.looking import Looker, text_of
 from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.builders import make_request
+from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import Yard
-from tokenyard.admin.letter_lists import LOOKED_AT
+from tokenyard.admin.letter_lists import LOOKED_AT, LetterFilter
 from tokenyard.board.pages.dead_filter import wanted_letters
 from tokenyard.board.yard import Actor, Parameters
 from tokenyard.protocol.errors import Code
@@ -79,30 +79,27 @@ def test_a_filter_reads_a_bounded_part_and_goes_on(looker: Looker, yard: Yard) -
     assert first in looker.get(further[1].replace("&amp;", "&"))
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({"reason": "POISONED"}, ["c", "a"]),
-        ({"reason": "other"}, ["d"]),
-        ({"model": "adder"}, ["a"]),
-        ({"client": "bob"}, ["b"]),
-        ({"tenant": "lab"}, ["c"]),
-        ({"text": "SEGV"}, ["c"]),
-        ({"text": "segv", "client": "bob"}, []),
-        ({"until": "2026-01-01T00:00"}, []),
-        ({"since": "2026-01-01T00:00"}, ["d", "c", "b", "a"]),
-    ],
-)
-def test_letters_are_filtered(
-    looker: Looker, yard: Yard, given: dict[str, str], found: list[str]
-) -> None:
-    bury(yard, make_request("a", client="ann", model="adder"))
-    bury(yard, make_request("b", client="bob"), "INFERENCE_ERROR: no memory")
-    bury(yard, make_request("c", client="ann", tenant="lab"), "POISONED: ended by SIGSEGV")
-    bury(yard, make_request("d", client="ann"), "it died")
-    page = looker.get("/dead", parameters=given)
-    assert re.findall(r"(?:ann|bob)/(\w)</bdi>", page) == found
-    assert found or "No dead letter matches" in page
+def test_letters_are_filtered(looker: Looker, yard: Yard) -> None:
+    bury(yard, make_request("a", client="ann"))
+    bury(yard, make_request("b", client="bob"))
+    page = looker.get("/dead", parameters={"client": "bob"})
+    assert re.findall(r"(?:ann|bob)/(\w)</bdi>", page) == ["b"]
+    assert "No dead letter matches" in looker.get("/dead", parameters={"client": "cem"})
+
+
+def test_a_form_says_which_letters_are_wanted() -> None:
+    form = {"reason": "POISONED", "model": "adder", "client": "ann", "tenant": "lab", "text": "x"}
+    given = Parameters({name: [value] for name, value in form.items()}, Actor("olga", "viewer"))
+    assert wanted_letters(given) == LetterFilter(
+        code="POISONED", model="adder", client="ann", tenant="lab", text="x"
+    )
+
+
+@pytest.mark.parametrize("name", ["since", "until"])
+def test_a_time_bounds_the_list(looker: Looker, yard: Yard, name: str) -> None:
+    bury(yard)
+    page = looker.get("/dead", parameters={name: "2026-01-01T00:00"})
+    assert ("No dead letter matches" in page) == (name == "until")
 
 
 @pytest.mark.parametrize(

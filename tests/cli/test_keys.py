@@ -15,8 +15,7 @@ Run = Callable[..., Any]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("option", ["--models", "--classes"])
-@pytest.mark.parametrize("given", ["", " , "])
+@pytest.mark.parametrize(("option", "given"), [("--models", ""), ("--classes", " , ")])
 def test_an_empty_list_is_not_a_key_that_opens_nothing(
     run: Run, quiet: Any, option: str, given: str
 ) -> None:

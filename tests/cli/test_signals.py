@@ -115,11 +115,6 @@ def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
     [
         ([], ("suspend",), "SUSPEND: all is RUNNING: PAUSE it first (tokenyard pause)"),
         (
-            [("pause",), ("suspend",)],
-            ("unpause",),
-            "UNPAUSE: all is SUSPENDED: RESUME it first (tokenyard resume)",
-        ),
-        (
             [("pause", "--worker", "w"), ("suspend", "--worker", "w")],
             ("profile", "start", "--worker", "w"),
             "RESUME it first (tokenyard resume --worker w)",
@@ -253,17 +248,16 @@ def test_wrong_usage_prints_the_reason(run: Run, arguments: tuple[str, ...], rea
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("verb", ["drain", "stop"])
-def test_only_workers_in_scope_are_commanded_to_end(quiet: Yard, run: Run, verb: str) -> None:
+def test_only_workers_in_scope_are_commanded_to_end(quiet: Yard, run: Run) -> None:
     adder, other = join(quiet, "gpu-0", "adder"), join(quiet, "gpu-1", "subtractor")
-    late = run(verb, "--model", "adder", "--timeout", "0")
+    late = run("drain", "--model", "adder", "--timeout", "0")
     assert late.returncode == Exit.UNAVAILABLE
     assert f"gpu-0 ({adder}): has not answered" in late.stderr
-    assert told(quiet, verb) == {adder}
+    assert told(quiet, "drain") == {adder}
     quiet.scripts.retire(adder, "left")
-    assert said(run(verb, "--yes", "--no-wait", "--json"))["workers"] == [other]
+    assert said(run("drain", "--yes", "--no-wait", "--json"))["workers"] == [other]
     quiet.scripts.retire(other, "left")
-    assert run(verb, "--yes").stdout == "all workers: no worker is live\n"
+    assert run("drain", "--yes").stdout == "all workers: no worker is live\n"
 
 
 def test_a_signal_without_a_broker_is_one_line() -> None:
@@ -295,16 +289,15 @@ def run_states(live: Run) -> set[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_a_paused_yard_accepts_requests_and_answers_them_later(
-    live: Run, yard: dict[str, Any], mode: str
+    live: Run, yard: dict[str, Any]
 ) -> None:
     """Given a running stream, I expect it whole, and later requests answered after the pause."""
     with Client(yard["url"], client_id=random_name("client"), result_timeout_s=60) as client:
         stream = client.submit("a long story", max_tokens=100, stream=True)
         deltas = iter(stream)
         tokens = list(next(deltas).tokens)
-        paused = live("pause", "--mode", mode, "--why", "the test says so")
+        paused = live("pause", "--mode", "keep", "--why", "the test says so")
         assert (paused.returncode, paused.stdout) == (Exit.OK, "all workers: paused\n")
         assert run_states(live) == {"PAUSED"}
         waiting = client.submit("hello", max_tokens=2)
@@ -316,27 +309,6 @@ def test_a_paused_yard_accepts_requests_and_answers_them_later(
         assert len(tokens) == 100
         assert stream.result().tokens == tokens
         assert len(waiting.result().tokens) == 2
-
-
-@pytest.mark.long
-def test_suspended_workers_sleep_and_wake(live: Run) -> None:
-    for command in ("pause", "suspend"):
-        done = live(command)
-        assert done.returncode == Exit.OK, done.stderr
-    assert run_states(live) == {"SUSPENDED"}
-    assert live("resume").stdout == "all workers: awake, and paused\n"
-    assert run_states(live) == {"PAUSED"}
-
-
-@pytest.mark.long
-def test_an_engine_without_a_profiler_refuses_the_signal(live: Run) -> None:
-    try:
-        done = live("profile", "start", "--json")
-        assert done.returncode == Exit.UNAVAILABLE
-        reasons = {each["reason"] for each in json.loads(done.stdout)["unacknowledged"]}
-        assert all("no profiler" in reason for reason in reasons), reasons
-    finally:
-        assert live("profile", "stop").returncode == Exit.OK
 
 
 @pytest.mark.long

@@ -145,8 +145,16 @@ def test_with_batches_gateway_and_worker_have_one_folder_and_one_front_end() -> 
     assert set(gateway["volumes"]) < set(batch["volumes"])
     assert shared.partition(":")[0] in compose_with_batches()["volumes"]
     assert (gateway["image"], gateway["build"]) == (batch["image"], batch["build"])
-    # Its root is read-only, and owned by the image's user where the volume is mounted.
+    # Its root is read-only; any user may write where the volume is mounted.
     assert f".cache {folder}\n" in stages()["gateway"]
+
+
+@pytest.mark.parametrize("image", ["light", "worker", "gateway"])
+def test_any_user_may_run_an_image(image: str) -> None:
+    lines = stages()[image].splitlines()
+    (home,) = (line.removeprefix("ENV HOME=") for line in lines if line.startswith("ENV HOME="))
+    assert f"WORKDIR {home}" in lines
+    assert any("install --directory --mode 1777 $HOME" in line for line in lines)
 
 
 def test_the_light_image_has_no_torch() -> None:

@@ -1,4 +1,4 @@
-"""The view of a yard: what operators have told its workers, and what these do of it."""
+"""The view of a yard: its leader, queues and workers, and what operators have told these."""
 
 from __future__ import annotations
 
@@ -6,13 +6,68 @@ import json
 
 import redis
 
-from tests.support.builders import worker_json
+from tests.support.builders import make_request, worker_json
+from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import read_yard
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, Order, model_scope
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
+
+
+def test_view_of_an_empty_yard_has_no_leader(connection: redis.Redis, keys: Keys) -> None:
+    view = read_yard(connection, keys)
+    assert view.leader is None
+    assert view.workers == []
+    assert view.waiting == {"retry": 0, "high": 0, "normal": 0, "low": 0}
+    assert view.models == {}
+
+
+def test_view_has_leader_queues_and_dead_letters(
+    connection: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    scripts.lead("north", LONG_MS)
+    scripts.submit("high", [make_request(), make_request()])
+    connection.xadd(keys.dead, {"reason": "no id"})
+    view = read_yard(connection, keys)
+    assert view.leader
+    assert (view.leader.name, view.leader.epoch) == ("north", 1)
+    assert 0 < view.leader.lease_ms <= LONG_MS
+    assert (view.waiting["high"], view.waiting["normal"], view.dead) == (2, 0, 1)
+
+
+def test_view_has_workers_with_lanes_and_leases(
+    connection: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    worker = scripts.register("gpu", LONG_MS, worker_json("gpu"))
+    connection.xadd(keys.lane(worker), {"id": "q"})
+    [seen] = read_yard(connection, keys).workers
+    assert (seen.worker, seen.state, seen.lane) == (worker, "ready", 1)
+    assert 0 < seen.lease_ms <= LONG_MS
+    assert read_yard(connection, keys).models == {"adder": 1}
+
+
+def test_view_tells_lost_left_and_unreadable_workers_apart(
+    connection: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    draining = scripts.register("a", LONG_MS, worker_json("a", state="draining"))
+    expired = scripts.register("b", 1, worker_json("b"))
+    left = scripts.register("c", LONG_MS, worker_json("c"))
+    connection.zadd(keys.leases, {left: -1})
+    odd = scripts.register("d", LONG_MS, b"{broken")
+
+    def states() -> dict[str, str]:
+        seen = {each.worker: each.state for each in read_yard(connection, keys).workers}
+        return seen if seen[expired] == "lost" else {}
+
+    assert eventually(states) == {
+        draining: "draining",
+        expired: "lost",
+        left: "left",
+        odd: "unreadable",
+    }
+    assert read_yard(connection, keys).ready_workers == 0
 
 
 def test_yard_without_signals_has_no_desired_states(connection: redis.Redis, keys: Keys) -> None:

@@ -103,10 +103,8 @@ def test_the_command_prints_the_key_alone_on_stdout(command: Command) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["create"],
         ["create", "--tenant", "a/b"],
         ["create", "--tenant", "a", "--classes", "fast"],
-        ["revoke"],
     ],
 )
 def test_mistakes_create_nothing(command: Command, words: list[str]) -> None:

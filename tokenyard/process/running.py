@@ -19,7 +19,8 @@ from msgspec import Struct
 
 from tokenyard import clock
 from tokenyard.broker.url import with_credentials
-from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.process.home import expanded
+from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 YARD_DEFAULT: Final = "main"
 URL_VARIABLE: Final = "TOKENYARD_REDIS_URL"
@@ -43,10 +44,15 @@ class Running(Struct, frozen=True):
 
 
 def default_data_dir(yard: str) -> Path:
-    """The folder for the data of a yard, by the XDG rules."""
-    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    """The folder for the data of a yard, by the XDG rules.
+
+    Raises `SettingsError` for a user without a home.
+    """
+    home = Path(os.environ.get("XDG_DATA_HOME") or expanded("~/.local/share"))
+    if home.parts[0] == "~":
+        raise SettingsError(["HOME is not set, so there is no default folder: give --data-dir"])
     # A yard may be called "..".
-    return Path(home) / "tokenyard" / f"yard-{yard}"
+    return home / "tokenyard" / f"yard-{yard}"
 
 
 def running_up(folder: Path) -> Running | None:
@@ -69,7 +75,7 @@ def running_up(folder: Path) -> Running | None:
 
 def running_url(yard: str) -> str:
     """The broker's URL of the yard that `up` runs on this machine; "" where none runs."""
-    with contextlib.suppress(RuntimeError):  # a user without a home
+    with contextlib.suppress(SettingsError):  # a user without a home
         if running := running_up(default_data_dir(yard)):
             return running.url
     return ""
@@ -77,7 +83,7 @@ def running_url(yard: str) -> str:
 
 def _running_yards() -> list[str]:
     """The yards that `up` runs on this machine for this user, in order; a few at most."""
-    with contextlib.suppress(OSError, RuntimeError):  # a user without a home
+    with contextlib.suppress(OSError, SettingsError):  # a user without a home
         folder = default_data_dir("")
         folders = itertools.islice(folder.parent.glob(f"{folder.name}*"), _MOST_FOLDERS)
         found = [one.name.removeprefix(folder.name) for one in folders if running_up(one)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tokenyard.broker.check import OLDEST
+from tokenyard.process.home import expanded
 from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 AUTO: Final = "auto"
@@ -46,7 +47,7 @@ def choose_server(asked: str) -> Path:
         return find_server()
     if asked == AUTO:
         return _of_system() or find_server()
-    found = shutil.which(Path(asked).expanduser())
+    found = shutil.which(expanded(asked))
     if found is None:
         raise SettingsError([f"--server {asked}: no executable program there"])
     server = describe(Path(found).absolute())

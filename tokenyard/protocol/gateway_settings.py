@@ -24,6 +24,12 @@ class GatewaySettings(HttpSettings):
     #: How long an idempotency key is known, and a stream can be taken up again.
     record_ttl_s: int = 86_400
     max_body_bytes: int = 4 * 1024 * 1024
+    #: Most bytes of all bodies that have not come to their end; a client may have a quarter.
+    max_unfinished_bytes: int = 256 * 1024 * 1024
+    #: Most values in the lists and objects of a body, such as token ids of a prompt.
+    max_body_items: int = 250_000
+    #: Most bytes of a body that is only tokenized, counted or detokenized.
+    max_tokenize_bytes: int = 512 * 1024
     #: Folder of files and batches, which all gateways and batch workers share, or a bucket in its
     #: place: "s3://bucket/prefix". Without either there are no files and no batches.
     files_dir: Path | None = None
@@ -64,7 +70,15 @@ class GatewaySettings(HttpSettings):
             "without_leader_s",
             "refresh_s",
         )
-        sizes = ("max_body_bytes", "max_file_bytes", "board_session_s", "board_max_streams")
+        sizes = (
+            "max_body_bytes",
+            "max_unfinished_bytes",
+            "max_body_items",
+            "max_tokenize_bytes",
+            "max_file_bytes",
+            "board_session_s",
+            "board_max_streams",
+        )
         for label in (*times, *sizes):
             if getattr(self, label) <= 0:
                 yield f"{label}: must be positive"

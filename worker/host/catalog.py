@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
 from tokenyard import clock
+from tokenyard.process.home import expanded
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.settings import WorkerSettings
@@ -45,7 +45,7 @@ def _check_path(settings: WorkerSettings) -> None:
     is_path = settings.model.startswith(("/", "./", "../", "~"))
     if settings.engine != "vllm" or settings.on_start_failure == "retry" or not is_path:
         return
-    if not Path(settings.model).expanduser().exists():
+    if not expanded(settings.model).exists():
         raise SettingsError([f"model: there is no {settings.model} on this host"])
 
 

@@ -11,12 +11,17 @@ from starlette.types import Message
 
 from gateway.http.body_errors import BodyErrors
 from gateway.http.errors import GatewayError
-from gateway.http.incoming import parse_body, refuse_beam_search
+from gateway.http.incoming import MAX_DEPTH, MAX_ITEMS, Bodies, parse_body, refuse_beam_search
 from gateway.queue import submitter as module
 from gateway.queue.submitter import BurstSubmitter
 from tests.support.builders import make_request
+from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Acceptance, Submitted
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    return asyncio.run(parse_body(raw))
 
 
 @pytest.mark.parametrize(
@@ -24,11 +29,69 @@ from tokenyard.scripts import Acceptance, Submitted
 )
 def test_half_a_character_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(GatewayError, match="not Unicode"):
-        parse_body(json.dumps(body).encode())
+        parse(json.dumps(body).encode())
 
 
 def test_a_character_in_two_halves_is_none_of_them() -> None:
-    assert parse_body(json.dumps({"a": "😀"}).encode()) == {"a": "😀"}
+    assert parse(json.dumps({"a": "😀"}).encode()) == {"a": "😀"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b'{"a":[' + b"{}," * MAX_ITEMS + b"{}]}", 413),
+        (b'{"a":[' + b"1," * MAX_ITEMS + b"1]}", 413),
+        (b'{"a":' + b"[" * 2 * MAX_DEPTH + b"]" * 2 * MAX_DEPTH + b"}", 400),
+        (b'{"a":' * 200_000, 400),
+        (b"[" * 10_000, 400),
+    ],
+    ids=["objects", "numbers", "depth", "objects in objects", "without an end"],
+)
+def test_a_body_of_too_many_values_is_refused(raw: bytes, status: int) -> None:
+    with pytest.raises(GatewayError) as refused:
+        parse(raw)
+    assert refused.value.status == status
+
+
+@pytest.mark.parametrize("text", ["[,{" * MAX_ITEMS, '"[,' * MAX_ITEMS, "\\[" * MAX_ITEMS, "\\"])
+def test_what_stands_in_a_text_is_no_value(text: str) -> None:
+    assert parse(json.dumps({"a": text, "b": [text]}).encode()) == {"a": text, "b": [text]}
+
+
+def test_only_so_many_bytes_may_be_unfinished() -> None:
+    settings = GatewaySettings(redis_url="redis://127.0.0.1:1", max_unfinished_bytes=80)
+    bodies = Bodies(settings)
+
+    async def read() -> None:
+        waits = asyncio.Event()
+
+        def slow(size: int, more: int = 1) -> Any:
+            messages = [{"type": "http.request", "body": b" " * size, "more_body": bool(more)}]
+
+            async def receive() -> Message:
+                if not messages:
+                    await waits.wait()
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                return messages.pop()
+
+            return receive
+
+        async def refusal(client: str) -> int:
+            with pytest.raises(GatewayError) as refused:
+                await bodies.read(slow(1), client)
+            return refused.value.status
+
+        names = ["a", "b", "c", "d"]
+        first = [asyncio.create_task(bodies.read(slow(20), name)) for name in names]
+        await asyncio.sleep(0)
+        assert await refusal("a") == 429  # has its quarter
+        assert await refusal("e") == 503  # all together
+        assert await bodies.read(slow(1, more=0), "e") == b" "  # whole at once
+        waits.set()
+        assert [len(body) for body in await asyncio.gather(*first)] == [20] * 4
+        assert len(await bodies.read(slow(20), "a")) == 20
+
+    asyncio.run(read())
 
 
 @pytest.mark.parametrize("given", [True, "true", 1, "on"])

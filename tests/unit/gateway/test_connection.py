@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from gateway.http.connection import GatewayConnection
-from gateway.http.incoming import read_body
+from gateway.http.incoming import Bodies
 from tokenyard.process.http_connection import BYTES_PER_S, MAX_HEAD_BYTES, bounded
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
@@ -52,6 +52,9 @@ async def until(check: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
+BODIES = Bodies(GatewaySettings(redis_url="redis://127.0.0.1:1"))
+
+
 class App:
     """Answers a POST with its length, a PUT before its body, a GET with an endless stream."""
 
@@ -70,7 +73,7 @@ class App:
             return
         if scope["method"] == "POST":
             try:
-                body = b"%d" % len(await read_body(receive, 2**20))
+                body = b"%d" % len(await BODIES.read(receive, "me"))
             finally:
                 self.is_over.set()
             await send(head)

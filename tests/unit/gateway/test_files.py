@@ -20,6 +20,7 @@ from gateway.batches.files import FileStore, name_of, new_id
 from gateway.batches.folder import FolderStorage
 from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
+from gateway.http.incoming import Bodies
 from gateway.http.principal import Principal
 from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -48,7 +49,7 @@ class Asker:
     def __init__(self, storage: Storage, limit: int = LIMIT) -> None:
         settings = GatewaySettings(redis_url="redis://127.0.0.1:1", max_file_bytes=limit)
         self.storage = storage
-        self.api = BatchesApi(settings, storage)
+        self.api = BatchesApi(settings, storage, Bodies(settings))
 
     def ask(
         self,

@@ -21,7 +21,8 @@ def test_a_missing_folder_is_a_fault(write: Write, path: str) -> None:
 def test_the_home_of_an_unknown_user_is_a_fault(write: Write) -> None:
     found = fault(write('[models.x]\npath = "~no-such-user/x"'))
 
-    assert found == "models.x.path: nobody's home is at ~no-such-user/x"
+    assert found.startswith("models.x.path: there is nothing at ")
+    assert found.endswith("/~no-such-user/x")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import msgspec
 import redis
-from rq.job import Job
 
 from tokenyard import clock
-from tokenyard.batch.rq.jobs import describe, order_of
+from tokenyard.batch.rq.jobs import KnownJob, describe
 from tokenyard.batch.rq.work import WorkerContext
 
 #: All tries together must fit into `CALLBACK_TIMEOUT_S`.
@@ -30,24 +29,26 @@ _COMMAND_TIMEOUT_S: Final = 90.0
 _log = logging.getLogger("tokenyard.batch")
 
 
-def succeeded(job: Job, _connection: redis.Redis, _result: Any) -> None:
+def succeeded(job: KnownJob, _connection: redis.Redis, _result: Any) -> None:
     """Report a completed job; RQ calls this."""
-    _notify(order_of(job).on_success, describe(job) | {"rq_status": "finished"})
+    _notify(job.order.on_success, describe(job) | {"rq_status": "finished"})
 
 
-def failed(job: Job, _connection: redis.Redis, *_error: Any) -> None:
+def failed(job: KnownJob, _connection: redis.Redis, *_error: Any) -> None:
     """Report a failed job, after its last try; RQ calls this after each."""
     if not job.retries_left:
         batch = describe(job) | {"rq_status": "failed"}
         if batch["status"] not in {"cancelled", "expired"}:
             batch["status"] = "failed"
-        _notify(order_of(job).on_failure, batch)
+        _notify(job.order.on_failure, batch)
 
 
 def _notify(target: str, batch: dict[str, Any]) -> None:
     try:
         if target.startswith(("http://", "https://")):
             _post(target, msgspec.json.encode(batch))
+        elif target and not WorkerContext.runs_commands:
+            _log.warning("job %s: this worker runs no commands: %s", batch["id"], target)
         elif target:
             _run(target, batch)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

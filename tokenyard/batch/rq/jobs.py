@@ -10,9 +10,9 @@ import contextlib
 import datetime
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 import msgspec
 import redis
@@ -25,6 +25,7 @@ from rq.serializers import JSONSerializer
 
 from tokenyard import clock
 from tokenyard.batch.api import BatchOptions, spec_of
+from tokenyard.batch.rq.batch_object import Batch
 from tokenyard.batch.rq.schedule import next_time, spec_at
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
 from tokenyard.broker.connection import open_connection, translated
@@ -37,8 +38,8 @@ from tokenyard.protocol.texts import counted
 _PERFORM: Final = "tokenyard.batch.rq.work.perform"
 #: For batches of a gateway, whose lines are asked by its front end.
 PERFORM_FOR_GATEWAYS: Final = "gateway.batches.work.perform"
-#: The functions of batch jobs; the queue may have others.
-FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
+#: The functions of batch jobs; the worker calls no other.
+_FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
 #: Temporary folders of jobs whose storage cannot append.
 FOLDER_PREFIX: Final = "tokenyard-batch-"
 _SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
@@ -53,15 +54,8 @@ _PAUSES: Final = (0, 10, 30, 60, 120)
 #: Workers give signs of life every five seconds; RQ waits for a minute.
 _SILENT: Final = datetime.timedelta(minutes=2)
 _LOOK_EVERY_S: Final = 0.5
-_REGISTRIES: Final = (
-    "started_job_registry",
-    "deferred_job_registry",
-    "scheduled_job_registry",
-    "finished_job_registry",
-    "failed_job_registry",
-    "canceled_job_registry",
-)
-#: What RQ and `describe` raise for a job that is none of ours, or was changed by somebody.
+_LONGEST_NAME: Final = 80
+#: What RQ raises for a job that was written or changed by somebody else.
 MALFORMED: Final = (
     ArithmeticError,
     AttributeError,
@@ -94,6 +88,68 @@ class JobOrder(Struct, frozen=True, kw_only=True):
     cron_spec: BatchSpec | None = None
 
 
+class ForeignJob(NoSuchJobError):
+    """Somebody else wrote this job; the text continues "the job ...". To RQ the job is missing."""
+
+
+class KnownJob(Job):
+    """A job that can only be a batch job: no pickle, no other function, call-back or web hook.
+
+    Whoever may write to RQ's keys could otherwise run any function in the worker. All of RQ's
+    classes read jobs by this one, so that none can exist which was not checked.
+    """
+
+    order: JobOrder
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments[:2], **options | {"serializer": JSONSerializer})
+
+    def restore(self, raw_data: Any) -> None:
+        """As RQ does; raises `ForeignJob`."""
+        try:
+            super().restore(raw_data)
+            if why := self._why_foreign():
+                raise ForeignJob(why)
+            self.order = msgspec.convert(self.kwargs["order"], JobOrder)
+        except ForeignJob:
+            raise
+        except MALFORMED as error:
+            raise ForeignJob("cannot be read") from error
+
+    def _why_foreign(self) -> str:
+        called = [self.func_name, self._success_callback_name, self._failure_callback_name]
+        for name, known in zip(called, (_FUNCTIONS, {_SUCCEEDED}, {_FAILED}), strict=True):
+            if name not in known and (name is not None or known is _FUNCTIONS):
+                return f"calls {str(name)[:_LONGEST_NAME]!r}, which is no function of batch jobs"
+        if self.instance is not None or self._stopped_callback_name or self.webhooks:
+            return "has parts that no batch job has"
+        meta: Any = self.meta
+        return "" if isinstance(meta, dict) else "cannot be read"
+
+    @classmethod
+    def fetch(cls, *arguments: Any, **options: Any) -> KnownJob:
+        """As RQ does; raises `ForeignJob`."""
+        try:
+            return cast(KnownJob, super().fetch(*arguments, **options))
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            raise ForeignJob("cannot be read") from error
+
+    @classmethod
+    def fetch_many(
+        cls, job_ids: Iterable[str], connection: redis.Redis, serializer: Any = None
+    ) -> list[Job | None]:
+        """As RQ does; None for a foreign job."""
+        found: list[Job | None] = []
+        for job_id in job_ids:
+            try:
+                found.append(cls.fetch(job_id, connection, serializer))
+            except NoSuchJobError:
+                found.append(None)
+        return found
+
+
 def queue_name(yard: str) -> str:
     """The RQ queue of a yard's batch jobs."""
     return f"tokenyard-{yard}"
@@ -105,7 +161,12 @@ class BatchQueue:
     def __init__(self, connection: redis.Redis, yard: str) -> None:
         if not is_name(yard):
             raise SettingsError([f"yard {yard!r}: {NAME_RULE}"])
-        self.rq = Queue(queue_name(yard), connection=connection, serializer=JSONSerializer)
+        self.rq = Queue(
+            queue_name(yard),
+            connection=connection,
+            serializer=JSONSerializer,
+            job_class=KnownJob,
+        )
         self._connection = connection
 
     def enqueue(
@@ -129,43 +190,27 @@ class BatchQueue:
             return job
         return self.rq.enqueue(function, depends_on=list(after) or None, **options)
 
-    def find(self, job_id: str) -> Job:
+    def find(self, job_id: str) -> KnownJob:
         """A batch job; raises `UnknownJob`."""
         try:
-            job = Job.fetch(job_id, connection=self._connection, serializer=JSONSerializer)
-            is_ours = job.origin == self.rq.name and job.func_name in FUNCTIONS
+            job = KnownJob.fetch(job_id, connection=self._connection)
+        except ForeignJob as error:
+            raise UnknownJob(f"job {job_id!r} {error}") from error
         except (NoSuchJobError, ValueError) as error:
             raise UnknownJob(f"there is no batch job {job_id!r}, or not any more") from error
-        except MALFORMED as error:
-            raise UnknownJob(f"job {job_id!r} cannot be read") from error
-        if not is_ours:
+        if job.origin != self.rq.name:
             raise UnknownJob(f"{job_id!r} is not a batch job of this yard")
         return job
-
-    def all_jobs(self) -> list[Job]:
-        """All batch jobs, the newest first."""
-        names = list(self.rq.get_job_ids())
-        for registry in _REGISTRIES:
-            # Without `cleanup`, which may fail jobs.
-            names += getattr(self.rq, registry).get_job_ids(cleanup=False)
-        unique = list(dict.fromkeys(names))
-        found = Job.fetch_many(unique, connection=self._connection, serializer=JSONSerializer)
-        jobs = [job for job in found if job is not None and job.func_name in FUNCTIONS]
-        return sorted(jobs, key=lambda job: job.created_at, reverse=True)
 
     def describe(self, job_id: str) -> dict[str, Any]:
         """The batch object of one job; raises `UnknownJob`."""
         return describe(self.find(job_id))
 
-    def describe_all(self) -> list[dict[str, Any]]:
-        """The batch objects of all jobs, the newest first."""
-        return [describe(job) for job in self.all_jobs()]
-
     def spec_of(self, job_id: str) -> BatchSpec:
         """The settings of a job; raises `UnknownJob`."""
-        return order_of(self.find(job_id)).spec
+        return self.find(job_id).order.spec
 
-    def cancel(self, job: Job) -> str:
+    def cancel(self, job: KnownJob) -> str:
         """Cancel a job; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
         self._connection.hset(job.key, CANCEL_FIELD, "1")
         state = job.get_status()
@@ -178,7 +223,7 @@ class BatchQueue:
         self._connection.hdel(job.key, CANCEL_FIELD)
         return _status(job, job.meta)
 
-    def resume(self, job: Job, *, retry_errors: bool) -> None:
+    def resume(self, job: KnownJob, *, retry_errors: bool) -> None:
         """Enqueue a job that is over again.
 
         Raises `SettingsError` while it runs, and if there is nothing left to do.
@@ -194,7 +239,7 @@ class BatchQueue:
         if why := _why_nothing_to_resume(job, retry_errors=retry_errors):
             raise SettingsError([f"job {job.id} {why}"])
         self._connection.hdel(job.key, CANCEL_FIELD)
-        job.retries_left = order_of(job).retries or None
+        job.retries_left = job.order.retries or None
         job.meta["status"] = "validating"
         job.meta.pop("message", None)
         if retry_errors:
@@ -306,11 +351,6 @@ def submit_batch(
     return BatchJob(job.id, redis_url, yard)
 
 
-def order_of(job: Job) -> JobOrder:
-    """The arguments of a job."""
-    return msgspec.convert(job.kwargs["order"], JobOrder)
-
-
 def is_attended(job: Job) -> bool:
     """Whether a worker runs a job, and has shown so lately."""
     heartbeat = job.last_heartbeat
@@ -319,31 +359,39 @@ def is_attended(job: Job) -> bool:
     return datetime.datetime.now(datetime.UTC) - heartbeat < _SILENT
 
 
-def describe(job: Job) -> dict[str, Any]:
-    """The batch object of the OpenAI API, with RQ's status and retries."""
+def describe(job: KnownJob) -> dict[str, Any]:
+    """The batch object of a job as JSON has it; raises `UnknownJob`."""
+    described: dict[str, Any] = msgspec.to_builtins(batch_of(job))
+    return described
+
+
+def batch_of(job: KnownJob) -> Batch:
+    """The batch object of the OpenAI API, with RQ's status and retries; raises `UnknownJob`."""
+    try:
+        return msgspec.convert(_described(job), Batch)
+    except (*MALFORMED, redis.ResponseError) as error:
+        raise UnknownJob(f"job {job.id!r} cannot be read") from error
+
+
+def _described(job: KnownJob) -> dict[str, Any]:
     meta: Mapping[str, Any] = job.meta
     times: Mapping[str, float] = meta.get("times", {})
-    order = order_of(job)
+    order = job.order
     status = _status(job, meta)
     message = meta.get("message") or (_last_error(job) if status == "failed" else "")
     window = order.spec.completion_window_s
-
-    def at(name: str) -> int | None:
-        return int(times[name]) if name in times else None
-
     return {
         "id": job.id,
-        "object": "batch",
         "status": status,
         "rq_status": str(job.get_status(refresh=False).value),
-        "errors": {"object": "list", "data": [{"message": message}]} if message else None,
+        "errors": {"data": [{"message": message}]} if message else None,
         "input_file_id": order.spec.input,
         "output_file_id": order.spec.output,
         "error_file_id": order.spec.errors or str(order.spec.errors_path),
         "completion_window": f"{window:g}s" if window else None,
         "created_at": int(job.created_at.timestamp()),
-        **{f"{name}_at": at(name) for name in ("in_progress", "finalizing", *sorted(ENDED))},
-        "request_counts": meta.get("request_counts"),
+        **{f"{name}_at": int(at) for name, at in times.items()},
+        "request_counts": meta.get("request_counts") or {},
         "lines_per_s": meta.get("lines_per_s"),
         "eta_s": meta.get("eta_s"),
         "retries_left": job.retries_left,

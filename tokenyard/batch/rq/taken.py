@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import redis
 from rq import Queue
+from rq.exceptions import NoSuchJobError
 from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker
 
 from tokenyard import clock
-from tokenyard.batch.rq.jobs import MALFORMED
+from tokenyard.batch.rq.jobs import KEEP_S, ForeignJob, KnownJob
 
 #: A worker that took a job enters it in the registry within milliseconds.
 GRACE_S: Final = 4.0
@@ -38,7 +39,8 @@ class TakenJobs(IntermediateQueue):
     def cleanup(self, worker: BaseWorker, queue: Queue) -> None:
         """Return jobs that have been here since an earlier call, `GRACE_S` ago or longer."""
         del worker
-        taken = self.get_job_ids()
+        names: Any = self.connection.lrange(self.key, 0, -1)
+        taken = [name.decode() for name in names if not refuse_foreign(queue, name)]
         started = set(queue.started_job_registry.get_job_ids(cleanup=False)) if taken else set()
         now = clock.monotonic()
         self._seen = {one: self._seen.get(one, now) for one in taken if one not in started}
@@ -62,11 +64,7 @@ class TakenJobs(IntermediateQueue):
 
     def _is_lost(self, job_id: str, queue: Queue) -> bool:
         """Whether a job is to be run, but is in no other place."""
-        try:
-            job = queue.fetch_job(job_id)
-        except MALFORMED as error:
-            _log.warning("job %r cannot be read and is not run: %r", job_id, error)
-            return False
+        job = queue.fetch_job(job_id)
         is_elsewhere = (
             self.connection.lpos(self.queue_key, job_id) is not None
             or job_id in queue.started_job_registry
@@ -85,3 +83,36 @@ class WorkerQueue(Queue):
     def intermediate_queue(self) -> TakenJobs:
         """As RQ's, but with a memory."""
         return self._taken
+
+    @classmethod
+    def lmove(cls, connection: redis.Redis, queue_key: str, timeout: int | None) -> Any:
+        """As RQ does, until it is a batch job."""
+        queue = cls.from_queue_key(queue_key, connection=connection, job_class=KnownJob)
+        while (moved := super().lmove(connection, queue_key, timeout)) is not None:
+            if not refuse_foreign(queue, moved[1]):
+                break
+        return moved
+
+
+def refuse_foreign(queue: Queue, name: bytes | str) -> bool:
+    """Move a job that is no batch job to the failed ones, and log it; whether it was one."""
+    try:
+        text = name.decode() if isinstance(name, bytes) else name
+        KnownJob.fetch(text, connection=queue.connection)
+    except ForeignJob as error:
+        why, is_listed = str(error), True
+    except NoSuchJobError:
+        return False  # deleted; RQ passes over it
+    except ValueError:
+        why, is_listed = "has no valid name", False
+    else:
+        return False
+    _log.warning("job %r is refused: it %s", name, why)
+    pipeline: Any = queue.connection.pipeline(transaction=False)
+    pipeline.lrem(IntermediateQueue.get_intermediate_queue_key(queue.key), 0, name)
+    pipeline.zrem(queue.scheduled_job_registry.key, name)
+    if is_listed:
+        pipeline.zadd(queue.failed_job_registry.key, {name: clock.wall() + KEEP_S})
+        pipeline.expire(Job.key_for(text), KEEP_S)
+    pipeline.execute()
+    return True

@@ -50,6 +50,7 @@ class WorkerContext:
     #: For batches of gateways, as a gateway has them.
     model_paths: ClassVar[Mapping[str, str]] = {}
     trust_remote_code = False
+    runs_commands = True  # else the end of a job is only told to URLs
     #: Names of environment variables that imports have set; commands of users do not get them.
     variables_of_imports: ClassVar[set[str]] = set()
 

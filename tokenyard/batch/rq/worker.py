@@ -17,13 +17,8 @@ from typing import Any, Final
 
 import redis
 from rq import Queue, Worker
-from rq.exceptions import (
-    DequeueTimeout,
-    DeserializationError,
-    SchedulerNotFound,
-    StopRequested,
-)
-from rq.job import Job
+from rq.exceptions import DequeueTimeout, SchedulerNotFound, StopRequested
+from rq.job import Job, validate_job_id
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
 from rq.utils import get_version, import_attribute, now
@@ -32,8 +27,14 @@ from rq.worker.base import WorkerStatus
 
 # Imported before RQ forks, so that a job starts immediately.
 from tokenyard import clock
-from tokenyard.batch.rq.jobs import FOLDER_PREFIX, PERFORM_FOR_GATEWAYS, queue_name
-from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue
+from tokenyard.batch.rq.jobs import (
+    FOLDER_PREFIX,
+    MALFORMED,
+    PERFORM_FOR_GATEWAYS,
+    KnownJob,
+    queue_name,
+)
+from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue, refuse_foreign
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
 from tokenyard.process.owned_folder import remove_abandoned
@@ -64,6 +65,7 @@ class BatchWorker(Worker):
             name=name or None,
             connection=connection,
             serializer=JSONSerializer,
+            job_class=KnownJob,
             queue_class=WorkerQueue,
             job_monitoring_interval=_MONITOR_S,
             maintenance_interval=_LOOK_EVERY_S,
@@ -96,7 +98,7 @@ class BatchWorker(Worker):
 
     def _take_job(self, timeout: int | None) -> tuple[Job, Queue] | None:
         taken = WorkerQueue.dequeue_any(
-            self._ordered_queues, timeout, self.connection, serializer=JSONSerializer
+            self._ordered_queues, timeout, self.connection, KnownJob, JSONSerializer
         )
         if taken is None:
             return None
@@ -110,21 +112,33 @@ class BatchWorker(Worker):
 
     def clean_registries(self) -> None:
         """Every few seconds, take care of what others left; all that RQ cleans, every 30 s."""
+        try:
+            self._clean_registries()
+        except MALFORMED as error:
+            _log.warning("what RQ keeps cannot all be read, nor cleaned: %r", error)
+        self.last_cleaned_at: Any = now()
+
+    def _clean_registries(self) -> None:
         has_found_dead = False
         for queue in self.queues:
+            _refuse_scheduled(queue)
             has_found_dead |= self._abandon_jobs_of_dead_workers(queue)
             queue.intermediate_queue.cleanup(self, queue)
         if has_found_dead or clock.monotonic() >= self._clean_at:
             self._clean_at = clock.monotonic() + _CLEAN_EVERY_S
             super().clean_registries()  # type: ignore[no-untyped-call]
-        self.last_cleaned_at: Any = now()
 
     def _abandon_jobs_of_dead_workers(self, queue: Queue) -> bool:
         """Do not wait for the heartbeats of dead workers of this host; whether there was one."""
         registry = queue.started_job_registry
         has_found = False
         for entry in registry.connection.zrange(registry.key, 0, -1):
-            job_id = registry.parse_job_id(entry)
+            try:
+                job_id = registry.parse_job_id(entry)
+                validate_job_id(job_id)
+            except ValueError:
+                registry.connection.zrem(registry.key, entry)  # RQ's own cleaning ends at it
+                continue
             worker = self._worker_of(job_id)
             if worker is None or worker.name == self.name:
                 continue
@@ -146,6 +160,7 @@ class BatchWorker(Worker):
     def _start_scheduler(self, *arguments: Any, **options: Any) -> None:
         """As RQ does, but without waiting a minute for the lock of a dead worker."""
         for queue in self.queues:
+            _refuse_scheduled(queue)
             key = RQScheduler.get_locking_key(queue.name)
             owner: Any = self.connection.get(key)
             if owner and self._is_dead_scheduler(owner.decode()):
@@ -168,7 +183,7 @@ class BatchWorker(Worker):
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         """As RQ does, once this process has imported what the job needs."""
-        if name := _PREPARATIONS.get(_function(job)):
+        if name := _PREPARATIONS.get(str(job.func_name)):
             # As the child does: it is to be cancelled as one that runs, and known to be this one's.
             self.prepare_job_execution(job, remove_from_intermediate_queue=True)
             _prepare(name)
@@ -204,11 +219,13 @@ class BatchWorker(Worker):
         """
 
 
-def _function(job: Job) -> str:
-    try:
-        return str(job.func_name)
-    except DeserializationError:
-        return ""  # the child will fail of it
+def _refuse_scheduled(queue: Queue) -> None:
+    """Refuse the foreign jobs whose time has come: one that cannot be read ends RQ's scheduler."""
+    due: Any = queue.connection.zrangebyscore(
+        queue.scheduled_job_registry.key, "-inf", clock.wall()
+    )
+    for name in due:
+        refuse_foreign(queue, name)
 
 
 def _prepare(name: str) -> None:

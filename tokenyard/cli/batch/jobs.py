@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 from collections.abc import Iterator
@@ -70,10 +71,15 @@ def _note(ctx: click.Context, queue: BatchQueue, action: str, job_id: str, text:
 def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> None:
     """List batch jobs, the newest first: waiting, running, scheduled and ended ones.
 
-    Done counts the lines with an answer; Errors counts those among them that failed.
+    Done counts the lines with an answer; Errors counts those among them that failed. A job in the
+    queue that is no batch job is `foreign`; workers refuse it.
     """
+    from tokenyard.batch.rq.listing import list_jobs as read_jobs
+
     with _queue(ctx) as queue:
-        batches = queue.describe_all()
+        found = read_jobs(queue)
+    own = sorted((job.batch for job in found.jobs), key=lambda one: one.created_at, reverse=True)
+    batches = [*msgspec.to_builtins(own), *itertools.starmap(_foreign, found.foreign.items())]
     if as_json:
         print_list(batches[:limit])
         return
@@ -196,6 +202,25 @@ def _print_file(path: Path) -> None:
     sys.stdout.buffer.flush()
 
 
+def _foreign(name: str, why: str) -> dict[str, Any]:
+    """How a job that is no batch job is listed."""
+    from tokenyard.batch.rq.batch_object import Batch, Message, Messages
+
+    errors = Messages([Message(f"the job {why}")])
+    batch = Batch(
+        id=name,
+        status="foreign",
+        rq_status="",
+        input_file_id="",
+        output_file_id="",
+        error_file_id="",
+        created_at=0,
+        errors=errors,
+    )
+    described: dict[str, Any] = msgspec.to_builtins(batch)
+    return described
+
+
 def _counts(batch: dict[str, Any]) -> str:
     counts = batch["request_counts"]
     return f"{counts['completed']} + {counts['failed']} errors of {counts['total']}"
@@ -211,7 +236,7 @@ def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> FittingTable:
             batch["status"],
             f"{counts['completed'] + counts['failed']} of {counts['total']}",
             str(counts["failed"]),
-            "-" if created_s is None else span(1000 * (now_s - created_s)),
+            span(1000 * (now_s - created_s)) if created_s else "-",
             str(batch["rq_status"]),
             printable(Path(batch["input_file_id"]).name),
             printable(Path(batch["output_file_id"]).name),

@@ -56,6 +56,13 @@ def places(given: tuple[str, ...]) -> dict[str, str]:
     envvar="TOKENYARD_GATEWAY_TRUST_REMOTE_CODE",
     help="For batches of a gateway, as its option.",
 )
+@click.option(
+    "--commands/--no-commands",
+    "runs_commands",
+    default=True,
+    show_default=True,
+    help="Run the commands that jobs name for their end; else only call URLs.",
+)
 @click.pass_context
 def worker(
     ctx: click.Context,
@@ -63,6 +70,7 @@ def worker(
     name: str,
     model_paths: tuple[str, ...],
     trust_remote_code: bool,
+    runs_commands: bool,
 ) -> None:
     """Work until stopped."""
     need_rq()
@@ -71,6 +79,7 @@ def worker(
 
     WorkerContext.model_paths = places(model_paths)
     WorkerContext.trust_remote_code = trust_remote_code
+    WorkerContext.runs_commands = runs_commands
 
     choice: YardChoice = ctx.obj
     url = url_of(choice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ import redis
 
 from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.cli.shared.console import say
+from tokenyard.process.home import user_name
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted
 
@@ -20,11 +20,7 @@ _VARIABLE = "TOKENYARD_OPERATOR"
 
 def operator() -> str:
     """The user who runs this, as ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container a uid may have no name
-        user = f"uid-{os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+    return f"{user_name()}@{socket.gethostname()}"
 
 
 def note(

@@ -90,8 +90,9 @@ def _workers(connection: redis.Redis, keys: Keys) -> list[str]:
 
 def _jobs(connection: redis.Redis, keys: Keys) -> list[str]:
     from tokenyard.batch.rq.jobs import BatchQueue
+    from tokenyard.batch.rq.listing import list_jobs
 
-    return [job.id for job in BatchQueue(connection, keys.yard).all_jobs()]
+    return [job.batch.id for job in list_jobs(BatchQueue(connection, keys.yard)).jobs]
 
 
 def _tenants(connection: redis.Redis, keys: Keys) -> list[str]:

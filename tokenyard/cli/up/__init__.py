@@ -26,6 +26,7 @@ from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up.progress import spinner
 from tokenyard.process.extras import why_no_board, why_no_gateway
+from tokenyard.process.home import expanded
 from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
@@ -225,7 +226,7 @@ up.reads = ("coordinator", "worker", "gateway", "board")
 
 def _existing(model: str) -> str:
     """The model with an absolute path, for workers with another working directory."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     if path.is_dir():
         return str(path.resolve())
     if model.startswith((".", "/", "~")):

@@ -9,6 +9,7 @@ import click
 from tokenyard.broker.url import public_url
 from tokenyard.cli.up.local_yard import YardFailed
 from tokenyard.process.running import Announcement, default_data_dir, running_up
+from tokenyard.protocol.errors import SettingsError
 
 
 class Announcer:
@@ -16,7 +17,7 @@ class Announcer:
 
     def __init__(self, data_dir: Path, yard: str) -> None:
         self._data_dir = data_dir
-        self._known = default_data_dir(yard)
+        self._yard = yard
         self._held: list[Announcement] = []
 
     def claim(self) -> None:
@@ -39,12 +40,14 @@ class Announcer:
     def publish(self, url: str) -> str:
         """Publish the broker's URL; a warning if other commands cannot find it, else ""."""
         unfound = ""
-        if self._data_dir.resolve() != self._known.resolve():
-            try:
-                if not self._take(self._known):
-                    unfound = f"{_other(self._known)} is what commands without a URL find"
-            except OSError as error:
-                unfound = f"commands without a URL will not find it: {self._known}: {error}"
+        try:
+            known = default_data_dir(self._yard)
+            if self._data_dir.resolve() != known.resolve() and not self._take(known):
+                unfound = f"{_other(known)} is what commands without a URL find"
+        except SettingsError:
+            unfound = "commands without a URL will not find it: HOME is not set"
+        except OSError as error:
+            unfound = f"commands without a URL will not find it: {error.filename}: {error.strerror}"
         for held in self._held:
             held.publish(url, self._data_dir)
         return unfound

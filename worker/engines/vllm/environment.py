@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from tokenyard.process.home import cache_environment, user_name
+
 _OMP_THREADS: Final = "OMP_NUM_THREADS"
 #: Keeps the operator's value while `_OMP_THREADS` has ours.
 _REQUESTED_THREADS: Final = "TOKENYARD_OMP_NUM_THREADS"
@@ -32,6 +34,8 @@ def engine_modules(*, cpu: bool) -> list[str]:
 def engine_environment(*, cpu: bool) -> dict[str, str]:
     """The variables of an in-process engine."""
     environment = {
+        **cache_environment(),
+        "USER": user_name(),  # torch names a folder after it
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in our thread
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.support.builders import entry_fields, make_request
 from tests.support.yard import Yard
 from tokenyard.protocol.wire import Request
 
-pytestmark = pytest.mark.valkey_only
 MANY = 10_000
 
 

@@ -1,0 +1,108 @@
+"""Large bodies are validated up to their first fault, and rendered beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from gateway.http.context import CURRENT, RequestContext
+from gateway.http.errors import unavailable
+from gateway.http.incoming import inner_scope, replay
+from gateway.profile import ModelProfile
+from tests.engines.harness import MODELS
+from tests.unit.gateway.conftest import adder_tokenizer
+
+pytestmark = pytest.mark.vllm
+
+CHAT = "/v1/chat/completions"
+
+
+class Queue:
+    """Refuses what is asked of it, and keeps in which thread that was."""
+
+    def __init__(self) -> None:
+        self.asked: list[threading.Thread] = []
+
+    async def ask(self, *_: Any) -> AsyncGenerator[Any, None]:
+        self.asked.append(threading.current_thread())
+        raise unavailable("the queue was asked")
+        yield
+
+
+async def answer(app: Any, path: str, body: Any) -> tuple[int, str]:
+    """Status and body of vLLM's app."""
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    CURRENT.set(RequestContext(durable_id="a" * 32, client="me", created=1.0))
+    try:
+        await app(inner_scope(path, "a" * 32), replay(json.dumps(body).encode(), never), send)
+    except Exception as error:  # noqa: BLE001 - Starlette raises what it has answered
+        return 500, str(error)
+    return messages[0]["status"], b"".join(one.get("body", b"") for one in messages).decode()
+
+
+def ask(path: str, body: dict[str, Any]) -> tuple[int, str, Queue]:
+    adder_tokenizer()  # sets vLLM's environment first
+    from gateway.frontend.models import STATE, FrontEnds
+
+    queue: Any = Queue()
+
+    async def run() -> tuple[int, str]:
+        front_ends = FrontEnds(queue)
+        STATE.set(await front_ends.state_of(ModelProfile("adder", str(MODELS / "adder"))))
+        return await answer(front_ends.app, path, {"model": "adder"} | body)
+
+    status, text = asyncio.run(run())
+    return status, text, queue
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": [{}] * 2000}),
+        (CHAT, {"messages": [{"role": 1}] * 2000}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": 1}] * 2000}]}),
+        (CHAT, {"messages": [], "tools": [{"type": 1}] * 2000}),
+    ],
+)
+def test_a_list_is_validated_up_to_its_first_fault(path: str, body: dict[str, Any]) -> None:
+    status, text, queue = ask(path, body)
+    assert status == 400
+    assert int(json.loads(text)["error"]["message"].split()[0]) < 500  # errors
+    assert not queue.asked
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_the_queue_is_asked_from_the_first_loop(count: int) -> None:
+    chat = [{"role": "user", "content": [{"type": "text", "text": "1"}]}] * count
+    _, text, queue = ask(CHAT, {"messages": chat, "max_completion_tokens": 1})
+    assert "the queue was asked" in text
+    assert queue.asked == [threading.current_thread()]
+
+
+def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    adder_tokenizer()
+    from vllm.renderers.hf import HfRenderer
+
+    seen: list[str] = []
+    render = HfRenderer.render_messages_async
+
+    async def watched(renderer: Any, *arguments: Any) -> Any:
+        seen.append(threading.current_thread().name)
+        return await render(renderer, *arguments)
+
+    monkeypatch.setattr(HfRenderer, "render_messages_async", watched)
+    for count in (1, 200):
+        ask(CHAT, {"messages": [{"role": "user", "content": "1"}] * count})
+    assert seen == [threading.current_thread().name, "side-loop"]
