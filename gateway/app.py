@@ -21,7 +21,7 @@ from gateway.http.board import ROOT as BOARD
 from gateway.http.board import is_of_board
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError, no_endpoint, unavailable
+from gateway.http.errors import GatewayError, methods_of, moved, no_endpoint, unavailable
 from gateway.http.incoming import (
     BODY,
     Bodies,
@@ -202,6 +202,9 @@ class Gateway:
         if board is not None:
             await board.app(scope, receive, send)
             return
+        bare = path.rstrip("/")
+        if bare != path and methods_of(bare):
+            raise moved(bare, scope["query_string"].decode("latin-1"))
         await self._serve_principal(scope, receive, send, path)
 
     async def _serve_principal(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
