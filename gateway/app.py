@@ -21,7 +21,7 @@ from gateway.http.board import ROOT as BOARD
 from gateway.http.board import is_of_board
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError, no_endpoint, unavailable
+from gateway.http.errors import GatewayError, methods_of, moved, no_endpoint, unavailable
 from gateway.http.incoming import (
     BODY,
     Bodies,
@@ -74,7 +74,6 @@ ENDPOINTS: Final = (
 )
 ONE_MODEL: Final = "/v1/models/"
 _FAILED: Final = "the gateway has failed at this request; its log says why"
-_KEY_HEADERS: Final = ("idempotency-key", "x-request-id")
 
 
 class Gateway:
@@ -137,7 +136,8 @@ class Gateway:
         """Serve it, and answer what it raises."""
         path = scope["path"]
         outermost = MessagesAnswer(send).send if is_of_messages(path) else send
-        answer = OpenAnswer(self._counted(outermost, BOARD if is_of_board(path) else path))
+        named = _named(outermost, scope)
+        answer = OpenAnswer(self._counted(named, BOARD if is_of_board(path) else path))
         self._open.add(answer)
         self._is_idle.clear()
         try:
@@ -202,6 +202,9 @@ class Gateway:
         if board is not None:
             await board.app(scope, receive, send)
             return
+        bare = path.rstrip("/")
+        if bare != path and methods_of(bare):
+            raise moved(bare, scope["query_string"].decode("latin-1"))
         await self._serve_principal(scope, receive, send, path)
 
     async def _serve_principal(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
@@ -255,9 +258,28 @@ class Gateway:
         refuse_beam_search(body)
         self._health_of_yard.check()
         context, after = await self._context(headers, path, body, principal)
+        try:
+            await self._generate(
+                scope, replay(raw, receive), send, body, profile.name, context, after
+            )
+        finally:
+            if context.is_first and not context.asked and not context.unsaved:
+                await self._records.forget(context.client, context.durable_id)
+
+    async def _generate(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        body: dict[str, Any],
+        model: str,
+        context: RequestContext,
+        after: int,
+    ) -> None:
+        path = scope["path"]
         if path == "/v1/responses":
             create = self._responses.create
-            await create(scope, receive, send, body, profile.name, context, after)
+            await create(scope, receive, send, body, model, context, after)
             return
         CURRENT.set(context)
         keep_alive_s = self._settings.keep_alive_s
@@ -265,7 +287,7 @@ class Gateway:
         answer = Answer(errors.send, context, path, after=after, keep_alive_s=keep_alive_s)
         inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
         try:
-            await self._render(inner, replay(raw, receive), answer.send, errors, answer)
+            await self._render(inner, receive, answer.send, errors, answer)
         finally:
             answer.close()
 
@@ -285,24 +307,25 @@ class Gateway:
         """The request's own record and options, and the last event that the client has."""
         client = principal.client
         priority_class = principal.choose_class(body)
-        key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
-        name, after = durable_id(client, key), 0
+        key = headers.get("idempotency-key")
+        # What can be refused comes first: a key should not belong to what was refused.
+        has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
+        choices = ("continue", "cancel")
+        usual = reversed(choices) if key is None else choices
+        rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
+        deadline_ms = read_deadline(headers, body, self._queue.broker_time.now_ms)
+        name, after, is_first = durable_id(client, key), 0, True
         unsaved: list[Command] = []
         print_ = fingerprint(path, body)
-        has_key = "idempotency-key" in headers
-        keep_s = self._settings.record_ttl_s if has_key else DEFAULT_RESULT_TTL_S
+        keep_s = DEFAULT_RESULT_TTL_S if key is None else self._settings.record_ttl_s
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
-            record = await self._records.find(client, name, print_)
+            record, is_first = await self._records.find(client, name, print_), False
         elif key is None:
             record, saving = self._records.begin(client, name, print_, keep_s)
             unsaved = [saving]
         else:
-            record = await self._records.open(client, name, print_, keep_s)
-        has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
-        choices = ("continue", "cancel")
-        usual = choices if has_key else reversed(choices)
-        rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
+            record, is_first = await self._records.open(client, name, print_, keep_s)
         return RequestContext(
             durable_id=record.durable_id,
             client=client,
@@ -310,11 +333,12 @@ class Gateway:
             tenant=principal.tenant,
             priority_class=priority_class,
             may_go_first=principal.may_go_first,
-            deadline_ms=read_deadline(headers, body, self._queue.broker_time.now_ms),
+            deadline_ms=deadline_ms,
             continues=rule == "continue",
             can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
             keep_s=keep_s,
             has_event_ids=has_ids,
+            is_first=is_first,
             unsaved=unsaved,
         ), after
 
@@ -334,6 +358,19 @@ class Gateway:
 def meant_endpoint(path: str) -> str:
     """The endpoint of a client whose base URL has one `/v1` too few or too many, else ""."""
     return next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in ENDPOINTS), "")
+
+
+def _named(send: Send, scope: Scope) -> Send:
+    """Answers have the client's own name of a request (`X-Request-Id`), where there is one."""
+    given = [(name, value) for name, value in scope["headers"] if name == b"x-request-id"][:1]
+
+    def naming(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            others = [one for one in message.get("headers", ()) if one[0] != b"x-request-id"]
+            message["headers"] = [*others, *given]
+        return send(message)
+
+    return naming if given else send
 
 
 def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:

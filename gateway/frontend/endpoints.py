@@ -30,14 +30,13 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 )
 
 from gateway.http.endpoints import ERRORS, After, Deleted, Key, Limit, ListPage, Order
-from gateway.http.records import MAX_KEY
 
 EventId = Annotated[str | None, Header(alias="Last-Event-ID", pattern="^[0-9a-f]{32}:[0-9]{1,9}$")]
 
 
 def generating_headers(
     idempotency_key: Key = None,
-    x_request_id: Annotated[str | None, Header(min_length=1, max_length=MAX_KEY)] = None,
+    x_request_id: Annotated[str | None, Header()] = None,
     last_event_id: EventId = None,
     x_request_timeout_ms: Annotated[int | None, Header(ge=1, le=10**10)] = None,
     x_tokenyard_on_disconnect: Annotated[Literal["continue", "cancel"] | None, Header()] = None,

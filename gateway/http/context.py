@@ -69,6 +69,10 @@ class RequestContext:
     timing: Timing | None = None
     #: What the limits of its tenant left when it was submitted.
     rate_limits: list[tuple[bytes, bytes]] = field(default_factory=list)
+    #: Whether no other HTTP request has had its name before.
+    is_first: bool = False
+    #: How many of its requests the queue has, or may have.
+    asked: int = 0
     drawn: int = 0
     #: What is written with its first request on the queue.
     unsaved: list[Command] = field(default_factory=list)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import ErrorInfo
@@ -20,6 +22,15 @@ _BY_CODE: Final[Mapping[Code, tuple[int, str]]] = {
     Code.CANCELLED: (409, "conflict_error"),
     Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
 }
+#: The methods of all paths; those of the OpenAPI document, which takes seconds to write.
+_METHODS: Final = (
+    ("/v1/(chat/completions|completions|responses|messages(/count_tokens)?)", "POST"),
+    ("/(de)?tokenize|/v1/(responses|batches)/[^/]+/cancel", "POST"),
+    ("/health|/livez|/version|/metrics|/openapi.json|/v1/models(/.+)?", "GET"),
+    ("/v1/responses/[^/]+/input_items|/v1/files/[^/]+/content|/v1/batches/[^/]+", "GET"),
+    ("/v1/(responses|files)/[^/]+", "GET, DELETE"),
+    ("/v1/(files|batches)", "GET, POST"),
+)
 
 
 class GatewayError(Exception):
@@ -34,6 +45,7 @@ class GatewayError(Exception):
         param: str | None = None,
         code: str | int | None = None,
         retry_after_s: float | None = None,
+        extra_headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -42,10 +54,13 @@ class GatewayError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self._extra_headers = extra_headers
 
     @property
-    def headers(self) -> dict[str, str]:
-        """The headers that tell clients whether and when to ask again."""
+    def headers(self) -> Mapping[str, str]:
+        """The headers that tell clients whether, when and where to ask again."""
+        if self._extra_headers is not None:
+            return self._extra_headers
         if self.retry_after_s is None:
             is_final = self.status in (409, 422) or self.code == Code.QUOTA_EXCEEDED
             return {"x-should-retry": "false"} if is_final else {}
@@ -72,9 +87,27 @@ def invalid(name: str, message: str) -> GatewayError:
 
 
 def no_endpoint(method: str, path: str, meant: str = "") -> GatewayError:
-    """The error for what is no endpoint: status 404. ``meant`` is one that probably was meant."""
+    """The error for what is no endpoint: status 404. ``meant`` is one that probably was meant.
+
+    A path that has other methods gets 405, as in vLLM's server.
+    """
+    allowed = methods_of(path)
+    if allowed and method not in allowed.split(", "):
+        message = f"{path} has {allowed}, not {method}"
+        return GatewayError(405, "invalid_request_error", message, extra_headers={"allow": allowed})
     hint = f"did you mean {meant}?" if meant else "see GET /openapi.json"
     return GatewayError(404, "not_found_error", f"there is no {method} {path}; {hint}")
+
+
+def moved(path: str, query: str) -> GatewayError:
+    """The redirect to a path that was meant, with the same method: status 307."""
+    place = {"location": quote(path) + (f"?{query}" if query else "")}
+    return GatewayError(307, "invalid_request_error", f"this is at {path}", extra_headers=place)
+
+
+def methods_of(path: str) -> str:
+    """The methods of an endpoint, as the header `Allow` has them; "" where there is none."""
+    return next((methods for form, methods in _METHODS if re.fullmatch(form, path)), "")
 
 
 def unavailable(

@@ -24,6 +24,8 @@ _MOST_BYTES: Final = 512
 _TIERS: Final[dict[Any, PriorityClass | None]] = {
     None: None,
     "auto": None,
+    "scale": None,  # sold by OpenAI
+    "standard_only": None,  # Anthropic's
     "default": "normal",
     "flex": "low",
     "priority": "high",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -16,6 +17,7 @@ from gateway.queue.calls import Command
 from gateway.queue.yard import YardQueue
 from tokenyard import clock
 from tokenyard.broker.connection import translated
+from tokenyard.protocol.errors import TokenyardError
 
 #: Longest key that a client may choose.
 MAX_KEY: Final = 255
@@ -55,15 +57,21 @@ class Records:
         self._queue = queue
         self._claims = Bursts(self._claim)
 
-    async def open(self, client: str, name: str, print_: str, ttl_s: int) -> Record:
-        """The record of a request, made now for ``ttl_s`` if there is none.
+    async def open(self, client: str, name: str, print_: str, ttl_s: int) -> tuple[Record, bool]:
+        """The record of a request, and whether it was made now, for ``ttl_s``: there was none.
 
         It must not outlive the answer: the request would run once more under the same id. Raises
         `GatewayError` where the id belongs to another request.
         """
         mine = Record(name, print_, clock.wall_ms())
         known = await self._claims.ask((self._queue.keys.http_record(client, name), mine, ttl_s))
-        return mine if known is None else _checked(known, print_)
+        return (mine, True) if known is None else (_checked(known, print_), False)
+
+    async def forget(self, client: str, name: str) -> None:
+        """Forget a request that was refused: its name may be used again, for another one."""
+        run: Any = self._queue.connection
+        with contextlib.suppress(TokenyardError), translated(self._queue.url):
+            await run.delete(self._queue.keys.http_record(client, name))
 
     async def _claim(self, asked: Sequence[tuple[str, Record, int]]) -> list[bytes | None]:
         """Write records where there are none; what was there."""

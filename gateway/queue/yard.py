@@ -74,6 +74,7 @@ class YardQueue:
                 with translated(self.url):
                     await carry_out(self.connection, waking)
             else:
+                context.asked += 1
                 acceptance = await self._submitter.submit(
                     request,
                     context.priority_class,
@@ -87,6 +88,7 @@ class YardQueue:
                 refused = _refusal(acceptance)
                 if refused is not None:
                     is_over = True
+                    context.asked -= 1
                     raise refused
             context.ticket.accept()
             async for reply in stream.until(self._give_up(context)):

@@ -10,14 +10,6 @@ from typing import Any, Final
 from gateway.http.errors import GatewayError, invalid
 
 PATH: Final = "/v1/responses"
-#: How the types of tools begin that OpenAI's servers run; vLLM would leave them out silently.
-_RUN_BY_SERVERS: Final = (
-    "web_search",
-    "file_search",
-    "code_interpreter",
-    "mcp",
-    "image_generation",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +26,8 @@ class ResponseOptions:
 
 def read_options(body: Mapping[str, Any]) -> ResponseOptions:
     """Read them; raises `GatewayError`, also for what would have no effect."""
-    _refuse_unsupported(body)
+    if body.get("conversation") is not None:
+        raise invalid("conversation", "not supported; use `previous_response_id`")
     options = ResponseOptions(
         is_background=_flag(body, "background", default=False),
         is_stream=_flag(body, "stream", default=False),
@@ -65,16 +58,6 @@ def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOp
     except (ValueError, RecursionError) as error:
         message = f"the body is not JSON in UTF-8: {error}"
         raise GatewayError(400, "invalid_request_error", message) from error
-
-
-def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    if body.get("conversation") is not None:
-        raise invalid("conversation", "not supported; use `previous_response_id`")
-    tools = body.get("tools")
-    for tool in tools if isinstance(tools, list) else ():
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind.startswith(_RUN_BY_SERVERS):
-            raise invalid("tools", f"no tool of type {kind[:40]!r} runs here; use functions")
 
 
 def _flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:

@@ -359,7 +359,10 @@ def test_a_schedule_submits_the_next_job(yard: BatchYard) -> None:
     assert successor.startswith(f"{job}-")
 
 
-@pytest.mark.parametrize("times", [("--at", "soon"), ("--cron", "never")])
+@pytest.mark.parametrize(
+    "times",
+    [("--at", "soon"), ("--at", "+99999999999d"), ("--at", "0001-01-01"), ("--cron", "never")],
+)
 def test_an_invalid_time_is_wrong_usage(yard: BatchYard, times: tuple[str, str]) -> None:
     source = yard.write("in.jsonl", [completion(1)])
     done = yard.call(

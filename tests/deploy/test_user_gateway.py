@@ -87,9 +87,12 @@ async def keeps(queue: YardQueue) -> None:
     """Keep a record and a response, and forget the response."""
     records = Records(queue)
     name = durable_id(CLIENT, "key")
-    opened = await records.open(CLIENT, name, "print", 60)
-    assert await records.open(CLIENT, name, "print", 60) == opened
+    opened, is_new = await records.open(CLIENT, name, "print", 60)
+    assert is_new
+    assert await records.open(CLIENT, name, "print", 60) == (opened, False)
     assert await records.find(CLIENT, name, "print") == opened
+    await records.forget(CLIENT, name)
+    assert (await records.open(CLIENT, name, "print", 60))[1]
     store = ResponseStore(queue, 60)
     mine = StoredResponse(name, CLIENT, 0, "sim", b"{}")
     assert await store.open(mine) == (mine, True)

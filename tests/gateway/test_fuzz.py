@@ -188,9 +188,7 @@ def _may_be_late(case: Case) -> bool:
     """Whether it has a deadline, or the key of an earlier request that may have had one."""
     headers = {name.lower() for name in case.headers or {}}
     has_field = isinstance(case.body, dict) and "timeout" in case.body
-    return has_field or not headers.isdisjoint(
-        {"x-request-timeout-ms", "idempotency-key", "x-request-id"}
-    )
+    return has_field or not headers.isdisjoint({"x-request-timeout-ms", "idempotency-key"})
 
 
 def check_stream(path: str, text: str) -> None:

@@ -30,7 +30,10 @@ ASKED: Final[dict[str, Any]] = {
 
 def runs(stand: Stand) -> int:
     """Requests that the yard has accepted so far."""
-    about: Any = stand.plant.connection.xinfo_stream(stand.plant.keys.intake("normal"))
+    intake = stand.plant.keys.intake("normal")
+    if not stand.plant.connection.exists(intake):
+        return 0
+    about: Any = stand.plant.connection.xinfo_stream(intake)
     return int(about["entries-added"])
 
 
@@ -79,6 +82,43 @@ def test_a_key_is_not_taken_by_another_body(door: Door, other_door: Door) -> Non
         assert refused.json()["error"]["code"] == "idempotency_key_reused"
         assert refused.headers["x-should-retry"] == "false"
     assert ask(other_door.port, key, dict(reversed(ASKED.items()))) == ask(door.port, key)
+
+
+@pytest.mark.parametrize(
+    ("change", "headers"),
+    [
+        ({"max_tokens": -1}, {}),
+        ({"messages": 1}, {}),
+        ({"temperature": 99}, {}),
+        ({"max_tokens": 10**6}, {}),
+        ({}, {"X-Tokenyard-On-Disconnect": "maybe"}),
+        ({}, {"X-Request-Timeout-Ms": "soon"}),
+    ],
+)
+def test_a_refused_body_leaves_its_key_free(
+    door: Door, other_door: Door, change: dict[str, Any], headers: dict[str, str]
+) -> None:
+    key = random_name("key")
+    given = headers | {"Idempotency-Key": key}
+    for _ in range(2):
+        refused = httpx.post(f"{door.url}{CHAT}", json=ASKED | change, headers=given, timeout=90.0)
+        assert refused.status_code == 400, refused.text
+
+    ask(other_door.port, key, ASKED | {"max_tokens": 2})
+
+
+def test_a_request_id_is_for_correlation_only(stand: Stand, door: Door) -> None:
+    headers, before = {"X-Request-Id": "of a mesh"}, runs(stand)
+
+    bodies = [ASKED, ASKED, ASKED | {"max_tokens": 3}, ASKED | {"messages": 1}]
+    answers = [
+        httpx.post(f"{door.url}{CHAT}", json=body, headers=headers, timeout=90.0) for body in bodies
+    ]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400]
+    assert runs(stand) == before + 3
+    assert len({answer.json()["id"] for answer in answers[:3]}) == 3
+    assert {answer.headers["x-request-id"] for answer in answers} == {"of a mesh"}
 
 
 def test_a_retry_after_a_lost_connection_gets_the_first_run(

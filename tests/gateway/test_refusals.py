@@ -137,6 +137,17 @@ def test_a_full_queue_refuses_before_the_head(full: Slow, path: str, stream: boo
     assert (refused.json().get("type") == "error") is (path == MESSAGES)
 
 
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_key_that_met_a_full_queue_is_free(full: Slow, path: str) -> None:
+    key, body = random_name("key"), {"model": "speaker", **ENDPOINTS[path]}
+    for changed in ({}, {"temperature": 0.5}):
+        refused = post(full.door, path, body | changed, Idempotency_Key=key)
+        assert refused.status_code == 429, refused.text
+        assert not full.plant.connection.exists(
+            full.plant.keys.http_record("http", durable_id("http", key))
+        )
+
+
 def test_the_sdk_knows_a_full_queue_and_tries_again_by_itself(full: Slow) -> None:
     tries = []
     with httpx2.Client(event_hooks={"request": [tries.append]}) as http:
@@ -243,7 +254,8 @@ def test_an_error_inside_a_stream_of_messages_is_one_that_the_sdk_reads(slow: Sl
 def test_a_client_that_waits_for_the_whole_answer_may_leave_too(slow: Slow) -> None:
     key = random_name("request")
     name = durable_id("http", key)
-    headers = {"X-Request-Id": key, "Content-Type": "application/json"}
+    headers = {"Idempotency-Key": key, "X-Tokenyard-On-Disconnect": "cancel"}
+    headers["Content-Type"] = "application/json"
     connection = http.client.HTTPConnection("127.0.0.1", slow.door.port, timeout=60)
     connection.request("POST", CHAT, json.dumps(SLOW), headers)
     eventually(lambda: slow.ids_of(name))

@@ -203,6 +203,7 @@ def test_what_is_stored_limits_models_and_classes(
 @pytest.mark.parametrize(
     ("tier", "expected"),
     [(None, "normal"), ("auto", "normal"), ("default", "normal"), ("flex", "low"),
+     ("scale", "normal"), ("standard_only", "normal"),
      ("priority", "high"), ("fast", 400), (1, 400), (["flex"], 400)],
 )  # fmt: skip
 def test_tiers_are_classes(tier: Any, expected: str | int) -> None:
@@ -211,7 +212,14 @@ def test_tiers_are_classes(tier: Any, expected: str | int) -> None:
 
 @pytest.mark.parametrize(
     ("tier", "expected"),
-    [(None, "low"), ("auto", "low"), ("flex", "low"), ("default", 403), ("priority", 403)],
+    [
+        (None, "low"),
+        ("auto", "low"),
+        ("scale", "low"),
+        ("flex", "low"),
+        ("default", 403),
+        ("priority", 403),
+    ],
 )
 def test_a_key_for_one_class_may_have_no_other(tier: Any, expected: str | int) -> None:
     assert chosen(Principal("t", None, frozenset({"low"})), tier) == expected

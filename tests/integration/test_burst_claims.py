@@ -17,8 +17,10 @@ from tokenyard.protocol.keys import Keys
 pytestmark = pytest.mark.timeout(60)
 
 
-def opened(url: str, keys: Keys, *asked: tuple[str, str]) -> list[Record | BaseException]:
-    """The records of names with fingerprints that are asked for at one moment."""
+def opened(
+    url: str, keys: Keys, *asked: tuple[str, str]
+) -> list[tuple[Record, bool] | BaseException]:
+    """What names with fingerprints find that are asked for at one moment."""
 
     async def main() -> list[Any]:
         queue = YardQueue(url, keys.yard)
@@ -35,17 +37,20 @@ def opened(url: str, keys: Keys, *asked: tuple[str, str]) -> list[Record | BaseE
 def test_of_requests_at_one_moment_each_has_its_own_record(
     redis_url: str, connection: redis.Redis, keys: Keys
 ) -> None:
-    [earlier] = opened(redis_url, keys, ("old", "p"))
+    [claimed] = opened(redis_url, keys, ("old", "p"))
+    assert not isinstance(claimed, BaseException)
+    earlier, _ = claimed
     before = connection.info("commandstats")["cmdstat_set"]["calls"]
 
     first, again, other, wrong, old = opened(
         redis_url, keys, ("new", "p"), ("new", "p"), ("other", "p"), ("new", "q"), ("old", "p")
     )
 
-    assert isinstance(first, Record)
-    assert isinstance(other, Record)
-    assert (again, old) == (first, earlier)
-    assert (first.durable_id, other.durable_id) == ("new", "other")
+    assert not isinstance(first, BaseException)
+    assert not isinstance(other, BaseException)
+    assert (again, old) == ((first[0], False), (earlier, False))
+    assert (first[0].durable_id, first[1]) == ("new", True)
+    assert (other[0].durable_id, other[1]) == ("other", True)
     assert isinstance(wrong, GatewayError)
     assert wrong.status == 422
     assert connection.info("commandstats")["cmdstat_set"]["calls"] == before + 5

@@ -41,9 +41,9 @@ def deadline_ms(options: Mapping[str, Any], broker_time: BrokerTime) -> int | No
     """The deadline by the server's clock, in unix ms; raises `InvalidRequest`."""
     if "deadline_s" in options:
         left_s = options["deadline_s"]
-        if not isinstance(left_s, int | float) or not -_MOST_S <= left_s <= _MOST_S:
-            raise InvalidRequest("deadline_s", "give seconds from now")
-        return max(1, int(broker_time.now_ms + left_s * 1000))
+        if not isinstance(left_s, int | float) or not 0 < left_s <= _MOST_S:
+            raise InvalidRequest("deadline_s", "give seconds from now, more than 0")
+        return int(broker_time.now_ms + left_s * 1000)
     deadline = options.get("deadline")
     if deadline is None:
         return None

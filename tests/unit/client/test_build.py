@@ -217,7 +217,7 @@ def test_a_deadline_is_by_the_servers_clock(builder: RequestBuilder, fake_clock:
         builder.prepare("x", {"deadline": datetime.datetime(2100, 1, 1)})  # noqa: DTZ001 - the point
 
 
-@pytest.mark.parametrize("left_s", ["5", 1e308, -1e308, 10**400, float("inf"), float("nan")])
+@pytest.mark.parametrize("left_s", ["5", 0, -1, 1e308, -1e308, 10**400, float("inf"), float("nan")])
 def test_a_deadline_that_is_no_time_is_refused(builder: RequestBuilder, left_s: Any) -> None:
     with pytest.raises(InvalidRequest, match="seconds from now"):
         builder.prepare("x", {"deadline_s": left_s})

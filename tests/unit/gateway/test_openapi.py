@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
+from gateway.http.errors import methods_of
 from tests.unit.gateway.conftest import adder_tokenizer
 
 pytestmark = pytest.mark.vllm
@@ -29,3 +31,8 @@ def test_the_document(needs_key: bool) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["responses"].keys() == {"200", "default"}
+    for path, operations in document["paths"].items():
+        allowed = methods_of(re.sub("{[a-z_]+}", "x", path))
+        assert allowed.split(", ") == sorted(
+            map(str.upper, operations), key="GET POST DELETE".index
+        )

@@ -17,7 +17,12 @@ pytestmark = pytest.mark.vllm
 NOWHERE = "redis://127.0.0.1:1"
 
 
-def get(path: str, keys: Literal["off", "required"] = "off") -> httpx.Response:
+def get(
+    path: str,
+    keys: Literal["off", "required"] = "off",
+    method: str = "GET",
+    **headers: str,
+) -> httpx.Response:
     """The answer of a gateway that nobody connects to a broker."""
     adder_tokenizer()  # sets vLLM's environment first
     from gateway.app import Gateway
@@ -34,7 +39,7 @@ def get(path: str, keys: Literal["off", "required"] = "off") -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/livez")
-            return await client.get(path)
+            return await client.request(method, path, headers=headers)
 
     return asyncio.run(ask())
 
@@ -58,7 +63,7 @@ def test_with_keys_metrics_are_not_for_clients() -> None:
 
 @pytest.mark.parametrize(
     ("keys", "status", "kind"),
-    [("required", 401, "authentication_error"), ("off", 404, "not_found_error")],
+    [("required", 401, "authentication_error"), ("off", 405, "invalid_request_error")],
 )
 def test_the_clients_of_messages_get_errors_that_they_can_read(
     keys: Literal["off", "required"], status: int, kind: str
@@ -68,6 +73,51 @@ def test_the_clients_of_messages_get_errors_that_they_can_read(
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == kind
     assert answer.json()["request_id"] == answer.headers["request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        *(("HEAD", "/v1/models", "GET"), ("POST", "/v1/models", "GET"), ("POST", "/health", "GET")),
+        *(("PUT", "/v1/models/a/b", "GET"), ("GET", "/v1/completions", "POST")),
+        *(("PATCH", "/v1/responses/resp_x", "GET, DELETE"), ("OPTIONS", "/tokenize", "POST")),
+        *(("GET", "/v1/messages", "POST"), ("GET", "/v1/responses/x/cancel", "POST")),
+    ],
+)
+def test_another_method_is_refused_with_those_that_there_are(
+    method: str, path: str, allowed: str
+) -> None:
+    answer = get(path, method=method)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/v1/models/?a=b&c=%C3%B6", "/v1/models?a=b&c=%C3%B6"),
+        ("/v1/models/%C3%B6/", "/v1/models/%C3%B6"),
+        ("/v1/chat/completions//", "/v1/chat/completions"),
+        *(("/v1/files/", "/v1/files"), ("/v1/responses/", "/v1/responses")),
+        ("/health/", "/health"),
+    ],
+)
+def test_a_slash_too_many_is_redirected(method: str, path: str, place: str) -> None:
+    answer = get(path, method=method)
+    assert (answer.status_code, answer.headers["location"]) == (307, place)
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/nothing/", "//evil.example/", "/v1/"])
+def test_no_other_path_is_redirected(path: str) -> None:
+    assert get(path).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/version", "/health", "/nothing", "/v1/messages"])
+def test_each_answer_has_the_clients_own_name_of_the_request(path: str) -> None:
+    answer = get(path, **{"X-Request-Id": "mesh/1"})
+    assert answer.headers.get_list("x-request-id") == ["mesh/1"]
+    if path == "/v1/messages":
+        assert answer.headers["request-id"] == answer.json()["request_id"] == "mesh/1"
 
 
 def test_a_fault_of_the_gateway_is_an_error_in_json() -> None:

@@ -52,6 +52,15 @@ def spec_at(spec: BatchSpec, at: datetime.datetime) -> BatchSpec:
 
 def read_time(text: str) -> datetime.datetime:
     """``2026-11-22T02:00``, ``02:00`` (the next one) or ``+90m``; raises `SettingsError`."""
+    try:
+        return _read_time(text)
+    except (ValueError, OverflowError) as error:
+        raise SettingsError(
+            [f"at {text!r}: give a time like 2026-11-22T02:00, 02:00 or +90m"]
+        ) from error
+
+
+def _read_time(text: str) -> datetime.datetime:
     found = _IN.fullmatch(text)
     if found is not None:
         return now() + datetime.timedelta(seconds=int(found["count"]) * _UNITS[found["unit"]])
@@ -60,9 +69,4 @@ def read_time(text: str) -> datetime.datetime:
         return at if at > now() else at + datetime.timedelta(days=1)
     except ValueError:
         pass
-    try:
-        return datetime.datetime.fromisoformat(text).astimezone()
-    except ValueError as error:
-        raise SettingsError(
-            [f"at {text!r}: give a time like 2026-11-22T02:00, 02:00 or +90m"]
-        ) from error
+    return datetime.datetime.fromisoformat(text).astimezone()

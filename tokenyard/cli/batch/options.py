@@ -24,7 +24,7 @@ from tokenyard.protocol.keys import PRIORITY_CLASSES
 from tokenyard.protocol.texts import pip_install
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd]?)")
+_DURATION: Final = re.compile(r"(?P<count>[0-9]{1,9}(\.[0-9]+)?)(?P<unit>[smhd]?)")
 
 
 def duration(value: Any) -> float:
