@@ -156,7 +156,9 @@ def test_batch_list_shows_every_status(name: str, is_whole: bool) -> None:
 
 
 def test_batch_status_shows_long_names_whole() -> None:
-    text = drawn(batch_jobs._sheet(BATCH | {"id": "b" * 70, "status": "in_progress"}))
+    text = drawn(
+        batch_jobs._sheet(BATCH | {"id": "b" * 70, "status": "in_progress", "waits_for": ""})
+    )
     assert "b" * 70 in "".join(text.split())
     assert "in_progress" in text
     assert str(BATCH["output_file_id"]) in "".join(text.split())
