@@ -50,7 +50,7 @@ def _door(handler: Handler, side: SideLoop) -> Handler:
             return await handler(request)
         receive = request.receive
         request._receive = lambda: at_home(receive())  # type: ignore[arg-type]  # noqa: SLF001
-        return await side.run(_client(body), lambda: handler(request))
+        return await side.run(_client(body), len(raw), lambda: handler(request))
 
     return handle
 

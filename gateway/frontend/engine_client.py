@@ -20,7 +20,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from gateway.frontend.inline import tokenize_short_inline
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import wire_params
-from gateway.frontend.side import each_at_home, tell_home
+from gateway.frontend.side import each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
 from tokenyard.protocol.errors import TokenyardError
@@ -162,6 +162,7 @@ class QueueEngineClient(EngineClient):
         lora = core.lora_request
         is_stream = params.output_kind is RequestOutputKind.DELTA
         stream = OutputStream(core, params, self.renderer.tokenizer, text, lora)
+        end_turn()
         async with aclosing(each_at_home(self._queue.ask(request, context))) as replies:
             async for reply in replies:
                 result = to_result(reply) if reply.event == "result" else None

@@ -16,8 +16,8 @@ from gateway.http.errors import GatewayError
 
 T = TypeVar("T")
 
-#: Large bodies of one client that may wait for their turn.
-_MOST_WAITING: Final = 16
+#: Of the large bodies of one client that may wait for their turn.
+_MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 class SideLoop:
@@ -28,17 +28,18 @@ class SideLoop:
         self._turns: dict[str, _Turn] = {}
         threading.Thread(target=self._loop.run_forever, name="side-loop", daemon=True).start()
 
-    async def run(self, client: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, client: str, size: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run ``work`` in the side loop, in the caller's context, when it is the client's turn.
 
+        ``size`` is the bytes of the body that it is about.
         The turn is over with the work, or when the work calls `end_turn`. A client who sends many
         large bodies so waits for itself, and others do not. Raises `GatewayError` where too many
         wait already.
         """
         turn = self._turns.setdefault(client, _Turn())
-        turn.waiting += 1
+        turn.waiting_bytes += size
         try:
-            if turn.waiting > _MOST_WAITING:
+            if turn.waiting_bytes > max(_MOST_BYTES, size):
                 message = "too many of your large requests are being read; send fewer at a time"
                 raise GatewayError(429, "rate_limit_error", message, retry_after_s=1.0)
             async with turn.lock:
@@ -53,18 +54,18 @@ class SideLoop:
                     work_is_over.cancel()
                     raise
         finally:
-            turn.waiting -= 1
-            if not turn.waiting:
+            turn.waiting_bytes -= size
+            if not turn.waiting_bytes:
                 self._turns.pop(client, None)
         return await work_is_over
 
 
 class _Turn:
-    """Of one client: how many large bodies wait, the one that is read included."""
+    """Of one client: the size of large bodies that wait, the one that is read included."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.waiting = 0
+        self.waiting_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from gateway.http.errors import GatewayError, invalid, unavailable
-
-if TYPE_CHECKING:
-    from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _STRUCTURE: Final = b'"[]{},'
@@ -27,8 +25,6 @@ _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
 _PIECE: Final = 64 * 1024
 #: How deep values of a body may be nested: deeper than any schema of a tool.
 MAX_DEPTH: Final = 128
-#: How many values there may be in lists and objects: the longest prompt of token ids has as many.
-MAX_ITEMS: Final = 250_000
 _SMALL_BYTES: Final = 16 * 1024
 _SMALL_ITEMS: Final = 100
 #: Headers of a request that its inner one has as its own.
@@ -111,7 +107,7 @@ def require_json(headers: Headers) -> None:
         raise GatewayError(400, "invalid_request_error", message)
 
 
-async def parse_body(raw: bytes, max_items: int = MAX_ITEMS) -> dict[str, Any]:
+async def parse_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> dict[str, Any]:
     """The JSON object of a body; raises `GatewayError`."""
     if is_small(raw):
         return _parse(raw, max_items)
@@ -133,7 +129,7 @@ def _parse(raw: bytes, max_items: int) -> dict[str, Any]:
     return body
 
 
-def check_body(raw: bytes, max_items: int = MAX_ITEMS) -> None:
+def check_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> None:
     """Raises `GatewayError` where a body has too many values, or they are nested too deep."""
     opened = raw.count(b"{") + raw.count(b"[")
     if opened <= MAX_DEPTH and opened + raw.count(b",") <= max_items:

@@ -12,6 +12,8 @@ from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, ContentRul
 from tokenyard.protocol.http_settings import HttpSettings
 from tokenyard.protocol.settings import default_name
 
+#: The longest prompt of token ids has as many; also for a line of a batch.
+MAX_BODY_ITEMS: Final = 250_000
 _ORIGIN: Final = re.compile("[a-z][a-z0-9+.-]*://[^/,A-Z ]+")
 
 
@@ -27,7 +29,7 @@ class GatewaySettings(HttpSettings):
     #: Most bytes of all bodies that have not come to their end; a client may have a quarter.
     max_unfinished_bytes: int = 256 * 1024 * 1024
     #: Most values in the lists and objects of a body, such as token ids of a prompt.
-    max_body_items: int = 250_000
+    max_body_items: int = MAX_BODY_ITEMS
     #: Most bytes of a body that is only tokenized, counted or detokenized.
     max_tokenize_bytes: int = 512 * 1024
     #: Folder of files and batches, which all gateways and batch workers share, or a bucket in its

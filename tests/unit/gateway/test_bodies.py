@@ -11,11 +11,11 @@ from starlette.types import Message
 
 from gateway.http.body_errors import BodyErrors
 from gateway.http.errors import GatewayError
-from gateway.http.incoming import MAX_DEPTH, MAX_ITEMS, Bodies, parse_body, refuse_beam_search
+from gateway.http.incoming import MAX_DEPTH, Bodies, parse_body, refuse_beam_search
 from gateway.queue import submitter as module
 from gateway.queue.submitter import BurstSubmitter
 from tests.support.builders import make_request
-from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Acceptance, Submitted
 
@@ -39,8 +39,8 @@ def test_a_character_in_two_halves_is_none_of_them() -> None:
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
-        (b'{"a":[' + b"{}," * MAX_ITEMS + b"{}]}", 413),
-        (b'{"a":[' + b"1," * MAX_ITEMS + b"1]}", 413),
+        (b'{"a":[' + b"{}," * MAX_BODY_ITEMS + b"{}]}", 413),
+        (b'{"a":[' + b"1," * MAX_BODY_ITEMS + b"1]}", 413),
         (b'{"a":' + b"[" * 2 * MAX_DEPTH + b"]" * 2 * MAX_DEPTH + b"}", 400),
         (b'{"a":' * 200_000, 400),
         (b"[" * 10_000, 400),
@@ -53,7 +53,9 @@ def test_a_body_of_too_many_values_is_refused(raw: bytes, status: int) -> None:
     assert refused.value.status == status
 
 
-@pytest.mark.parametrize("text", ["[,{" * MAX_ITEMS, '"[,' * MAX_ITEMS, "\\[" * MAX_ITEMS, "\\"])
+@pytest.mark.parametrize(
+    "text", ["[,{" * MAX_BODY_ITEMS, '"[,' * MAX_BODY_ITEMS, "\\[" * MAX_BODY_ITEMS, "\\"]
+)
 def test_what_stands_in_a_text_is_no_value(text: str) -> None:
     assert parse(json.dumps({"a": text, "b": [text]}).encode()) == {"a": text, "b": [text]}
 

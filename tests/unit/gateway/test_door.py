@@ -23,13 +23,18 @@ CHAT = "/v1/chat/completions"
 
 
 class Queue:
-    """Refuses what is asked of it, and keeps in which thread that was."""
+    """Refuses what is asked of it when so much is, and keeps in which thread that was."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         self.asked: list[threading.Thread] = []
+        self.count = count
+        self.all_asked = asyncio.Event()
 
     async def ask(self, *_: Any) -> AsyncGenerator[Any, None]:
         self.asked.append(threading.current_thread())
+        if len(self.asked) == self.count:
+            self.all_asked.set()
+        await asyncio.wait_for(self.all_asked.wait(), 30)
         raise unavailable("the queue was asked")
         yield
 
@@ -52,16 +57,18 @@ async def answer(app: Any, path: str, body: Any) -> tuple[int, str]:
     return messages[0]["status"], b"".join(one.get("body", b"") for one in messages).decode()
 
 
-def ask(path: str, body: dict[str, Any]) -> tuple[int, str, Queue]:
+def ask(path: str, body: dict[str, Any], count: int = 1) -> tuple[int, str, Queue]:
+    """Status and body of the last of so many equal requests at a time, and what was asked."""
     adder_tokenizer()  # sets vLLM's environment first
     from gateway.frontend.models import STATE, FrontEnds
 
-    queue: Any = Queue()
+    queue: Any = Queue(count)
 
     async def run() -> tuple[int, str]:
         front_ends = FrontEnds(queue)
         STATE.set(await front_ends.state_of(ModelProfile("adder", str(MODELS / "adder"))))
-        return await answer(front_ends.app, path, {"model": "adder"} | body)
+        asked = (answer(front_ends.app, path, {"model": "adder"} | body) for _ in range(count))
+        return (await asyncio.gather(*asked))[-1]
 
     status, text = asyncio.run(run())
     return status, text, queue
@@ -89,6 +96,14 @@ def test_the_queue_is_asked_from_the_first_loop(count: int) -> None:
     _, text, queue = ask(CHAT, {"messages": chat, "max_completion_tokens": 1})
     assert "the queue was asked" in text
     assert queue.asked == [threading.current_thread()]
+
+
+def test_a_client_waits_for_its_large_bodies_but_not_for_their_answers() -> None:
+    chat = [{"role": "user", "content": "1"}] * 200
+    count = 40
+    _, text, queue = ask(CHAT, {"messages": chat, "max_completion_tokens": 1}, count)
+    assert "the queue was asked" in text
+    assert len(queue.asked) == count
 
 
 def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None:
