@@ -53,6 +53,12 @@ def test_a_body_of_too_many_values_is_refused(raw: bytes, status: int) -> None:
     assert refused.value.status == status
 
 
+def test_a_large_body_is_decoded_as_a_small_one() -> None:
+    numbers = [[n, -n / 3, f"{n}é\n", {"a": None, "b": [True]}] for n in range(9000)]
+    body = {"a": numbers, "b": "{,[" * 20_000}
+    assert parse(json.dumps(body).encode()) == body
+
+
 @pytest.mark.parametrize(
     "text", ["[,{" * MAX_BODY_ITEMS, '"[,' * MAX_BODY_ITEMS, "\\[" * MAX_BODY_ITEMS, "\\"]
 )
