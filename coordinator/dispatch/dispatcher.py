@@ -383,9 +383,10 @@ class Dispatcher:
                 continue
             self._drop(queued)
             self._has_missed = self._has_missed or code is Dispatched.GONE
-            is_reused = code is Dispatched.REUSED
-            if is_reused and self._bury(token, queued.intake, queued.entry, reused(queued.id)):
-                self._note_reused(queued.intake, queued.entry, queued.id)
+            if code is Dispatched.REUSED:
+                refused = refuse(queued.request, Code.ID_REUSED, reused(queued.id))
+                entry, digest = queued.entry, queued.digest
+                self._answer(token, queued.intake, entry, refused, b"", queued.model, digest)
         for worker, items in by_worker.items():
             self._note_dispatched(worker, items)
 

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import INTAKE_CLASSES, PriorityClass, intake_name, is_name
-from tokenyard.protocol.replies import ErrorInfo, Reply, code_of, encode_reply, json_text
+from tokenyard.protocol.replies import (
+    ErrorInfo,
+    Reply,
+    code_of,
+    encode_reply,
+    json_text,
+    refusal_of_reuse,
+)
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 from tokenyard.scripts.answers import (
     Answered,
@@ -126,7 +133,8 @@ class LeaderScripts(Caller):
         """Give a waiting request its result without running it.
 
         With ``dead``, a reason, the request is also kept as a dead letter. So is a request whose id
-        is known with another ``digest``, which gets no result: the id's reply is the other's.
+        is known with another ``digest``, which gets no result, since the id's reply is the other's,
+        but is told of it there.
         """
         client, request_id = request.client, request.id
         keys = [
@@ -141,6 +149,7 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, intake, entry, request.kind, reply.status or "failed"]
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
         args += [dead, self._dead_maxlen, digest, reused(request_id), code_of(reply)]
+        args.append(encode_reply(refusal_of_reuse(request_id)))
         return Answered(self._run("answer", keys, args))
 
     def bury(self, token: str, intake: str, entry: str, reason: str) -> Answered:
