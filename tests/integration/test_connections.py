@@ -14,6 +14,7 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import TryAgainError
 
+from coordinator.recovery.failover import FailoverDetector
 from tests.support.brokers import (
     Certificates,
     Cluster,
@@ -22,23 +23,26 @@ from tests.support.brokers import (
     ask,
     bus_port,
 )
-from tests.support.builders import make_request, make_result, random_name
+from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName, free_port
 from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import LONG_MS, QueuedRequest, Yard
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.broker.discovery import Address, ClusterNodes
+from tokenyard.doctor import gather
+from tokenyard.doctor.broker_checks import check_replication
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.scripts import (
     Call,
     Publication,
     Published,
+    Renewed,
     Scripts,
     command_of,
     load_scripts,
@@ -326,6 +330,50 @@ def test_an_open_slot_stops_no_script_half_way(keep: Keep, tmp_path: Path) -> No
         assert not there.exists(keys.quarantine)
         assert there.hget(keys.tenant("acme"), "running") == b"0"
         assert there.exists(keys.usage("acme"))
+
+
+@pytest.mark.long
+def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
+    keep: Keep, tmp_path: Path
+) -> None:
+    # Given a yard at one node of a cluster, and another node that has replaced its master
+    cluster = Cluster("valkey", tmp_path, replicas=True)
+    keep(cluster)
+    source = cluster.masters[0]
+    old, promoted = cluster.masters[1], cluster.replicas[1]
+    keys = Keys(yard_on(cluster, source))
+    ask(promoted, "CLUSTER", "FAILOVER")
+    eventually(lambda: all(is_master(node, promoted) for node in cluster.nodes))
+    with open_connection(cluster.url) as connection:
+        yard = Yard(connection, keys, Scripts(connection, keys))
+        detector = FailoverDetector(connection, yard.scripts)
+        worker = yard.worker()
+        assert not detector.check(yard.token)
+
+        # If the slot moves there,
+        open_slot(keys.yard, source, promoted)
+        close_slot(keys.yard, source, promoted)
+        # I expect the leader to notice, and no worker to be fenced;
+        assert detector.check(yard.token)
+        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
+        # `doctor` and a check of the server to look at that node, whichever the URL names first,
+        keyless = gather(
+            open_connection(f"redis+cluster://127.0.0.1:{old.port}"), keys, "redis://x"
+        )
+        assert [one.found for one in check_replication(keyless)] == ["master, 1 replicas"]
+        # and that a replica of the node that has the yard now fences all.
+        assert not detector.check(yard.token)
+        ask(old, "CLUSTER", "FAILOVER")
+        eventually(lambda: is_master(promoted, old))
+        assert detector.check(yard.token)
+        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.LOST]
+
+
+def is_master(asked: ServerWith, node: ServerWith) -> bool:
+    """Whether a node of a cluster takes another one for a master that has slots."""
+    lines = ask(asked, "CLUSTER", "NODES").decode().splitlines()
+    [line] = [one.split() for one in lines if f":{node.port}@" in one]
+    return "master" in line[2] and len(line) > 8
 
 
 # Both over TLS

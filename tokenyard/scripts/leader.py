@@ -63,15 +63,28 @@ class LeaderScripts(Caller):
             args.extend(item)
         return bool(self._run("take_over", [self.keys.leader, self.keys.info], args) == 1)
 
-    def recognize(self, token: str, server: str, *, was_replica: bool) -> int:
+    def recognize(
+        self,
+        token: str,
+        server: str,
+        *,
+        was_replica: bool,
+        replication: str = "",
+        replaces: str = "",
+    ) -> int:
         """Fence all workers if the server is a promoted replica; returns their number.
+
+        ``replication`` is its replication id. With ``replaces``, the id that it had as a replica,
+        it is one only if the server seen last had that id.
 
         Returns -1 for a former leader. ``server`` is the id of the server's process, which may
         have been a replica before.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases]
         keys += [self.keys.departed, self.keys.events]
-        fenced: int = self._run("recognize", keys, [token, server, int(was_replica)])
+        fenced: int = self._run(
+            "recognize", keys, [token, server, int(was_replica), replication, replaces]
+        )
         return fenced
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
