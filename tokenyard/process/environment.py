@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
-from tokenyard.broker.url import BATCH_URL_VARIABLE, CREDENTIALS
+from tokenyard.broker.url import CREDENTIALS
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
 from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -23,13 +23,11 @@ _PROGRAMS: Final = {
     "board": ("TOKENYARD_BOARD_", BoardSettings),
 }
 #: Variables of all programs.
-_COMMON: Final = (
-    *(URL_VARIABLE, BATCH_URL_VARIABLE, *CREDENTIALS),
-    *(YARD_VARIABLE, "TOKENYARD_OPERATOR"),
-)
+_COMMON: Final = (URL_VARIABLE, *CREDENTIALS, YARD_VARIABLE, "TOKENYARD_OPERATOR")
 #: Least similarity of a name that has only our prefix in common.
 _MIN_SIMILARITY: Final = 0.75
-#: Variables that Tokenyard itself sets, for call-backs, worker processes and tests.
+#: Variables that Tokenyard itself sets, for call-backs, worker processes and tests; and
+#: `tokenyard.broker.url.BATCH_URL_VARIABLE`.
 _OURS: Final = re.compile(r"TOKENYARD_(BATCH_\w+|OMP_NUM_THREADS|TEST_\w+)")
 #: Variables that Kubernetes sets for a Service whose name begins with "tokenyard".
 _OF_SERVICES: Final = re.compile(
