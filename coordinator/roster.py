@@ -20,7 +20,15 @@ from coordinator.routing.policies import Lane
 from coordinator.routing.suspicion import UNMARKED, QuarantineMark, read_mark
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.control import RUN_STATES, DesiredStates, RunState, decode_desired
+from tokenyard.protocol.control import (
+    ALL,
+    RUN_STATES,
+    DesiredStates,
+    RunState,
+    decode_desired,
+    model_scope,
+    worker_scope,
+)
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import (
@@ -254,6 +262,16 @@ class Roster:
         self._changed(worker, member)
         if member.is_quarantined:
             self.mark_stale()
+
+    def why_closed(self, model: str) -> str:
+        """Why no worker may be given requests for a model, in the past tense."""
+        for member in self.members.values():
+            if member.has_lease and member.info.model == model and member.run_state != "RUNNING":
+                scopes = (ALL, model_scope(model), worker_scope(member.info.name))
+                orders = map(self.desired_states.by_scope.get, scopes)
+                by = next((f" by {one.by}: {one.why}" for one in orders if one and one.by), "")
+                return f"its workers were {member.run_state.lower()}{by}"
+        return f"no worker with model {model} was ready" if model else "no worker was ready"
 
     def worker_order(self) -> Sequence[Lane]:
         """The lanes of all workers with a model, also paused ones, in the order of names."""

@@ -13,6 +13,7 @@ from coordinator.dispatch.entries import Entry, WakeupEvent
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
 from coordinator.dispatch.rate import ServiceRate
+from coordinator.dispatch.wait_reasons import WaitReasons
 from coordinator.leadership import LostLeadership
 from coordinator.placement.needs import Demand
 from coordinator.roster import Roster
@@ -70,6 +71,7 @@ class Dispatcher:
         self._has_missed = False  # an entry of the backlog was gone
         self._reads_capacity_at = 0.0  # monotonic; also while nothing waits
         self.rate = ServiceRate()
+        self._waits = WaitReasons()
 
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
         """One turn: read, then place, so that what is placed is the first of all that waits.
@@ -77,6 +79,7 @@ class Dispatcher:
         It waits for something to read unless there is more to do. Raises `LostLeadership` where the
         yard has another leader.
         """
+        self._waits.begin(self._roster.broker_time.now_ms)
         room = self._room() if may_place else 0
         patience_ms = min(block_ms, self._patience_ms)
         entries, events = self._intake.read(room, patience_ms, with_capacity=self._reads_capacity())
@@ -90,8 +93,19 @@ class Dispatcher:
         self._defers = may_place and self._roster.is_stale and not self._defers
         if may_place and not self._defers:
             self._place(token)
+        self._note_waits(may_place=may_place)
         if self._roster.is_stale or self._intake.is_auditing:
             self._patience_ms = 0
+
+    def _note_waits(self, *, may_place: bool) -> None:
+        """Note why requests have to wait that are not placed in this turn."""
+        reasons = dict.fromkeys(self._backlog.models, "not all expected workers had joined")
+        for model in reasons if may_place else ():
+            lanes = self._roster.lanes.get(model)
+            reasons[model] = "its turn had not come" if lanes else self._roster.why_closed(model)
+            if lanes and not lanes.room:
+                reasons[model] = "all places of its workers were taken"
+        self._waits.note(reasons, self._roster.broker_time.now_ms)
 
     def _read_tenants(self, token: str) -> None:
         """Queue what those next in line have waiting, and let the common intakes stand in line."""
@@ -316,7 +330,8 @@ class Dispatcher:
         """Carry out a plan; whether there was anything to do."""
         if not plan:
             return False
-        reasons, charges = self._intake.tenants.charge(plan, self._roster.broker_time.now_ms)
+        now_ms = self._roster.broker_time.now_ms
+        reasons, charges = self._intake.tenants.charge(plan, now_ms)
         moves = [
             Move(
                 item.queued.intake,
@@ -326,7 +341,7 @@ class Dispatcher:
                 item.lane.worker,
                 item.lane.limit,
                 alone=item.alone,
-                why=why,
+                why=self._waits.tell(item.queued, now_ms, why),
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
                 charge=charge,
@@ -368,9 +383,10 @@ class Dispatcher:
                 continue
             self._drop(queued)
             self._has_missed = self._has_missed or code is Dispatched.GONE
-            is_reused = code is Dispatched.REUSED
-            if is_reused and self._bury(token, queued.intake, queued.entry, reused(queued.id)):
-                self._note_reused(queued.intake, queued.entry, queued.id)
+            if code is Dispatched.REUSED:
+                refused = refuse(queued.request, Code.ID_REUSED, reused(queued.id))
+                entry, digest = queued.entry, queued.digest
+                self._answer(token, queued.intake, entry, refused, b"", queued.model, digest)
         for worker, items in by_worker.items():
             self._note_dispatched(worker, items)
 

@@ -25,7 +25,8 @@ class FailoverDetector:
     def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
         self._connection = connection
         self._scripts = scripts
-        self._seen = ""  # token and server of the last comparison
+        #: Token, server and its replication id of the last comparison.
+        self._seen: tuple[str, ...] = ()
 
     def check(self, token: str) -> bool:
         """Fence all workers where the server is a promoted replica; whether it is another one.
@@ -35,29 +36,42 @@ class FailoverDetector:
         Raises `LostLeadership` where the yard has another leader.
         """
         try:
-            server = str(self._info("server").get("run_id", ""))
-            if not server or f"{token} {server}" == self._seen:
-                return False
-            # In the life of this server process: one that restarts begins at none.
-            received = int(self._info("stats").get("total_net_repl_input_bytes", 0))
+            info = self._info()
         except redis.exceptions.NoPermissionError as error:
             self._warn(error)
             return False
-        fenced = self._scripts.recognize(token, server, was_replica=received > 0)
-        is_another = self._seen.startswith(f"{token} ")
-        self._seen = f"{token} {server}"
+        server, replication = str(info.get("run_id", "")), str(info.get("master_replid", ""))
+        if not server or (token, server, replication) == self._seen:
+            return False
+        # In the life of this server process: one that restarts begins at none.
+        received = int(info.get("total_net_repl_input_bytes", 0))
+        # A slot of a Cluster also moves to nodes that have replaced others long ago.
+        is_cluster = bool(info.get("cluster_enabled"))
+        fenced = self._scripts.recognize(
+            token,
+            server,
+            was_replica=received > 0,
+            replication=replication,
+            replaces=str(info.get("master_replid2", "")) if is_cluster else "",
+        )
+        is_another = self._seen[:1] == (token,) and self._seen[1] != server
+        self._seen = (token, server, replication)
         if fenced < 0:
             raise LostLeadership
         if fenced:
             log.warning("a replica took the place of the server; %d workers join again", fenced)
         return is_another or fenced > 0
 
-    def _info(self, section: str) -> dict[str, Any]:
-        found: Any = self._connection.info(section)
-        return dict(found)
+    def _info(self) -> dict[str, Any]:
+        """Of the server that has the yard: on a Cluster, a command with a key leads there."""
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.get(self._scripts.keys.leader)
+        pipeline.info("server", "stats", "replication", "cluster")
+        _, info = pipeline.execute()
+        return dict(info)
 
     def _warn(self, error: redis.RedisError) -> None:
         """Once: permissions do not change often."""
         if not self._seen:
             log.warning("a failover that loses writes will not be noticed: %s", error)
-            self._seen = "not permitted"
+            self._seen = ("not permitted",)

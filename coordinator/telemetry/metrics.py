@@ -18,7 +18,8 @@ import redis
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.tenant_series import TENANT_METRICS, TenantSeries
-from tokenyard.broker.connection import open_connection
+from tokenyard.broker.connection import batch_connection, open_connection
+from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import (
     COUNTED,
     INTAKE_CLASSES,
@@ -239,8 +240,8 @@ class CoordinatorMetrics:
             connection, token, models, waiting=sum(lengths.values()), running=loads
         )
         yield from _workers(roster.members, now_ms)
-        with contextlib.suppress(redis.exceptions.NoPermissionError):
-            batches = read_batch_service(connection, keys.yard)
+        with contextlib.suppress(redis.RedisError, SettingsError):
+            batches = read_batch_service(batch_connection(connection, self._url), keys.yard)
             yield numbers(BATCH_JOBS, {(): batches.waiting})
             yield numbers(BATCH_WORKERS, {(): batches.workers})
         yield numbers(MEMORY, {(): _memory_ratio(memory)})

@@ -26,6 +26,7 @@ from tokenyard.batch.rq.jobs import (
 )
 from tokenyard.batch.state import ENDED, BatchSpec, BatchState
 from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.url import batch_url
 from tokenyard.protocol.keys import PriorityClass
 
 _WINDOW: Final = re.compile(r"(?P<count>[0-9]{1,7})(?P<unit>[smhd])")
@@ -183,7 +184,8 @@ class BatchJobs:
 
     @contextlib.contextmanager
     def _queue(self) -> Iterator[BatchQueue]:
-        with translated(self._url), open_connection(self._url) as connection:
+        where = batch_url(self._url)
+        with translated(where), open_connection(where) as connection:
             yield BatchQueue(connection, self._yard)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import redis
 
 from tests.contract.conftest import WAIT_S, NewClient
-from tests.contract.stand_in import StandIn
+from tests.contract.stand_in import LEASE_MS, MODEL, StandIn
+from tests.contract.test_submitting import Letters
+from tests.support.builders import worker_json
 from tests.support.waiting import eventually
 from tokenyard import RequestFailed, UnknownRequest, WaitTimeout
 from tokenyard.protocol.keys import Keys
@@ -141,6 +144,40 @@ class TestComingBack:
         list(deltas)
         assert [token for delta in handle for token in delta.tokens] == list(b"Hello")
         assert "".join(delta.text or "" for delta in handle) == "Hello"
+
+    @pytest.mark.parametrize("is_here", [True, False])
+    def test_attach_makes_the_text_of_trimmed_replies(
+        self,
+        yard: StandIn,
+        new_client: NewClient,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        is_here: bool,
+    ) -> None:
+        # Given a yard whose tokenizer is on this host, or on another
+        monkeypatch.setattr("tokenyard.client.tokenization.load_tokenizer", lambda _: Letters())
+        folder = tmp_path if is_here else tmp_path / "away"
+        entry = worker_json("w", model=MODEL, tokenizer=str(folder))
+        yard._scripts.renew(LEASE_MS, [(yard.worker, entry)])
+        # and a client that has gone with what it had read
+        first = new_client(client_id="me")
+        before = iter(first.submit("go", id="q", stream=True))
+        yard.dispatch()
+        yard.emit("q", [72, 101])
+        assert next(before).text == "He"
+        first.close()
+
+        # If another goes on, which has no tokenizer,
+        deltas = iter(new_client(client_id="me").attach("q"))
+        read = [next(deltas)]
+        yard.emit("q", [108])
+        read.append(next(deltas))
+        yard.finish("q", [108, 111])
+        read += deltas
+
+        # I expect it to have the text of each delta, or all of it with the result.
+        texts = [delta.text for delta in read]
+        assert texts == (["He", "l", "lo"] if is_here else ["", "", "Hello"])
 
     def test_attach_reads_the_rest_of_the_stream(
         self, yard: StandIn, new_client: NewClient

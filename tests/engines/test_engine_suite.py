@@ -200,6 +200,23 @@ def test_several_choices_need_the_choice_of_each_published_token(engine: Engine)
     assert not engine.has_unfinished
 
 
+def test_the_progress_of_a_whole_answer_is_told_before_its_end(engine: Engine) -> None:
+    engine.add(greedy("1-0"))
+    engine.add(greedy("2-0", stream=True))
+
+    seen = []
+    while engine.has_unfinished:
+        engine.step()
+        told = engine.progress()
+        assert "2-0" not in told
+        seen.append(told.get("1-0", 0))
+
+    *before, last = seen
+    assert (before, last) == (sorted(before), 0)
+    # The simulated engine of this suite makes whole answers in one step.
+    assert engine.info.engine == "simulated" or len(set(before)) > 5
+
+
 def test_an_aborted_request_gives_no_more_output_and_its_neighbour_continues(
     engine: Engine,
 ) -> None:

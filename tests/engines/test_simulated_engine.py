@@ -22,6 +22,16 @@ from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.speed import SpeedModel
 
 
+def test_a_slow_engine_tells_how_far_a_whole_answer_is() -> None:
+    engine = SimulatedEngine(speed=SpeedModel(decode_tokens_per_s=1e6))
+    engine.add(make_assignment(make_request(params=SamplingParams(max_tokens=9)), entry="1-0"))
+
+    engine.step()
+    engine.step()
+
+    assert engine.progress() == {"1-0": 2}
+
+
 def test_the_engine_reports_that_it_is_simulated() -> None:
     assert SimulatedEngine().info.engine == "simulated"
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import redis
 from redis.crc import key_slot
+from redis.exceptions import TryAgainError
 
+from coordinator.recovery.failover import FailoverDetector
 from tests.support.brokers import (
     Certificates,
     Cluster,
@@ -21,18 +23,31 @@ from tests.support.brokers import (
     ask,
     bus_port,
 )
-from tests.support.builders import make_request, random_name
+from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName, free_port
 from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
+from tests.support.yard import LONG_MS, QueuedRequest, Yard
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.broker.discovery import Address, ClusterNodes
+from tokenyard.doctor import gather
+from tokenyard.doctor.broker_checks import check_replication
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.scripts import (
+    Call,
+    Publication,
+    Published,
+    Renewed,
+    Scripts,
+    command_of,
+    load_scripts,
+)
+from tokenyard.scripts.calls import script_names
 
 AWAY_S = 60.0
 
@@ -249,6 +264,116 @@ def test_cluster_failover(keep: Keep, tmp_path: Path) -> None:
             ask_both_ways(cluster.url, plant.keys.yard)
             # and that nobody was started again.
             assert all(program.is_running for program in plant.programs)
+
+
+def open_slot(yard: str, source: ServerWith, target: ServerWith) -> None:
+    """Begin to move the slot of a yard; its keys stay."""
+    for node, other, state in ((target, source, "IMPORTING"), (source, target, "MIGRATING")):
+        ask(node, "CLUSTER", "SETSLOT", slot_of(yard), state, ask(other, "CLUSTER", "MYID"))
+
+
+def move_keys(source: ServerWith, target: ServerWith, *keys: object) -> None:
+    ask(source, "MIGRATE", "127.0.0.1", target.port, "", 0, 60_000, "KEYS", *keys)
+
+
+def close_slot(yard: str, source: ServerWith, target: ServerWith) -> None:
+    """Move the rest of a slot, which then is the target's."""
+    slot = slot_of(yard)
+    while left := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+        move_keys(source, target, *left)
+    for node in (target, source):
+        ask(node, "CLUSTER", "SETSLOT", slot, "NODE", ask(target, "CLUSTER", "MYID"))
+
+
+@pytest.mark.long
+def test_an_open_slot_stops_no_script_half_way(keep: Keep, tmp_path: Path) -> None:
+    # Given a worker that has a request of a tenant, alone on its lane
+    cluster = Cluster("valkey", tmp_path, replicas=False)
+    keep(cluster)
+    source, target, _ = cluster.masters
+    keys = Keys(yard_on(cluster, source))
+    with redis.Redis(port=source.port) as here, redis.Redis(port=target.port) as there:
+        yard = Yard(here, keys, Scripts(here, keys))
+        worker = yard.worker()
+        [accepted] = yard.scripts.submit("normal", [request := make_request(tenant="acme")])
+        intake, _, entry = accepted.sid.partition("/")
+        held = yard.place(QueuedRequest(request, intake, entry), worker, alone=True)
+        load_scripts(here)
+        load_scripts(there)
+
+        # If its slot is open, and the tenant's key has moved,
+        open_slot(keys.yard, source, target)
+        move_keys(source, target, keys.tenant("acme"))
+        before = yard.ledger(request)
+        publication = Publication(held, make_result(request.id, [1]))
+        with pytest.raises(TryAgainError):
+            yard.scripts.finish(worker, [publication])
+
+        # I expect that nothing has changed,
+        assert yard.ledger(request) == before
+        assert len(yard.lane(worker)) == 1
+        assert yard.alone(worker) == held.entry
+        # that no script begins at either node, whatever it is about,
+        for name in script_names():
+            command = command_of(Call(name, [keys.quarantine], [], bool))
+            with pytest.raises(TryAgainError):
+                here.execute_command(*command)
+            asking = there.pipeline(transaction=False).execute_command("ASKING")
+            _, refused = asking.execute_command(*command).execute(raise_on_error=False)
+            assert isinstance(refused, TryAgainError), name
+
+        # and that it ends where the slot has gone, with all that hangs on it.
+        close_slot(keys.yard, source, target)
+        scripts = Scripts(there, keys)
+        assert scripts.finish(worker, [publication]) == [Published.PUBLISHED]
+        assert not there.xlen(keys.lane(worker))
+        assert not there.exists(keys.quarantine)
+        assert there.hget(keys.tenant("acme"), "running") == b"0"
+        assert there.exists(keys.usage("acme"))
+
+
+@pytest.mark.long
+def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
+    keep: Keep, tmp_path: Path
+) -> None:
+    # Given a yard at one node of a cluster, and another node that has replaced its master
+    cluster = Cluster("valkey", tmp_path, replicas=True)
+    keep(cluster)
+    source = cluster.masters[0]
+    old, promoted = cluster.masters[1], cluster.replicas[1]
+    keys = Keys(yard_on(cluster, source))
+    ask(promoted, "CLUSTER", "FAILOVER")
+    eventually(lambda: all(is_master(node, promoted) for node in cluster.nodes))
+    with open_connection(cluster.url) as connection:
+        yard = Yard(connection, keys, Scripts(connection, keys))
+        detector = FailoverDetector(connection, yard.scripts)
+        worker = yard.worker()
+        assert not detector.check(yard.token)
+
+        # If the slot moves there,
+        open_slot(keys.yard, source, promoted)
+        close_slot(keys.yard, source, promoted)
+        # I expect the leader to notice, and no worker to be fenced;
+        assert detector.check(yard.token)
+        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
+        # `doctor` and a check of the server to look at that node, whichever the URL names first,
+        keyless = gather(
+            open_connection(f"redis+cluster://127.0.0.1:{old.port}"), keys, "redis://x"
+        )
+        assert [one.found for one in check_replication(keyless)] == ["master, 1 replicas"]
+        # and that a replica of the node that has the yard now fences all.
+        assert not detector.check(yard.token)
+        ask(old, "CLUSTER", "FAILOVER")
+        eventually(lambda: is_master(promoted, old))
+        assert detector.check(yard.token)
+        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.LOST]
+
+
+def is_master(asked: ServerWith, node: ServerWith) -> bool:
+    """Whether a node of a cluster takes another one for a master that has slots."""
+    lines = ask(asked, "CLUSTER", "NODES").decode().splitlines()
+    [line] = [one.split() for one in lines if f":{node.port}@" in one]
+    return "master" in line[2] and len(line) > 8
 
 
 # Both over TLS

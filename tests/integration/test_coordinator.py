@@ -218,8 +218,12 @@ class TestHostileEntries:
         [assignment] = lanes.lane(worker)
         assert assignment.request.prompt == "one"
         lanes.finish(worker, assignment)
-        [reply] = lanes.replies("q1")
+        *told, reply = lanes.replies("q1")
         assert (reply.event, reply.status) == ("result", "completed")
+
+        # The submitters of the others are told, beside that.
+        assert [(one.event, one.tokens) for one in told] == [("delta", b"")] * 2
+        assert all("ID_REUSED" in (one.error or "") for one in told)
 
     def test_bad_input_is_answered_while_all_lanes_are_full(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 import coordinator.dispatch.dispatcher
+import coordinator.dispatch.wait_reasons
 import coordinator.roster
 from coordinator.dispatch.shares import WEIGHTS
 from coordinator.routing.schedule import first_difference, read_schedule
@@ -15,6 +17,8 @@ from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.protocol.control import ALL, DesiredState, encode_desired
+from tokenyard.protocol.wire import Request
 
 #: Places in which each class has its share.
 ROUND = sum(WEIGHTS.values())
@@ -50,6 +54,53 @@ class TestLateBinding:
         eventually(lambda: lanes.held() >= 40)
         assert lanes.serve([worker], 10)
         assert lanes.held() <= 40 + 2 * 8
+
+
+class TestReasons:
+    """What a request waited for stays in its ledger, for `tokenyard explain`."""
+
+    @pytest.fixture(autouse=True)
+    def any_wait_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coordinator.dispatch.wait_reasons, "LEAST_MS", 0.0)
+
+    def why(self, lanes: Lanes, request: Request) -> str:
+        ledger = lanes.connection.hgetall(lanes.keys.ledger(request.client, request.id))
+        return ledger[b"t1"].decode()
+
+    def test_no_worker_was_ready(self, lanes: Lanes) -> None:
+        lanes.coordinator()
+        lanes.push([request := make_request(model="sim")])
+        eventually(lambda: lanes.held() == 1)
+
+        lanes.wait_for_load(lanes.worker(), 1)
+
+        told = r"round_robin, load 0 of 1000; for \d+\.\d s no worker( with model sim)? was ready"
+        assert re.search(told, self.why(lanes, request))
+
+    def test_its_workers_were_paused(self, lanes: Lanes) -> None:
+        worker = lanes.worker()
+        state = DesiredState(run_state="PAUSED", by="olga@host", why="an update")
+        lanes.connection.hset(lanes.keys.desired, ALL, encode_desired(state))
+        lanes.coordinator()
+        lanes.push([request := make_request()])
+        eventually(lambda: lanes.held() == 1)
+
+        lanes.connection.delete(lanes.keys.desired)
+        lanes.wait_for_load(worker, 1)
+
+        assert "its workers were paused by olga@host: an update" in self.why(lanes, request)
+
+    def test_all_places_were_taken(self, lanes: Lanes) -> None:
+        worker = lanes.worker(lane_limit=1)
+        lanes.coordinator()
+        first, second = requests(2)
+        lanes.push([first, second])
+        eventually(lambda: lanes.load(worker) == 1 and lanes.held() == 1)
+
+        lanes.finish(worker, *lanes.lane(worker))
+        eventually(lambda: lanes.ids(worker) == [second.id])
+
+        assert "all places of its workers were taken" in self.why(lanes, second)
 
 
 class TestPlaces:

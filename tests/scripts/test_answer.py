@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
@@ -10,7 +12,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Refused, pack_tokens, request_fields
-from tokenyard.scripts import Answered, Publication
+from tokenyard.scripts import Answered, Publication, destination
 
 
 @pytest.mark.parametrize("kind", [make_request, framed])
@@ -173,11 +175,37 @@ def test_another_request_under_a_known_id_is_a_dead_letter(yard: Yard) -> None:
     assert yard.answer(waiting, digest="another") is Answered.REUSED
 
     assert yard.intake() == []
-    assert (yard.ledger(request), yard.replies(request)) == (before, [])
+    assert yard.ledger(request) == before
     ((_, letter),) = yard.connection.xrange(yard.keys.dead)
     assert letter[b"dead_reason"].startswith(b"ID_REUSED: the id 'request-")
     assert letter[b"dead_sid"] == f"normal/{waiting.entry}".encode()
     assert letter[b"model"] == b"no such"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_reuses_an_id_is_told_on_its_reply_stream(yard: Yard, kept: bool) -> None:
+    # Given a request with a delta that was published, and perhaps deleted
+    request = make_request(stream=True)
+    worker = yard.worker()
+    held = yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(held, make_delta(request.id, 0, [5]))])
+    stream = destination(yard.keys, request)
+    if not kept:
+        yard.connection.delete(stream)
+    lifetime_s = yard.ttl_s(stream)
+
+    # If another of that id is refused,
+    waiting = yard.push({**request_fields(request), "model": "no such"}, request)
+    assert yard.answer(waiting, digest="another") is Answered.REUSED
+
+    # I expect its submitter to be told by a delta without tokens, which other readers ignore.
+    *_, told = yard.replies(request)
+    assert (told.event, told.seq, told.tokens, told.status) == ("delta", 0, b"", None)
+    assert json.loads(told.error or "") == {
+        "code": "ID_REUSED",
+        "message": f"the id {request.id!r} is known with another request",
+    }
+    assert yard.ttl_s(stream) == lifetime_s if kept else yard.ttl_s(stream) > 0
 
 
 @pytest.mark.parametrize("again", ["same", ""])

@@ -11,9 +11,12 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import redis
 
+from tests.test_architecture import PACKAGES, ROOT
 from tokenyard import scripts
 from tokenyard.protocol.keys import Keys
+from tokenyard.scripts import calls
 
 LUA = Path(str(resources.files("tokenyard"))) / "scripts" / "lua"
 NAMES = sorted(path.stem for path in LUA.glob("*.lua"))
@@ -281,3 +284,42 @@ def test_only_new_requests_are_refused_by_a_server_without_memory() -> None:
     refusing = [name for name, line in flags.items() if not re.search("allow-oom|no-writes", line)]
 
     assert refusing == ["probe", "requeue", "submit"]
+
+
+# On a Redis Cluster: `calls._command` says why each call names a key that never exists.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_refuses_a_call_without_the_key_that_never_exists(
+    name: str, connection: redis.Redis, keys: Keys
+) -> None:
+    with pytest.raises(redis.ResponseError, match="the last of KEYS must be <yard>:never"):
+        connection.eval(scripts.source(name), 1, keys.info)
+    assert not list(connection.scan_iter(keys.lane("").removesuffix("lane:") + "*", count=10_000))
+
+
+def test_every_call_names_that_key_and_no_script_writes_it() -> None:
+    # Given the only place that names the command
+    callers = [
+        file.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        if re.search(r"[\"'](?:FCALL|EVALSHA)[\"']", file.read_text())
+    ]
+    assert callers == ["tokenyard/scripts/calls.py"]
+    assert inspect.getsource(calls).count('"EVALSHA"') == 1
+
+    # I expect it to add the key, and nobody else to know its name.
+    call = scripts.probe(Keys("y"))
+    assert scripts.command_of(call)[2:] == (2, *call.keys, "tokenyard:{y}:never")
+    assert not any("never'" in path.read_text() for path in LUA.rglob("*.lua"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_that_a_script_derives_are_of_its_own_slot(name: str) -> None:
+    """They begin as one of KEYS does, so that they are at the node that runs it."""
+    subcommands = "MEMORY', 'USAGE|XINFO', 'STREAM|"
+    keyed = rf"redis\.p?call\(\s*'(?:{subcommands}[A-Z]+)',\s*([^,)]+)"
+    named = re.findall(keyed, scripts.source(name))
+
+    assert not [key for key in named if key.startswith(("'", '"'))]

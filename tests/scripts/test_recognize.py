@@ -63,6 +63,17 @@ def test_a_promoted_replica_revokes_every_lease(yard: Yard) -> None:
     assert yard.ledger(held.request)["suspected"] == "1"
 
 
+@pytest.mark.parametrize(("replaces", "fenced"), [("old", 1), ("", 1), ("another", 0)])
+def test_what_a_server_has_replaced_may_be_named(yard: Yard, replaces: str, fenced: int) -> None:
+    """So that a slot of a Cluster may move to a node that has replaced another one once."""
+    yard.worker()
+    yard.scripts.recognize(yard.token, "first", was_replica=False, replication="older")
+    yard.scripts.recognize(yard.token, "first", was_replica=False, replication="old")
+
+    names = {"replication": "new", "replaces": replaces}
+    assert yard.scripts.recognize(yard.token, "second", was_replica=True, **names) == fenced
+
+
 def test_no_incarnation_is_repeated_after_a_promotion(yard: Yard) -> None:
     before = yard.worker()
     recognize(yard, "first")

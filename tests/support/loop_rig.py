@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,9 @@ class StubEngine:
     def has_unfinished(self) -> bool:
         return bool(self.has)
 
+    def progress(self) -> dict[str, int]:
+        return {key: len(self.made or ()) for key in self.has}
+
     def step(self) -> list[EngineEvent]:
         events = self.steps.pop(0) if self.steps else []
         ended = {event.key for event in events if not isinstance(event, TokenDelta)}
@@ -95,6 +98,7 @@ class StubSession:
         self.runs: dict[str, Run] = {}
         self.given: list[Outcome] = []
         self.settled: list[Aborted] = []
+        self.made: list[Mapping[str, int]] = []
         self.running = False
 
     def start(self) -> None:
@@ -108,6 +112,9 @@ class StubSession:
 
     def settle(self, aborted: Aborted) -> None:
         self.settled.append(aborted)
+
+    def note_made(self, made: Mapping[str, int]) -> None:
+        self.made.append(made)
 
     def end(self) -> None:
         self.running = False

@@ -25,12 +25,14 @@ def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
     Raises `BrokerUnsuitable` where a yard cannot run there, and errors of redis-py, for
     `tokenyard.broker.connection.translated`. Needs only INFO and the rights of a worker.
     """
+    _probe(
+        connection, Keys(yard)
+    )  # first: its key leads to the node of a Cluster that has the yard
     try:
         info = connection.info("everything")
     except redis.exceptions.NoPermissionError:
         info = {}
     _refuse_too_old(info)
-    _probe(connection, Keys(yard))
     if not info:
         return ["Redis does not let us read INFO, so its settings could not be checked."]
     return list(_warnings(info))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -32,7 +33,7 @@ from tokenyard.broker.tls import (
     TlsRetry,
     tls_hint,
 )
-from tokenyard.broker.url import named_url, public_url, read_url
+from tokenyard.broker.url import batch_url, named_url, public_url, read_url
 from tokenyard.protocol.errors import (
     BrokerNotWritable,
     BrokerUnavailable,
@@ -46,6 +47,7 @@ from tokenyard.protocol.errors import (
 __all__ = [
     "BLOCK_MARGIN_S",
     "AsyncRedis",
+    "batch_connection",
     "open_async_connection",
     "open_connection",
     "public_url",
@@ -136,6 +138,20 @@ def open_connection(
         return DirectRedis.from_pool(WaitingPool.from_url(target.url, retry=retry, **options))
     except ValueError as error:
         raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
+
+
+def batch_connection(connection: redis.Redis, url: str) -> redis.Redis:
+    """The connection to the Redis that has batch jobs: the yard's at ``url``, where it is the same.
+
+    Raises `SettingsError`, see `batch_url`.
+    """
+    where = batch_url(url)
+    return connection if where == url else _batch_connection(where)
+
+
+@functools.cache
+def _batch_connection(url: str) -> redis.Redis:
+    return open_connection(url, connect_timeout_s=2.0, retries=1)
 
 
 def open_async_connection(

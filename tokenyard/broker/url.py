@@ -35,6 +35,8 @@ CREDENTIALS: Final = (
     "TOKENYARD_REDIS_PASSWORD",
     "TOKENYARD_REDIS_PASSWORD_FILE",
 )
+#: The URL of the Redis that has the batch jobs of RQ, where that is not the yard's.
+BATCH_URL_VARIABLE: Final = "TOKENYARD_BATCH_REDIS_URL"
 #: Suffixes of the schemes ``redis`` and ``rediss``, with their default ports.
 _PORTS: Final = {"sentinel": 26379, "cluster": 6379}
 #: Options of a URL for the Sentinels, which have their own users.
@@ -149,6 +151,20 @@ def with_credentials(url: str) -> str:
     who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     query = urlencode([one for one in parse_qsl(parts.query) if one[0] != "username"])
     return f"{parts.scheme}://{who}@{parts.hosts}{parts.path}{query and '?'}{query}"
+
+
+def batch_url(url: str) -> str:
+    """The URL of the Redis that has the batch jobs of a yard at ``url``.
+
+    Raises `SettingsError` for a Redis Cluster: RQ's keys would be on several of its nodes.
+    """
+    own = os.environ.get(BATCH_URL_VARIABLE)
+    found = with_credentials(own) if own else url
+    if found.partition("://")[0].lower().endswith("+cluster"):
+        raise SettingsError(
+            [f"batch jobs need a Redis that is no Cluster: set {BATCH_URL_VARIABLE} to its URL"]
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

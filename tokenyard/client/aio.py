@@ -31,6 +31,7 @@ from tokenyard.client.sync import (
     DEFAULT_RESULT_TIMEOUT_S,
     LISTEN_TIMEOUT_S,
 )
+from tokenyard.client.tokenization import local_text_of
 from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
 from tokenyard.protocol.errors import (
@@ -309,6 +310,8 @@ class AsyncHandle(SubmittedRequest):
                 while not cursor.has_updates:
                     updated.clear()  # else an update that was read already would end this wait
                     await updated.wait(deadline.left_s(pending))
+                if cursor.awaits_tokenizer:
+                    await asyncio.to_thread(local_text_of, pending.folder)
                 for delta in cursor.read():
                     yield delta
 

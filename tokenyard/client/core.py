@@ -83,6 +83,7 @@ class ClientCore:
         self._canceller = Canceller(self.state)
         self._may_cancel = True  # until the server refuses
         self._has_met = False
+        self._folder = ""  # of the yard's tokenizer, perhaps on another host
 
     def handshake(self) -> Steps[YardInfo]:
         """Read what the yard announces.
@@ -94,6 +95,8 @@ class ClientCore:
             state.keys, state.url, state.connect_timeout_s, self.builder.broker_time
         )
         self.builder.max_request_bytes = info.max_request_bytes
+        folders = {worker.tokenizer for worker in info.workers.values()}
+        self._folder = folders.pop() if len(folders) == 1 else ""  # of two, neither fits all
         self._has_met = True
         if info.is_guest and state.guest is None:
             user = user_of(state.url)
@@ -128,6 +131,7 @@ class ClientCore:
             local_text = LocalText(self._tokenizer) if self._tokenizer is not None else None
             pending = router.open(request_id, local_text, clock.monotonic())
             pending.is_submitted = True
+            pending.folder = self._folder
             try:
                 yield from self.state.catch_up([pending])
             except TokenyardError as error:

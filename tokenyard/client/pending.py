@@ -15,7 +15,7 @@ import msgspec
 
 from tokenyard import clock
 from tokenyard.client.durability import Durability
-from tokenyard.client.tokenization import Detokenizer, LocalText
+from tokenyard.client.tokenization import Detokenizer, LocalText, local_text_of
 from tokenyard.protocol.errors import Code, RequestFailed, TokenyardError, WaitTimeout
 from tokenyard.protocol.replies import (
     Choice,
@@ -44,8 +44,10 @@ class PendingRequest:
         "error",
         "eta_s",
         "final",
+        "folder",
         "heard_at",
         "id",
+        "is_from_ledger",
         "is_interleaved",
         "is_submitted",
         "listeners",
@@ -72,6 +74,9 @@ class PendingRequest:
         self.eta_s: float | None = None
         #: Whether the reply has several choices, which the ledger's tokens do not distinguish.
         self.is_interleaved = False
+        #: The yard's tokenizer, for tokens from the ledger, which has no text.
+        self.folder = ""
+        self.is_from_ledger = False
         #: Whether replies were missed, so that tokens must be read from the ledger.
         self.needs_tokens = False
         self.heard_at = now
@@ -104,6 +109,7 @@ class PendingRequest:
         if self.is_over or self.is_interleaved:
             return
         whole = Reply(id=self.id, event="delta", seq=0, tokens=packed)
+        self.is_from_ledger = True
         if self._append(whole):
             self._notify()
 
@@ -252,6 +258,13 @@ class DeltaCursor:
         """Whether `read` returns or raises anything now."""
         return self._at < len(self.pending.deltas) or self.pending.is_over
 
+    @property
+    def awaits_tokenizer(self) -> bool:
+        """Whether the next delta is the first, and its text has to be made: loading takes long."""
+        pending = self.pending
+        has_begun = self._at < 2 and pending.is_from_ledger and bool(pending.deltas)
+        return has_begun and pending.deltas[0].text is None
+
     def read(self) -> Iterator[Delta]:
         """The deltas not read so far; then raises like `PendingRequest.success`."""
         # Read first: no delta comes once it is over, but one may come while we read.
@@ -277,7 +290,11 @@ class DeltaCursor:
 
     def _show(self, delta: Delta) -> Delta:
         shown = self._choice(delta.index)
+        if self.awaits_tokenizer and (local := local_text_of(self.pending.folder)):
+            shown.detokenizer = shown.detokenizer or Detokenizer(local)
         text = _delta_text(shown, delta)
+        if text is None and self.pending.is_from_ledger:
+            text = ""  # it comes with the result
         shown.tokens += len(delta.tokens)
         shown.text += len(text or "")
         return delta if text is delta.text else msgspec.structs.replace(delta, text=text)
@@ -299,9 +316,9 @@ def _delta_text(shown: _ChoiceProgress, delta: Delta) -> str | None:
     """The text of a delta: the worker's or the client's, never both."""
     if shown.is_text_withheld:
         return None
-    if delta.text is None and shown.detokenizer is not None:
+    if shown.detokenizer is not None and (delta.text is None or shown.tokens):
         return shown.detokenizer.add(delta.tokens)
-    if delta.text is None or (shown.detokenizer is not None and shown.tokens):
+    if delta.text is None:
         shown.is_text_withheld = True
         return None
     shown.detokenizer = None

@@ -212,6 +212,9 @@ class Client:
     def attach(self, request_id: str) -> Handle:
         """A handle for a request that this client, or an earlier one of its name, has submitted.
 
+        Of what that one has read and deleted, the text is made again with this client's tokenizer,
+        or the yard's where it is on this host; elsewhere it comes with the result.
+
         Raises `UnknownRequest`.
         """
         self._listen()

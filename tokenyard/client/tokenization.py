@@ -7,8 +7,11 @@ transformers is imported when a tokenizer is loaded, never before.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from tokenyard.protocol.errors import SettingsError
@@ -95,6 +98,14 @@ class LocalText:
         if before.endswith(_UNFINISHED):
             return self.decode(tokens)
         return self.decode([*self.prompt_tail, *tokens])[len(before) :]
+
+
+@functools.cache
+def local_text_of(folder: str) -> LocalText | None:
+    """How to make text with the tokenizer in a folder; None where that cannot be loaded here."""
+    with contextlib.suppress(SettingsError):
+        return LocalText(load_tokenizer(folder)) if folder and Path(folder).is_dir() else None
+    return None
 
 
 class Detokenizer:

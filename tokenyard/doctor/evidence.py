@@ -15,8 +15,10 @@ import redis
 from tokenyard import clock
 from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.admin.tenants import TenantView, read_tenants
+from tokenyard.broker.connection import batch_connection
 from tokenyard.broker.url import split_url
 from tokenyard.doctor.sampling import KeySample, sample_keys
+from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
@@ -140,6 +142,8 @@ def gather(
     the server's ACL LOG.
     """
     parts, read = split_url(url), _Reader(connection, refused)
+    # On a Cluster, a command with a key leads to the node that has the yard.
+    read("the yard", lambda: connection.exists(keys.leader))
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
     config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
     clock_ms, round_trip_ms = _clock(connection)
@@ -162,7 +166,7 @@ def gather(
         sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
         lost=read("lost entries", lambda: _lost(Scripts(connection, keys))),
         disk=_disk(url, config),
-        batches=read("RQ's keys", lambda: read_batch_service(connection, keys.yard)),
+        batches=read("RQ's keys", lambda: _batches(connection, keys, url)),
         unseen=read.unseen,
     )
 
@@ -252,6 +256,16 @@ def _lost(scripts: Scripts) -> LostEntries:
         if not cursor:
             break
     return LostEntries(list(names), ledgers)
+
+
+def _batches(connection: redis.Redis, keys: Keys, url: str) -> BatchService | None:
+    """None while their Redis is away."""
+    try:
+        return read_batch_service(batch_connection(connection, url), keys.yard)
+    except SettingsError as error:
+        raise redis.ResponseError(str(error)) from error
+    except (redis.ConnectionError, redis.TimeoutError):
+        return None
 
 
 def _disk(url: str, config: Mapping[str, str] | None) -> Disk | None:

@@ -180,7 +180,7 @@ def check_batches(evidence: Evidence) -> Iterator[Finding]:
     """Batch jobs without a worker; nothing where no batch was ever submitted."""
     batches = evidence.batches
     if batches is None:
-        why = evidence.unseen.get("RQ's keys", "")
+        why = evidence.unseen.get("RQ's keys", "their Redis does not answer")
         yield unknown("batches", f"RQ's keys cannot be seen: {why}")
     elif batches.is_missing:
         found = f"{counted(batches.waiting, 'job')} could run, and no batch worker is there"

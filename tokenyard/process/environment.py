@@ -26,7 +26,8 @@ _PROGRAMS: Final = {
 _COMMON: Final = (URL_VARIABLE, *CREDENTIALS, YARD_VARIABLE, "TOKENYARD_OPERATOR")
 #: Least similarity of a name that has only our prefix in common.
 _MIN_SIMILARITY: Final = 0.75
-#: Variables that Tokenyard itself sets, for call-backs, worker processes and tests.
+#: Variables that Tokenyard itself sets, for call-backs, worker processes and tests; and
+#: `tokenyard.broker.url.BATCH_URL_VARIABLE`.
 _OURS: Final = re.compile(r"TOKENYARD_(BATCH_\w+|OMP_NUM_THREADS|TEST_\w+)")
 #: Variables that Kubernetes sets for a Service whose name begins with "tokenyard".
 _OF_SERVICES: Final = re.compile(

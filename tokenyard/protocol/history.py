@@ -35,7 +35,7 @@ class HistorySample(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0  # that the rest covers
     finished: int = 0  # results, without those of cancels
     failed: int = 0  # of these, not completed
-    tokens: int = 0  # generated and published
+    tokens: int = 0  # generated
     dead: int = 0  # dead letters written
     #: By bucket of `tokenyard.telemetry.metrics.BUCKETS_S`; those at the end are left out where 0.
     ttft: Sequence[int] = ()  # of requests that stream: acceptance to first token

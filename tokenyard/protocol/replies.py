@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, cast, get_args
 import msgspec
 from msgspec import Struct
 
-from tokenyard.protocol.errors import Code
+from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.wire import Refused, Request, unpack_tokens
 
 Status = Literal["completed", "failed", "cancelled", "expired"]
@@ -256,6 +256,12 @@ def refusal(
         status=status_of(code),
         error=json_text(ErrorInfo(code, message)),
     )
+
+
+def refusal_of_reuse(request_id: str) -> Reply:
+    """What the reply stream of another request with that id says: no result, and no tokens."""
+    error = ErrorInfo(Code.ID_REUSED, reused(request_id).removeprefix(f"{Code.ID_REUSED}: "))
+    return Reply(id=request_id, event="delta", seq=0, tokens=b"", error=json_text(error))
 
 
 def code_of(reply: Reply) -> str:

@@ -30,7 +30,7 @@ class WorkerTotals(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     finished: int = 0  # results
     failed: int = 0  # of these, not completed
-    tokens: int = 0  # of deltas and results, each once
+    tokens: int = 0  # made, each once; also of answers that are published whole
     ttft_ms: float | None = None  # median from acceptance to first token, of the last minute
     #: The same times since it joined, counted by bucket of `telemetry.metrics.BUCKETS_S`.
     ttft: list[int] = msgspec.field(default_factory=list)

@@ -35,9 +35,26 @@ class Call(Generic[T]):
 
 def command_of(call: Call[Any]) -> tuple[Arg, ...]:
     """The call as a command, for a server that has the script loaded."""
-    return ("EVALSHA", digest(call.script), len(call.keys), *call.keys, *call.args)
+    return _command(call.script, call.keys, call.args)
 
 
+def _command(script: str, keys: Sequence[str], args: Sequence[Arg]) -> tuple[Arg, ...]:
+    """A call with one key more, which never exists.
+
+    While a slot of a Redis Cluster is being moved, a script would stop at the first key that is at
+    the other node, half done. Because of this key both nodes refuse it whole (TRYAGAIN, or ASK).
+    """
+    never = f"{keys[0].partition('}')[0]}}}:never"
+    return ("EVALSHA", digest(script), len(keys) + 1, *keys, never, *args)
+
+
+#: Begins every script: the rest of it knows nothing of that key.
+_WITHOUT_NEVER: Final = """\
+if not table.remove(KEYS):find('}:never$') then
+  return redis.error_reply('ERR the last of KEYS must be <yard>:never, see docs/protocol.md')
+end
+"""
+_FIRST_LINE: Final = re.compile(r"\A(#!.*\n)?")
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 
 
@@ -56,7 +73,7 @@ def source(name: str) -> str:
         included.add(found[1])
         return read(f"include/{found[1]}.lua")
 
-    return read(f"{name}.lua")
+    return _FIRST_LINE.sub(lambda found: found[0] + _WITHOUT_NEVER, read(f"{name}.lua"))
 
 
 @functools.cache
@@ -135,7 +152,7 @@ class Caller:
 
     def _run(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         run: Any = self._connection.execute_command  # redis-py gives no types for it
-        command = ("EVALSHA", digest(script), len(keys), *keys, *args)
+        command = _command(script, keys, args)
         try:
             return run(*command)
         except NoScriptError:

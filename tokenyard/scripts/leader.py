@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import INTAKE_CLASSES, PriorityClass, intake_name, is_name
-from tokenyard.protocol.replies import ErrorInfo, Reply, code_of, encode_reply, json_text
+from tokenyard.protocol.replies import (
+    ErrorInfo,
+    Reply,
+    code_of,
+    encode_reply,
+    json_text,
+    refusal_of_reuse,
+)
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Refused, Request
 from tokenyard.scripts.answers import (
     Answered,
@@ -56,15 +63,28 @@ class LeaderScripts(Caller):
             args.extend(item)
         return bool(self._run("take_over", [self.keys.leader, self.keys.info], args) == 1)
 
-    def recognize(self, token: str, server: str, *, was_replica: bool) -> int:
+    def recognize(
+        self,
+        token: str,
+        server: str,
+        *,
+        was_replica: bool,
+        replication: str = "",
+        replaces: str = "",
+    ) -> int:
         """Fence all workers if the server is a promoted replica; returns their number.
+
+        ``replication`` is its replication id. With ``replaces``, the id that it had as a replica,
+        it is one only if the server seen last had that id.
 
         Returns -1 for a former leader. ``server`` is the id of the server's process, which may
         have been a replica before.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases]
         keys += [self.keys.departed, self.keys.events]
-        fenced: int = self._run("recognize", keys, [token, server, int(was_replica)])
+        fenced: int = self._run(
+            "recognize", keys, [token, server, int(was_replica), replication, replaces]
+        )
         return fenced
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
@@ -126,7 +146,8 @@ class LeaderScripts(Caller):
         """Give a waiting request its result without running it.
 
         With ``dead``, a reason, the request is also kept as a dead letter. So is a request whose id
-        is known with another ``digest``, which gets no result: the id's reply is the other's.
+        is known with another ``digest``, which gets no result, since the id's reply is the other's,
+        but is told of it there.
         """
         client, request_id = request.client, request.id
         keys = [
@@ -141,6 +162,7 @@ class LeaderScripts(Caller):
         args: list[Arg] = [token, intake, entry, request.kind, reply.status or "failed"]
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
         args += [dead, self._dead_maxlen, digest, reused(request_id), code_of(reply)]
+        args.append(encode_reply(refusal_of_reuse(request_id)))
         return Answered(self._run("answer", keys, args))
 
     def bury(self, token: str, intake: str, entry: str, reason: str) -> Answered:

@@ -5,7 +5,7 @@ Only this package and `worker.executor` may import vllm or torch. `simulated` im
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -100,6 +100,9 @@ class Engine(Protocol):
     @property
     def has_unfinished(self) -> bool:
         """Whether `step` has work."""
+
+    def progress(self) -> Mapping[str, int]:
+        """Tokens made so far of the requests that yield nothing before their end, by lane entry."""
 
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests.

@@ -27,7 +27,7 @@ TOKENS = Metric(
     "tokenyard_tokens_total",
     "counter",
     ("model", "direction"),
-    "Tokens generated and published, and tokens of the prompts of completed requests.",
+    "Tokens generated, counted as they are made, and tokens of the prompts of completed requests.",
 )
 STALE = Metric(
     "tokenyard_stale_commits_total",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import redis
@@ -59,6 +59,9 @@ class LaneSession(Protocol):
     def settle(self, aborted: Aborted) -> None:
         """Let the tenant of a cancelled request pay what was generated."""
 
+    def note_made(self, made: Mapping[str, int]) -> None:
+        """Count the tokens made so far of unfinished requests, by lane entry."""
+
     def end(self) -> None:
         """Stop reading and publishing; idempotent."""
 
@@ -82,7 +85,7 @@ class RedisLaneSession:
         self.worker = worker
         self._settings = settings
         keys = Keys(settings.yard)
-        stats = stats or RunningStats()
+        self._stats = stats = stats or RunningStats()
         stats.begin(info.model)
         self._publisher = Publisher(
             Scripts(self._connect(), keys, reply_maxlen=settings.reply_maxlen),
@@ -140,6 +143,10 @@ class RedisLaneSession:
     def settle(self, aborted: Aborted) -> None:
         """See `LaneSession`."""
         self._publisher.settle(aborted)
+
+    def note_made(self, made: Mapping[str, int]) -> None:
+        """See `LaneSession`."""
+        self._stats.note_made((self.runs[key], made[key]) for key in made if key in self.runs)
 
     def end(self) -> None:
         """See `LaneSession`."""

@@ -42,6 +42,7 @@ log = logging.getLogger("tokenyard.worker.loop")
 IDLE_WAIT_S = 0.5
 #: The same while it drains: the last results are being published and the controller waits.
 DRAINING_WAIT_S = 0.005
+PROGRESS_EVERY_S = 1.0
 #: Deadlines of ended requests are cleared once there are more than this.
 LEAST_CLEARED = 1000
 
@@ -83,6 +84,7 @@ class EngineLoop:
         self._is_at_rest = False  # paused, nothing runs
         self._held: dict[str, Assignment] = {}  # arrived while paused, by lane entry
         self._is_over = False
+        self._note_made_at = 0.0  # monotonic
 
     @property
     def progress(self) -> int:
@@ -109,6 +111,7 @@ class EngineLoop:
         if self._may_step:
             self._put(self._engine.step())
             self.steps += 1
+            self._note_made()
         elif self._draining and not self.unfinished and self.inbox.empty():
             self._draining = False
             self._send(Drained())
@@ -285,6 +288,13 @@ class EngineLoop:
                 has_begun = made is not None and any(one.tokens for one in made.choices)
                 where = "running" if has_begun else "on the worker's lane"
                 self._put([Expired(entry, made, where)])
+
+    def _note_made(self) -> None:
+        """Once a second, as it is reported: whole answers show nothing before their end."""
+        now = clock.monotonic()
+        if self._session and now >= self._note_made_at:
+            self._note_made_at = now + PROGRESS_EVERY_S
+            self._session.note_made(self._engine.progress())
 
     def _put(self, events: Sequence[Outcome]) -> None:
         if self._session and events:

@@ -31,6 +31,7 @@ class Run(Struct, eq=False):
     began: float  # monotonic seconds
     epoch: int | None = None  # generation epoch in which it began here
     seq: int = 0  # tokens published, over all choices
+    counted: int = 0  # tokens of a whole answer that `RunningStats` has counted before its end
     #: Tokens published of the first choice, packed.
     shown: bytearray = field(default_factory=bytearray)
     first_token: float | None = None

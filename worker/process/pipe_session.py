@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tokenyard import clock
@@ -50,6 +50,9 @@ class PipeLaneSession:
 
     def settle(self, aborted: Aborted) -> None:
         """Nobody pays here."""
+
+    def note_made(self, made: Mapping[str, int]) -> None:
+        """Nobody counts here."""
 
     def end(self) -> None:
         """Drop unanswered requests."""

@@ -1,4 +1,4 @@
-"""What a worker has published: counted by its publisher and reported with each heartbeat.
+"""What a worker has made and published: counted as it goes, and reported with each heartbeat.
 
 Counted twice: per incarnation for the roster, and per process for the metrics.
 """
@@ -68,13 +68,23 @@ class RunningStats:
                 self._finished += 1
                 self._failed += isinstance(outcome, _FAILURES)
                 made = _made(outcome)
-                tokens += max(0, made - run.seq)
+                tokens += max(0, made - max(run.seq, run.counted))
                 if _came_at_once(run, outcome):
                     self._ttft.observe(_whole_s(run, now))
                 if self._has_readers:
                     self._note_end(run, outcome, made, now)
-            self._tokens += tokens
-            self._counts.tokens[self._model, "output"] += tokens
+            self._count(tokens)
+
+    def note_made(self, made: Iterable[tuple[Run, int]]) -> None:
+        """Count what was made so far of answers that are published whole."""
+        with self._lock:
+            for run, tokens in made:
+                self._count(max(0, tokens - run.counted))
+                run.counted = max(run.counted, tokens)
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._counts.tokens[self._model, "output"] += tokens
 
     def _note_end(self, run: Run, end: End, made: int, now: float) -> None:
         counts, model, assignment = self._counts, self._model, run.assignment

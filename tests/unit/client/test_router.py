@@ -132,7 +132,7 @@ class TestText:
         pending.take(make_result("q", [1, 2, 3], text="Hel"), 0.0)
         deltas = list(DeltaCursor(pending).read())
         assert [delta.tokens for delta in deltas] == [[1], [2], [3], []]
-        assert [delta.text for delta in deltas] == ["H", None, None, "el"]
+        assert [delta.text for delta in deltas] == ["H", "", "", "el"]
 
     def test_of_several_choices_is_kept_apart(self, pending: PendingRequest) -> None:
         pending.take(make_delta("q", 0, [1], text="a"), 0.0)

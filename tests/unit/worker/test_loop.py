@@ -35,6 +35,7 @@ from worker.process.loop import (
     DRAINING_WAIT_S,
     IDLE_WAIT_S,
     LEAST_CLEARED,
+    PROGRESS_EVERY_S,
 )
 from worker.process.outcomes import Aborted, Expired, Remembered, Run
 
@@ -57,6 +58,21 @@ def test_an_assignment_leads_to_events(rig: LoopRig) -> None:
         finished("1-0", [5, 6]),
     ]
     assert rig.loop.unfinished == 0
+
+
+def test_what_is_made_of_whole_answers_is_noted_once_a_second(
+    rig: LoopRig, fake_clock: FakeClock
+) -> None:
+    rig.deliver("1-0")
+    rig.engine.made = [5, 6]
+
+    rig.turn()
+    rig.turn()
+    assert len(rig.sessions[0].made) == 1
+    fake_clock.advance(PROGRESS_EVERY_S)
+    rig.turn()
+
+    assert rig.sessions[0].made == [{"1-0": 2}] * 2
 
 
 def test_a_refused_request_is_answered(rig: LoopRig) -> None:

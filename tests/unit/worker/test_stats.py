@@ -39,6 +39,18 @@ def test_tokens_of_a_stream_count_once() -> None:
     assert tally.now() == WorkerTotals(finished=1, tokens=4)
 
 
+def test_tokens_of_a_whole_answer_count_as_they_are_made() -> None:
+    tally, run, lost = RunningStats(), Run(make_assignment(), 0.0), Run(make_assignment(), 0.0)
+
+    tally.note_made([(run, 2), (lost, 5)])
+    assert tally.now() == WorkerTotals(tokens=7)
+    tally.note_made([(run, 3), (lost, 5)])
+    publish(tally, run, finished(1, 2, 3, 4))
+
+    assert tally.now() == WorkerTotals(finished=1, tokens=9)
+    assert tally.counts().tokens["", "output"] == 9
+
+
 def test_tokens_of_an_earlier_attempt_are_not_counted_again() -> None:
     tally, run = RunningStats(), Run(make_assignment(published=[1, 2]), 0.0)
 

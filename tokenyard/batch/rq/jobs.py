@@ -29,6 +29,7 @@ from tokenyard.batch.rq.batch_object import Batch
 from tokenyard.batch.rq.schedule import next_time, spec_at
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
 from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.url import batch_url
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
 from tokenyard.protocol.keys import NAME_RULE, is_name
@@ -339,7 +340,8 @@ class BatchJob:
 
     @contextlib.contextmanager
     def _queue(self) -> Iterator[BatchQueue]:
-        with translated(self.redis_url), open_connection(self.redis_url) as connection:
+        where = batch_url(self.redis_url)
+        with translated(where), open_connection(where) as connection:
             yield BatchQueue(connection, self.yard)
 
 
@@ -380,7 +382,8 @@ def submit_batch(
             raise SettingsError(["cron: give neither a time nor a job to wait for with it"])
         at = next_time(cron)
         order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, spec=spec_at(spec, at))
-    with translated(redis_url), open_connection(redis_url) as connection:
+    where = batch_url(redis_url)
+    with translated(where), open_connection(where) as connection:
         job = BatchQueue(connection, yard).enqueue(order, after=after, at=at)
     return BatchJob(job.id, redis_url, yard)
 

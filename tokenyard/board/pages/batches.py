@@ -15,6 +15,7 @@ from tokenyard.board.addresses import address
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Parameters, Yard
+from tokenyard.broker.connection import batch_connection
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import pip_install
 
@@ -58,7 +59,10 @@ def _queue(yard: Yard) -> BatchQueue:
         raise ActionRefused(_WITHOUT_RQ)
     from tokenyard.batch.rq.jobs import BatchQueue
 
-    return BatchQueue(yard.connection, yard.keys.yard)
+    try:
+        return BatchQueue(batch_connection(yard.connection, yard.url), yard.keys.yard)
+    except SettingsError as error:
+        raise ActionRefused(f"{error}.") from error
 
 
 def _find(yard: Yard, given: Parameters) -> ListedJob:
@@ -75,11 +79,12 @@ def _find(yard: Yard, given: Parameters) -> ListedJob:
 
 
 def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
-    if not is_installed():
-        return _EMPTY | {"missing": _WITHOUT_RQ}
+    try:
+        queue = _queue(yard)
+    except ActionRefused as refused:
+        return _EMPTY | {"missing": str(refused)}
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
 
-    queue = _queue(yard)
     place = given.one_of("place", ("", *PLACES), "")
     number = given.whole("page", 1, 1, _MOST_PAGES)
     try:

@@ -17,14 +17,15 @@ from rich.table import Table
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import ENDED
+from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.url import batch_url
 from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
 from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.completion import complete_job
-from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted, local_time, printable, span
 
 if TYPE_CHECKING:
@@ -51,16 +52,22 @@ def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
     need_rq()
     from tokenyard.batch.rq.jobs import BatchQueue, UnknownJob
 
-    with file_errors_in_one_line(ctx, Exit.FAILED), opened(ctx.obj) as (connection, keys):
+    where = batch_url(url_of(ctx.obj))
+    with (
+        file_errors_in_one_line(ctx, Exit.FAILED),
+        translated(where),
+        open_connection(where) as connection,
+    ):
         try:
-            yield BatchQueue(connection, keys.yard)
+            yield BatchQueue(connection, ctx.obj.yard)
         except UnknownJob as error:
             say(f"Error: {error}", err=True)
             ctx.exit(Exit.FAILED)
 
 
-def _note(ctx: click.Context, queue: BatchQueue, action: str, job_id: str, text: str) -> None:
-    note(queue.rq.connection, Keys(ctx.obj.yard), action, [f"batch {job_id}"], text)
+def _note(ctx: click.Context, action: str, job_id: str, text: str) -> None:
+    with opened(ctx.obj) as (connection, keys):
+        note(connection, keys, action, [f"batch {job_id}"], text)
 
 
 @click.command("list", cls=PlainCommand, short_help="List the jobs, the newest first.")
@@ -138,7 +145,7 @@ def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
         now = queue.cancel(queue.find(job_id))
         is_cancelled = now in {"cancelled", "cancelling"}
         if is_cancelled and not was_over:
-            _note(ctx, queue, "batch.cancel", job_id, f"{job_id}: {now}.")
+            _note(ctx, "batch.cancel", job_id, f"{job_id}: {now}.")
     say(msgspec.json.encode({"id": job_id, "status": now}) if as_json else f"{job_id}: {now}")
     ctx.exit(Exit.OK if is_cancelled else Exit.FAILED)
 
@@ -157,7 +164,7 @@ def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -
     with _queue(ctx) as queue:
         queue.resume(queue.find(job_id), retry_errors=retry_errors)
         again = ", with its errors" if retry_errors else ""
-        _note(ctx, queue, "batch.resume", job_id, f"{job_id} waits for a worker again{again}.")
+        _note(ctx, "batch.resume", job_id, f"{job_id} waits for a worker again{again}.")
         batch = queue.describe(job_id)
     say(msgspec.json.encode(batch) if as_json else f"{job_id}: waits for a worker again")
 

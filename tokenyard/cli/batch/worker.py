@@ -8,6 +8,7 @@ import click
 from setproctitle import setproctitle
 
 from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.url import batch_url
 from tokenyard.cli.batch.options import need_rq
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.process.program import PlainCommand, YardChoice, start_logging
@@ -85,6 +86,7 @@ def worker(
     url = url_of(choice)
     start_logging(url, debug=choice.debug)
     setproctitle(f"tokenyard batch worker {choice.yard}")
-    with translated(url), open_connection(url) as connection:
+    where = batch_url(url)
+    with translated(where), open_connection(where) as connection:
         connection.ping()
         run_worker(url, choice.yard, connection, name=name, burst=burst)

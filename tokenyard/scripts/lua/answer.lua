@@ -21,6 +21,7 @@
 -- ARGV[11] the digest of the request ('': not to be compared)
 -- ARGV[12] why a request that reuses an id is a dead letter
 -- ARGV[13] the code of its error
+-- ARGV[14] what the submitter of a request that reuses an id is told on the reply stream (msgpack map)
 -- Returns -1 NOT_LEADER, 1 ANSWERED, 2 DUPLICATE (dropped: the id is known otherwise),
 --   5 GONE (it does not wait there any more), 6 REUSED (now a dead letter: the id is known with
 --   another digest)
@@ -50,6 +51,9 @@ local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'di
 if known[1] and (known[1] ~= 'waiting' or waits_at(known[2], known[3], known[4]) ~= here) then
   if not is_reused(known[5], digest) then return DUPLICATE end
   to_dead_letters(KEYS[7], ARGV[10], waits[2], ARGV[12], here)
+  local is_new = redis.call('TTL', KEYS[5]) == -2 -- else it lives as the first request wants
+  add_replies(KEYS[5], ARGV[4], {ARGV[14]}, ARGV[7])
+  if is_new then keep_for(KEYS[5], ARGV[6]) end
   return REUSED
 end
 if known[1] and ARGV[2] ~= 'retry' then

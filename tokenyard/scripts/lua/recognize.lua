@@ -10,6 +10,8 @@
 -- ARGV[1] the caller's leader token
 -- ARGV[2] the server, by the id of its process
 -- ARGV[3] 1 if that process has been a replica, else 0
+-- ARGV[4] its replication id, '' if that is not known
+-- ARGV[5] the replication id of the server that it has replaced last, '' if any counts
 -- Returns -1 NOT_LEADER, or the number of workers that were fenced
 -- Atomic, because no earlier worker may get a request on the new server.
 
@@ -19,9 +21,10 @@ local NOT_LEADER = -1
 -- More incarnations than can have joined in the lost writes: none may be given out twice.
 local SKIPPED = 1000
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
-local known = redis.call('HMGET', KEYS[2], 'server')[1]
-redis.call('HSET', KEYS[2], 'server', ARGV[2])
-if not known or known == ARGV[2] or ARGV[3] ~= '1' then return 0 end
+local known = redis.call('HMGET', KEYS[2], 'server', 'replication')
+redis.call('HSET', KEYS[2], 'server', ARGV[2], 'replication', ARGV[4])
+if not known[1] or known[1] == ARGV[2] or ARGV[3] ~= '1' then return 0 end
+if ARGV[5] ~= '' and (known[2] or '') ~= '' and known[2] ~= ARGV[5] then return 0 end
 
 local fenced = 0
 for _, worker in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do

@@ -130,6 +130,14 @@ class SimulatedEngine:
         """Whether `step` has work."""
         return bool(self._running or self._waiting)
 
+    def progress(self) -> dict[str, int]:
+        """Tokens made so far of whole answers; see `worker.engines.Engine.progress`."""
+        whole = (one for one in self._running.values() if not one.streams)
+        return {
+            one.key: sum(min(one.made, len(choice.tokens)) for choice in one.choices)
+            for one in whole
+        }
+
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests, in the time of the speed model."""
         self._crash.passed("before_step")

@@ -180,6 +180,11 @@ class VllmEngine:
         """Whether `step` has work."""
         return bool(self._answers or self._ready)
 
+    def progress(self) -> dict[str, int]:
+        """Tokens made so far of whole answers; see `worker.engines.Engine.progress`."""
+        whole = (key for key, answer in self._answers.items() if isinstance(answer, Whole))
+        return {key: sum(map(len, tokens_so_far(self._engine, key))) for key in whole}
+
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests; after an exception the engine is unusable."""
         events, self._ready = self._ready, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,12 @@ def tokens_so_far(engine: Any, request_id: str) -> Sequence[list[int]]:
                 if output is not None:
                     found.setdefault(output.index, list(output.token_ids))
     except (AttributeError, KeyError, TypeError) as error:
-        logger.warning("request %s: vLLM does not tell its tokens so far: %r", request_id, error)
+        _warn(repr(error))
         return ()
     return [found[index] for index in sorted(found)]
+
+
+@functools.cache
+def _warn(error: str) -> None:
+    """Once: it is asked each second."""
+    logger.warning("vLLM does not tell the tokens of a request so far: %s", error)

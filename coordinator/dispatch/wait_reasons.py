@@ -1,0 +1,61 @@
+"""Why requests had to wait, by model: what `explain` tells once they have a lane."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from coordinator.routing.queued_request import QueuedRequest
+
+#: A shorter wait needs no reason.
+LEAST_MS: Final = 1000.0
+#: Reasons of one model that are remembered, the last ones.
+_MOST: Final = 16
+
+
+@dataclass(slots=True)
+class _Spell:
+    why: str
+    since_ms: float
+    until_ms: float = math.inf  # it is in force
+
+    def ms_of(self, queued: QueuedRequest, now_ms: float) -> float:
+        """How much of the time that a request has waited."""
+        return min(self.until_ms, now_ms) - max(self.since_ms, queued.since_ms)
+
+
+class WaitReasons:
+    """The reasons for which the requests of each model waited lately."""
+
+    def __init__(self) -> None:
+        self._spells: dict[str, deque[_Spell]] = {}
+        self._before: _Spell | None = None
+
+    def begin(self, now_ms: float) -> None:
+        """A turn begins; before the first one, nothing is known."""
+        if self._before is None:
+            self._before = _Spell("another coordinator led, or none", -math.inf, now_ms)
+
+    def note(self, reasons: Mapping[str, str], now_ms: float) -> None:
+        """Why the requests of each model wait now; those of others do not."""
+        in_force = {}
+        for model, spells in self._spells.items():
+            if spells[-1].until_ms == math.inf and reasons.get(model) != spells[-1].why:
+                spells[-1].until_ms = now_ms
+            in_force[model] = spells[-1].until_ms == math.inf
+        for model, why in reasons.items():
+            if not in_force.get(model):
+                self._spells.setdefault(model, deque(maxlen=_MOST)).append(_Spell(why, now_ms))
+
+    def tell(self, queued: QueuedRequest, now_ms: float, why: str) -> str:
+        """Why a request goes to its lane now, and what it waited for most of the time."""
+        if self._before is None or now_ms - queued.since_ms < LEAST_MS:
+            return why
+        # Before its model was known, it waited under that of nobody.
+        spells = (self._before, *self._spells.get(queued.model, ()), *self._spells.get("", ()))
+        longest = max(spells, key=lambda spell: spell.ms_of(queued, now_ms))
+        most_ms = longest.ms_of(queued, now_ms)
+        return f"{why}; for {most_ms / 1000:.1f} s {longest.why}" if most_ms > 0 else why

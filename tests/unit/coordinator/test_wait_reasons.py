@@ -1,0 +1,42 @@
+"""What a request waited for most of the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.dispatch.wait_reasons import WaitReasons
+from coordinator.routing.queued_request import QueuedRequest
+
+
+def queued(since_ms: float) -> QueuedRequest:
+    return QueuedRequest(intake="normal", entry="1-0", id="q", model="m", since_ms=since_ms)
+
+
+@pytest.fixture
+def reasons() -> WaitReasons:
+    """A term that began at 10 s, without a worker until 40 s; then all places were taken."""
+    reasons = WaitReasons()
+    reasons.begin(10_000)
+    for second in range(10, 41):
+        reasons.note({"m": "no worker was ready", "other": "it was paused"}, second * 1000)
+    for second in range(41, 61):
+        reasons.note({"m": "all places were taken"}, second * 1000)
+    return reasons
+
+
+@pytest.mark.parametrize(
+    ("since_s", "told"),
+    [
+        (9, "lane; for 31.0 s no worker was ready"),
+        (30, "lane; for 19.0 s all places were taken"),
+        (-60, "lane; for 70.0 s another coordinator led, or none"),
+        (59.5, "lane"),
+        (70, "lane"),
+    ],
+)
+def test_the_longest_reason_is_told(reasons: WaitReasons, since_s: float, told: str) -> None:
+    assert reasons.tell(queued(since_s * 1000), 60_000, "lane") == told
+
+
+def test_nothing_is_told_of_what_was_not_seen() -> None:
+    assert WaitReasons().tell(queued(0), 5_000, "lane") == "lane"
