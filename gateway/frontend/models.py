@@ -30,7 +30,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
-from gateway.frontend.engine_client import TASKS, QueueEngineClient
+from gateway.frontend.engine_client import TASKS, QueueEngineClient, take_text_only
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
 from tokenyard import clock
@@ -91,7 +91,9 @@ def serve_args(profile: ModelProfile) -> Namespace:
     args.served_model_name = [profile.name]
     args.enable_log_requests = False
     args.disable_log_stats = True
-    args.skip_mm_profiling = True
+    args.language_model_only = (
+        True  # nothing here reads a picture, so none of its libraries is needed
+    )
     # An adapter's files are the workers' concern: a request only names it.
     args.lora_modules = [LoRAModulePath(name, name) for name in profile.adapters]
     for name, value in profile.arguments.items():
@@ -124,6 +126,7 @@ class FrontEnds:
         self._has_made_one = False
         self.app = _build()
         open_door(self.app)
+        take_text_only()
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]
 
     async def state_of(self, profile: ModelProfile) -> State:
