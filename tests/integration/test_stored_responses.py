@@ -15,7 +15,6 @@ from gateway.http.errors import GatewayError, invalid
 from gateway.http.incoming import Bodies
 from gateway.queue.calls import carry_out
 from gateway.queue.yard import YardQueue
-from gateway.responses.api import ResponsesApi
 from gateway.responses.store import ResponseStore, StoredResponse
 from tests.support.builders import random_name
 from tests.support.servers import Server
@@ -102,10 +101,13 @@ class Refusing:
         raise invalid("input", "refused")
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize("size", [10, 2000])
 def test_a_refused_request_keeps_nothing(
     redis_url: str, connection: redis.Redis, keys: Keys, size: int
 ) -> None:
+    from gateway.responses.api import ResponsesApi
+
     settings = GatewaySettings(redis_url=redis_url, max_body_bytes=1000)
     context = RequestContext(durable_id="a" * 32, client=EVIL, created=1e10, is_first=True)
 
