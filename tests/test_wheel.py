@@ -53,6 +53,8 @@ def test_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) -> Non
     assert expected <= held
     assert {name.split("/")[0] for name in held} == set(PACKAGES)
     assert "tokenyard/py.typed" in held
+    model = {Path(name).name for name in held if name.startswith("tokenyard/models/adder/")}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= model
     assert any(re.fullmatch(r"tokenyard/scripts/lua/include/\w+\.lua", name) for name in held)
 
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve import create_error_response
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.renderers import renderer_from_config
+from vllm.renderers.chat_utils import BaseMultiModalItemTracker
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
@@ -37,6 +38,17 @@ if TYPE_CHECKING:
     from gateway.queue.yard import YardQueue
 
 TASKS: tuple[SupportedTask, ...] = ("generate",)
+_TEXT_ONLY: Final = "models here take text only"
+
+
+def take_text_only() -> None:
+    """Have vLLM refuse pictures, sound and video of any request before it fetches their URLs."""
+
+    def refuse(_: object, modality: str, *__: object) -> NoReturn:
+        raise VLLMValidationError(_TEXT_ONLY, parameter=modality)
+
+    tracker: Any = BaseMultiModalItemTracker  # each part of a chat that is no text passes it
+    tracker.add = refuse
 
 
 class QueueEngineClient(EngineClient):
@@ -120,7 +132,7 @@ class QueueEngineClient(EngineClient):
         trace_headers: Mapping[str, str] | None,
     ) -> Request:
         if core.prompt_token_ids is None or core.mm_features:
-            raise GatewayError(400, "invalid_request_error", "models here take text only")
+            raise GatewayError(400, "invalid_request_error", _TEXT_ONLY)
         if priority < 0 and not context.may_go_first:
             raise GatewayError(
                 403,

@@ -22,7 +22,7 @@ from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentato
 from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 from vllm import AsyncEngineArgs
-from vllm.config import VllmConfig
+from vllm.config import ReasoningConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
@@ -30,7 +30,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
-from gateway.frontend.engine_client import TASKS, QueueEngineClient
+from gateway.frontend.engine_client import TASKS, QueueEngineClient, take_text_only
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
 from tokenyard import clock
@@ -91,7 +91,8 @@ def serve_args(profile: ModelProfile) -> Namespace:
     args.served_model_name = [profile.name]
     args.enable_log_requests = False
     args.disable_log_stats = True
-    args.skip_mm_profiling = True
+    # Nothing here reads a picture, so none of its libraries is needed.
+    args.language_model_only = True
     # An adapter's files are the workers' concern: a request only names it.
     args.lora_modules = [LoRAModulePath(name, name) for name in profile.adapters]
     for name, value in profile.arguments.items():
@@ -105,10 +106,16 @@ def model_state(profile: ModelProfile, queue: YardQueue) -> tuple[Namespace, Que
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_model_config()
     config.quantization = None  # only weights need it
-    structured = engine_args.structured_outputs_config
+    structured, reasoning = engine_args.structured_outputs_config, engine_args.reasoning_config
+    if isinstance(reasoning, dict):
+        reasoning = ReasoningConfig(**reasoning)
     if engine_args.reasoning_parser:
         structured.reasoning_parser = engine_args.reasoning_parser
-    vllm_config = VllmConfig(model_config=config, structured_outputs_config=structured)
+        reasoning = reasoning or ReasoningConfig()
+        reasoning.reasoning_parser = engine_args.reasoning_parser
+    vllm_config = VllmConfig(
+        model_config=config, structured_outputs_config=structured, reasoning_config=reasoning
+    )
     return args, QueueEngineClient(profile.name, vllm_config, queue, profile.stated)
 
 
@@ -124,6 +131,7 @@ class FrontEnds:
         self._has_made_one = False
         self.app = _build()
         open_door(self.app)
+        take_text_only()
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]
 
     async def state_of(self, profile: ModelProfile) -> State:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, invalid
 from tokenyard.protocol.sampling import TAKEN
 from tokenyard.protocol.wire import SamplingParams
 
@@ -41,12 +41,9 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
             name: value for name, value in given.items() if value is not None and value is not False
         }
     if params.routed_experts_prompt_start:
-        raise GatewayError(
-            400,
-            "invalid_request_error",
-            "routed experts are not carried through the queue",
-            param="routed_experts_prompt_start",
-        )
+        raise invalid("routed_experts_prompt_start", "not carried through the queue")
+    if (params.extra_args or {}).get("kv_transfer_params"):
+        raise invalid("kv_transfer_params", "names hosts, to which no worker connects for a client")
     try:
         return msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:

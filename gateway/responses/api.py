@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gateway.frontend.models import FrontEnds
     from gateway.http.context import RequestContext
     from gateway.models import ModelWatch
+    from gateway.queue.calls import Command
     from gateway.queue.yard import YardQueue
     from tokenyard.protocol.gateway_settings import GatewaySettings
 
@@ -65,7 +66,7 @@ class ResponsesApi:
     ) -> None:
         """Serve ``POST /v1/responses``; of a stream, only the events behind number ``after``."""
         options = read_options(body)
-        stored, is_new = await self._open(body, model, context, options)
+        stored, saving = await self._open(body, model, context, options)
         context.continues = context.continues or options.is_background
         if options.is_kept:
             context.keep_s = self._settings.record_ttl_s
@@ -78,18 +79,19 @@ class ResponsesApi:
                 answer = self._answer(send, context, after)
                 await self._renderer.answer(stored, context, headers, receive, answer)
         finally:
-            if is_new and not context.ticket.is_accepted:
-                await self._store.delete(stored)
+            if saving is not None and context.is_first and not context.ticket.is_accepted:
+                context.unsaved = [one for one in context.unsaved if one is not saving]
+                await self._store.delete(stored, is_counted=True)
 
     async def _open(
         self, body: Body, model: str, context: RequestContext, options: ResponseOptions
-    ) -> tuple[StoredResponse, bool]:
-        """The response with its whole conversation, and whether it is stored just now."""
+    ) -> tuple[StoredResponse, Command | None]:
+        """The response with its whole conversation, and what stores it with its request."""
         name = f"resp_{context.durable_id}"
+        known = None if context.is_first else await self._store.find(context.client, name)
+        if known is not None:
+            return known, None
         if options.previous is not None:
-            known = await self._store.find(context.client, name)
-            if known is not None:
-                return known, False
             body = body | {
                 "input": await self._conversation(context.client, options.previous, body)
             }
@@ -103,7 +105,15 @@ class ResponsesApi:
             is_background=options.is_background,
             is_stream=options.is_stream or options.is_background,
         )
-        return await self._store.open(mine) if options.is_kept else (mine, False)
+        most = self._settings.max_body_bytes
+        if len(mine.body) > most:
+            field = "input" if options.previous is None else "previous_response_id"
+            raise invalid(field, f"the whole conversation has more than {most} bytes")
+        if not options.is_kept:
+            return mine, None
+        saving = await self._store.reserve(mine)
+        context.unsaved.append(saving)
+        return mine, saving
 
     async def _conversation(self, client: str, previous: str, body: Body) -> list[Any]:
         """The items of the turns before, and of this one."""

@@ -54,7 +54,8 @@ def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOp
     inner |= {"request_id": response_id, "background": False}
     inner["stream"] = options.is_stream or options.is_background
     try:
-        return json.dumps(inner, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(inner, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
     except (ValueError, RecursionError) as error:
         message = f"the body is not JSON in UTF-8: {error}"
         raise GatewayError(400, "invalid_request_error", message) from error

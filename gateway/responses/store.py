@@ -9,13 +9,18 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.errors import GatewayError
+from gateway.queue.calls import Command, carry_out
 from gateway.queue.yard import YardQueue
+from tokenyard import clock
 from tokenyard.broker.connection import translated
+from tokenyard.protocol.errors import Code
 from tokenyard.scripts import Cancelled
 
 #: What the id of a response has in front of its durable id.
 PREFIX: Final = "resp_"
 _ID: Final = re.compile(PREFIX + "([0-9a-f]{32})")
+#: Bytes are summed up by the hour in which their requests came, and then expire together.
+_HOUR_MS: Final = 3_600_000
 _UNFINISHED: Final = {"waiting": "queued", "assigned": "in_progress"}
 
 
@@ -71,18 +76,51 @@ class ResponseStore:
             raise not_found(response_id)
         return found
 
-    async def open(self, mine: StoredResponse) -> tuple[StoredResponse, bool]:
-        """The response under this id, and whether it is new."""
-        run: Any = self._queue.connection
-        with translated(self._queue.url):
-            known = await run.set(self._key(mine), _pack(mine), nx=True, get=True, ex=self.ttl_s)
-        return (mine, True) if known is None else (_decoder.decode(known), False)
+    async def reserve(self, mine: StoredResponse) -> Command:
+        """Count a new response for its client; the command that stores it.
 
-    async def delete(self, stored: StoredResponse) -> None:
-        """Forget a response."""
+        Raises `GatewayError` where the client would have more of the broker's memory for its
+        responses than it leaves free, so that nobody fills it.
+        """
+        own, free = await self._count(mine, 1)
+        if own > free:
+            await self._count(mine, -1)
+            raise GatewayError(
+                429,
+                "rate_limit_error",
+                "your stored responses take as much memory as the broker has left; delete some, or "
+                "send `store: false`",
+                code=Code.QUOTA_EXCEEDED,
+            )
+        return ("SET", self._key(mine), _pack(mine), "EX", self.ttl_s)
+
+    async def delete(self, stored: StoredResponse, *, is_counted: bool = False) -> None:
+        """Forget a response, which may be counted and not stored yet."""
         run: Any = self._queue.connection
         with translated(self._queue.url):
-            await run.delete(self._key(stored))
+            is_gone = await run.delete(self._key(stored))
+        if is_gone or is_counted:
+            await self._count(stored, -1)
+
+    async def _count(self, stored: StoredResponse, sign: int) -> tuple[int, int]:
+        """Count its bytes; those of all responses of its client, and the broker's free ones."""
+        sums = self._queue.keys.stored(stored.client)
+        change = sign * len(_pack(stored))
+        commands: list[Command] = [
+            ("HINCRBY", sums, stored.created_ms // _HOUR_MS, change),
+            ("EXPIRE", sums, self.ttl_s + _HOUR_MS // 1000),
+            ("HGETALL", sums),
+            ("INFO", "memory"),
+        ]
+        with translated(self._queue.url):
+            *_, by_hour, memory = await carry_out(self._queue.connection, commands)
+            first = (clock.wall_ms() - self.ttl_s * 1000) // _HOUR_MS
+            over = [hour for hour in by_hour if int(hour) < first]
+            if over:
+                await carry_out(self._queue.connection, [("HDEL", sums, *over)])
+        most = int(memory.get("maxmemory") or memory["total_system_memory"])
+        own = sum(int(size) for hour, size in by_hour.items() if hour not in over)
+        return own, most - int(memory["used_memory"])
 
     async def status(self, stored: StoredResponse) -> str | None:
         """`queued`, `in_progress`, or `over`; None where its request is unknown."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.batch.conftest import WriteLines, completion, objects, zstd
 from tests.support.processes import Plant
@@ -23,6 +26,7 @@ from tokenyard.batch import (
 from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, RequestCounts, load_state
+from tokenyard.cli.batch.run import _shown
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -313,3 +317,13 @@ def test_lines_without_files_are_streamed(plant: Plant, write_lines: WriteLines)
     assert found[31]["custom_id"] == "32"
     from_file = asyncio.run(_collect(write_lines("in.jsonl", lines), plant))
     assert len(from_file) == 30
+
+
+def test_a_bar_shows_its_numbers_at_80_columns() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=80, force_terminal=True)
+    counts = RequestCounts(total=200_000, completed=4909, failed=12)
+    with _shown(console) as tell:
+        tell(Progress("batch_1", "in_progress", counts, 1234.5, 3700.0))
+    plain = re.sub(r"\x1b\[[\d;?]*\w", "", text.getvalue())
+    assert "4921/200000 1234.5 lines/s, 1:01:40 left, 12 errors 0:00:0" in plain

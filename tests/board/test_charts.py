@@ -59,8 +59,19 @@ def test_lines_stay_within_the_axes() -> None:
     [path] = paths(drawn([0.0, 7.0, 10.0, 3.0]))
 
     places = [tuple(map(float, one.split())) for one in re.findall(r"[ML]([\d.]+ [\d.]+)", path)]
-    assert [x for x, _ in places] == pytest.approx([46, 148.7, 251.3, 354], abs=0.1)
+    assert [x for x, _ in places] == pytest.approx([60, 158, 256, 354], abs=0.1)
     assert [y for _, y in places] == pytest.approx([112, 39.2, 8, 80.8])
+
+
+@pytest.mark.parametrize("unit", [COUNT, RATE, DURATION])
+def test_the_numbers_of_an_axis_are_not_cut_off(unit: object) -> None:
+    for power in range(-3, 7):
+        for value in (1.0, 2.5, 5.0, 9.0):
+            for x, text in re.findall(
+                r'x="(\d+)" y="[^"]*" text-anchor="end">([^<]*)<',
+                drawn([value * 10.0**power], unit=unit),
+            ):
+                assert len(text) * 0.6 * 12.5 <= int(x), text  # by the size of `.tick`
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,18 @@ def test_it_persists_every_write_and_evicts_no_key(tmp_path: Path) -> None:
         }
         assert connection.config_get(*wanted) == wanted
         assert connection.info("server")["process_id"] == started.pid
+        # Half of the memory here, so that a rewrite of the file has as much.
+        assert connection.config_get("maxmemory") == {"maxmemory": str(broker._room())}
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, limit = broker._room(), tmp_path / "memory.max"
+    monkeypatch.setattr(broker, "_OF_CONTAINER", limit)
+    assert broker._room() >= whole
+    limit.write_text("1048576\n")
+    assert broker._room() == 524_288
+    limit.write_text("max\n")
+    assert broker._room() >= whole
 
 
 @pytest.mark.parametrize("given", ["", "glibc.malloc.tcache_count=9"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,8 +18,13 @@ from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.cli import demo
 from tokenyard.cli.demo import DemoAnswer, Sum
+from tokenyard.cli.up.local_yard import LocalPlan
+from tokenyard.process import extras
 from tokenyard.process.program import Exit
 from tokenyard.protocol.replies import ErrorInfo, Provenance, Result, Status, Timing
+from tokenyard.protocol.texts import pip_install
+
+Invoke = Callable[..., Any]
 
 
 def answer(text: str, *, status: Status = "completed") -> DemoAnswer:
@@ -69,6 +76,42 @@ def test_a_full_table_still_shows_wrong_answers() -> None:
     rows = [line for line in captured.get().splitlines() if "12+34=" in line]
     assert ["99" in row for row in rows] == [True, False]
     assert all("demo-0.1" in row and "5 ms" in row for row in rows)
+
+
+@pytest.fixture
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is to be said."""
+    for module in (demo, extras):
+        monkeypatch.setattr(module, "installed_vllm", lambda: None)
+    return f"{demo._INVENTED}: {pip_install('worker-cpu')}, or [worker].\n"
+
+
+def test_without_vllm_the_demo_is_planned_with_a_simulated_engine(
+    without_vllm: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[LocalPlan] = []
+
+    def run(plan: LocalPlan, _: object, __: str, questions: list[Sum]) -> list[DemoAnswer]:
+        plans.append(plan)
+        return [DemoAnswer(one, answer("a7").result) for one in questions]
+
+    monkeypatch.setattr(demo, "_run", run)
+    done = invoke("demo", "--slots", "3", "--requests", "5")
+    assert done.exit_code == Exit.OK
+    assert done.output.startswith(without_vllm)
+    assert done.output.splitlines()[-1] == "5 answered, all invented"
+    assert [(plan.engine, plan.workers, plan.http_port) for plan in plans] == [
+        ("simulated", 3, None)
+    ]
+
+
+@pytest.mark.long
+def test_without_vllm_the_demo_runs(without_vllm: str, invoke: Invoke) -> None:
+    done = invoke("demo", "--requests", "20")
+    assert done.exit_code == Exit.OK, done.output
+    assert without_vllm in done.output
+    assert "vLLM worker" not in done.output
+    assert done.output.splitlines()[-1] == "20 answered, all invented"
 
 
 @pytest.mark.long

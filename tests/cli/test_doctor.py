@@ -47,8 +47,13 @@ def test_a_healthy_yard_has_no_faults(yard: dict[str, Any]) -> None:
     assert found["lanes"] == {"ok"}
 
 
-def test_the_default_output_lists_only_problems(ask: Ask) -> None:
-    some, all_of_it = ask("doctor").stdout, ask("doctor", "--all").stdout
+def test_the_default_output_lists_only_problems(ask: Ask, yard: dict[str, Any]) -> None:
+    assert "maxmemory" not in ask("doctor").stdout, "`up` has set it"
+    with redis.Redis.from_url(yard["url"]) as connection:
+        before = connection.config_get("maxmemory")["maxmemory"]
+        connection.config_set("maxmemory", 0)
+        some, all_of_it = ask("doctor").stdout, ask("doctor", "--all").stdout
+        connection.config_set("maxmemory", before)
 
     assert "CONFIG SET maxmemory" in some
     assert "0 faults" in some

@@ -53,7 +53,7 @@ def test_each_waiting_request_gets_one_result(quiet: Yard, run: Any) -> None:
 @pytest.mark.long
 def test_empty_of_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
     kept, low = quiet.submit(), quiet.submit(priority_class="low")
-    done = run("empty", "--priority", "low", "--yes")
+    done = run("empty", "--class", "low", "--yes")
     assert (done.returncode, done.stdout) == (Exit.OK, "1 request cancelled: 1 low\n")
     assert quiet.ledger(kept.request)["state"] == "waiting"
     assert quiet.ledger(low.request)["state"] == "cancelled"

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
@@ -22,6 +22,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.client import durability
 from tokenyard.process.program import Exit
+from tokenyard.protocol.errors import QueueFull
 from tokenyard.protocol.keys import Keys
 
 Ask = Callable[..., Result]
@@ -54,6 +55,75 @@ def test_a_request_counts_for_its_tenant(ask: Ask) -> None:
     assert result.exit_code == Exit.OK, result.output
     used = json.loads(ask("tenants", "usage", tenant, "--json").stdout)
     assert [(each["tenant"], each["tokens_out"]) for each in used] == [(tenant, 3)]
+
+
+Seen = list[tuple[list[Any], dict[str, Any]]]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """What is asked of a client, which refuses it: prompts and options."""
+    found: Seen = []
+
+    class Refusing:
+        client_id = "me"
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def map(self, prompts: Iterable[Any], **options: Any) -> None:
+            found.append((list(prompts), options))
+            raise QueueFull(1.0)
+
+        def submit_many(self, items: list[Any], **options: Any) -> None:
+            self.map([item["prompt"] for item in items], **options)
+
+    monkeypatch.setattr("tokenyard.cli.submit.Client", Refusing)
+    return found
+
+
+@pytest.mark.parametrize("texts", [("a",), ("a", "b")])
+@pytest.mark.parametrize(
+    ("given", "said"), [(("--chat",), []), (("--system", "Be brief."), ["Be brief."])]
+)
+def test_a_chat_is_asked_with_what_its_system_says(
+    invoke: Ask, seen: Seen, given: tuple[str, ...], said: list[str], texts: tuple[str, ...]
+) -> None:
+    invoke("--redis-url", "redis://h", "submit", *given, "--class", "high", *texts)
+    [(prompts, options)] = seen
+    first = [{"role": "system", "content": text} for text in said]
+    assert prompts == [[*first, {"role": "user", "content": text}] for text in texts]
+    assert options["priority_class"] == "high"
+
+
+@pytest.mark.parametrize(
+    ("given", "params"),
+    [
+        (("--chat",), {"max_tokens": None}),
+        (("--chat", "--max-tokens", "7"), {"max_tokens": 7}),
+        (("--system", "s", "--param", "max_tokens=8"), {"max_tokens": 8}),
+        ((), {}),
+    ],
+)
+def test_an_answer_has_as_many_tokens_as_by_vllms_server(
+    invoke: Ask, seen: Seen, given: tuple[str, ...], params: dict[str, Any]
+) -> None:
+    invoke("--redis-url", "redis://h", "submit", *given, "hi")
+    [(_, options)] = seen
+    assert options["params"] == params
+    assert options["priority_class"] == "normal"
+
+
+def test_a_chat_takes_no_token_ids(ask: Ask) -> None:
+    refused = ask("submit", "--chat", "--ids", "1,2")
+    assert refused.exit_code == Exit.USAGE
+    assert "not for --ids" in refused.stderr
 
 
 def test_a_text_that_cannot_be_a_tenant_is_refused(ask: Ask) -> None:

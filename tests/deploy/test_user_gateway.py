@@ -38,6 +38,7 @@ from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id
 from gateway.models import ModelWatch
+from gateway.queue.calls import carry_out
 from gateway.queue.yard import YardQueue
 from gateway.responses.store import ResponseStore, StoredResponse
 
@@ -95,7 +96,7 @@ async def keeps(queue: YardQueue) -> None:
     assert (await records.open(CLIENT, name, "print", 60))[1]
     store = ResponseStore(queue, 60)
     mine = StoredResponse(name, CLIENT, 0, "sim", b"{}")
-    assert await store.open(mine) == (mine, True)
+    await carry_out(queue.connection, [await store.reserve(mine)])
     assert await store.find(CLIENT, mine.id) == mine
     assert await store.status(mine) is None
     await store.delete(mine)
@@ -162,6 +163,7 @@ def test_a_gateway_acts_for_its_own_clients_only(guarded: GuardedServer) -> None
                 ("XADD", keys.reply(name, "q1"), "*", "event", "result"),
                 ("GET", keys.http_record(name, "q1")),
                 ("SET", keys.response(name, "q1"), "x"),
+                ("HINCRBY", keys.stored(name), 1, 1),
             ]
             assert [one for one in commands if not is_refused(connection, *one)] == []
         # all HTTP keys at once, and what belongs to operators and to the system.

@@ -32,6 +32,17 @@ def test_a_step_takes_as_many_tokens_as_in_vllms_server(monkeypatch: pytest.Monk
     assert asked == [UsageContext.OPENAI_API_SERVER]
 
 
+def test_a_table_of_the_models_file_becomes_vllms_configuration() -> None:
+    from vllm.config import ReasoningConfig
+
+    from worker.engines.vllm.arguments import _nested
+
+    marks = {"reasoning_start_str": "1", "reasoning_end_str": "2"}
+    # vLLM writes the parser into it before it would convert a table.
+    made = _nested(spec_of("adder", engine_args={"reasoning_config": marks}))
+    assert made == {"reasoning_config": ReasoningConfig(**marks)}
+
+
 def test_the_operators_step_size_counts() -> None:
     from worker.engines.vllm.arguments import engine_config
 

@@ -177,7 +177,7 @@ def test_a_tenants_requests_are_listed_found_and_emptied(yard: Yard, command: Co
     assert {one.id for one in found} == {"a0", "a1", "a2", "b0", "b1", "plain"}
     yard.connection.delete(yard.keys.ledger("bob", "b1"))
     assert find_owners(yard.connection, yard.keys, "b1").clients == ["bob"]
-    done = json.loads(command("empty", "--priority", "high", "--yes", "--json").stdout)
+    done = json.loads(command("empty", "--class", "high", "--yes", "--json").stdout)
     assert done["cancelled"] == {"high": 0}
     done = json.loads(command("empty", "--yes", "--json").stdout)
     assert done["cancelled"]["normal"] == 6

@@ -8,6 +8,7 @@ import pytest
 from tests.scripts.quota_rig import (
     ACCEPTED,
     EACH,
+    MOST,
     QUOTA,
     WIDTH,
     WINDOWS,
@@ -109,6 +110,31 @@ def test_what_was_reserved_before_the_window_is_not_given_back(
     # I expect what that counts to stay as it is.
     yard.scripts.finish(worker, [result(assignment, 3)])
     assert counted(yard, window) == 500
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("output", "more"), [(MOST + 50, 50), (3, 0)])
+def test_what_was_used_beyond_what_has_left_the_window_counts_now(
+    yard: Yard, worker: str, window: str, output: int, more: int
+) -> None:
+    limit(yard, **{window: 1000})
+    assignment = dispatch(yard, worker, accept(yard))
+    # Given a request from before the window, as its tokens say in an hour, or in days,
+    mark, width, size = WIDTH[window]
+    counts, request = yard.keys.tenant("acme"), assignment.request
+    ledger = yard.keys.ledger(request.client, request.id)
+    reserved, ms, tenant = (yard.connection.hget(ledger, "reserved") or b"").decode().split()
+    earlier_ms = int(ms) - 2 * size * width
+    number = earlier_ms // width
+    yard.connection.delete(counts)
+    yard.connection.hset(counts, f"{mark}{number % size}", f"{number} {reserved}")
+    yard.connection.hset(ledger, "reserved", f"{reserved} {earlier_ms} {tenant}")
+    # I expect that its end counts now what it has used beyond its reservation.
+    yard.scripts.finish(worker, [result(assignment, output)])
+    assert codes(submit(yard)) == [ACCEPTED]
+    rings = yard.connection.hgetall(counts)
+    newest = max(text for name, text in rings.items() if name[:1] == mark.encode())
+    assert int(newest.split()[1]) == EACH + more
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from markupsafe import Markup
 Values = Sequence[float | None]
 #: The drawing, and in it the place of the lines.
 WIDTH, HEIGHT = 360, 132
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 354, 8, 112
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 354, 8, 112
 _LOOKS: Final = ("first", "second", "third")
 
 
@@ -38,12 +38,14 @@ class Unit:
 
 
 def duration(seconds: float) -> str:
-    """``250 ms``, ``1.5 s``, ``12 s``, ``4 min``."""
+    """``250 ms``, ``1.5 s``, ``12 s``, ``4 min``, ``3 h``."""
     if seconds < 1:
         return f"{_short(1000 * seconds)} ms"
     if seconds < 120:
         return f"{_short(seconds)} s"
-    return f"{_short(seconds / 60)} min"
+    if seconds < 7200:
+        return f"{_short(seconds / 60)} min"
+    return f"{_short(seconds / 3600)} h"
 
 
 def number(value: float) -> str:

@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -32,19 +32,19 @@ from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
 from tokenyard.cli.up.progress import spinner
 from tokenyard.client.sync import Client
-from tokenyard.process.extras import why_no_gateway
+from tokenyard.process.extras import installed_vllm, why_no_gateway
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import RequestFailed
 from tokenyard.protocol.replies import Result
-from tokenyard.protocol.settings import DeviceName
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.settings import DeviceName, EngineName
+from tokenyard.protocol.texts import counted, pip_install
 
 ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
 
 Starts a broker in a temporary folder, a coordinator, the workers, which serve the example model
 `adder`, and a gateway; streams a few answers, sends the rest, asks a few by HTTP, prints a table,
-and stops everything. It needs a checkout, but neither Redis nor a GPU; with one GPU it starts one
-worker.
+and stops everything. It needs neither Redis nor a GPU; with one GPU it starts one worker. Where
+vLLM is not installed, a simulated engine invents the answers, and there is no gateway.
 
 \b
 Examples:
@@ -57,6 +57,10 @@ _SEED: Final = 2
 _MAX_TOKENS: Final = 8
 _TIMEOUT_S: Final = 120.0
 _GRACE_S: Final = 5.0
+_INVENTED: Final = (
+    "vLLM is not installed, so a simulated engine invents the answers, and there is no gateway; for"
+    " real ones"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Sum:
     """A question with its correct answer."""
 
     prompt: str
-    answer: str
+    answer: str | None  # None where the engine invents it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,8 @@ class DemoAnswer:
 
     @property
     def is_correct(self) -> bool:
-        """Whether the sum is correct."""
-        return self.result.ok and self.text == self.question.answer
+        """Whether the sum is correct, as far as one is wanted."""
+        return self.result.ok and self.question.answer in {None, self.text}
 
     @property
     def worker(self) -> str:
@@ -111,7 +115,9 @@ def sums(count: int) -> list[Sum]:
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Ask two workers 200 sums, checked.")
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True, help="Sums.")
 @click.option(
+    "--slots",
     "--workers",
+    "workers",
     type=click.IntRange(1, 64),
     show_default=SLOTS_DEFAULT,
     help="Worker processes.",
@@ -137,17 +143,23 @@ def demo(
     choice: YardChoice = ctx.obj
     console = HarmlessConsole(highlight=False, markup=False)
     model = example_model("adder")
-    slots, used = count_workers("vllm", device, devices, workers)
+    engine: EngineName = "vllm" if installed_vllm() else "simulated"
+    slots, used = count_workers(engine, device, devices, workers)
     why_none = why_no_gateway()
-    if why_none:
+    if engine == "simulated":
+        console.print(f"{_INVENTED}: {pip_install('worker-cpu')}, or [worker].", soft_wrap=True)
+    elif why_none:
         console.print(f"No gateway: {why_none}.", soft_wrap=True)
+    questions = sums(requests)
+    if engine == "simulated":
+        questions = [replace(one, answer=None) for one in questions]
     with _folder() as folder:
         plan = LocalPlan(
             yard="demo",
             redis_url="",
             data_dir=folder,
             workers=slots,
-            engine="vllm",
+            engine=engine,
             device=device,
             devices=devices,
             model=str(model),
@@ -157,12 +169,12 @@ def demo(
             http_port=None if why_none else choose_http_port(0),
             debug=choice.debug,
         )
-        answers = _run(plan, console, used, sums(requests))
+        answers = _run(plan, console, used, questions)
         console.print(_table(answers, rows))
         console.print(f"(--rows {requests} shows all correct answers)\n" if rows < requests else "")
     answered = sum(answer.result.ok for answer in answers)
     correct = sum(answer.is_correct for answer in answers)
-    say(f"{answered} answered, {correct} correct")
+    say(f"{answered} answered, {'all invented' if engine == 'simulated' else f'{correct} correct'}")
     ctx.exit(Exit.OK if correct == requests else Exit.FAILED)
 
 
@@ -213,11 +225,12 @@ def _run(
 
 def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> None:
     gateway = "" if plan.http_port is None else ", a gateway"
-    console.print(
-        f"Starting a broker, a coordinator{gateway} and"
-        f" {counted(plan.workers, 'vLLM worker')} on {used}.\n"
-        "Their engines need about half a minute to start."
-    )
+    if plan.engine == "simulated":
+        workers = counted(plan.workers, "simulated worker") + "."
+    else:
+        workers = f"{counted(plan.workers, 'vLLM worker')} on {used}."
+        workers += "\nTheir engines need about half a minute to start."
+    console.print(f"Starting a broker, a coordinator{gateway} and {workers}")
     with spinner(console, plan.workers) as tell:
         for warning in yard.start():
             console.print(f"Warning: {warning}", style="yellow")

@@ -31,11 +31,11 @@ meanwhile stay. Workers take waiting requests meanwhile: `tokenyard pause` preve
 \b
 Examples:
   tokenyard empty
-  tokenyard empty --priority low --yes
-  tokenyard empty --priority all --yes --json --why "wrong prompts"
+  tokenyard empty --class low --yes
+  tokenyard empty --class all --yes --json --why "wrong prompts"
 
-`--priority all`, the default, includes requests that wait to run again after a crash, whatever
-their priority. The exit status is 1 if the answer to the question is no, and 2 without a terminal
+`--class all`, the default, includes requests that wait to run again after a crash, whatever their
+class. The exit status is 1 if the answer to the question is no, and 2 without a terminal
 and without --yes; then nothing is done.
 """
 _PAGE: Final = 500
@@ -58,24 +58,25 @@ _REST: Final = {
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Cancel waiting requests; asks first.")
 @click.option(
-    "--priority",
+    "--class",
+    "priority_class",
     type=click.Choice([*PRIORITY_CLASSES, "all"]),
     default="all",
     show_default=True,
-    help="Only requests with this priority.",
+    help="Only requests of this priority class.",
 )
 @click.option("--why", default="", help="Reason, which each result contains.")
 @yes_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: bool) -> None:
+def empty(ctx: click.Context, priority_class: str, why: str, is_sure: bool, as_json: bool) -> None:
     """Count, ask, cancel page by page, and print the counts."""
     with opened(ctx.obj) as (connection, keys):
         # `retry` is last, because rescued requests move there.
         names = [
             (of_class, name)
             for of_class, name in intakes(connection, keys)
-            if priority in {"all", of_class}
+            if priority_class in {"all", of_class}
         ]
         total = sum(_length(connection, keys, name) for _, name in names)
         if total:
@@ -87,7 +88,7 @@ def empty(ctx: click.Context, priority: str, why: str, is_sure: bool, as_json: b
         count = sum(each[Emptied.CANCELLED] for each in done.values())
         if count:
             text = f"{_requests(count)} cancelled"
-            note(connection, keys, "yard.empty", [f"priority {priority}"], text, why=why)
+            note(connection, keys, "yard.empty", [f"class {priority_class}"], text, why=why)
     cancelled = {name: each[Emptied.CANCELLED] for name, each in done.items()}
     rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     if as_json:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import IO, Any, Final
 
 import click
@@ -17,11 +18,12 @@ from tokenyard.cli.shared.options import named_values
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import named
 from tokenyard.client.durability import LEVELS, Durability
-from tokenyard.client.options import Item, SharedOptions
+from tokenyard.client.options import Item, Prompt, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 
 ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
 
@@ -32,6 +34,7 @@ lines are skipped. Sampling parameters have vLLM's names.
 Examples:
   tokenyard submit "12+34="
   tokenyard submit --temperature 0 --max-tokens 64 --stream "Once upon a time"
+  tokenyard submit --chat --system "Be brief." --stream "Hello!"
   tokenyard submit --param top_p=0.9 --param 'logit_bias={"7": -5}' "Hello"
   tokenyard submit --ids 1,15,7 --json
   tokenyard submit --file prompts.txt --json > answers.jsonl
@@ -47,7 +50,7 @@ Exit statuses:
   1  a request failed or expired   4  time-out (the requests continue)
   2  wrong usage, or a parameter that vLLM does not know
 """
-#: A prompt on the command line: text or token ids.
+#: A prompt as it was given: text or token ids.
 PromptArgument = str | list[int]
 
 
@@ -71,6 +74,8 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     type=click.File(encoding="utf-8", errors="surrogateescape"),
     help="File with one prompt a line; - is standard input.",
 )
+@click.option("--chat", is_flag=True, help="Each prompt is what the user of a chat says.")
+@click.option("--system", help="What the system says first in these chats; implies --chat.")
 @click.option(
     "--model",
     default="",
@@ -83,7 +88,19 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     shell_complete=complete_tenant,
     help="The tenant whose share and limits the requests count for.",
 )
-@click.option("--max-tokens", type=int, help="Most tokens of an answer.  [default: vLLM's, 16]")
+@click.option(
+    "--class",
+    "priority_class",
+    type=click.Choice(PRIORITY_CLASSES),
+    default="normal",
+    show_default=True,
+    help="The priority class of the requests.",
+)
+@click.option(
+    "--max-tokens",
+    type=int,
+    help="Most tokens of an answer.  [default: as vLLM's server, 16; of a chat what fits]",
+)
 @click.option("--temperature", type=float, help="0 always selects the most likely token.")
 @click.option("--seed", type=int, help="Seed of sampling.")
 @click.option("--stop", multiple=True, help="Text that ends an answer; may be repeated.")
@@ -135,8 +152,11 @@ def submit(
     text: tuple[str, ...],
     ids: list[list[int]],
     file: IO[str] | None,
+    chat: bool,
+    system: str | None,
     model: str,
     tenant: str,
+    priority_class: PriorityClass,
     params: dict[str, Any],
     deadline_s: float | None,
     refuse_late: bool,
@@ -153,10 +173,16 @@ def submit(
     """Send, print, and set the exit status."""
     prompts = _prompts(text, ids, file)
     given = {name: value for name, value in sampling.items() if value not in {None, ()}}
+    is_chat = chat or system is not None
+    if is_chat and ids:
+        raise click.UsageError("--chat is for text, not for --ids")
+    as_asked = partial(_chat, system) if is_chat else _alone
+    usual = {"max_tokens": None} if is_chat else {}  # as in vLLM's server
     options: SharedOptions = {
         "model": model,
         "tenant": tenant,
-        "params": params | given,
+        "priority_class": priority_class,
+        "params": usual | params | given,
         "stream": stream,
         "refuse_late": refuse_late,
         "durability": durability,
@@ -179,12 +205,12 @@ def submit(
     ) as client:
         printer = Printer(client.client_id, as_json=as_json, is_verbose=verbose)
         if only is not None:
-            _submit_one(client, only, options, request_id, printer)
+            _submit_one(client, only, as_asked, options, request_id, printer)
         elif stream:
             for prompt in prompts:
-                _submit_one(client, prompt, options, None, printer)
+                _submit_one(client, prompt, as_asked, options, None, printer)
         else:
-            _submit_many(client, prompts, options, printer)
+            _submit_many(client, prompts, as_asked, options, printer)
     printer.hint()
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
@@ -204,6 +230,15 @@ def _prompts(
     return given
 
 
+def _alone(prompt: PromptArgument) -> Prompt:
+    return prompt
+
+
+def _chat(system: str | None, prompt: PromptArgument) -> Prompt:
+    said = {"system": system, "user": prompt}
+    return [{"role": role, "content": text} for role, text in said.items() if text is not None]
+
+
 def _stdin() -> IO[str]:
     return click.open_file("-", encoding="utf-8", errors="surrogateescape")
 
@@ -215,12 +250,13 @@ def _lines(file: IO[str]) -> Iterator[str]:
 def _submit_one(
     client: Client,
     prompt: PromptArgument,
+    as_asked: Callable[[PromptArgument], Prompt],
     options: SharedOptions,
     request_id: str | None,
     printer: Printer,
 ) -> None:
     name = request_id or secrets.token_hex(8)
-    item: Item = {"prompt": prompt, "id": name}
+    item: Item = {"prompt": as_asked(prompt), "id": name}
     ours = f"request {name!r} of client {client.client_id!r}"
     later = f"for its result: tokenyard result {named(client.client_id, name)}"
     with _explain_interruption(printer, options, f"{ours} continues if it was accepted; {later}"):
@@ -254,7 +290,11 @@ def _follow(handle: Handle, printer: Printer) -> None:
 
 
 def _submit_many(
-    client: Client, prompts: Iterable[PromptArgument], options: SharedOptions, printer: Printer
+    client: Client,
+    prompts: Iterable[PromptArgument],
+    as_asked: Callable[[PromptArgument], Prompt],
+    options: SharedOptions,
+    printer: Printer,
 ) -> None:
     sent: dict[int, PromptArgument] = {}
     message = (
@@ -262,10 +302,10 @@ def _submit_many(
         f" --client {client.client_id}"
     )
 
-    def remembered() -> Iterator[PromptArgument]:
+    def remembered() -> Iterator[Prompt]:
         for index, prompt in enumerate(prompts):
             sent[index] = prompt
-            yield prompt
+            yield as_asked(prompt)
 
     with _explain_interruption(printer, options, message):
         for index, result in client.map(remembered(), ordered=True, **options):

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,10 @@ _PORT_FILE: Final = "port"
 #: For glibc's allocator: a script's short-lived memory then comes from a cache of its own, not from
 #: the small gaps that a large backlog leaves (docs/decisions, 0018). Other C libraries ignore it.
 _ALLOCATOR: Final = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=500"
+
+
+#: The limit on the memory of the container that this may run in, in bytes, or "max".
+_OF_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 class EmbeddedBroker:
@@ -152,6 +157,7 @@ class EmbeddedBroker:
             "save": "",
             # Halves the processor time of a rewrite of the file, for a fifth more of disk space.
             "rdbcompression": "no",
+            "maxmemory": str(_room()),
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
             "logfile": "",
@@ -249,6 +255,14 @@ def _remembered_port(data_dir: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return port if 0 < port < 2**16 else None
+
+
+def _room() -> int:
+    """Bytes for the data, half of the memory here: the fork of a rewrite needs as much again."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        whole = min(whole, int(_OF_CONTAINER.read_text(encoding="ascii")))
+    return whole // 2
 
 
 def _listen_error(port: int) -> str:

@@ -64,8 +64,9 @@ def find_server() -> Path:
     found = [path for folder in folders or () for path in Path(folder).glob("_binaries/*/*-server")]
     if not found:
         raise BrokerUnavailable(
-            "no embedded broker here: let `tokenyard up --server auto` use a valkey-server or"
-            f" redis-server of this machine, or give a --redis-url, or {pip_install('broker')}"
+            f"no embedded broker here: {pip_install('broker')}; or let `tokenyard up` use a"
+            " valkey-server or redis-server of this machine (--server auto), or any other one"
+            " (--redis-url)"
         )
     return found[0]
 

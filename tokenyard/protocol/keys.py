@@ -159,6 +159,10 @@ class Keys:
         """A response of OpenAI's Responses API that can be asked for again, msgpack."""
         return f"{self._prefix}response:{client}/{durable_id}"
 
+    def stored(self, client: str) -> str:
+        """Hash: hour since the epoch to bytes of a client's responses of that hour."""
+        return f"{self._prefix}stored:{client}"
+
     def replies(self, client: str) -> str:
         """Stream of replies, in frames, to all requests of one client that ask for it."""
         return f"{self._prefix}replies:{client}"

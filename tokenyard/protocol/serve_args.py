@@ -41,6 +41,7 @@ OF_ENGINE: Final[Mapping[str, Any]] = {
     "max_logprobs": int,
     "hf_overrides": dict[str, Any],
     "generation_config": str,
+    "reasoning_config": dict[str, Any],
 }
 
 #: Longest chat template, in bytes; all hosts announce theirs.

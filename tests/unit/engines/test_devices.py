@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.vllm_versions import write_distribution
-from tokenyard.cli import main
+from tokenyard.cli import demo, main
 from tokenyard.cli.up.engine_options import count_workers
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import DeviceName, WorkerSettings
@@ -55,6 +55,7 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Callable[[Host], None]:
 
     def answer(host: Host) -> None:
         monkeypatch.setattr(devices, "_ask", lambda *_: host)
+        monkeypatch.setattr(demo, "installed_vllm", lambda: host.vllm)
 
     return answer
 

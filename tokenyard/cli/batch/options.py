@@ -79,11 +79,12 @@ spec_options: Final = with_options(
         help="Default sampling parameter of the lines: name=JSON.",
     ),
     click.option(
-        "--priority-class",
+        "--class",
+        "priority_class",
         type=click.Choice(PRIORITY_CLASSES),
         default="low",
         show_default=True,
-        help="The intake of the requests.",
+        help="The priority class of the requests.",
     ),
     click.option(
         "--max-in-flight",

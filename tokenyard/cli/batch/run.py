@@ -17,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from tokenyard import clock
 from tokenyard.batch.progress import Progress
@@ -126,12 +127,12 @@ def _shown(console: Console) -> Iterator[Tell]:
         return
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # gives way to the numbers
         MofNCompleteColumn(),
         TextColumn("{task.fields[pace]}"),
         TimeElapsedColumn(),
     )
-    with Bar(*columns, console=console) as bar:
+    with Bar(*columns, console=console, expand=True) as bar:
         task = bar.add_task("validating", total=None, pace="")
 
         def tell(progress: Progress) -> None:

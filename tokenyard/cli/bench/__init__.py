@@ -76,11 +76,12 @@ _DEFAULT_CONCURRENCY: Final = 64
 )
 @click.option("--stream", is_flag=True, help="Stream the answers, and measure the first token.")
 @click.option(
-    "--priority",
+    "--class",
+    "priority",
     type=click.Choice(PRIORITY_CLASSES),
     default="normal",
     show_default=True,
-    help="The intake of the requests.",
+    help="The priority class of the requests.",
 )
 @click.option(
     "--warm-up",

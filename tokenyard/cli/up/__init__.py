@@ -39,7 +39,7 @@ ABOUT: Final = """Run a whole yard on this machine: broker, coordinator, workers
 Without --redis-url it starts its own broker (the embedded Valkey, or --server) on a loopback port,
 which keeps its data in --data-dir, so that accepted requests survive a restart. The port is 6379 if
 it is free, and stays the same for this folder. While it runs, the other commands and `Client()`
-find the yard without a URL. From a checkout it serves the example model `adder`. Ctrl-C or SIGTERM
+find the yard without a URL. Without --model it serves the example model `adder`. Ctrl-C or SIGTERM
 stops everything: running requests finish first, a second Ctrl-C stops immediately. It also ends
 when all of its workers have been ended by `tokenyard drain` or `stop`.
 
@@ -81,7 +81,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     click.Choice(get_args(EngineName)),
 )
 @device_options
-@worker_option("model", "Model folder or Hugging Face name.  [default: the adder of a checkout]")
+@worker_option("model", "Model folder or Hugging Face name.  [default: the example `adder`]")
 @worker_option(
     "models",
     "File that lists the models that may be loaded (docs/models.md).",

@@ -22,7 +22,9 @@ _DEFAULTS: Final = {
     for field in dataclasses.fields(WorkerSettings)
     if isinstance(field.default, int | float | str) and field.default != ""
 }
-_EXAMPLE_MODELS: Final = Path("examples/arithmetic/models")
+_PACKAGE: Final = Path(tokenyard.__file__).resolve().parent
+#: Of a checkout, and of a wheel.
+_EXAMPLE_MODELS: Final = (_PACKAGE.parent / "examples/arithmetic/models", _PACKAGE / "models")
 
 
 def worker_option(name: str, text: str, kind: Any = str) -> Callable[[CommandT], CommandT]:
@@ -76,17 +78,13 @@ def count_workers(
 
 
 def example_model(name: str) -> Path:
-    """The folder of an example model of a checkout.
-
-    Raises `click.UsageError` without a checkout.
-    """
-    checkout = Path(tokenyard.__file__).resolve().parents[1]
-    for root in (checkout, Path.cwd()):
-        folder = root / _EXAMPLE_MODELS / name
+    """The folder of an example model; raises `click.UsageError` where it is not installed."""
+    for root in _EXAMPLE_MODELS:
+        folder = root / name
         if (folder / "config.json").is_file():
             return folder
     raise click.UsageError(
-        f"the example model {name!r} is part of a checkout of Tokenyard and is not here: give"
-        " --model PATH, a model folder or a Hugging Face name (or --engine simulated, which needs"
-        " no model and invents its answers)"
+        f"the example model {name!r} is not installed here: `tokenyard up --model PATH` takes"
+        " another one, a model folder or a Hugging Face name (and `tokenyard up --engine"
+        " simulated` needs none, and invents its answers)"
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import vllm.config
 from vllm import EngineArgs
-from vllm.config import ProfilerConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -174,9 +175,12 @@ def _lora(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nested(spec: ModelSpec) -> dict[str, Any]:
-    """The engine arguments of the spec; converts a table that vLLM does not convert itself."""
+    """The engine arguments of the spec; converts tables that vLLM does not convert itself."""
     given = dict(spec.engine_args)
-    profiler = given.get("profiler_config")
-    if isinstance(profiler, dict):
-        given["profiler_config"] = ProfilerConfig(**profiler)
+    for name, kind in (
+        ("profiler_config", "ProfilerConfig"),
+        ("reasoning_config", "ReasoningConfig"),
+    ):
+        if isinstance(given.get(name), dict):
+            given[name] = getattr(vllm.config, kind)(**given[name])
     return given
