@@ -26,7 +26,7 @@ from rq.serializers import JSONSerializer
 from tokenyard import clock
 from tokenyard.batch.api import BatchOptions, spec_of
 from tokenyard.batch.rq.batch_object import Batch
-from tokenyard.batch.rq.schedule import next_time, spec_at
+from tokenyard.batch.rq.schedule import first_spec
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
@@ -87,6 +87,7 @@ class JobOrder(Struct, frozen=True, kw_only=True):
     #: A schedule; ``cron_spec`` has the file names with their placeholders, see `schedule`.
     cron: str = ""
     cron_spec: BatchSpec | None = None
+    cron_due: float = 0.0  # when this job of it is due, in unix seconds
 
 
 class ForeignJob(NoSuchJobError):
@@ -378,8 +379,9 @@ def submit_batch(
     if cron:
         if at is not None or after:
             raise SettingsError(["cron: give neither a time nor a job to wait for with it"])
-        at = next_time(cron)
-        order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, spec=spec_at(spec, at))
+        at, first = first_spec(spec, cron)
+        due = at.timestamp()
+        order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, cron_due=due, spec=first)
     with translated(redis_url), open_connection(redis_url) as connection:
         job = BatchQueue(connection, yard).enqueue(order, after=after, at=at)
     return BatchJob(job.id, redis_url, yard)

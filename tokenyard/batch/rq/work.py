@@ -19,7 +19,7 @@ from tokenyard.batch.asking import AskingFactory
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
-from tokenyard.batch.rq.schedule import next_time, spec_at
+from tokenyard.batch.rq.schedule import next_time, now, spec_at
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, BatchState
 from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
@@ -186,7 +186,9 @@ def _enqueue_next(job: Job, order: JobOrder) -> None:
     """Enqueue the next job of a schedule, once however often this one is retried."""
     if not order.cron or order.cron_spec is None:
         return
-    due = next_time(order.cron)
+    # A clock that is behind, or set back, does not make this job due again.
+    due_before = datetime.datetime.fromtimestamp(order.cron_due, datetime.UTC)
+    due = next_time(order.cron, max(now(), due_before))
     # Named by its time, so that two tries of this job enqueue the same one.
     name = f"{job.id.partition('-')[0]}-{due.astimezone(datetime.UTC):%Y%m%dT%H%M%S}"
     if Job.exists(name, job.connection):
@@ -196,7 +198,7 @@ def _enqueue_next(job: Job, order: JobOrder) -> None:
     except SettingsError as error:
         _log.error("job %s: the schedule ends: %s", job.id, error)
         return
-    successor = msgspec.structs.replace(order, spec=spec)
+    successor = msgspec.structs.replace(order, spec=spec, cron_due=due.timestamp())
     BatchQueue(job.connection, WorkerContext.yard).enqueue(successor, job_id=name, at=due)
 
 
