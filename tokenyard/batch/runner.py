@@ -151,6 +151,7 @@ class Runner:
     # Lines
 
     def _run_lines(self, job: OpenJob) -> None:
+        self._check_ending(job)  # it may have waited for long
         with (
             self._asking(job, self._ending) as asking,
             JobMonitor(self._flush, lambda: self._check_progress(asking)) as monitor,
@@ -191,19 +192,22 @@ class Runner:
         job = self._job
         if job is None:
             return
-        ending, expires_at = self._ending, job.state.expires_at
-        if not ending.code and self._is_cancelled():
-            ending.code = "batch_cancelled"
-            self._enter("cancelling")
-        elif not ending.code and expires_at is not None and clock.wall() >= expires_at:
-            ending.code = "batch_expired"
-        if ending.code:
+        self._check_ending(job)
+        if self._ending.code:
             asking.cancel()
         else:
             for number, line in asking.hedge():
                 job.outputs.write(number, line)
                 job.outputs.flush()
         self._save()
+
+    def _check_ending(self, job: OpenJob) -> None:
+        ending, expires_at = self._ending, job.state.expires_at
+        if not ending.code and self._is_cancelled():
+            ending.code = "batch_cancelled"
+            self._enter("cancelling")
+        elif not ending.code and expires_at is not None and clock.wall() >= expires_at:
+            ending.code = "batch_expired"
 
     def _enter(self, status: Status, message: str = "") -> None:
         if self._job is not None:

@@ -220,7 +220,8 @@ class BatchQueue:
         match job.get_status(refresh=False):
             case JobStatus.SCHEDULED:
                 at = self.rq.scheduled_job_registry.get_scheduled_time(job)
-                return f"its time, {local_time(at.timestamp())}"
+                why = f"; {job.meta['limit']}" if "limit" in job.meta else ""
+                return f"its time, {local_time(at.timestamp())}{why}"
             case JobStatus.DEFERRED:
                 return f"the end of {', '.join(job.dependencies)}"
             case JobStatus.QUEUED if self.has_worker:

@@ -34,6 +34,7 @@ from tokenyard.batch.rq.jobs import (
     KnownJob,
 )
 from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue, refuse_foreign
+from tokenyard.batch.rq.turns import Turns
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
 from tokenyard.process.owned_folder import remove_abandoned
@@ -74,6 +75,7 @@ class BatchWorker(Worker):
             maintenance_interval=_LOOK_EVERY_S,
             worker_ttl=_WORKER_TTL_S,
         )
+        self._turns = [Turns(queue) for queue in self.queues]
 
     def register_birth(self) -> None:
         """As RQ does, in place of a dead worker of this name; raises `SettingsError` if it lives.
@@ -121,6 +123,8 @@ class BatchWorker(Worker):
         raise StopRequested
 
     def _take_job(self, timeout: int | None) -> tuple[Job, Queue] | None:
+        for turns in self._turns:
+            turns.arrange()
         taken = WorkerQueue.dequeue_any(
             self._ordered_queues, timeout, self.connection, KnownJob, JSONSerializer
         )
@@ -130,6 +134,8 @@ class BatchWorker(Worker):
         if self._stop_requested:
             TakenJobs(queue.key, self.connection).give_back(job.id, queue)
             raise StopRequested
+        for turns in self._turns:
+            turns.took(job)
         job.redis_server_version = get_version(self.connection)
         _log.info("worker %s takes job %s: %s", self.name, job.id, job.description)
         return taken
