@@ -91,6 +91,22 @@ def test_a_batch_that_may_go_on_does_not_expire(
     assert not jobs.jobs.is_over(TENANT, record)
 
 
+def test_a_batch_tells_the_tokens_of_its_results(jobs: Jobs) -> None:
+    record = jobs.submit(time.time())
+    assert jobs.jobs.describe(TENANT, record)["usage"] is None
+    with open_connection(jobs.url) as connection:
+        job = BatchQueue(connection, jobs.yard).find(record.id)
+        job.meta["usage"] = {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}
+        job.save_meta()  # type: ignore[no-untyped-call]
+    assert jobs.jobs.describe(TENANT, record)["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 12,
+    }
+
+
 def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> None:
     record = jobs.submit(time.time())
     output = name_of(TENANT, record.output_file_id)

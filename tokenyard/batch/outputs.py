@@ -10,12 +10,13 @@ import fcntl
 import os
 import threading
 from collections.abc import Collection
+from operator import add
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from tokenyard import clock
-from tokenyard.batch.answers import OutputLine, encode_line, read_done, short
+from tokenyard.batch.answers import Done, OutputLine, encode_line, read_done, short
 from tokenyard.batch.files import (
     LineNumbers,
     UnreadableFile,
@@ -23,6 +24,12 @@ from tokenyard.batch.files import (
     is_compressed,
     member,
     read_lines,
+)
+from tokenyard.batch.state import (
+    BatchUsage,
+    CodeCount,
+    InputTokenDetails,
+    OutputTokenDetails,
 )
 from tokenyard.protocol.errors import PermanentError
 
@@ -44,7 +51,7 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.count = 0  # of lines, including those of earlier processes
+        self.forget()
         self._lock = threading.Lock()
         self._buffer = bytearray()
         self._flushed_at = clock.monotonic()
@@ -58,6 +65,22 @@ class LineFile:
         except OSError as error:
             raise UnreadableFile(f"{path}: {error.strerror}") from error
         self._size = os.fstat(self._fd).st_size
+
+    def forget(self) -> None:
+        """Count its lines anew."""
+        self.count = 0  # of lines, including those of earlier processes
+        self.tokens = (0, 0, 0, 0)
+        self.codes: dict[str, CodeCount] = {}
+
+    def note(self, done: Done) -> None:
+        """Count a line."""
+        self.count += 1
+        if done.code is None:
+            self.tokens = tuple(map(add, self.tokens, done.tokens))
+            return
+        known = self.codes.setdefault(done.code, CodeCount(done.code, 0, done.number))
+        known.lines += 1
+        known.first_line = min(known.first_line, done.number)
 
     def lock(self, within_s: float) -> None:
         """Lock the file until this process ends; raises `OutputInUse`."""
@@ -74,7 +97,8 @@ class LineFile:
         """Add a line to the buffer; `flush_old` writes it soon."""
         with self._lock:
             self._buffer += line
-            self.count += 1
+            if done := read_done(line):
+                self.note(done)
             if len(self._buffer) >= self._most_bytes:
                 self._flush()
 
@@ -141,6 +165,18 @@ class Outputs:
         """Lines with a result, and lines with an error."""
         return self.results.count, self.errors.count
 
+    @property
+    def usage(self) -> BatchUsage:
+        """The tokens of all results."""
+        given, cached, made, reasoned = self.results.tokens
+        details = InputTokenDetails(cached), OutputTokenDetails(reasoned)
+        return BatchUsage(given, details[0], made, details[1], given + made)
+
+    @property
+    def line_errors(self) -> list[CodeCount]:
+        """The errors by their codes, the most frequent first."""
+        return sorted(self.errors.codes.values(), key=lambda one: (-one.lines, one.code))
+
     def __enter__(self) -> Self:
         return self
 
@@ -167,7 +203,7 @@ class Outputs:
             before = len(marks)
             for number, raw in read_lines(path):
                 done = read_done(raw) if raw is not None else None
-                if done is None or done[0] != short(job) or not marks.add(done[1]):
+                if done is None or done.job != short(job) or not marks.add(done.number):
                     raise UnreadableFile(f"{path}: line {number} is of another job, or a duplicate")
             counts.append(len(marks) - before)
         return counts[0], counts[1]
@@ -179,7 +215,8 @@ class Outputs:
 
     def _recover(self, file: LineFile, job: str) -> int:
         cut = cut_torn_end(file.path)
-        foreign = file.count = 0
+        foreign = 0
+        file.forget()
         for number, raw in read_lines(file.path):
             done = read_done(raw) if raw is not None and not foreign else None
             if foreign or (done is None and is_compressed(file.path)):
@@ -189,15 +226,15 @@ class Outputs:
             if done is None:
                 foreign = number
                 continue
-            if done[0] != short(job):
+            if done.job != short(job):
                 raise UnreadableFile(
-                    f"{file.path}: line {number} was written by job batch_{done[0]}"
+                    f"{file.path}: line {number} was written by job batch_{done.job}"
                 )
-            if not self.done.add(done[1]):
+            if not self.done.add(done.number):
                 raise UnreadableFile(
-                    f"{file.path}: line {number} is a second answer to line {done[1]}"
+                    f"{file.path}: line {number} is a second answer to line {done.number}"
                 )
-            file.count += 1
+            file.note(done)
         if foreign:
             # After a power failure the last line may have its length, but not its text.
             cut += _cut_last_line(file.path)
@@ -216,7 +253,7 @@ class Outputs:
         kept, taken = LineFile(new), 0
         for _, raw in read_lines(self.errors.path):
             done = read_done(raw) if raw is not None else None
-            if done is not None and (codes is None or done[2] in codes):
+            if done is not None and (codes is None or done.code in codes):
                 taken += 1
             elif raw is not None:
                 kept.append(raw + b"\n")

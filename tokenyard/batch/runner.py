@@ -221,12 +221,15 @@ class Runner:
             return
         with self._saving:
             before, job.state.counts = job.state.counts, job.counts
+            job.state.usage = job.outputs.usage
+            job.state.line_errors = job.outputs.line_errors
             job.state.save()
             self._line_count.advance(before, job.state.counts)
         per_s = self._rate.per_s()
         left = job.counts.total - job.counts.done
         eta_s = left / per_s if per_s > 0 else None
-        self._on_progress(Progress(job.state.id, job.state.status, job.counts, per_s, eta_s))
+        state = job.state
+        self._on_progress(Progress(state.id, state.status, job.counts, per_s, eta_s, state.usage))
 
 
 def _summary(job: OpenJob) -> str:

@@ -429,6 +429,7 @@ def _described(job: KnownJob) -> dict[str, Any]:
         "created_at": int(job.created_at.timestamp()),
         **{f"{name}_at": int(at) for name, at in times.items()},
         "request_counts": meta.get("request_counts") or {},
+        "usage": meta.get("usage"),
         "lines_per_s": meta.get("lines_per_s"),
         "eta_s": meta.get("eta_s"),
         "retries_left": job.retries_left,

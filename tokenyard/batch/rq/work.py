@@ -154,6 +154,7 @@ class _JobRecord:
         self._job.meta |= {
             "status": progress.status,
             "request_counts": msgspec.to_builtins(progress.counts),
+            "usage": msgspec.to_builtins(progress.usage),
             "lines_per_s": round(progress.per_s, 1),
             "eta_s": round(progress.eta_s, 1) if progress.eta_s is not None else None,
             "times": times,
