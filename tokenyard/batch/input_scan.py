@@ -92,6 +92,15 @@ def scan_input(path: Path) -> InputScan:
     return found
 
 
+def numbers_by_id(path: Path) -> dict[str, int]:
+    """The first line with each id, in memory as a whole; raises `UnreadableFile`."""
+    numbers: dict[str, int] = {}
+    for number, raw in read_lines(path):
+        if raw is not None:
+            numbers.setdefault(id_of(raw) or str(number), number)
+    return numbers
+
+
 def id_of(raw: bytes) -> str | None:
     """The id of a line; None if it has none or is not a JSON object."""
     try:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from operator import add
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
 from tokenyard import clock
-from tokenyard.batch.answers import Done, OutputLine, encode_line, read_done, short
+from tokenyard.batch.answers import Done, OutputLine, encode_line, line_id, read_done, short
 from tokenyard.batch.files import (
     LineNumbers,
     UnreadableFile,
@@ -31,7 +33,7 @@ from tokenyard.batch.state import (
     InputTokenDetails,
     OutputTokenDetails,
 )
-from tokenyard.protocol.errors import PermanentError
+from tokenyard.protocol.errors import PermanentError, SettingsError
 
 #: Lines are buffered up to this size and age.
 _FLUSH_BYTES: Final = 256 * 1024
@@ -87,7 +89,10 @@ class LineFile:
         give_up = clock.monotonic() + within_s
         while True:
             try:
-                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(self._fd).st_ino == self.path.stat().st_ino:
+                    return
+                raise BlockingIOError  # another process has replaced it
             except BlockingIOError as error:
                 if clock.monotonic() >= give_up:
                     raise OutputInUse(f"{self.path}: another process writes to it") from error
@@ -241,28 +246,31 @@ class Outputs:
         file.measure()
         return cut
 
-    def reopen(self, codes: Collection[str] | None) -> int:
-        """Remove errors with these codes, or all, so that their lines run again; how many.
+    def reopen(self, codes: Collection[str] | None) -> None:
+        """Remove errors with these codes, or all, so that their lines run again."""
 
-        The file is replaced atomically.
-        """
-        cut_torn_end(self.errors.path)
-        # With the same suffix, so that it is compressed in the same way.
-        new = self.errors.path.with_name(f"new.{self.errors.path.name}")
-        new.unlink(missing_ok=True)
-        kept, taken = LineFile(new), 0
-        for _, raw in read_lines(self.errors.path):
-            done = read_done(raw) if raw is not None else None
-            if done is not None and (codes is None or done.code in codes):
-                taken += 1
-            elif raw is not None:
-                kept.append(raw + b"\n")
-        kept.sync()
-        kept.close()
-        self.errors.close()
-        new.replace(self.errors.path)
-        self.errors = LineFile(self.errors.path)
-        return taken
+        def keep(raw: bytes) -> bytes | None:
+            done = read_done(raw)
+            return None if done and (codes is None or done.code in codes) else raw
+
+        self.errors = _replaced(self.errors, keep)
+
+    def renumber(self, job: str, numbers: Mapping[str, int]) -> None:
+        """Let results name the lines that have their ids now; raises `SettingsError`."""
+
+        def move(raw: bytes) -> bytes:
+            if read_done(raw) is None:
+                return raw  # `recover` finds it, too
+            line = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            custom_id = msgspec.json.decode(line["custom_id"])
+            if custom_id not in numbers:
+                raise SettingsError(
+                    [f"input: has no line {custom_id!r} any more, which has a result: put it back"]
+                )
+            line["id"] = msgspec.Raw(msgspec.json.encode(line_id(job, numbers[custom_id])))
+            return msgspec.json.encode(line)
+
+        self.results = _replaced(self.results, move)
 
     def write(self, number: int, line: OutputLine) -> bool:
         """Write the answer of an input line; False if it has one already."""
@@ -292,6 +300,29 @@ class Outputs:
         """Write the buffer and wait for the disk."""
         self.results.sync()
         self.errors.sync()
+
+
+def _replaced(file: LineFile, change: Callable[[bytes], bytes | None]) -> LineFile:
+    """A file with each line changed, or without it; it is replaced atomically."""
+    cut_torn_end(file.path)
+    # With the same suffix, so that it is compressed in the same way.
+    path = file.path.with_name(f"new.{file.path.name}")
+    path.unlink(missing_ok=True)
+    new = LineFile(path)
+    try:
+        new.lock(0.0)
+        for _, raw in read_lines(file.path):
+            if raw is not None and (line := change(raw)) is not None:
+                new.append(line + b"\n")
+        new.sync()
+        path.replace(file.path)
+    except BaseException:
+        new.close()
+        path.unlink(missing_ok=True)
+        raise
+    file.close()
+    new.path = file.path
+    return new
 
 
 def _cut_last_line(path: Path) -> int:

@@ -59,8 +59,10 @@ Tell = Callable[[Progress], None]
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Run a file of requests here.")
 @spec_options
-@click.option("--overwrite", is_flag=True, help="Start over if OUTPUT has lines already.")
-@click.option("--retry-errors", is_flag=True, help="Run lines with an error again.")
+@click.option(
+    "--overwrite", is_flag=True, help="Start over: delete the results and errors of OUTPUT."
+)
+@click.option("--retry-errors", is_flag=True, help="Run lines with an error again, as corrected.")
 @click.option("--dry-run", is_flag=True, help="Only check: invalid lines, tokens, an estimate.")
 @click.option(
     "--tokenizer",
