@@ -84,7 +84,7 @@ class _ResultLine(Struct, frozen=True):
     response: _Answered
 
 
-class Done(NamedTuple):
+class LineOutcome(NamedTuple):
     """What an output line says of a line of the input."""
 
     job: str  # as `short` has it
@@ -113,7 +113,7 @@ def short(job: str) -> str:
     return job.removeprefix("batch_")
 
 
-def read_done(raw: bytes) -> Done | None:
+def read_done(raw: bytes) -> LineOutcome | None:
     """What an output line says; None if it is not one."""
     try:
         done = _decode_done(raw)
@@ -123,7 +123,7 @@ def read_done(raw: bytes) -> Done | None:
     if found is None:
         return None
     code = done.error.code if done.error else None
-    return Done(found["job"], int(found["number"]), code, (0,) * 4 if code else _tokens(raw))
+    return LineOutcome(found["job"], int(found["number"]), code, (0,) * 4 if code else _tokens(raw))
 
 
 def _tokens(raw: bytes) -> tuple[int, int, int, int]:

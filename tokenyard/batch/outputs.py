@@ -18,7 +18,7 @@ from typing import Final, Self
 import msgspec
 
 from tokenyard import clock
-from tokenyard.batch.answers import Done, OutputLine, encode_line, line_id, read_done, short
+from tokenyard.batch.answers import LineOutcome, OutputLine, encode_line, line_id, read_done, short
 from tokenyard.batch.files import (
     LineNumbers,
     UnreadableFile,
@@ -69,12 +69,12 @@ class LineFile:
         self._size = os.fstat(self._fd).st_size
 
     def forget(self) -> None:
-        """Count its lines anew."""
+        """Count its lines again."""
         self.count = 0  # of lines, including those of earlier processes
         self.tokens = (0, 0, 0, 0)
         self.codes: dict[str, CodeCount] = {}
 
-    def note(self, done: Done) -> None:
+    def note(self, done: LineOutcome) -> None:
         """Count a line."""
         self.count += 1
         if done.code is None:
