@@ -107,6 +107,20 @@ def test_a_batch_tells_the_tokens_of_its_results(jobs: Jobs) -> None:
     }
 
 
+@pytest.mark.parametrize("status", ["cancelled", "cancelling"])
+def test_a_cancelled_batch_tells_since_when(jobs: Jobs, status: str) -> None:
+    before = int(time.time())
+    record = jobs.submit(before)
+    if status == "cancelling":
+        jobs.begin(record, heartbeat_age_s=0.0)
+    for _ in range(2):
+        jobs.jobs.cancel(record)
+    found = jobs.jobs.describe(TENANT, record)
+    assert found["status"] == status
+    assert before <= found["cancelling_at"] <= time.time()
+    assert found["cancelled_at"] == (found["cancelling_at"] if status == "cancelled" else None)
+
+
 def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> None:
     record = jobs.submit(time.time())
     output = name_of(TENANT, record.output_file_id)

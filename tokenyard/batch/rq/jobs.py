@@ -45,7 +45,7 @@ _FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
 FOLDER_PREFIX: Final = "tokenyard-batch-"
 _SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
 _FAILED: Final = "tokenyard.batch.rq.callbacks.failed"
-#: A field of RQ's hash of a job: cancellation is requested.
+#: A field of RQ's hash of a job: when cancellation was requested, in unix seconds.
 CANCEL_FIELD: Final = "tokenyard_cancel"
 #: How long RQ keeps jobs that are over.
 KEEP_S: Final = 30 * 24 * 3600
@@ -240,7 +240,7 @@ class BatchQueue:
 
     def cancel(self, job: KnownJob) -> str:
         """Cancel a job; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
-        self._connection.hset(job.key, CANCEL_FIELD, "1")
+        self._connection.hsetnx(job.key, CANCEL_FIELD, str(int(clock.wall())))
         state = job.get_status()
         if state in {JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED}:
             with contextlib.suppress(InvalidJobOperation):
@@ -248,7 +248,8 @@ class BatchQueue:
             return "cancelled"
         if state is JobStatus.STARTED:
             return "cancelling"
-        self._connection.hdel(job.key, CANCEL_FIELD)
+        if state is not JobStatus.CANCELED:
+            self._connection.hdel(job.key, CANCEL_FIELD)
         return _status(job, job.meta)
 
     def resume(self, job: KnownJob, *, retry_errors: bool) -> None:
@@ -427,6 +428,7 @@ def _described(job: KnownJob) -> dict[str, Any]:
         "error_file_id": order.spec.errors or str(order.spec.errors_path),
         "completion_window": f"{window:g}s" if window else None,
         "created_at": int(job.created_at.timestamp()),
+        **_cancel_times(job, status),
         **{f"{name}_at": int(at) for name, at in times.items()},
         "request_counts": meta.get("request_counts") or {},
         "usage": meta.get("usage"),
@@ -435,6 +437,15 @@ def _described(job: KnownJob) -> dict[str, Any]:
         "retries_left": job.retries_left,
         "cron": order.cron or None,
     }
+
+
+def _cancel_times(job: Job, status: str) -> dict[str, int]:
+    """When a job was cancelled, which is at once where no worker had it."""
+    if status not in {"cancelling", "cancelled"}:
+        return {}
+    raw: Any = job.connection.hget(job.key, CANCEL_FIELD)
+    names = ["cancelling_at", *(["cancelled_at"] if status == "cancelled" else [])]
+    return dict.fromkeys(names, int(raw)) if raw else {}
 
 
 def _status(job: Job, meta: Mapping[str, Any]) -> str:
