@@ -19,7 +19,8 @@ from gateway.http.principal import Principal
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tokenyard.batch.rq.jobs import BatchQueue
-from tokenyard.batch.state import BatchSpec, BatchState
+from tokenyard.batch.runner import BatchBroken, Runner
+from tokenyard.batch.state import BatchSpec, BatchState, load_state
 from tokenyard.broker.connection import open_connection
 
 TENANT = "research"
@@ -119,6 +120,19 @@ def test_a_cancelled_batch_tells_since_when(jobs: Jobs, status: str) -> None:
     assert found["status"] == status
     assert before <= found["cancelling_at"] <= time.time()
     assert found["cancelled_at"] == (found["cancelling_at"] if status == "cancelled" else None)
+
+
+def test_a_file_without_any_request_fails_the_batch(jobs: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("This is\na letter, no JSONL.\n")
+    spec = BatchSpec(
+        input=str(tmp_path / "in"), output=str(tmp_path / "out"), endpoint="/v1/completions"
+    )
+    runner = Runner(jobs.url, jobs.yard, spec)
+    with pytest.raises(BatchBroken, match="the input file has no request"):
+        runner.run()
+    state = load_state(spec.state_path)
+    assert state is not None
+    assert (state.status, state.counts.done) == ("failed", 0)
 
 
 def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> None:

@@ -39,6 +39,7 @@ class InputScan:
     """What a scan of an input file found."""
 
     lines: int = 0  # that are not blank
+    named: int = 0  # that are JSON objects with an id
     #: Lines that repeat an earlier id.
     repeated: LineNumbers = field(default_factory=LineNumbers)
 
@@ -87,6 +88,7 @@ def scan_input(path: Path) -> InputScan:
             found.lines += 1
             name = id_of(raw) if raw is not None else None
             if name is not None:
+                found.named += 1
                 buckets.add(name, number)
         buckets.mark_repeated(found.repeated)
     return found

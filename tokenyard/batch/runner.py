@@ -111,6 +111,11 @@ class Runner:
             return job.state
 
     def _run(self, job: OpenJob) -> None:
+        if self._spec.endpoint and not job.input.named:
+            raise BatchBroken(
+                "the input file has no request: each line must be a JSON object with `custom_id`,"
+                " `method`, `url` and `body`"
+            )
         if job.counts.done < job.input.lines:
             self._enter("in_progress")
             self._run_lines(job)
