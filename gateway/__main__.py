@@ -23,6 +23,8 @@ TEXTS: Final = {
     "files_dir": "Folder of files and batches, the same for all gateways and batch workers.",
     "files_url": "A bucket in its place: s3://bucket/prefix.",
     "max_file_bytes": "Most bytes of one uploaded file.",
+    "max_tenant_files": "Most files of one tenant, with the outputs of its batches.",
+    "max_tenant_bytes": "Most bytes of these files together.",
     "keep_alive_s": "Silence on a stream after which a comment is sent.",
     "grace_s": "On SIGTERM, answers may finish for so long; then streams end.",
     "without_leader_s": "Requests are refused (503) after so long without a coordinator.",

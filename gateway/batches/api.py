@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ from gateway.batches.files import FileStore, StoredFile, no_file
 from gateway.batches.jobs import BatchJobs
 from gateway.batches.records import BatchRecord, BatchRecords
 from gateway.batches.storage import Storage
-from gateway.batches.upload import receive_upload
+from gateway.batches.upload import expected_bytes, receive_upload
 from gateway.http.errors import GatewayError, no_endpoint
 from gateway.http.incoming import Bodies, parse_body, require_json
 from gateway.http.records import key_reused
@@ -23,6 +24,7 @@ from gateway.http.sse import send_body
 from gateway.responses.items import as_list, cut, read_query
 from gateway.responses.tap import dump
 from tokenyard import clock
+from tokenyard.protocol.errors import Code
 
 if TYPE_CHECKING:
     from gateway.http.principal import Principal
@@ -53,6 +55,8 @@ class BatchesApi:
         self._bodies = bodies
         self._files = FileStore(storage)
         self._records = BatchRecords(storage)
+        #: Bytes of the files that tenants are sending to this gateway.
+        self._coming: defaultdict[str, list[int]] = defaultdict(list)
         self._jobs = BatchJobs(storage, self._files, settings.redis_url, settings.yard)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
@@ -76,9 +80,7 @@ class BatchesApi:
         tenant = principal.tenant
         match method, *path.removeprefix("/v1/").split("/"):
             case "POST", "files":
-                limit = self._settings.max_file_bytes
-                headers = Headers(scope=scope)
-                made = await receive_upload(headers, receive, self._files, tenant, limit)
+                made = await self._upload(Headers(scope=scope), receive, tenant)
                 await send_body(send, 200, dump(made.as_object()))
             case "GET", "files":
                 query = read_query(scope["query_string"])
@@ -113,6 +115,31 @@ class BatchesApi:
                 raise no_endpoint(method, path)
 
     # Files
+
+    async def _upload(self, headers: Headers, receive: Receive, tenant: str) -> StoredFile:
+        limit = self._settings.max_file_bytes
+        size = expected_bytes(headers, limit)
+        coming = self._coming[tenant]
+        coming.append(size)
+        try:
+            await asyncio.to_thread(self._check_quota, tenant, len(coming), sum(coming))
+            return await receive_upload(headers, receive, self._files, tenant, limit)
+        finally:
+            coming.remove(size)
+            if not coming:
+                self._coming.pop(tenant, None)
+
+    def _check_quota(self, tenant: str, count: int, size: int) -> None:
+        """Raises `GatewayError` where a tenant has no room for so many files and bytes more."""
+        most, most_bytes = self._settings.max_tenant_files, self._settings.max_tenant_bytes
+        files, used = self._files.used(tenant)
+        if files + count > most or used + size > most_bytes:
+            message = (
+                f"a tenant may have {most} files of {most_bytes} bytes together, and its batches"
+                " write two each: delete some; those that have expired go when files are listed"
+            )
+            kind, code = "invalid_request_error", Code.QUOTA_EXCEEDED
+            raise GatewayError(413, kind, message, param="file", code=code)
 
     async def _file(self, tenant: str, file_id: str) -> StoredFile:
         found = await asyncio.to_thread(self._files.find, tenant, file_id)
@@ -172,6 +199,8 @@ class BatchesApi:
         if source.purpose != "batch":
             message = f"input_file_id: the purpose of that file is {source.purpose!r}, not 'batch'"
             raise GatewayError(400, "invalid_request_error", message, param="input_file_id")
+        if self._records.find(tenant, asked.id) is None:
+            self._check_quota(tenant, 2, 0)  # its results and its errors
         record, is_new = self._records.open(tenant, asked)
         if not is_new and not record.asks_the_same(asked):
             raise key_reused()

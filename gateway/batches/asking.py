@@ -15,7 +15,14 @@ from gateway.batches.lines import LineAsker, Unanswered
 from gateway.frontend.models import FrontEnds
 from gateway.models import ModelWatch
 from gateway.queue.yard import YardQueue
-from tokenyard.batch.asking import Answer, AskingFactory, Ending, waiting_lines, window_for
+from tokenyard.batch.asking import (
+    Answer,
+    AskingFactory,
+    Ending,
+    WaitsForLimit,
+    waiting_lines,
+    window_for,
+)
 from tokenyard.batch.files import NumberedLine
 from tokenyard.batch.input_scan import id_of
 from tokenyard.batch.opening import OpenJob
@@ -39,6 +46,7 @@ class FrontEndAsking:
         self._asker = LineAsker(job, ending, self._front_ends, self._models)
         self._answers: SimpleQueue[Answer | None] = SimpleQueue()
         self._asking: Future[None] | None = None
+        self._limit: WaitsForLimit | None = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
@@ -63,6 +71,8 @@ class FrontEndAsking:
             yield answer
         check()
         self._asking.result()
+        if self._limit is not None and not self._ending.code:
+            raise self._limit
 
     async def _ask_all(self) -> None:
         window = self._job.state.spec.window or window_for(await self._models.workers())
@@ -79,6 +89,11 @@ class FrontEndAsking:
         number, raw = numbered
         try:
             line = await self._asker.answer(number, raw)
+        except WaitsForLimit as limit:
+            # What the queue has accepted meanwhile goes on, and is answered the next time.
+            self._limit, self._queue.is_leaving = limit, True
+            self._asker.is_over.set()
+            return
         except Unanswered:
             if self._queue.is_leaving:
                 return

@@ -122,6 +122,11 @@ class FileStore:
                 if found is not None:
                     yield found
 
+    def used(self, tenant: str) -> tuple[int, int]:
+        """How many files a tenant has, and the bytes of all that is stored of them."""
+        sizes = self._storage.names(name_in(tenant, PREFIX))
+        return sum(name.endswith(_ABOUT) for name in sizes), sum(sizes.values())
+
     def publish(self, tenant: str, file: StoredFile) -> None:
         """Make a file exist whose content is there, as a batch job writes it."""
         self._storage.write(name_of(tenant, file.id) + _ABOUT, msgspec.json.encode(file))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Final, Self
@@ -95,13 +95,16 @@ class FolderStorage:
         """See `Storage`."""
         self.path(name).unlink(missing_ok=True)
 
-    def names(self, prefix: str) -> Iterator[str]:
+    def names(self, prefix: str) -> Mapping[str, int]:
         """See `Storage`."""
         folder, _, first = prefix.rpartition("/")
+        found = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path(folder)) as entries:
             for entry in entries:
                 if entry.name.startswith(first) and not entry.name.endswith(_PART):
-                    yield f"{folder}/{entry.name}"
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                        found[f"{folder}/{entry.name}"] = entry.stat().st_size
+        return found
 
     def location(self, name: str) -> str:
         """See `Storage`."""

@@ -109,6 +109,7 @@ class BatchJobs:
             "expires_at": expiry_of(record),
             **{name: progress.get(name) for name in _TIMES},
             "request_counts": progress.get("request_counts") or _NONE_DONE,
+            "usage": progress.get("usage"),
             "metadata": record.metadata,
         }
 

@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import Message
 
 from gateway.frontend.models import STATE, FrontEnds
-from gateway.http.context import CURRENT, RequestContext
+from gateway.http.context import CURRENT, RequestContext, Ticket
 from gateway.http.errors import GatewayError, invalid, unavailable
 from gateway.http.incoming import inner_scope, replay
 from gateway.listing import find_model
@@ -22,7 +22,7 @@ from gateway.responses.store import PREFIX, StoredResponse
 from gateway.responses.tap import ResponseTap
 from tokenyard import clock
 from tokenyard.batch.answers import LineError, OutputLine, Response, bad_line, line_id
-from tokenyard.batch.asking import Ending, request_name
+from tokenyard.batch.asking import PATIENCE_S, Ending, WaitsForLimit, request_name
 from tokenyard.batch.lines import BadLine, HttpLine, read_http_line, repeated
 from tokenyard.batch.opening import OpenJob
 from tokenyard.protocol.errors import Code
@@ -59,9 +59,10 @@ class LineAsker:
         self._models = models
         #: Set when no answer is waited for any more.
         self.is_over = asyncio.Event()
+        self._asked: dict[str, Ticket] = {}
 
     async def answer(self, number: int, raw: bytes | None) -> OutputLine:
-        """The output for a line; raises `Unanswered`."""
+        """The output for a line; raises `Unanswered` or `WaitsForLimit`."""
         line = read_http_line(number, raw, self._spec.endpoint)
         if isinstance(line, HttpLine) and number in self._job.input.repeated:
             line = repeated(line.custom_id)
@@ -78,9 +79,15 @@ class LineAsker:
                     return self._ending.line(number, line.custom_id)
                 if error.retry_after_s is None or error.code == "model_not_servable":
                     return self._output(number, line, durable_id, error.status, error.body())
+                if error.retry_after_s > PATIENCE_S and not self._has_accepted():
+                    raise WaitsForLimit(self._job, error.message, error.retry_after_s) from error
                 await self._pause(error.retry_after_s)
             else:
                 return self._output(number, line, durable_id, status, body)
+
+    def _has_accepted(self) -> bool:
+        """Whether the queue has any of the lines."""
+        return any(ticket.is_accepted for ticket in self._asked.values())
 
     def _is_expired(self) -> bool:
         expires_at = self._job.state.expires_at
@@ -125,11 +132,13 @@ class LineAsker:
             stored = StoredResponse(durable_id, context.client, created_ms, profile.name, body)
             send = ResponseTap(caught.send, stored, context.ticket).send
         fault: Exception | None = None
+        self._asked[durable_id] = context.ticket
         try:
             scope = inner_scope(self._spec.endpoint, durable_id)
             await self._front_ends.app(scope, replay(body, self._hang_up), send)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this line alone
             fault = error
+        del self._asked[durable_id]
         if context.ticket.error is not None:
             raise context.ticket.error
         is_empty = fault is not None or caught.body in (b"", b"null")  # "null" is said to nobody

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -83,11 +83,12 @@ class S3Storage:
         with _as_os_errors():
             obstore.delete(self._store, name)
 
-    def names(self, prefix: str) -> Iterator[str]:
+    def names(self, prefix: str) -> Mapping[str, int]:
         """See `Storage`."""
         with _as_os_errors():
             found = obstore.list_with_delimiter(self._store, prefix.rpartition("/")[0])
-        return (one["path"] for one in found["objects"] if one["path"].startswith(prefix))
+        sizes = {one["path"]: one["size"] for one in found["objects"]}
+        return {name: size for name, size in sizes.items() if name.startswith(prefix)}
 
     def location(self, name: str) -> str:
         """See `Storage`."""

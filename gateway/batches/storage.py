@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +66,8 @@ class Storage(Protocol):
     def delete(self, name: str) -> None:
         """Delete an object, if there is one."""
 
-    def names(self, prefix: str) -> Iterator[str]:
-        """The names in one folder that begin with a prefix."""
+    def names(self, prefix: str) -> Mapping[str, int]:
+        """The names in one folder that begin with a prefix, with the sizes of their objects."""
 
     def location(self, name: str) -> str:
         """Path or URL of an object, by which a batch worker finds it."""

@@ -23,19 +23,26 @@ _MOST_FIELD: Final = 4096
 _MOST_PARTS: Final = 16
 #: Bytes of a form beside its file: boundaries, headers, fields.
 _FORM_BYTES: Final = 128 * 1024
+_LONGEST_LENGTH: Final = 20
 _PURPOSES: Final = ("batch",)
 _ANCHOR: Final = "expires_after[anchor]"
 _SECONDS: Final = "expires_after[seconds]"
 _FIELDS: Final = frozenset({"purpose", _ANCHOR, _SECONDS})
 
 
+def expected_bytes(headers: Headers, limit: int) -> int:
+    """The most bytes of a file that a form may bring; raises `GatewayError`."""
+    length = headers.get("content-length", str(limit))
+    is_number = length.isascii() and length.isdecimal() and len(length) < _LONGEST_LENGTH
+    if not is_number or int(length) > limit + _FORM_BYTES:
+        raise _too_large(limit)
+    return min(int(length), limit)
+
+
 async def receive_upload(
     headers: Headers, receive: Receive, store: FileStore, tenant: str, limit: int
 ) -> StoredFile:
     """Store the file of a form; raises `GatewayError`, and then nothing is left."""
-    length = headers.get("content-length", "0")
-    if not (length.isascii() and length.isdecimal()) or int(length) > limit + _FORM_BYTES:
-        raise _too_large(limit)
     form = _Form(_boundary(headers), limit)
     writing = store.put(tenant)
     upload = await asyncio.to_thread(writing.__enter__)

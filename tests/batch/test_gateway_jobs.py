@@ -19,7 +19,8 @@ from gateway.http.principal import Principal
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tokenyard.batch.rq.jobs import BatchQueue
-from tokenyard.batch.state import BatchSpec, BatchState
+from tokenyard.batch.runner import BatchBroken, Runner
+from tokenyard.batch.state import BatchSpec, BatchState, load_state
 from tokenyard.broker.connection import open_connection
 
 TENANT = "research"
@@ -89,6 +90,49 @@ def test_a_batch_that_may_go_on_does_not_expire(
 
     assert jobs.jobs.describe(TENANT, record)["status"] == "in_progress"
     assert not jobs.jobs.is_over(TENANT, record)
+
+
+def test_a_batch_tells_the_tokens_of_its_results(jobs: Jobs) -> None:
+    record = jobs.submit(time.time())
+    assert jobs.jobs.describe(TENANT, record)["usage"] is None
+    with open_connection(jobs.url) as connection:
+        job = BatchQueue(connection, jobs.yard).find(record.id)
+        job.meta["usage"] = {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}
+        job.save_meta()  # type: ignore[no-untyped-call]
+    assert jobs.jobs.describe(TENANT, record)["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 12,
+    }
+
+
+@pytest.mark.parametrize("status", ["cancelled", "cancelling"])
+def test_a_cancelled_batch_tells_since_when(jobs: Jobs, status: str) -> None:
+    before = int(time.time())
+    record = jobs.submit(before)
+    if status == "cancelling":
+        jobs.begin(record, heartbeat_age_s=0.0)
+    for _ in range(2):
+        jobs.jobs.cancel(record)
+    found = jobs.jobs.describe(TENANT, record)
+    assert found["status"] == status
+    assert before <= found["cancelling_at"] <= time.time()
+    assert found["cancelled_at"] == (found["cancelling_at"] if status == "cancelled" else None)
+
+
+def test_a_file_without_any_request_fails_the_batch(jobs: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("This is\na letter, no JSONL.\n")
+    spec = BatchSpec(
+        input=str(tmp_path / "in"), output=str(tmp_path / "out"), endpoint="/v1/completions"
+    )
+    runner = Runner(jobs.url, jobs.yard, spec)
+    with pytest.raises(BatchBroken, match="the input file has no request"):
+        runner.run()
+    state = load_state(spec.state_path)
+    assert state is not None
+    assert (state.status, state.counts.done) == ("failed", 0)
 
 
 def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> None:

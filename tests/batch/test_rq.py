@@ -342,12 +342,13 @@ def test_a_schedule_submits_the_next_job(yard: BatchYard) -> None:
         "submit", source, "-o", yard.folder / "o", "--cron", "0 2 * * *", status=Exit.USAGE
     )
     assert "a name with the time" in refused.stderr
-    job = yard.submit(source, "-o", yard.folder / "out-%Y.jsonl", "--cron", "0 2 * * *")
-    year = datetime.datetime.now().astimezone().year
+    job = yard.submit(source, "-o", yard.folder / "out-%Y-%m-%d.jsonl", "--cron", "0 2 * * *")
+    today = datetime.datetime.now().astimezone()
     [first] = json.loads(yard.call("list", "--json").stdout)
     assert first["cron"] == "0 2 * * *"
     assert first["output_file_id"] in {
-        str(yard.folder / f"out-{y}.jsonl") for y in (year, year + 1)
+        str(yard.folder / f"out-{today + datetime.timedelta(days=days):%Y-%m-%d}.jsonl")
+        for days in (0, 1)
     }
     # If its time comes
     registry = yard.queue.rq.scheduled_job_registry

@@ -196,6 +196,15 @@ def test_arguments_are_closed_and_their_secrets_for_admins(
     assert "secret" not in page
 
 
+def test_a_batch_tells_the_tokens_of_its_results(
+    looker: Looker, queue: BatchQueue, connection: redis.Redis
+) -> None:
+    name = enqueue(queue)
+    meta = {"usage": {"input_tokens": 12345, "output_tokens": 6, "total_tokens": 12351}}
+    connection.hset(queue.find(name).key, "meta", json.dumps(meta))
+    assert "Tokens 12,345 in, 6 out" in look(looker, name)
+
+
 def test_a_batch_of_a_gateway_has_its_tenant_and_file_ids(
     looker: Looker, queue: BatchQueue
 ) -> None:
@@ -222,6 +231,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "deep": {"data": zlib.compress(b"[" * 200_000)},
     "a meta of text": {"meta": b'"text"'},
     "counts of text": {"meta": b'{"request_counts": {"total": "<b>"}}'},
+    "usage of text": {"meta": b'{"usage": {"input_tokens": "<b>"}}'},
     "negative counts": {"meta": b'{"request_counts": {"total": -5}}'},
     "no number": {"meta": b'{"eta_s": NaN, "lines_per_s": Infinity}'},
     "times of text": {"meta": b'{"times": {"completed": "x", "in_progress": 1e99}}'},

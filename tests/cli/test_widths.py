@@ -125,6 +125,7 @@ BATCH = {
     "created_at": None,
     "rq_status": "started",
     "request_counts": {"completed": 1_000_000, "failed": 20_000, "total": 2_000_000},
+    "usage": {"input_tokens": 12_000_000, "output_tokens": 345_000, "total_tokens": 12_345_000},
     "errors": None,
     "lines_per_s": 12,
     "eta_s": 100.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -70,8 +70,32 @@ class DoneLine(Struct, frozen=True):
     error: ErrorInfo | None = None
 
 
+class _Answer(Struct, frozen=True):
+    """The part of an answer that counts its tokens."""
+
+    usage: dict[str, Any] | None = None
+
+
+class _Answered(Struct, frozen=True):
+    body: _Answer
+
+
+class _ResultLine(Struct, frozen=True):
+    response: _Answered
+
+
+class LineOutcome(NamedTuple):
+    """What an output line says of a line of the input."""
+
+    job: str  # as `short` has it
+    number: int
+    code: str | None  # of its error
+    tokens: tuple[int, int, int, int]  # of its result: in, of them cached, out, of them reasoning
+
+
 _encode = msgspec.json.Encoder().encode
 _decode_done = ForeignJson[DoneLine](DoneLine).decode
+_decode_result = ForeignJson[_ResultLine](_ResultLine).decode
 
 
 def encode_line(line: OutputLine) -> bytes:
@@ -89,8 +113,8 @@ def short(job: str) -> str:
     return job.removeprefix("batch_")
 
 
-def read_done(raw: bytes) -> tuple[str, int, str | None] | None:
-    """Job (`short`), line number and error code of an output line; None if it is not one."""
+def read_done(raw: bytes) -> LineOutcome | None:
+    """What an output line says; None if it is not one."""
     try:
         done = _decode_done(raw)
     except BadJson:
@@ -98,7 +122,29 @@ def read_done(raw: bytes) -> tuple[str, int, str | None] | None:
     found = _LINE_ID.fullmatch(done.id)
     if found is None:
         return None
-    return found["job"], int(found["number"]), done.error.code if done.error else None
+    code = done.error.code if done.error else None
+    return LineOutcome(found["job"], int(found["number"]), code, (0,) * 4 if code else _tokens(raw))
+
+
+def _tokens(raw: bytes) -> tuple[int, int, int, int]:
+    """The tokens of a result, by the names of any endpoint; zeros where it does not tell them."""
+    try:
+        usage = _decode_result(raw).response.body.usage or {}
+    except BadJson:
+        return 0, 0, 0, 0
+
+    def count(fields: Mapping[str, Any], *names: str) -> int:
+        return next((n for name in names if type(n := fields.get(name)) is int and n > 0), 0)
+
+    def details(*names: str) -> Mapping[str, Any]:
+        return next((one for name in names if isinstance(one := usage.get(name), dict)), usage)
+
+    return (
+        count(usage, "prompt_tokens", "input_tokens"),
+        count(details("prompt_tokens_details", "input_tokens_details"), "cached_tokens"),
+        count(usage, "completion_tokens", "output_tokens"),
+        count(details("completion_tokens_details", "output_tokens_details"), "reasoning_tokens"),
+    )
 
 
 def bad_line(job: str, number: int, bad: BadLine) -> OutputLine:

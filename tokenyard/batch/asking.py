@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from tokenyard import clock
 from tokenyard.batch.answers import OutputLine, unrun_line
 from tokenyard.batch.files import NumberedLine, read_lines
 from tokenyard.batch.hedging import Hedges
@@ -18,7 +20,7 @@ from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.requests import LineRequest, line_request, output_for
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import Client
-from tokenyard.protocol.errors import TransientError, UnknownRequest
+from tokenyard.protocol.errors import QuotaExceeded, TransientError, UnknownRequest
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.worker_info import WorkerInfo
 
@@ -27,11 +29,29 @@ _NO_HURRY_S: Final = 365 * 24 * 3600.0
 #: Errors in a row without progress after which the job fails.
 _MAX_ERRORS: Final = 5
 _LEAST_WINDOW: Final = 1_000
+#: A job that a limit holds for longer gives its worker back.
+PATIENCE_S: Final = 10.0
+#: Longest time until it is run again: an operator may have raised the limit.
+_LONGEST_PAUSE_S: Final = 300.0
 
 _log = logging.getLogger("tokenyard.batch")
 
 #: The answer to the input line with this number.
 Answer = tuple[int, OutputLine]
+
+
+class WaitsForLimit(BaseException):
+    """Nothing of a job can run for ``pause_s``, as a limit refuses it.
+
+    Its worker may run another one meanwhile. Not an `Exception`, since the job has not failed.
+    """
+
+    def __init__(self, job: OpenJob, why: str, retry_after_s: float) -> None:
+        super().__init__(why)
+        pause_s = min(retry_after_s, _LONGEST_PAUSE_S)
+        if job.state.expires_at is not None:
+            pause_s = min(pause_s, job.state.expires_at - clock.wall())
+        self.pause_s = max(1, math.ceil(pause_s))
 
 
 @dataclass(slots=True)
@@ -88,8 +108,17 @@ def waiting_lines(job: OpenJob, ending: Ending) -> Iterator[NumberedLine]:
 class ClientAsking:
     """Asks by `Client.map`, with a bounded window of requests."""
 
-    def __init__(self, client: Client, url: str, yard: str, job: OpenJob, ending: Ending) -> None:
+    def __init__(
+        self,
+        client: Client,
+        url: str,
+        yard: str,
+        job: OpenJob,
+        ending: Ending,
+        patience_s: float = math.inf,
+    ) -> None:
         self._client = client
+        self._patience_s = patience_s
         self._job = job
         self._spec = job.state.spec
         self._ending = ending
@@ -106,6 +135,8 @@ class ClientAsking:
             before = len(done)
             try:
                 yield from self._map()
+            except QuotaExceeded as limit:
+                raise WaitsForLimit(self._job, str(limit), limit.retry_after_s or 0.0) from limit
             except (TransientError, UnknownRequest) as error:
                 check()
                 errors = 1 if len(done) > before else errors + 1
@@ -120,7 +151,11 @@ class ClientAsking:
         self._pending.clear()
         self._is_exhausted = False
         found = self._client.map(
-            self._items(), window=self._window, ordered=self._spec.ordered, **self._shared()
+            self._items(),
+            window=self._window,
+            ordered=self._spec.ordered,
+            patience_s=self._patience_s,
+            **self._shared(),
         )
         for index, result in found:
             request = self._pending.pop(index)
@@ -179,8 +214,10 @@ class ClientAsking:
         return [one for one in list(self._pending.values()) if isinstance(one.line, ParsedLine)]
 
 
-def by_client(url: str, yard: str, connect_timeout_s: float) -> AskingFactory:
-    """Asks by a client whose name is the job's id."""
+def by_client(
+    url: str, yard: str, connect_timeout_s: float, patience_s: float = math.inf
+) -> AskingFactory:
+    """Asks by a client whose name is the job's id; see `WaitsForLimit` for the patience."""
 
     @contextlib.contextmanager
     def begin(job: OpenJob, ending: Ending) -> Iterator[ClientAsking]:
@@ -191,7 +228,7 @@ def by_client(url: str, yard: str, connect_timeout_s: float) -> AskingFactory:
             connect_timeout_s=connect_timeout_s,
             result_timeout_s=_NO_HURRY_S,
         ) as client:
-            asking = ClientAsking(client, url, yard, job, ending)
+            asking = ClientAsking(client, url, yard, job, ending, patience_s)
             with asking.hedges:
                 yield asking
 

@@ -39,6 +39,7 @@ class InputScan:
     """What a scan of an input file found."""
 
     lines: int = 0  # that are not blank
+    named: int = 0  # that are JSON objects with an id
     #: Lines that repeat an earlier id.
     repeated: LineNumbers = field(default_factory=LineNumbers)
 
@@ -87,9 +88,19 @@ def scan_input(path: Path) -> InputScan:
             found.lines += 1
             name = id_of(raw) if raw is not None else None
             if name is not None:
+                found.named += 1
                 buckets.add(name, number)
         buckets.mark_repeated(found.repeated)
     return found
+
+
+def numbers_by_id(path: Path) -> dict[str, int]:
+    """The first line with each id, in memory as a whole; raises `UnreadableFile`."""
+    numbers: dict[str, int] = {}
+    for number, raw in read_lines(path):
+        if raw is not None:
+            numbers.setdefault(id_of(raw) or str(number), number)
+    return numbers
 
 
 def id_of(raw: bytes) -> str | None:

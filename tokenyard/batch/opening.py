@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenyard import clock
 from tokenyard.batch.answers import ENDED_CODES
 from tokenyard.batch.files import UnreadableFile
-from tokenyard.batch.input_scan import InputScan, scan_input
+from tokenyard.batch.input_scan import InputScan, numbers_by_id, scan_input
 from tokenyard.batch.outputs import Outputs
 from tokenyard.batch.state import (
     BatchSpec,
@@ -20,6 +20,7 @@ from tokenyard.batch.state import (
     new_id,
 )
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.texts import counted
 
 #: Settings that a resumed job must not change, because they affect its results.
 _LASTING = ("model", "params", "ordered", "errors_path")
@@ -52,9 +53,9 @@ def open_job(
     """Read the input once, and the outputs that exist.
 
     ``job_id`` names a new job. ``overwrite`` discards the output of another job. ``retry``, a token
-    that was not given before, runs all lines with an error again. Lines that ended by a cancel or
-    by the completion window always run again. Raises
-    `SettingsError`, `UnreadableFile` or `OutputInUse`.
+    that was not given before, runs all lines with an error again, as the input has them now; the
+    results stay with the ids of their lines. Lines that ended by a cancel or by the completion
+    window always run again. Raises `SettingsError`, `UnreadableFile` or `OutputInUse`.
     """
     spec.check()
     mark = InputMark.of(spec.input_path)
@@ -66,9 +67,14 @@ def open_job(
         if state is None:
             state = _begin(spec, mark, job_id, outputs)
         else:
-            _check_same(spec, mark, state)
+            is_retried = retry not in {"", state.retried}
+            _check_same(spec, mark, state, may_correct=is_retried)
             state.spec = spec
-            _reopen(state, outputs, retry)
+            if state.input_mark != mark:
+                outputs.renumber(state.id, numbers_by_id(spec.input_path))
+            if is_retried or state.status in {"cancelled", "expired"}:
+                _reopen(state, outputs, retry, is_retried=is_retried)
+            state.input_mark = mark  # once no error has a number of the file before
         state.enter("validating")
         state.save()
         found = scan_input(spec.input_path)
@@ -90,7 +96,8 @@ def _begin(spec: BatchSpec, mark: InputMark, job_id: str, outputs: Outputs) -> B
     if not outputs.is_empty:
         error = (
             f"output: {spec.output} or {spec.errors_path} has lines already, and"
-            f" {spec.state_path} does not name their job: overwrite it, or choose another"
+            f" {spec.state_path} does not name their job: --overwrite deletes them, or choose"
+            " another output"
         )
         raise SettingsError([error])
     state = BatchState(id=job_id or new_id(), spec=spec, input_mark=mark)
@@ -100,23 +107,25 @@ def _begin(spec: BatchSpec, mark: InputMark, job_id: str, outputs: Outputs) -> B
     return state
 
 
-def _check_same(spec: BatchSpec, mark: InputMark, state: BatchState) -> None:
+def _check_same(spec: BatchSpec, mark: InputMark, state: BatchState, *, may_correct: bool) -> None:
     faults = [
         f"{name}: was {getattr(state.spec, name)!r} when {spec.output} was begun"
         for name in _LASTING
         if getattr(spec, name) != getattr(state.spec, name)
     ]
-    if state.input_mark != mark:
-        faults.append(f"input: {spec.input} is not the file with which {spec.output} was begun")
+    if state.input_mark != mark and not may_correct:
+        faults.append(
+            f"input: {spec.input} is not the file with which {spec.output} was begun; where lines"
+            " with an error were corrected, --retry-errors runs these again and keeps the results"
+        )
     if faults:
-        raise SettingsError([*faults, "to start over, overwrite the output"])
+        results = counted(state.counts.completed, "result")
+        lost = f"{results} and {counted(state.counts.failed, 'error')}"
+        raise SettingsError([*faults, f"to start over, --overwrite deletes its {lost}"])
 
 
-def _reopen(state: BatchState, outputs: Outputs, retry: str) -> None:
+def _reopen(state: BatchState, outputs: Outputs, retry: str, *, is_retried: bool) -> None:
     """Remove the answers of lines that run again, under new request ids."""
-    is_retried = retry not in {"", state.retried}
-    if not is_retried and state.status not in {"cancelled", "expired"}:
-        return
     state.round += 1
     state.save()
     outputs.reopen(None if is_retried else ENDED_CODES)

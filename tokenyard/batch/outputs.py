@@ -9,13 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from operator import add
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
 from tokenyard import clock
-from tokenyard.batch.answers import OutputLine, encode_line, read_done, short
+from tokenyard.batch.answers import LineOutcome, OutputLine, encode_line, line_id, read_done, short
 from tokenyard.batch.files import (
     LineNumbers,
     UnreadableFile,
@@ -24,7 +27,13 @@ from tokenyard.batch.files import (
     member,
     read_lines,
 )
-from tokenyard.protocol.errors import PermanentError
+from tokenyard.batch.state import (
+    BatchUsage,
+    CodeCount,
+    InputTokenDetails,
+    OutputTokenDetails,
+)
+from tokenyard.protocol.errors import PermanentError, SettingsError
 
 #: Lines are buffered up to this size and age.
 _FLUSH_BYTES: Final = 256 * 1024
@@ -44,7 +53,7 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.count = 0  # of lines, including those of earlier processes
+        self.forget()
         self._lock = threading.Lock()
         self._buffer = bytearray()
         self._flushed_at = clock.monotonic()
@@ -59,12 +68,31 @@ class LineFile:
             raise UnreadableFile(f"{path}: {error.strerror}") from error
         self._size = os.fstat(self._fd).st_size
 
+    def forget(self) -> None:
+        """Count its lines again."""
+        self.count = 0  # of lines, including those of earlier processes
+        self.tokens = (0, 0, 0, 0)
+        self.codes: dict[str, CodeCount] = {}
+
+    def note(self, done: LineOutcome) -> None:
+        """Count a line."""
+        self.count += 1
+        if done.code is None:
+            self.tokens = tuple(map(add, self.tokens, done.tokens))
+            return
+        known = self.codes.setdefault(done.code, CodeCount(done.code, 0, done.number))
+        known.lines += 1
+        known.first_line = min(known.first_line, done.number)
+
     def lock(self, within_s: float) -> None:
         """Lock the file until this process ends; raises `OutputInUse`."""
         give_up = clock.monotonic() + within_s
         while True:
             try:
-                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(self._fd).st_ino == self.path.stat().st_ino:
+                    return
+                raise BlockingIOError  # another process has replaced it
             except BlockingIOError as error:
                 if clock.monotonic() >= give_up:
                     raise OutputInUse(f"{self.path}: another process writes to it") from error
@@ -74,7 +102,8 @@ class LineFile:
         """Add a line to the buffer; `flush_old` writes it soon."""
         with self._lock:
             self._buffer += line
-            self.count += 1
+            if done := read_done(line):
+                self.note(done)
             if len(self._buffer) >= self._most_bytes:
                 self._flush()
 
@@ -141,6 +170,18 @@ class Outputs:
         """Lines with a result, and lines with an error."""
         return self.results.count, self.errors.count
 
+    @property
+    def usage(self) -> BatchUsage:
+        """The tokens of all results."""
+        given, cached, made, reasoned = self.results.tokens
+        details = InputTokenDetails(cached), OutputTokenDetails(reasoned)
+        return BatchUsage(given, details[0], made, details[1], given + made)
+
+    @property
+    def line_errors(self) -> list[CodeCount]:
+        """The errors by their codes, the most frequent first."""
+        return sorted(self.errors.codes.values(), key=lambda one: (-one.lines, one.code))
+
     def __enter__(self) -> Self:
         return self
 
@@ -167,7 +208,7 @@ class Outputs:
             before = len(marks)
             for number, raw in read_lines(path):
                 done = read_done(raw) if raw is not None else None
-                if done is None or done[0] != short(job) or not marks.add(done[1]):
+                if done is None or done.job != short(job) or not marks.add(done.number):
                     raise UnreadableFile(f"{path}: line {number} is of another job, or a duplicate")
             counts.append(len(marks) - before)
         return counts[0], counts[1]
@@ -179,7 +220,8 @@ class Outputs:
 
     def _recover(self, file: LineFile, job: str) -> int:
         cut = cut_torn_end(file.path)
-        foreign = file.count = 0
+        foreign = 0
+        file.forget()
         for number, raw in read_lines(file.path):
             done = read_done(raw) if raw is not None and not foreign else None
             if foreign or (done is None and is_compressed(file.path)):
@@ -189,43 +231,46 @@ class Outputs:
             if done is None:
                 foreign = number
                 continue
-            if done[0] != short(job):
+            if done.job != short(job):
                 raise UnreadableFile(
-                    f"{file.path}: line {number} was written by job batch_{done[0]}"
+                    f"{file.path}: line {number} was written by job batch_{done.job}"
                 )
-            if not self.done.add(done[1]):
+            if not self.done.add(done.number):
                 raise UnreadableFile(
-                    f"{file.path}: line {number} is a second answer to line {done[1]}"
+                    f"{file.path}: line {number} is a second answer to line {done.number}"
                 )
-            file.count += 1
+            file.note(done)
         if foreign:
             # After a power failure the last line may have its length, but not its text.
             cut += _cut_last_line(file.path)
         file.measure()
         return cut
 
-    def reopen(self, codes: Collection[str] | None) -> int:
-        """Remove errors with these codes, or all, so that their lines run again; how many.
+    def reopen(self, codes: Collection[str] | None) -> None:
+        """Remove errors with these codes, or all, so that their lines run again."""
 
-        The file is replaced atomically.
-        """
-        cut_torn_end(self.errors.path)
-        # With the same suffix, so that it is compressed in the same way.
-        new = self.errors.path.with_name(f"new.{self.errors.path.name}")
-        new.unlink(missing_ok=True)
-        kept, taken = LineFile(new), 0
-        for _, raw in read_lines(self.errors.path):
-            done = read_done(raw) if raw is not None else None
-            if done is not None and (codes is None or done[2] in codes):
-                taken += 1
-            elif raw is not None:
-                kept.append(raw + b"\n")
-        kept.sync()
-        kept.close()
-        self.errors.close()
-        new.replace(self.errors.path)
-        self.errors = LineFile(self.errors.path)
-        return taken
+        def keep(raw: bytes) -> bytes | None:
+            done = read_done(raw)
+            return None if done and (codes is None or done.code in codes) else raw
+
+        self.errors = _replaced(self.errors, keep)
+
+    def renumber(self, job: str, numbers: Mapping[str, int]) -> None:
+        """Let results name the lines that have their ids now; raises `SettingsError`."""
+
+        def move(raw: bytes) -> bytes:
+            if read_done(raw) is None:
+                return raw  # `recover` finds it, too
+            line = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            custom_id = msgspec.json.decode(line["custom_id"])
+            if custom_id not in numbers:
+                raise SettingsError(
+                    [f"input: has no line {custom_id!r} any more, which has a result: put it back"]
+                )
+            line["id"] = msgspec.Raw(msgspec.json.encode(line_id(job, numbers[custom_id])))
+            return msgspec.json.encode(line)
+
+        self.results = _replaced(self.results, move)
 
     def write(self, number: int, line: OutputLine) -> bool:
         """Write the answer of an input line; False if it has one already."""
@@ -255,6 +300,29 @@ class Outputs:
         """Write the buffer and wait for the disk."""
         self.results.sync()
         self.errors.sync()
+
+
+def _replaced(file: LineFile, change: Callable[[bytes], bytes | None]) -> LineFile:
+    """A file with each line changed, or without it; it is replaced atomically."""
+    cut_torn_end(file.path)
+    # With the same suffix, so that it is compressed in the same way.
+    path = file.path.with_name(f"new.{file.path.name}")
+    path.unlink(missing_ok=True)
+    new = LineFile(path)
+    try:
+        new.lock(0.0)
+        for _, raw in read_lines(file.path):
+            if raw is not None and (line := change(raw)) is not None:
+                new.append(line + b"\n")
+        new.sync()
+        path.replace(file.path)
+    except BaseException:
+        new.close()
+        path.unlink(missing_ok=True)
+        raise
+    file.close()
+    new.path = file.path
+    return new
 
 
 def _cut_last_line(path: Path) -> int:

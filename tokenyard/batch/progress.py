@@ -10,7 +10,7 @@ from typing import Final
 import redis
 
 from tokenyard import clock
-from tokenyard.batch.state import RequestCounts, Status
+from tokenyard.batch.state import BatchUsage, RequestCounts, Status
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import LINE_STATES, Keys
 
@@ -31,6 +31,7 @@ class Progress:
     counts: RequestCounts
     per_s: float  # lines a second over the last half minute
     eta_s: float | None  # None while it is not known
+    usage: BatchUsage
 
 
 class LineRate:

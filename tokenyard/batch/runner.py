@@ -111,6 +111,11 @@ class Runner:
             return job.state
 
     def _run(self, job: OpenJob) -> None:
+        if self._spec.endpoint and not job.input.named:
+            raise BatchBroken(
+                "the input file has no request: each line must be a JSON object with `custom_id`,"
+                " `method`, `url` and `body`"
+            )
         if job.counts.done < job.input.lines:
             self._enter("in_progress")
             self._run_lines(job)
@@ -151,6 +156,7 @@ class Runner:
     # Lines
 
     def _run_lines(self, job: OpenJob) -> None:
+        self._check_ending(job)  # it may have waited for long
         with (
             self._asking(job, self._ending) as asking,
             JobMonitor(self._flush, lambda: self._check_progress(asking)) as monitor,
@@ -191,19 +197,22 @@ class Runner:
         job = self._job
         if job is None:
             return
-        ending, expires_at = self._ending, job.state.expires_at
-        if not ending.code and self._is_cancelled():
-            ending.code = "batch_cancelled"
-            self._enter("cancelling")
-        elif not ending.code and expires_at is not None and clock.wall() >= expires_at:
-            ending.code = "batch_expired"
-        if ending.code:
+        self._check_ending(job)
+        if self._ending.code:
             asking.cancel()
         else:
             for number, line in asking.hedge():
                 job.outputs.write(number, line)
                 job.outputs.flush()
         self._save()
+
+    def _check_ending(self, job: OpenJob) -> None:
+        ending, expires_at = self._ending, job.state.expires_at
+        if not ending.code and self._is_cancelled():
+            ending.code = "batch_cancelled"
+            self._enter("cancelling")
+        elif not ending.code and expires_at is not None and clock.wall() >= expires_at:
+            ending.code = "batch_expired"
 
     def _enter(self, status: Status, message: str = "") -> None:
         if self._job is not None:
@@ -217,12 +226,15 @@ class Runner:
             return
         with self._saving:
             before, job.state.counts = job.state.counts, job.counts
+            job.state.usage = job.outputs.usage
+            job.state.line_errors = job.outputs.line_errors
             job.state.save()
             self._line_count.advance(before, job.state.counts)
         per_s = self._rate.per_s()
         left = job.counts.total - job.counts.done
         eta_s = left / per_s if per_s > 0 else None
-        self._on_progress(Progress(job.state.id, job.state.status, job.counts, per_s, eta_s))
+        state = job.state
+        self._on_progress(Progress(state.id, state.status, job.counts, per_s, eta_s, state.usage))
 
 
 def _summary(job: OpenJob) -> str:

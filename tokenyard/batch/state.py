@@ -12,16 +12,17 @@ import itertools
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, is_tenant
 from tokenyard.protocol.system_clients import BATCH_PREFIX
+from tokenyard.protocol.tenants import TENANT_RULE
 
 Status = Literal[
     "validating",
@@ -40,6 +41,9 @@ DEFAULT_RESULT_TTL_S: Final = 600
 #: How often RQ retries a failed job after its last progress.
 DEFAULT_RETRIES: Final = 5
 _ENDS_BYTES: Final = 64 * 1024
+
+
+TokenCount = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class BatchSpec(Struct, frozen=True, kw_only=True):
@@ -124,6 +128,8 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
         ]
         if self.priority_class not in PRIORITY_CLASSES:
             errors.append(f"priority_class: use one of {', '.join(PRIORITY_CLASSES)}")
+        if self.tenant and not is_tenant(self.tenant):
+            errors.append(f"tenant {self.tenant!r}: {TENANT_RULE}")
         if self.window < 0:
             errors.append("window: must not be negative")
         if self.completion_window_s < 0:
@@ -151,6 +157,46 @@ class RequestCounts(Struct, frozen=True):
     def done(self) -> int:
         """Lines that have either."""
         return self.completed + self.failed
+
+    @property
+    def has_only_errors(self) -> bool:
+        """Whether no line has a result."""
+        return bool(self.failed) and not self.completed
+
+
+class InputTokenDetails(Struct, frozen=True):
+    """Prompt tokens that were in a prefix cache."""
+
+    cached_tokens: TokenCount = 0
+
+
+class OutputTokenDetails(Struct, frozen=True):
+    """Generated tokens that were reasoning."""
+
+    reasoning_tokens: TokenCount = 0
+
+
+class BatchUsage(Struct, frozen=True):
+    """Tokens of all results, as OpenAI's batch object has them."""
+
+    input_tokens: TokenCount = 0
+    input_tokens_details: InputTokenDetails = InputTokenDetails()
+    output_tokens: TokenCount = 0
+    output_tokens_details: OutputTokenDetails = OutputTokenDetails()
+    total_tokens: TokenCount = 0
+
+    def __str__(self) -> str:
+        cached = self.input_tokens_details.cached_tokens
+        of_cache = f" ({cached:,} cached)" if cached else ""
+        return f"{self.input_tokens:,} in{of_cache}, {self.output_tokens:,} out"
+
+
+class CodeCount(Struct):
+    """The lines with one code of error."""
+
+    code: str
+    lines: int
+    first_line: int
 
 
 class InputMark(Struct, frozen=True):
@@ -183,6 +229,8 @@ class BatchState(Struct, kw_only=True):
     #: Counts up each time that answered lines are opened again.
     round: int = 1
     counts: RequestCounts = RequestCounts()
+    usage: BatchUsage = BatchUsage()
+    line_errors: list[CodeCount] = []
     #: When the job last entered each status.
     times: dict[str, float] = {}
     message: str = ""  # why it failed
@@ -237,6 +285,8 @@ class BatchState(Struct, kw_only=True):
             "cancelling_at": at("cancelling"),
             "cancelled_at": at("cancelled"),
             "request_counts": msgspec.to_builtins(self.counts),
+            "usage": msgspec.to_builtins(self.usage),
+            "line_errors": msgspec.to_builtins(self.line_errors),
         }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
@@ -135,11 +136,12 @@ class AsyncClient:
         *,
         window: int = 1000,
         ordered: bool = False,
+        patience_s: float = math.inf,
         **shared: Unpack[SharedOptions],
     ) -> AsyncIterator[tuple[int, Result]]:
         """See `tokenyard.Client.map`."""
         updated = AsyncEvent()
-        state = MapWindow(items, window, ordered=ordered, wake=updated.set)
+        state = MapWindow(items, window, ordered=ordered, wake=updated.set, patience_s=patience_s)
         await self._listen()
         timeout_s = self._core.state.result_timeout_s
         give_up = clock.monotonic() + timeout_s

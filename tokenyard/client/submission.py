@@ -120,9 +120,14 @@ class Submitter:
             done = outcome.submitted.keys() | outcome.refused.keys()
             rest = [numbered for numbered in rest if numbered[0] not in done]
             if outcome.retry_after_s is not None:
-                window.postpone(
-                    rest, clock.monotonic() + min(outcome.retry_after_s, _MAX_RETRY_AFTER_S)
-                )
+                if (
+                    outcome.limit
+                    and outcome.retry_after_s > window.patience_s
+                    and not window.running
+                ):
+                    raise QuotaExceeded(outcome.limit, outcome.retry_after_s)
+                pause_s = min(outcome.retry_after_s, _MAX_RETRY_AFTER_S, window.patience_s)
+                window.postpone(rest, clock.monotonic() + pause_s)
                 break
         return accepted
 

@@ -7,6 +7,7 @@ connection; it starts at the first request. Many threads may use one client.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,6 +173,7 @@ class Client:
         *,
         window: int = 1000,
         ordered: bool = False,
+        patience_s: float = math.inf,
         **shared: Unpack[SharedOptions],
     ) -> Iterator[tuple[int, Result]]:
         """Run any number of requests, at most ``window`` at a time.
@@ -179,12 +181,17 @@ class Client:
         Yields the index of each item and its result, whatever its status, as results come or in
         the order of the items. Waits while the queue is full or its tenant has reached a limit, and
         while the broker is unavailable or not writable. Without progress for ``result_timeout_s``,
-        raises `BrokerUnavailable` if that is the cause, else `WaitTimeout`.
+        raises `BrokerUnavailable` if that is the cause, else `WaitTimeout`. Raises `QuotaExceeded`
+        where nothing runs and a limit refuses the next requests for more than ``patience_s``.
         """
         updated = threading.Event()
         # Most results come while the event is set already, and setting it takes a lock.
         state = MapWindow(
-            items, window, ordered=ordered, wake=lambda: None if updated.is_set() else updated.set()
+            items,
+            window,
+            ordered=ordered,
+            wake=lambda: None if updated.is_set() else updated.set(),
+            patience_s=patience_s,
         )
         self._listen()
         timeout_s = self._core.state.result_timeout_s

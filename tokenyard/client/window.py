@@ -6,6 +6,7 @@ At most ``size`` requests are held at once, so memory use does not depend on the
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -41,7 +42,13 @@ class MapWindow:
     """The state of one `map`."""
 
     def __init__(
-        self, items: Iterable[Item], size: int, *, ordered: bool, wake: Callable[[], None]
+        self,
+        items: Iterable[Item],
+        size: int,
+        *,
+        ordered: bool,
+        wake: Callable[[], None],
+        patience_s: float = math.inf,
     ) -> None:
         if size < 1:
             raise ValueError("window: must be at least 1")
@@ -54,6 +61,8 @@ class MapWindow:
         self._is_exhausted = False
         self._unsubmitted: deque[Numbered] = deque()
         self._retry_at = 0.0  # the queue was full
+        #: The longest that it waits for a limit while it has no other request to wait for.
+        self.patience_s = patience_s
         self.error: BrokerUnavailable | None = None  # why the last submission failed
         self._running: dict[int, PendingRequest] = {}
         # The latest index of each; an earlier one of the same request, by the later one.

@@ -37,6 +37,9 @@ class GatewaySettings(HttpSettings):
     files_dir: Path | None = None
     files_url: str = ""
     max_file_bytes: int = 512 * 1024 * 1024
+    #: Of one tenant, with the outputs of its batches.
+    max_tenant_files: int = 10_000
+    max_tenant_bytes: int = 16 * 1024 * 1024 * 1024
     max_connections: int = 10_000
     #: Silence on a stream after which a comment is sent.
     keep_alive_s: float = 15.0
@@ -78,6 +81,8 @@ class GatewaySettings(HttpSettings):
             "max_body_items",
             "max_tokenize_bytes",
             "max_file_bytes",
+            "max_tenant_files",
+            "max_tenant_bytes",
             "board_session_s",
             "board_max_streams",
         )

@@ -7,6 +7,7 @@ import json
 import os
 import tracemalloc
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ class Heard:
 class Asker:
     """Asks `BatchesApi` as a server would; nothing listens on the Redis of its settings."""
 
-    def __init__(self, storage: Storage, limit: int = LIMIT) -> None:
-        settings = GatewaySettings(redis_url="redis://127.0.0.1:1", max_file_bytes=limit)
+    def __init__(self, storage: Storage, limit: int = LIMIT, **values: Any) -> None:
+        settings = GatewaySettings(redis_url="redis://127.0.0.1:1", max_file_bytes=limit, **values)
         self.storage = storage
         self.api = BatchesApi(settings, storage, Bodies(settings))
 
@@ -384,3 +385,66 @@ def test_pages_follow_each_other(asker: Asker) -> None:
     assert len(seen) == 5
     assert set(seen) == made
     assert asker.get("/v1/files?limit=0").status == 400
+
+
+def over_quota(heard: Heard) -> bool:
+    return (heard.status, heard.json["error"]["code"]) == (413, "QUOTA_EXCEEDED")
+
+
+def test_a_tenant_has_so_many_files(storage: Storage) -> None:
+    asker = Asker(storage, max_tenant_files=3)
+    made = [asker.upload().json["id"] for _ in range(3)]
+    before = asker.stored()
+    # I expect the next to be refused, with nothing left of it, and nobody else to notice.
+    assert over_quota(asker.upload())
+    assert asker.stored() == before
+    assert asker.ask(upload(), BOB).status == 200
+    # A batch needs room for two,
+    batch = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    asked = httpx.Request("POST", f"{URL}/v1/batches", json=batch | {"input_file_id": made[0]})
+    assert asker.ask(httpx.Request("DELETE", f"{URL}/v1/files/{made[1]}")).status == 200
+    assert over_quota(asker.ask(asked))
+    # and an upload for one.
+    assert asker.upload().status == 200
+
+
+def test_a_tenant_has_so_many_bytes_with_the_outputs_of_its_batches(storage: Storage) -> None:
+    asker = Asker(storage, max_tenant_bytes=3000)
+    assert asker.upload(bytes(900)).status == 200
+    storage.write(name_of("alice", new_id()), bytes(1500))  # as a batch writes it
+    assert over_quota(asker.upload(bytes(900)))
+    unsized = upload(bytes(100))
+    pieces = [unsized.read()]
+    del unsized.headers["content-length"]
+    assert over_quota(asker.ask(unsized, pieces=pieces))
+    assert asker.upload(bytes(10)).status == 200
+
+
+def test_what_is_on_its_way_counts(storage: Storage) -> None:
+    # Given an upload that has not come to its end
+    asker = Asker(storage, max_tenant_bytes=1900)
+    second: list[Heard] = []
+
+    def pieces(request: httpx.Request) -> Iterator[bytes]:
+        raw = request.read()
+        yield raw[:200]
+        with ThreadPoolExecutor(1) as thread:
+            second.append(thread.submit(asker.upload, bytes(700)).result())
+        yield raw[200:]
+
+    first = upload(bytes(700))
+    # I expect another one to find no room, until it broke off.
+    assert asker.ask(first, pieces=pieces(first)).status == 200
+    assert over_quota(second[0])
+    broken = upload(bytes(400))
+    assert asker.ask(broken, pieces=[broken.read()[:100]], breaks=True).status == 499
+    assert asker.upload(bytes(200)).status == 200
+    assert not asker.api._coming
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "1e3", "\u00b2"])
+def test_a_strange_length_is_refused(asker: Asker, length: str) -> None:
+    request = upload()
+    raw = request.read()
+    request.headers["content-length"] = length
+    assert asker.ask(request, pieces=[raw]).status == 413

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from tokenyard.batch.state import ENDED
+from tokenyard.batch.state import ENDED, BatchUsage, TokenCount
 
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Instant = Annotated[int, Meta(ge=0, le=2**40)]
 _Seconds = Annotated[float, Meta(ge=0, le=2.0**40)]
 
@@ -16,9 +15,9 @@ _Seconds = Annotated[float, Meta(ge=0, le=2.0**40)]
 class Counts(Struct, frozen=True):
     """Lines of a job's input, and how many have a result or an error."""
 
-    total: _Count = 0
-    completed: _Count = 0
-    failed: _Count = 0
+    total: TokenCount = 0
+    completed: TokenCount = 0
+    failed: TokenCount = 0
 
     @property
     def done(self) -> int:
@@ -51,6 +50,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     error_file_id: str
     created_at: _Instant
     request_counts: Counts = Counts()
+    usage: BatchUsage | None = None
     errors: Messages | None = None
     completion_window: str | None = None
     in_progress_at: _Instant | None = None

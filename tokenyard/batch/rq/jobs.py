@@ -26,7 +26,7 @@ from rq.serializers import JSONSerializer
 from tokenyard import clock
 from tokenyard.batch.api import BatchOptions, spec_of
 from tokenyard.batch.rq.batch_object import Batch
-from tokenyard.batch.rq.schedule import next_time, spec_at
+from tokenyard.batch.rq.schedule import first_spec
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.broker.url import batch_url
@@ -46,7 +46,7 @@ _FUNCTIONS: Final = frozenset({_PERFORM, PERFORM_FOR_GATEWAYS})
 FOLDER_PREFIX: Final = "tokenyard-batch-"
 _SUCCEEDED: Final = "tokenyard.batch.rq.callbacks.succeeded"
 _FAILED: Final = "tokenyard.batch.rq.callbacks.failed"
-#: A field of RQ's hash of a job: cancellation is requested.
+#: A field of RQ's hash of a job: when cancellation was requested, in unix seconds.
 CANCEL_FIELD: Final = "tokenyard_cancel"
 #: How long RQ keeps jobs that are over.
 KEEP_S: Final = 30 * 24 * 3600
@@ -88,6 +88,7 @@ class JobOrder(Struct, frozen=True, kw_only=True):
     #: A schedule; ``cron_spec`` has the file names with their placeholders, see `schedule`.
     cron: str = ""
     cron_spec: BatchSpec | None = None
+    cron_due: float = 0.0  # when this job of it is due, in unix seconds
 
 
 class ForeignJob(NoSuchJobError):
@@ -220,7 +221,8 @@ class BatchQueue:
         match job.get_status(refresh=False):
             case JobStatus.SCHEDULED:
                 at = self.rq.scheduled_job_registry.get_scheduled_time(job)
-                return f"its time, {local_time(at.timestamp())}"
+                why = f"; {job.meta['limit']}" if "limit" in job.meta else ""
+                return f"its time, {local_time(at.timestamp())}{why}"
             case JobStatus.DEFERRED:
                 return f"the end of {', '.join(job.dependencies)}"
             case JobStatus.QUEUED if self.has_worker:
@@ -239,7 +241,7 @@ class BatchQueue:
 
     def cancel(self, job: KnownJob) -> str:
         """Cancel a job; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
-        self._connection.hset(job.key, CANCEL_FIELD, "1")
+        self._connection.hsetnx(job.key, CANCEL_FIELD, str(int(clock.wall())))
         state = job.get_status()
         if state in {JobStatus.QUEUED, JobStatus.DEFERRED, JobStatus.SCHEDULED}:
             with contextlib.suppress(InvalidJobOperation):
@@ -247,7 +249,8 @@ class BatchQueue:
             return "cancelled"
         if state is JobStatus.STARTED:
             return "cancelling"
-        self._connection.hdel(job.key, CANCEL_FIELD)
+        if state is not JobStatus.CANCELED:
+            self._connection.hdel(job.key, CANCEL_FIELD)
         return _status(job, job.meta)
 
     def resume(self, job: KnownJob, *, retry_errors: bool) -> None:
@@ -380,8 +383,9 @@ def submit_batch(
     if cron:
         if at is not None or after:
             raise SettingsError(["cron: give neither a time nor a job to wait for with it"])
-        at = next_time(cron)
-        order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, spec=spec_at(spec, at))
+        at, first = first_spec(spec, cron)
+        due = at.timestamp()
+        order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, cron_due=due, spec=first)
     where = batch_url(redis_url)
     with translated(where), open_connection(where) as connection:
         job = BatchQueue(connection, yard).enqueue(order, after=after, at=at)
@@ -427,13 +431,24 @@ def _described(job: KnownJob) -> dict[str, Any]:
         "error_file_id": order.spec.errors or str(order.spec.errors_path),
         "completion_window": f"{window:g}s" if window else None,
         "created_at": int(job.created_at.timestamp()),
+        **_cancel_times(job, status),
         **{f"{name}_at": int(at) for name, at in times.items()},
         "request_counts": meta.get("request_counts") or {},
+        "usage": meta.get("usage"),
         "lines_per_s": meta.get("lines_per_s"),
         "eta_s": meta.get("eta_s"),
         "retries_left": job.retries_left,
         "cron": order.cron or None,
     }
+
+
+def _cancel_times(job: Job, status: str) -> dict[str, int]:
+    """When a job was cancelled, which is at once where no worker had it."""
+    if status not in {"cancelling", "cancelled"}:
+        return {}
+    raw: Any = job.connection.hget(job.key, CANCEL_FIELD)
+    names = ["cancelling_at", *(["cancelled_at"] if status == "cancelled" else [])]
+    return dict.fromkeys(names, int(raw)) if raw else {}
 
 
 def _status(job: Job, meta: Mapping[str, Any]) -> str:

@@ -15,13 +15,14 @@ from rq import Retry, get_current_job
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
-from tokenyard.batch.asking import AskingFactory
+from tokenyard.batch.asking import PATIENCE_S, AskingFactory, WaitsForLimit, by_client
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
-from tokenyard.batch.rq.schedule import next_time, spec_at
+from tokenyard.batch.rq.schedule import next_time, now, spec_at
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, BatchState
+from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
 from tokenyard.telemetry.logs import HarmlessFormatter
 
@@ -83,6 +84,11 @@ def carry_out(
         except Stopped:
             _log.info("job %s: the worker stops; another one continues", job.id)
             return Retry(_UNLIMITED)
+        except WaitsForLimit as limit:
+            _log.info("job %s: continues in %d s: %s", job.id, limit.pause_s, limit)
+            job.meta["limit"] = str(limit)
+            job.save_meta()  # type: ignore[no-untyped-call]
+            return Retry(_UNLIMITED, limit.pause_s)
 
 
 def _run(
@@ -93,16 +99,17 @@ def _run(
     publish: Callable[[], None],
 ) -> dict[str, Any]:
     record = _JobRecord(job, order)
+    job.meta.pop("limit", None)
 
     def on_progress(progress: Progress) -> None:
         record.update(progress)
         keep()
 
+    yard = WorkerContext.url, WorkerContext.yard
     runner = Runner(
-        WorkerContext.url,
-        WorkerContext.yard,
+        *yard,
         order.spec,
-        asking=asking,
+        asking=asking or by_client(*yard, DEFAULT_CONNECT_TIMEOUT_S, PATIENCE_S),
         on_progress=on_progress,
         is_cancelled=record.is_cancelled,
     )
@@ -147,6 +154,7 @@ class _JobRecord:
         self._job.meta |= {
             "status": progress.status,
             "request_counts": msgspec.to_builtins(progress.counts),
+            "usage": msgspec.to_builtins(progress.usage),
             "lines_per_s": round(progress.per_s, 1),
             "eta_s": round(progress.eta_s, 1) if progress.eta_s is not None else None,
             "times": times,
@@ -186,7 +194,9 @@ def _enqueue_next(job: Job, order: JobOrder) -> None:
     """Enqueue the next job of a schedule, once however often this one is retried."""
     if not order.cron or order.cron_spec is None:
         return
-    due = next_time(order.cron)
+    # A clock that is behind, or set back, does not make this job due again.
+    due_before = datetime.datetime.fromtimestamp(order.cron_due, datetime.UTC)
+    due = next_time(order.cron, max(now(), due_before))
     # Named by its time, so that two tries of this job enqueue the same one.
     name = f"{job.id.partition('-')[0]}-{due.astimezone(datetime.UTC):%Y%m%dT%H%M%S}"
     if Job.exists(name, job.connection):
@@ -196,7 +206,7 @@ def _enqueue_next(job: Job, order: JobOrder) -> None:
     except SettingsError as error:
         _log.error("job %s: the schedule ends: %s", job.id, error)
         return
-    successor = msgspec.structs.replace(order, spec=spec)
+    successor = msgspec.structs.replace(order, spec=spec, cron_due=due.timestamp())
     BatchQueue(job.connection, WorkerContext.yard).enqueue(successor, job_id=name, at=due)
 
 

@@ -34,9 +34,11 @@ from tokenyard.batch.rq.jobs import (
     KnownJob,
 )
 from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue, refuse_foreign
+from tokenyard.batch.rq.turns import Turns
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
 from tokenyard.process.owned_folder import remove_abandoned
+from tokenyard.protocol.errors import SettingsError
 from tokenyard.telemetry.batch_queue import queue_name
 
 #: Heartbeat of a running job; RQ abandons it a minute after the last one.
@@ -47,6 +49,8 @@ _WAIT_S: Final = 1
 _LOOK_EVERY_S: Final = 4
 _CLEAN_EVERY_S: Final = 30
 _WORKER_TTL_S: Final = 45
+#: A worker that shows no heartbeat for so long is dead: RQ abandons its job then, too.
+_DEAD_AFTER_S: Final = 65
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 #: Called in the parent before it forks for a job of this function.
 _PREPARATIONS: Final = {PERFORM_FOR_GATEWAYS: "gateway.batches.work.prepare"}
@@ -71,6 +75,28 @@ class BatchWorker(Worker):
             maintenance_interval=_LOOK_EVERY_S,
             worker_ttl=_WORKER_TTL_S,
         )
+        self._turns = [Turns(queue) for queue in self.queues]
+
+    def register_birth(self) -> None:
+        """As RQ does, in place of a dead worker of this name; raises `SettingsError` if it lives.
+
+        One of another host, or whose process id another process has, is dead once it is silent.
+        """
+        since, seen = clock.monotonic(), None
+        while (other := self._named(self.name)) is not None and other.death_date is None:
+            if is_dead_here(other.hostname, other.pid) or clock.monotonic() - since > _DEAD_AFTER_S:
+                _log.warning("worker %s: an earlier one of this name is dead", self.name)
+                untyped: Any = other
+                untyped.register_death()
+                break
+            if seen not in (None, other.last_heartbeat):
+                where = f"process {other.pid} of host {other.hostname}"
+                raise SettingsError([f"name {self.name!r}: {where} has it; give another --name"])
+            if seen is None:
+                _log.warning("worker %s: waits for a sign of the one that has its name", self.name)
+            seen = other.last_heartbeat
+            clock.sleep(_WAIT_S)
+        super().register_birth()  # type: ignore[no-untyped-call]
 
     @property
     def dequeue_timeout(self) -> int:
@@ -97,6 +123,8 @@ class BatchWorker(Worker):
         raise StopRequested
 
     def _take_job(self, timeout: int | None) -> tuple[Job, Queue] | None:
+        for turns in self._turns:
+            turns.arrange()
         taken = WorkerQueue.dequeue_any(
             self._ordered_queues, timeout, self.connection, KnownJob, JSONSerializer
         )
@@ -106,6 +134,8 @@ class BatchWorker(Worker):
         if self._stop_requested:
             TakenJobs(queue.key, self.connection).give_back(job.id, queue)
             raise StopRequested
+        for turns in self._turns:
+            turns.took(job)
         job.redis_server_version = get_version(self.connection)
         _log.info("worker %s takes job %s: %s", self.name, job.id, job.description)
         return taken
@@ -140,21 +170,26 @@ class BatchWorker(Worker):
                 registry.connection.zrem(registry.key, entry)  # RQ's own cleaning ends at it
                 continue
             worker = self._worker_of(job_id)
-            if worker is None or worker.name == self.name:
+            if worker is None:
                 continue
-            if is_dead_here(worker.hostname, worker.pid):
+            is_mine = (
+                worker.name == self.name
+            )  # this one is idle: an earlier one of its name had it
+            if is_mine or is_dead_here(worker.hostname, worker.pid):
                 _log.warning("worker %s is dead; its job %s continues", worker.name, job_id)
                 registry.connection.zadd(registry.key, {entry: 1}, xx=True)
-                untyped: Any = worker
-                untyped.register_death()
+                if not is_mine:
+                    untyped: Any = worker
+                    untyped.register_death()
                 has_found = True
         return has_found
 
     def _worker_of(self, job_id: str) -> BaseWorker | None:
         name: Any = self.connection.hget(Job.key_for(job_id), "worker_name")
-        if not name:
-            return None
-        key = f"{self.redis_worker_namespace_prefix}{name.decode()}"
+        return self._named(name.decode()) if name else None
+
+    def _named(self, name: str) -> BaseWorker | None:
+        key = f"{self.redis_worker_namespace_prefix}{name}"
         return Worker.find_by_key(key, connection=self.connection, serializer=JSONSerializer)
 
     def _start_scheduler(self, *arguments: Any, **options: Any) -> None:

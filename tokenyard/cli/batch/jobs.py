@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, open_text
-from tokenyard.batch.state import ENDED
+from tokenyard.batch.state import ENDED, BatchUsage, RequestCounts
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.broker.url import batch_url
 from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
@@ -111,7 +111,7 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
     """Show the status of a batch job, in the terms of the OpenAI batch API.
 
     The exit status is 0 for a completed job or one in progress, 1 for one that failed, expired, was
-    cancelled or is unknown, and 4 if --wait timed out.
+    cancelled, has an error for every line or is unknown, and 4 if --wait timed out.
     """
     give_up = clock.monotonic() + timeout
     told = ""
@@ -128,7 +128,9 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
         plain_console().print(_sheet(batch))
     if wait and batch["status"] not in ENDED:
         ctx.exit(Exit.TIMEOUT)
-    ctx.exit(Exit.FAILED if batch["status"] in ENDED - {"completed"} else Exit.OK)
+    counts = msgspec.convert(batch["request_counts"], RequestCounts)
+    is_bad = batch["status"] != "completed" or counts.has_only_errors
+    ctx.exit(Exit.FAILED if batch["status"] in ENDED and is_bad else Exit.OK)
 
 
 @click.command(cls=PlainCommand, short_help="Cancel a job.")
@@ -268,6 +270,8 @@ def _sheet(batch: dict[str, Any]) -> Table:
     if batch["waits_for"]:
         shown.add_row("Waits for", batch["waits_for"])
     shown.add_row("Lines", _counts(batch))
+    if batch["usage"]:
+        shown.add_row("Tokens", str(msgspec.convert(batch["usage"], BatchUsage)))
     if batch["lines_per_s"] and batch["status"] not in ENDED:
         eta = f", {batch['eta_s']:.0f} s left" if batch["eta_s"] is not None else ""
         shown.add_row("Pace", f"{batch['lines_per_s']} lines/s{eta}")

@@ -15,7 +15,7 @@ from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.rq import is_installed
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
-from tokenyard.cli.shared.completion import complete_model
+from tokenyard.cli.shared.completion import complete_model, complete_tenant
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import named_values, with_options
 from tokenyard.process.program import Exit, YardChoice
@@ -91,6 +91,12 @@ spec_options: Final = with_options(
         "window",
         type=click.IntRange(1),
         help="Most requests in flight.  [default: twice the workers' places, at least 1000]",
+    ),
+    click.option(
+        "--tenant",
+        default="",
+        shell_complete=complete_tenant,
+        help="Tenant of lines without one.",
     ),
     click.option("--ordered", is_flag=True, help="Write answers in the order of the lines."),
     click.option(

@@ -25,11 +25,12 @@ from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchState, new_id
 from tokenyard.cli.batch.options import file_errors_in_one_line, spec_from, spec_options
 from tokenyard.cli.shared.connect import url_of
-from tokenyard.cli.shared.console import HarmlessConsole, say
+from tokenyard.cli.shared.console import HarmlessConsole, plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
+from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.interrupted import Interrupted
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.texts import counted, printable
 
 ABOUT: Final = """Run a file of requests, and write one answer for each line.
 
@@ -45,17 +46,24 @@ Examples:
 \b
 Exit statuses:
   0  each line has its answer, result or error      3  no broker or no coordinator
-  1  expired, or the files cannot be used
+  1  every line failed, expired, or the files cannot be used
   2  wrong usage
 """
 _SAY_EVERY_S: Final = 10.0
+_ERROR_COLUMNS: Final = (
+    Column("Code", is_whole=True),
+    Column("Lines", is_number=True),
+    Column("First line", is_number=True),
+)
 Tell = Callable[[Progress], None]
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Run a file of requests here.")
 @spec_options
-@click.option("--overwrite", is_flag=True, help="Start over if OUTPUT has lines already.")
-@click.option("--retry-errors", is_flag=True, help="Run lines with an error again.")
+@click.option(
+    "--overwrite", is_flag=True, help="Start over: delete the results and errors of OUTPUT."
+)
+@click.option("--retry-errors", is_flag=True, help="Run lines with an error again, as corrected.")
 @click.option("--dry-run", is_flag=True, help="Only check: invalid lines, tokens, an estimate.")
 @click.option(
     "--tokenizer",
@@ -107,7 +115,10 @@ def run(
             say(f"Stopped{done}; the same command continues from here.", err=True)
             ctx.exit(signalled.status)
     say(msgspec.json.encode(state.as_batch()) if as_json else summary(state))
-    ctx.exit(Exit.OK if state.status == "completed" else Exit.FAILED)
+    if state.line_errors and not as_json:
+        plain_console().print(_errors_by_code(state))
+    is_good = state.status == "completed" and not state.counts.has_only_errors
+    ctx.exit(Exit.OK if is_good else Exit.FAILED)
 
 
 def summary(state: BatchState) -> str:
@@ -115,8 +126,15 @@ def summary(state: BatchState) -> str:
     counts, spec = state.counts, state.spec
     results, errors = counted(counts.completed, "result"), counted(counts.failed, "error")
     sum_of = f"{counted(counts.total, 'input line')} = {results} + {errors}"
-    lines = [f"{state.status}: {sum_of}", f"results: {spec.output}"]
+    lines = [f"{state.status}: {sum_of}", f"tokens:  {state.usage}", f"results: {spec.output}"]
     return "\n".join([*lines, f"errors:  {spec.errors_path}"] if counts.failed else lines)
+
+
+def _errors_by_code(state: BatchState) -> FittingTable:
+    table = FittingTable(_ERROR_COLUMNS)
+    for one in state.line_errors:
+        table.add(printable(one.code), f"{one.lines:,}", str(one.first_line))
+    return table
 
 
 @contextmanager

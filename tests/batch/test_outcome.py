@@ -1,0 +1,137 @@
+"""What a batch job tells at its end: tokens, and errors by their codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.batch.conftest import WriteLines, completion, objects
+from tests.support.processes import Plant
+from tokenyard.batch import run_batch
+from tokenyard.batch.answers import read_done
+from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
+from tokenyard.batch.state import BatchSpec, BatchUsage, CodeCount, load_state
+from tokenyard.cli import main
+from tokenyard.process.program import Exit
+from tokenyard.protocol.errors import SettingsError
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(plant: Plant) -> Call:
+    """A function that runs `tokenyard batch ...`."""
+
+    def call(*words: object) -> Result:
+        place = ["--redis-url", plant.url, "--yard", plant.keys.yard, "batch"]
+        return CliRunner().invoke(main, [*place, *map(str, words)])
+
+    return call
+
+
+def bad(number: int) -> dict[str, Any]:
+    return completion(number, temperature=-1)
+
+
+def sum_of(lines: Sequence[dict[str, Any]]) -> BatchUsage:
+    used = [line["response"]["body"]["usage"] for line in lines]
+    given = sum(one["prompt_tokens"] for one in used)
+    made = sum(one["completion_tokens"] for one in used)
+    return BatchUsage(input_tokens=given, output_tokens=made, total_tokens=given + made)
+
+
+def test_a_job_of_which_every_line_fails_has_failed_for_its_caller(
+    call: Call, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    source = write_lines("in.jsonl", ["{broken", bad(2), bad(3)])
+    done = call("run", source, "-o", tmp_path / "out.jsonl")
+    assert done.exit_code == Exit.FAILED
+    assert "completed: 3 input lines = 0 results + 3 errors" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["INVALID_REQUEST", "2", "2"] in rows
+    assert ["invalid_json_line", "1", "1"] in rows
+
+
+def test_a_job_with_some_errors_tells_them_and_its_tokens(
+    call: Call, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.jsonl"
+    source = write_lines("in.jsonl", [completion(1), bad(2), completion(3), bad(4)])
+    done = call("run", source, "-o", target)
+    assert done.exit_code == Exit.OK
+    used = sum_of(objects(target))
+    assert used.output_tokens == 8
+    assert f"tokens:  {used}\n" in done.stdout
+    # The same command again, I expect to tell the same.
+    again = call("run", source, "-o", target)
+    assert again.stdout == done.stdout
+    batch = json.loads(call("run", source, "-o", target, "--json").stdout)
+    assert batch["usage"] == msgspec.to_builtins(used)
+    assert batch["line_errors"] == [{"code": "INVALID_REQUEST", "lines": 2, "first_line": 2}]
+    state = load_state(target.with_name("out.jsonl.state"))
+    assert state is not None
+    assert (state.usage, state.line_errors) == (used, [CodeCount("INVALID_REQUEST", 2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}, (5, 0, 3, 0)),
+        ({"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 4}, (5, 4, 3, 0)),
+        (
+            {
+                "prompt_tokens": 5,
+                "prompt_tokens_details": {"cached_tokens": 2},
+                "completion_tokens": 3,
+                "completion_tokens_details": None,
+            },
+            (5, 2, 3, 0),
+        ),
+        (
+            {
+                "input_tokens": 5,
+                "input_tokens_details": {"cached_tokens": 2},
+                "output_tokens": 3,
+                "output_tokens_details": {"reasoning_tokens": 1},
+            },
+            (5, 2, 3, 1),
+        ),
+        (None, (0, 0, 0, 0)),
+        ({"prompt_tokens": -1, "completion_tokens": "many"}, (0, 0, 0, 0)),
+        ([], (0, 0, 0, 0)),
+    ],
+)
+def test_tokens_are_read_by_the_names_of_each_endpoint(usage: Any, tokens: object) -> None:
+    line = {"id": "batch_req_a_7", "response": {"body": {"usage": usage}}, "error": None}
+    done = read_done(json.dumps(line).encode())
+    assert done is not None
+    assert (done.number, done.tokens) == (7, tokens)
+
+
+def test_status_tells_the_tokens(plant: Plant, call: Call) -> None:
+    queue = BatchQueue(plant.connection, plant.keys.yard)
+    job = queue.find(queue.enqueue(JobOrder(spec=BatchSpec(input="/i", output="/o"))).id)
+    assert json.loads(call("status", job.id, "--json").stdout)["usage"] is None
+    job.meta["usage"] = {"input_tokens": 1234, "output_tokens": 5, "total_tokens": 1239}
+    job.save_meta()  # type: ignore[no-untyped-call]
+    found = json.loads(call("status", job.id, "--json").stdout)["usage"]
+    assert found["input_tokens_details"] == {"cached_tokens": 0}
+    assert "1,234 in, 5 out" in call("status", job.id).stdout
+    job.delete()
+
+
+def test_a_job_runs_for_its_tenant(
+    plant: Plant, call: Call, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    source = write_lines("in.jsonl", [completion(1)])
+    assert call("run", source, "-o", tmp_path / "o", "--tenant", "payer").exit_code == Exit.OK
+    usage = plant.connection.hgetall(plant.keys.tenant("payer"))
+    assert usage
+    with pytest.raises(SettingsError, match=r"tenant 'no one': use"):
+        run_batch(source, tmp_path / "p", redis_url=plant.url, tenant="no one")

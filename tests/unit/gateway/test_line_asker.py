@@ -1,0 +1,98 @@
+"""Lines of a gateway's batch that a limit refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.http.context import Ticket
+from gateway.http.errors import GatewayError
+from tokenyard.batch.asking import Answer, Ending, WaitsForLimit
+from tokenyard.batch.opening import open_job
+from tokenyard.batch.state import BatchSpec
+
+pytestmark = pytest.mark.vllm
+
+COMPLETIONS = "/v1/completions"
+Ask = Callable[[Any, str, dict[str, Any]], Any]
+
+
+def refused(retry_after_s: float) -> GatewayError:
+    return GatewayError(
+        429, "rate_limit_error", "tokens_per_day: reached", retry_after_s=retry_after_s
+    )
+
+
+def answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask, count: int = 3
+) -> Iterator[Answer]:
+    """The answers to lines with the prompts 1, 2 and so on, where ``ask`` stands for the queue."""
+    from gateway.batches import asking, lines
+
+    def line(number: int) -> str:
+        body = {"prompt": str(number)}
+        whole = {"custom_id": f"{number}", "method": "POST", "url": COMPLETIONS, "body": body}
+        return json.dumps(whole) + "\n"
+
+    monkeypatch.setattr(lines.LineAsker, "_ask", ask)
+    monkeypatch.setattr(lines, "_MOST_PAUSE_S", 0.01)
+    (tmp_path / "in").write_text("".join(line(number) for number in range(1, count + 1)))
+    spec = BatchSpec(
+        input=str(tmp_path / "in"),
+        output=str(tmp_path / "out"),
+        endpoint=COMPLETIONS,
+        window=count,
+    )
+    with open_job(spec) as job, asking._running_loop() as run:
+
+        async def make() -> asking.FrontEndAsking:
+            rules = asking.OwnRules({}, False)
+            return asking.FrontEndAsking("redis://127.0.0.1:1", "y", rules, job, Ending("j"))
+
+        yield from run(make()).answers(lambda: None)
+
+
+def test_a_batch_of_which_nothing_can_run_waits_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(_asker: Any, _id: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if body["prompt"] == "1":
+            return 200, b"{}"
+        raise refused(7200.0)
+
+    found = answers(tmp_path, monkeypatch, ask)
+    number, line = next(found)
+    assert (number, line.error) == (1, None)
+    with pytest.raises(WaitsForLimit, match="tokens_per_day") as waits:
+        next(found)
+    assert waits.value.pause_s == 300
+
+
+def test_a_batch_with_a_line_under_way_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a limit that has room again once the first line is done
+    refusals: list[str] = []
+    is_done = asyncio.Event()
+
+    async def ask(asker: Any, durable_id: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if body["prompt"] == "1":
+            asker._asked[durable_id] = ticket = Ticket()
+            ticket.accept()
+            await is_done.wait()
+            del asker._asked[durable_id]
+        elif not is_done.is_set():
+            refusals.append(body["prompt"])
+            if len(refusals) >= 6:
+                is_done.set()
+            raise refused(7200.0)
+        return 200, b"{}"
+
+    # I expect the others to ask again and again until then.
+    found = answers(tmp_path, monkeypatch, ask)
+    assert sorted(number for number, _ in found) == [1, 2, 3]
