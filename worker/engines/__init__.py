@@ -101,6 +101,10 @@ class Engine(Protocol):
     def has_unfinished(self) -> bool:
         """Whether `step` has work."""
 
+    @property
+    def is_worn(self) -> bool:
+        """Whether its process should be replaced once it is idle; any thread may ask."""
+
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests.
 

@@ -250,6 +250,9 @@ class Pool:
                 self._refused(member, reason)
             case Heartbeat():
                 member.note_heartbeat(message)
+                if message.is_worn and not member.is_retiring:
+                    log.warning("%s has work that cannot be stopped; to be replaced", member.name)
+                    self.recycle(member)
                 self._listener.heard(member, message)
             case Drained():
                 member.drained()

@@ -195,3 +195,10 @@ class TestReplacing:
 
         assert told == [("died", "w-0", "left", "ended by SIGKILL: replaced")]
         assert one.heard("w-1") == [LoadModel(A)], "the spare goes on with it"
+
+    def test_a_process_that_says_it_is_worn_finishes_first(self, one: Theatre) -> None:
+        one.hold(A, 0)
+        for _ in range(2):
+            one.say("w-0", Heartbeat(1, 0, is_worn=True))
+
+        assert one.heard("w-0") == [Drain()]

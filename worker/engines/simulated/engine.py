@@ -130,6 +130,11 @@ class SimulatedEngine:
         """Whether `step` has work."""
         return bool(self._running or self._waiting)
 
+    @property
+    def is_worn(self) -> bool:
+        """Never."""
+        return False
+
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests, in the time of the speed model."""
         self._crash.passed("before_step")
