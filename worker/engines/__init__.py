@@ -207,7 +207,7 @@ class Backend(Protocol):
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Load an engine, with ``weights`` from its first token; `Engine.reload` describes them.
 
-        Raises the errors of the engine. After any but `DeviceLost` the process is warm as before.
+        Raises the errors of the engine, after which the process should be replaced.
         """
 
     def attend(self, group: RankGroup) -> None:
