@@ -19,6 +19,7 @@ TEXTS: Final = {
     "max_body_bytes": "Most bytes of one request.",
     "max_unfinished_bytes": "Most bytes of all unfinished requests; a client may have a quarter.",
     "max_body_items": "Most values in the lists and objects of a request, such as token ids.",
+    "max_grammar_bytes": "Most bytes of a constraint on the text, such as a JSON schema.",
     "max_tokenize_bytes": "Most bytes of a request that only tokenizes, counts or detokenizes.",
     "files_dir": "Folder of files and batches, the same for all gateways and batch workers.",
     "files_url": "A bucket in its place: s3://bucket/prefix.",

@@ -57,7 +57,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         storage.start()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
-    front_ends = FrontEnds(queue)
+    front_ends = FrontEnds(queue, settings.max_grammar_bytes)
     rules = OwnRules(settings.paths, settings.trust_remote_code)
     models = ModelWatch(queue, front_ends, settings.refresh_s, rules)
     probes = Health(settings.liveness_timeout_s)

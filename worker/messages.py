@@ -201,6 +201,7 @@ class Heartbeat:
     error: str = ""  # the engine's last error
     counts: PublishedCounts | None = None  # only if metrics are served
     stats: EngineStats | None = None  # only if metrics are served
+    is_worn: bool = False  # the process should be replaced once it is idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,23 @@ _SAMPLING_KEYS: Final[Kinds] = {
     for key, kind in get_type_hints(SamplingParams, include_extras=True).items()
     if key not in _OF_THE_REQUEST
 }
+#: Engine arguments with which an engine waits for others that nobody starts, and what to do.
+NEEDS_OTHERS: Final = {
+    **dict.fromkeys(
+        (
+            *("data_parallel_size", "data_parallel_size_local", "data_parallel_rank"),
+            *("data_parallel_start_rank", "data_parallel_address", "data_parallel_rpc_port"),
+            *("data_parallel_backend", "data_parallel_hybrid_lb", "data_parallel_external_lb"),
+            *("data_parallel_multi_port_external_lb", "enable_elastic_ep"),
+        ),
+        "leave it out: each worker holds one whole copy of the model, so start more workers",
+    ),
+    **dict.fromkeys(
+        ("nnodes", "node_rank", "master_addr", "master_port"),
+        f'leave it out, or give distributed_executor_backend = "{_RAY}" for a model beyond one'
+        " host",
+    ),
+}
 #: Engine arguments that belong elsewhere in the file, and where.
 _SAID_ELSEWHERE: Final = {
     **{key: f"give the model's own key {key} instead" for key in _KEYS},
@@ -113,6 +130,7 @@ _SAID_ELSEWHERE: Final = {
     "enable_sleep_mode": "give the model's own key sleep_level instead",
     "enable_lora": "list adapters instead",
     "served_model_name": "requests use the name of the table",
+    **NEEDS_OTHERS,
 }
 
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")

@@ -20,12 +20,13 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from gateway.frontend.inline import tokenize_short_inline
 from gateway.frontend.outputs import OutputStream, whole_output
-from gateway.frontend.params import wire_params
+from gateway.frontend.params import check_constraint, wire_params
 from gateway.frontend.side import each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 from tokenyard.protocol.wire import Request, pack_tokens
 
 if TYPE_CHECKING:
@@ -55,7 +56,12 @@ class QueueEngineClient(EngineClient):
     """One model of the yard. There is no engine, no weight and no device in this process."""
 
     def __init__(
-        self, model: str, config: VllmConfig, queue: YardQueue, stated: tuple[str, ...]
+        self,
+        model: str,
+        config: VllmConfig,
+        queue: YardQueue,
+        stated: tuple[str, ...],
+        max_grammar_bytes: int = MAX_GRAMMAR_BYTES,
     ) -> None:
         self.vllm_config = config
         self.model_config = config.model_config
@@ -65,6 +71,7 @@ class QueueEngineClient(EngineClient):
         self._model = model
         self._queue = queue
         self._stated = stated
+        self._max_grammar_bytes = max_grammar_bytes
 
     async def generate(
         self,
@@ -86,6 +93,7 @@ class QueueEngineClient(EngineClient):
         """Submit a tokenized request and yield its outputs; errors also settle the ticket."""
         context = current()
         try:
+            check_constraint(sampling_params, self._max_grammar_bytes)
             core = self.input_processor.process_inputs(
                 request_id,
                 prompt,

@@ -35,6 +35,7 @@ from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
 from tokenyard import clock
 from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 
 if TYPE_CHECKING:
     from gateway.queue.yard import YardQueue
@@ -100,7 +101,9 @@ def serve_args(profile: ModelProfile) -> Namespace:
     return args
 
 
-def model_state(profile: ModelProfile, queue: YardQueue) -> tuple[Namespace, QueueEngineClient]:
+def model_state(
+    profile: ModelProfile, queue: YardQueue, max_grammar_bytes: int = MAX_GRAMMAR_BYTES
+) -> tuple[Namespace, QueueEngineClient]:
     """Read a model's configuration, tokenizer and templates; takes up to a second."""
     args = serve_args(profile)
     engine_args = AsyncEngineArgs.from_cli_args(args)
@@ -116,14 +119,16 @@ def model_state(profile: ModelProfile, queue: YardQueue) -> tuple[Namespace, Que
     vllm_config = VllmConfig(
         model_config=config, structured_outputs_config=structured, reasoning_config=reasoning
     )
-    return args, QueueEngineClient(profile.name, vllm_config, queue, profile.stated)
+    client = QueueEngineClient(profile.name, vllm_config, queue, profile.stated, max_grammar_bytes)
+    return args, client
 
 
 class FrontEnds:
     """vLLM's FastAPI app, and the state of each model it serves."""
 
-    def __init__(self, queue: YardQueue) -> None:
+    def __init__(self, queue: YardQueue, max_grammar_bytes: int = MAX_GRAMMAR_BYTES) -> None:
         self._queue = queue
+        self._max_grammar_bytes = max_grammar_bytes
         self._made: list[_FrontEnd] = []
         # One at first: vLLM and transformers import much with the first model, which is not safe
         # in several threads.
@@ -197,7 +202,9 @@ class FrontEnds:
 
     async def _make(self, profile: ModelProfile) -> State:
         with _template_file(profile) as with_file:
-            args, client = await asyncio.to_thread(model_state, with_file, self._queue)
+            args, client = await asyncio.to_thread(
+                model_state, with_file, self._queue, self._max_grammar_bytes
+            )
             state = State()
             state.server = None
             # vLLM's own has random parts: no two gateways would have the same.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gateway.http.errors import GatewayError, invalid
-from tokenyard.protocol.sampling import TAKEN
+from tokenyard.protocol.sampling import TAKEN, grammar_bytes
 from tokenyard.protocol.wire import SamplingParams
 
 if TYPE_CHECKING:
     import vllm
+    from vllm.sampling_params import StructuredOutputsParams
 
 #: Parameters of vLLM's that have another place on the wire.
 _ELSEWHERE: Final = {"detokenize", "stream_interval", "flat_logprobs", "structured_outputs"}
@@ -36,9 +37,10 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
     if values.get("skip_reading_prefix_cache") is False and _may_read_cache(params):
         del values["skip_reading_prefix_cache"]  # a worker's vLLM derives the same
     if params.structured_outputs is not None:
-        given = {name: getattr(params.structured_outputs, name) for name in _STRUCTURED}
         values["structured_outputs"] = {
-            name: value for name, value in given.items() if value is not None and value is not False
+            name: value
+            for name, value in _constraint(params.structured_outputs).items()
+            if value is not None and value is not False
         }
     if params.routed_experts_prompt_start:
         raise invalid("routed_experts_prompt_start", "not carried through the queue")
@@ -52,6 +54,19 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
         raise GatewayError(
             400, "invalid_request_error", f"{param}: {message}" if param else message, param=param
         ) from error
+
+
+def check_constraint(params: vllm.SamplingParams, max_bytes: int) -> None:
+    """Raise `GatewayError` for a constraint on the text that is too large to be compiled."""
+    if params.structured_outputs is not None:
+        size = grammar_bytes(_constraint(params.structured_outputs))
+        if size > max_bytes:
+            why = f"the constraint has {size} bytes; at most {max_bytes} are taken"
+            raise invalid("structured_outputs", f"{why} (max_grammar_bytes)")
+
+
+def _constraint(given: StructuredOutputsParams) -> dict[str, Any]:
+    return {name: getattr(given, name) for name in _STRUCTURED}
 
 
 @functools.cache

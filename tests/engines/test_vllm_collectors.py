@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from tests.engines.harness import ask
-from tokenyard.protocol.wire import Assignment, unpack_tokens
+from tokenyard.protocol.wire import Assignment, StructuredOutputs, unpack_tokens
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream
 from worker.engines.vllm.collectors import (
@@ -83,6 +83,17 @@ def test_a_request_that_vllm_gives_up_is_a_fault_of_that_request(make: Any, reas
     assert isinstance(event, RequestError)
     assert (event.key, event.code) == ("7-0", "INFERENCE_ERROR")
     assert answer.is_finished
+
+
+@pytest.mark.parametrize("make", [Whole, Streamed])
+def test_a_constraint_that_no_token_meets_is_the_fault_of_its_request(make: Any) -> None:
+    answer = make(asked(ask("7-0", structured_outputs=StructuredOutputs(regex="1"))))
+
+    (event,) = take(answer, output(finish_reason="error"))
+
+    assert isinstance(event, RequestError)
+    assert (event.key, event.code) == ("7-0", "INVALID_REQUEST")
+    assert event.message.startswith("params.structured_outputs: ")
 
 
 def test_a_step_across_the_cut_shows_only_new_tokens() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.engines.harness import ask, greedy, run
+from tests.engines.harness import Outcome, ask, greedy, run
 from tests.support.vllm_versions import installed_vllm
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, StructuredOutputs
-from worker.engines import Engine
+from worker.engines import Engine, Finished, RequestError
+from worker.engines.vllm.engine import VllmEngine
+from worker.engines.vllm.grammars import GrammarLimits
 
 pytestmark = pytest.mark.vllm
 
@@ -50,6 +53,64 @@ def test_an_invalid_constraint_is_refused_or_fails_alone(
 
     assert refused in {None, "params.structured_outputs"}
     assert len(neighbour.tokens) == 12
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        StructuredOutputs(json={"$ref": "#"}),
+        StructuredOutputs(grammar="root ::= root"),
+        StructuredOutputs(grammar='root ::= "語"'),
+        StructuredOutputs(regex="1語"),
+        StructuredOutputs(choice=["a"]),
+    ],
+    ids=lambda constraint: str(msgspec.to_builtins(constraint)),
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_constraint_that_nothing_meets_is_no_fault_to_try_again(
+    vllm_engine: Engine, constraint: StructuredOutputs, stream: bool
+) -> None:
+    unmet, neighbour = run(
+        vllm_engine, ask("1-0", structured_outputs=constraint, stream=stream), greedy("2-0")
+    )
+
+    assert unmet.fault
+    assert unmet.fault.code == "INVALID_REQUEST"
+    assert unmet.fault.message.startswith("params.structured_outputs: ")
+    assert len(neighbour.tokens) == 12
+
+
+def test_a_grammar_that_takes_forever_holds_nobody_up(
+    vllm_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a compilation that does not end
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    forever, compiled = threading.Event(), XgrammarBackend.compile_grammar
+
+    def compile_grammar(self: Any, kind: Any, grammar: str, *rest: Any, **named: Any) -> Any:
+        if grammar == "7+":
+            forever.wait()
+        return compiled(self, kind, grammar, *rest, **named)
+
+    monkeypatch.setattr(XgrammarBackend, "compile_grammar", compile_grammar)
+    try:
+        vllm_engine.add(ask("1-0", structured_outputs=StructuredOutputs(regex="7+")))
+
+        # I expect others to be served meanwhile, and its request to be refused
+        outcomes: dict[str, Outcome] = {}
+        vllm_engine.add(ask("2-0", structured_outputs=StructuredOutputs(regex="[1-3]{4}=")))
+        while not (outcomes.get("2-0") and outcomes["2-0"].finished):
+            for event in vllm_engine.step():
+                if isinstance(event, Finished):
+                    outcomes.setdefault(event.key, Outcome()).finished = event
+        monkeypatch.setattr(vllm_engine._grammars, "_limits", GrammarLimits(timeout_s=0.0))
+        (refused,) = vllm_engine.step()
+        assert isinstance(refused, RequestError)
+        assert (refused.key, refused.code) == ("1-0", "INVALID_REQUEST")
+        assert not vllm_engine.has_unfinished
+    finally:
+        forever.set()
 
 
 @pytest.mark.parametrize(

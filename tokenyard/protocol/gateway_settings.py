@@ -10,6 +10,7 @@ from typing import Final
 
 from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, ContentRule
 from tokenyard.protocol.http_settings import HttpSettings
+from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 from tokenyard.protocol.settings import default_name
 
 #: The longest prompt of token ids has as many; also for a line of a batch.
@@ -32,6 +33,8 @@ class GatewaySettings(HttpSettings):
     max_body_items: int = MAX_BODY_ITEMS
     #: Most bytes of a body that is only tokenized, counted or detokenized.
     max_tokenize_bytes: int = 512 * 1024
+    #: Most bytes of a constraint on the text (`response_format`, tools), as JSON.
+    max_grammar_bytes: int = MAX_GRAMMAR_BYTES
     #: Folder of files and batches, which all gateways and batch workers share, or a bucket in its
     #: place: "s3://bucket/prefix". Without either there are no files and no batches.
     files_dir: Path | None = None
@@ -80,6 +83,7 @@ class GatewaySettings(HttpSettings):
             "max_unfinished_bytes",
             "max_body_items",
             "max_tokenize_bytes",
+            "max_grammar_bytes",
             "max_file_bytes",
             "max_tenant_files",
             "max_tenant_bytes",

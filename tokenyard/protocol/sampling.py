@@ -7,11 +7,14 @@ new parameter needs a decision; docs/parity.md is generated from it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from tokenyard.protocol.texts import did_you_mean
 
+#: Most bytes of a constraint on the text by default: as much as OpenAI takes, and a bit.
+MAX_GRAMMAR_BYTES: Final = 128 * 1024
 _PLAIN: Final = "as in vLLM"
 _TEXT: Final = "as in vLLM, where replies carry text"
 _DEVICE: Final = "as in vLLM, which refuses it where its model runner cannot"
@@ -74,3 +77,8 @@ def why_unknown(name: str) -> str:
     if reason:
         return f"is not taken: {reason}"
     return f"there is no such parameter{did_you_mean(name, TAKEN)}"
+
+
+def grammar_bytes(constraint: Mapping[str, Any]) -> int:
+    """The size, as JSON, of what `structured_outputs` says."""
+    return len(json.dumps({name: value for name, value in constraint.items() if value}))

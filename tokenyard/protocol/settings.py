@@ -17,6 +17,7 @@ import msgspec
 
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import NAME_RULE, is_name
+from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 from tokenyard.protocol.system_clients import why_no_guest
 
 PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
@@ -272,6 +273,10 @@ class WorkerSettings(ServiceSettings):
     leak_floor_mib: float = 64.0
     #: A busy engine that makes no step for so long is killed.
     hang_timeout_s: float = 60.0
+    #: Most bytes of a constraint on the text (`structured_outputs`), as JSON.
+    max_grammar_bytes: int = MAX_GRAMMAR_BYTES
+    #: A request is refused where its grammar takes longer to compile.
+    grammar_timeout_s: float = 10.0
     #: On SIGTERM running requests may finish for so long; what is left is handed back.
     grace_s: float = 30.0
     #: First and longest pause before a dead process is started again.
@@ -304,14 +309,14 @@ class WorkerSettings(ServiceSettings):
             msgspec.json.decode(self.engine_args, type=dict)
         except msgspec.MsgspecError as error:
             yield f"engine_args: must be a JSON object: {error}"
-        counts = ("slots", "max_num_seqs", "max_start_failures")
+        counts = ("slots", "max_num_seqs", "max_start_failures", "max_grammar_bytes")
         for name in counts:
             if getattr(self, name) < 1:
                 yield f"{name}: must be at least 1"
         if self.lease_ms < 1_000:
             yield "lease_ms: must be at least 1000"
         waits = ("start_timeout_s", "drain_timeout_s", "hang_timeout_s", "backoff_s")
-        for name in (*waits, "max_backoff_s"):
+        for name in (*waits, "max_backoff_s", "grammar_timeout_s"):
             if getattr(self, name) <= 0:
                 yield f"{name}: must be positive"
         amounts = ("grace_s", "leak_tolerance", "leak_floor_mib", "simulated_load_s")

@@ -104,6 +104,10 @@ class Engine(Protocol):
     def progress(self) -> Mapping[str, int]:
         """Tokens made so far of the requests that yield nothing before their end, by lane entry."""
 
+    @property
+    def is_worn(self) -> bool:
+        """Whether its process should be replaced once it is idle; any thread may ask."""
+
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests.
 
@@ -206,7 +210,7 @@ class Backend(Protocol):
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Load an engine, with ``weights`` from its first token; `Engine.reload` describes them.
 
-        Raises the errors of the engine. After any but `DeviceLost` the process is warm as before.
+        Raises the errors of the engine, after which the process should be replaced.
         """
 
     def attend(self, group: RankGroup) -> None:

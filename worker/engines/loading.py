@@ -19,6 +19,7 @@ from worker.engines.vllm.environment import (
     requested_threads,
     set_environment,
 )
+from worker.engines.vllm.grammars import GrammarLimits
 from worker.models import ModelSpec
 
 
@@ -59,10 +60,15 @@ def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = 
     if settings.engine == "simulated":
         return _simulated(settings)
     has_readers = bool(settings.metrics_port)
+    grammars = GrammarLimits(settings.max_grammar_bytes, settings.grammar_timeout_s)
     if is_on_cpu(settings):
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
         return VllmBackend(
-            cores=cores, threads=requested_threads(), groups=groups, log_stats=has_readers
+            cores=cores,
+            threads=requested_threads(),
+            groups=groups,
+            log_stats=has_readers,
+            grammars=grammars,
         )
     gpu = own_gpu(settings, device)
     if gpu:
@@ -74,6 +80,7 @@ def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = 
         is_alone=bool(gpu),
         lock=lock_of_gpu(number, settings.start_timeout_s),
         log_stats=has_readers,
+        grammars=grammars,
     )
 
 

@@ -13,7 +13,7 @@ from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo
-from worker.models import ModelSpec, read_models
+from worker.models import NEEDS_OTHERS, ModelSpec, read_models
 
 
 def read_catalog(settings: WorkerSettings) -> dict[str, ModelSpec]:
@@ -24,6 +24,11 @@ def read_catalog(settings: WorkerSettings) -> dict[str, ModelSpec]:
     if settings.models:
         return read_models(settings.models)
     _check_path(settings)
+    given: dict[str, object] = msgspec.json.decode(settings.engine_args, type=dict)
+    if faults := [
+        f"engine_args.{key}: {NEEDS_OTHERS[key]}" for key in given if key in NEEDS_OTHERS
+    ]:
+        raise SettingsError(faults)
     spec = ModelSpec(
         name=settings.serves,
         path=settings.model,
@@ -32,7 +37,7 @@ def read_catalog(settings: WorkerSettings) -> dict[str, ModelSpec]:
         max_model_len=settings.max_model_len or None,
         max_num_seqs=settings.max_num_seqs,
         enforce_eager=settings.enforce_eager,
-        engine_args=msgspec.json.decode(settings.engine_args, type=dict),
+        engine_args=given,
     )
     return {spec.name: spec}
 

@@ -250,6 +250,9 @@ class Pool:
                 self._refused(member, reason)
             case Heartbeat():
                 member.note_heartbeat(message)
+                if message.is_worn and not member.is_retiring:
+                    log.warning("%s has work that cannot be stopped; to be replaced", member.name)
+                    self.recycle(member)
                 self._listener.heard(member, message)
             case Drained():
                 member.drained()
@@ -272,16 +275,17 @@ class Pool:
         self._listener.refused(member, reason)
 
     def _refused_load(self, member: WorkerProcessHandle, reason: str) -> None:
-        """Give up the load; the process is still warm."""
+        """Give up the load, and replace the process: nobody knows what the load has left in it."""
         goal, followers = self._goal_of(member), self._groups.mates(member)
         if member.spec:
             said = reason.removeprefix(f"{member.spec.name}: ")
             failure = FailedStart("loading the model", said=said, model=member.spec.path)
             self._listener.start_failed(member, failure)
         member.refused()
+        self.recycle(member)
         self._listener.changed(member)
-        for follower in followers:  # they would wait for the leader forever
-            follower.replace()
+        for one in (member, *followers):  # the followers would wait for the leader forever
+            one.replace()
         if goal:
             self._give_up(goal, reason)
 

@@ -127,7 +127,7 @@ class WorkerController:
 
         Waits for a process that is still warming up. Raises `InvalidRequest` for a model that is
         not listed or not valid, `NoFreeDevice` immediately if other engines hold the devices,
-        `LoadFailed` with the engine's reason (the process stays warm), and `WaitTimeout` (the
+        `LoadFailed` with the engine's reason (the process is replaced), and `WaitTimeout` (the
         load is cancelled).
         """
         pool, patience_s = self._running(), self._patience(timeout_s)

@@ -98,6 +98,11 @@ class EngineLoop:
         session = self._session
         return len(session.runs) if session and not self._is_at_rest else 0
 
+    @property
+    def is_worn(self) -> bool:
+        """Whether the process should be replaced once it is idle."""
+        return self._engine.is_worn
+
     def run(self) -> None:
         """Run until the model is unloaded or the process stops."""
         while not self._is_over:

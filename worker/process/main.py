@@ -217,7 +217,13 @@ class WorkerProcess:
             return Heartbeat(0, 0, tally, stats.error, counts)
         tally = self._with_sensors(stats.now())
         return Heartbeat(
-            loop.progress, loop.unfinished, tally, stats.error, counts, self._engine_stats()
+            loop.progress,
+            loop.unfinished,
+            tally,
+            stats.error,
+            counts,
+            self._engine_stats(),
+            loop.is_worn,
         )
 
     def _with_sensors(self, tally: WorkerTotals) -> WorkerTotals:

@@ -20,6 +20,8 @@ from tests.unit.gateway.conftest import adder_tokenizer
 pytestmark = pytest.mark.vllm
 
 CHAT = "/v1/chat/completions"
+#: A schema that takes minutes to compile.
+LARGE: dict[str, Any] = {"type": "string", "enum": [f"one of many {n}" for n in range(12_000)]}
 
 
 class Queue:
@@ -104,6 +106,22 @@ def test_a_client_waits_for_its_large_bodies_but_not_for_their_answers() -> None
     _, text, queue = ask(CHAT, {"messages": chat, "max_completion_tokens": 1}, count)
     assert "the queue was asked" in text
     assert len(queue.asked) == count
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LARGE}}},
+        {"structured_outputs": {"choice": LARGE["enum"]}},
+        {"structured_outputs": {"regex": "a" * 200_000}},
+    ],
+    ids=["schema", "choice", "regex"],
+)
+def test_a_large_constraint_is_refused_before_it_is_read(constraint: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "1"}], "max_completion_tokens": 1}
+    _, text, queue = ask(CHAT, body | constraint)
+    assert "at most 131072 are taken (max_grammar_bytes)" in text
+    assert not queue.asked
 
 
 def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,16 @@ def test_what_the_wire_bounds_is_refused_by_name() -> None:
         on_the_wire(n=65)
 
     assert (refused.value.status, refused.value.param) == (400, "n")
+
+
+def test_a_large_constraint_is_a_fault_of_its_field() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from gateway.frontend.params import check_constraint
+
+    params = vllm_params(structured_outputs=StructuredOutputsParams(regex="a" * 100))
+    check_constraint(vllm_params(), 10)
+    check_constraint(params, 200)
+    with pytest.raises(GatewayError, match="at most 100 are taken") as refused:
+        check_constraint(params, 100)
+    assert (refused.value.status, refused.value.param) == (400, "structured_outputs")

@@ -155,3 +155,11 @@ class TestHostEntry:
 
         adder = entry.info.models[0]
         assert (adder.fault, adder.faults, adder.faulted_ms) == ("", 0, 0)
+
+
+def test_an_engine_that_would_wait_for_others_is_refused() -> None:
+    settings = WorkerSettings(
+        redis_url="redis://x", model="any", engine_args='{"data_parallel_size": 2}'
+    )
+    with pytest.raises(SettingsError, match="data_parallel_size: leave it out"):
+        read_catalog(settings)

@@ -84,6 +84,9 @@ ENGINE_ARGS = [
     ("enable_sleep_mode = true", "enable_sleep_mode: give the model's own key sleep_level"),
     ("enable_lora = true", "enable_lora: list adapters instead"),
     ("served_model_name = 'y'", "served_model_name: requests use the name of the table"),
+    ("data_parallel_size = 2", "data_parallel_size: leave it out: each worker holds one whole"),
+    ("data_parallel_rank = 1", "data_parallel_rank: leave it out: each worker holds one whole"),
+    ("nnodes = 2", "nnodes: leave it out, or give distributed_executor_backend"),
     ("distributed_executor_backend = 'mp'", "distributed_executor_backend: leave it out, or s"),
     ("when = 2024-01-01", "when: use text, finite numbers, true, false, lists and tables only"),
 ]

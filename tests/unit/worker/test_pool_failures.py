@@ -26,6 +26,15 @@ from worker.messages import (
 MIB = 1024**2
 
 
+def refuse(one: Theatre) -> None:
+    """Let the load of the device fail, and the next process become warm."""
+    holder = one.pool.holder(0)
+    assert holder
+    one.say(holder.name, CommandRefused("no such file"))
+    one.turn()
+    one.say(holder.name, Warm(MEMORY, {}))
+
+
 class TestFailedLoads:
     def test_the_goal_is_dropped_if_the_owner_gives_it_up(self, one: Theatre) -> None:
         goal = one.pool.aim(A, [0])
@@ -33,11 +42,19 @@ class TestFailedLoads:
 
         told = one.say("w-0", CommandRefused("a: no such file"))
 
-        assert told == [("failed", "a", "a: no such file")]
+        assert told[0] == ("failed", "a", "a: no such file")
         assert goal
         assert one.pool.goals == {0: None}
-        assert one.member("w-0").state is State.WARM
-        assert one.heard("w-0") == [LoadModel(A)], "once"
+        assert one.heard("w-1") == [], "not again"
+
+    def test_a_process_whose_load_failed_takes_no_other_model(self, one: Theatre) -> None:
+        one.aim(A, 0)
+
+        told = one.say("w-0", CommandRefused("a: no such file")) + one.aim(B, 0)
+
+        assert ("died", "w-0", "left", "ended by SIGKILL: replaced") in told
+        assert one.heard("w-1") == [LoadModel(B)], "the spare does"
+        assert one.member("w-0").start_at <= time.monotonic(), "it comes back without a pause"
 
     def test_a_failed_load_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
         # Given an owner with only this model
@@ -45,10 +62,8 @@ class TestFailedLoads:
         one.aim(A, 0)
         pauses = []
         for _ in range(3):
-            one.say("w-0", CommandRefused("no such file"))
-            assert one.heard("w-0") == [LoadModel(A)]
-            one.turn()
-            assert one.heard("w-0") == [], "not at once"
+            refuse(one)
+            assert one.pool.holder(0) is None, "not at once"
             pauses.append(one.pool._retries._retry_at[0] - time.monotonic())
             one.pool._retries._retry_at[0] = 0.0
             one.turn()
@@ -61,13 +76,15 @@ class TestFailedLoads:
         one.owner.goes_on_trying = True
         one.aim(A, 0)
         for _ in range(3):
-            one.say("w-0", CommandRefused("no such file"))
+            refuse(one)
             one.pool._retries._retry_at[0] = 0.0
             one.turn()
-        one.say("w-0", Ready(engine_info(A), MEMORY))
-        one.process("w-0").end(1)
+        holder = one.pool.holder(0)
+        assert holder
+        one.say(holder.name, Ready(engine_info(A), MEMORY))
+        one.process(holder.name).end(1)
         one.turn()
-        one.say("w-1", CommandRefused("no such file"))
+        refuse(one)
 
         assert one.pool._retries._retry_at[0] - time.monotonic() < 2 * one.settings.backoff_s + 1
 
@@ -195,3 +212,10 @@ class TestReplacing:
 
         assert told == [("died", "w-0", "left", "ended by SIGKILL: replaced")]
         assert one.heard("w-1") == [LoadModel(A)], "the spare goes on with it"
+
+    def test_a_process_that_says_it_is_worn_finishes_first(self, one: Theatre) -> None:
+        one.hold(A, 0)
+        for _ in range(2):
+            one.say("w-0", Heartbeat(1, 0, is_worn=True))
+
+        assert one.heard("w-0") == [Drain()]

@@ -1,4 +1,4 @@
-"""A worker process whose model cannot be loaded stays warm, or ends."""
+"""A worker process whose model cannot be loaded says so, and ends after a CUDA error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.process.main import WorkerProcess
 LOAD = LoadModel(ModelSpec(name="a", path="models/a"), None, "")
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_process_warm() -> None:
+def test_a_model_that_cannot_be_loaded_is_refused() -> None:
     ours, theirs = multiprocessing.Pipe()
     process = WorkerProcess(WorkerSettings(redis_url="redis://nowhere", model="any"), 0, theirs)
 

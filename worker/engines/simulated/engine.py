@@ -138,6 +138,11 @@ class SimulatedEngine:
             for one in whole
         }
 
+    @property
+    def is_worn(self) -> bool:
+        """Never."""
+        return False
+
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests, in the time of the speed model."""
         self._crash.passed("before_step")

@@ -26,6 +26,7 @@ from worker.engines.device_lock import DeviceLock
 from worker.engines.sensors import GpuSensors, find_sensors
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.environment import engine_modules
+from worker.engines.vllm.grammars import GrammarLimits
 from worker.engines.vllm.warm_base import (
     freeze,
     give_back,
@@ -65,6 +66,7 @@ class VllmBackend:
         is_alone: bool = False,
         lock: DeviceLock | None = None,
         log_stats: bool = False,
+        grammars: GrammarLimits | None = None,
     ) -> None:
         """Computes on the CPU ``cores`` with one thread each, or with ``threads`` threads.
 
@@ -76,6 +78,7 @@ class VllmBackend:
         self._groups = groups
         self._is_alone = is_alone
         self._log_stats = log_stats
+        self._grammars = grammars
         self._device = device
         self._is_on_cpu = bool(cores)
         self._cores = cores
@@ -175,6 +178,7 @@ class VllmBackend:
                 weights=weights,
                 lock=lock,
                 log_stats=log_stats,
+                grammars=self._grammars,
             )
         except BaseException as error:
             if executor is not None:

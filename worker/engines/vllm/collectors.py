@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from msgspec.structs import replace
 
-from tokenyard.protocol.errors import Code
+from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
@@ -67,7 +67,7 @@ class Whole:
         self.is_finished = True
         for part in output.outputs:
             if part.finish_reason in ("abort", "error"):
-                events.append(_fault(self.asked.key, part.finish_reason))
+                events.append(_fault(self.asked, part.finish_reason))
                 return
         choices = [self._choice(part) for part in output.outputs]
         events.append(
@@ -134,7 +134,7 @@ class Streamed:
         for part in output.outputs:
             if part.finish_reason in ("abort", "error"):
                 self.is_finished = True
-                events.append(_fault(self.asked.key, part.finish_reason))
+                events.append(_fault(self.asked, part.finish_reason))
                 return
             delta = self._grow(self._choices[part.index], part)
             if delta is not None and self._streams and not (output.finished or self.is_finished):
@@ -334,5 +334,16 @@ def _unknown_logprob(token: int) -> dict[str, Any]:
     return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
 
 
-def _fault(key: str, reason: str) -> RequestError:
-    return RequestError(key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}")
+def _fault(asked: EngineRequest, reason: str) -> RequestError:
+    if reason == "error" and asked.params.structured_outputs is not None:
+        # vLLM logs the cause and does not tell it: the sampled token is refused by the grammar.
+        return unfulfillable(asked.key, "none of the model's tokens fits what it allows")
+    return RequestError(
+        asked.key, Code.INFERENCE_ERROR, f"the engine ended the request with {reason!r}"
+    )
+
+
+def unfulfillable(key: str, why: str) -> RequestError:
+    """The error of a constraint on the text that no attempt could meet."""
+    refused = InvalidRequest("params.structured_outputs", why)
+    return RequestError(key, Code.INVALID_REQUEST, str(refused))

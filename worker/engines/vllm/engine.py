@@ -33,8 +33,10 @@ from worker.engines.vllm.collectors import (
     Repeated,
     Streamed,
     Whole,
+    unfulfillable,
 )
 from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
+from worker.engines.vllm.grammars import GrammarLimits, GrammarThreads
 from worker.engines.vllm.params import ParamsMaker, build_params, refusal
 from worker.engines.vllm.pieces import PieceSize
 from worker.engines.vllm.progress import tokens_so_far
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tokenyard.worker")
 
 _WARM_UP: Final = "tokenyard-warm-up"
+#: Pause between steps while all requests wait for their grammars.
+_COMPILING_S: Final = 0.001
 
 
 class VllmEngine:
@@ -71,6 +75,7 @@ class VllmEngine:
         weights: str = "",
         lock: DeviceLock | None = None,
         log_stats: bool = False,
+        grammars: GrammarLimits | None = None,
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
@@ -100,6 +105,8 @@ class VllmEngine:
             self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
                 config, disable_log_stats=not log_stats
             )
+        self._grammars = GrammarThreads(grammars or GrammarLimits())
+        self._grammars.stand_in(self._engine)
         self._pieces = PieceSize(config.scheduler_config.stream_interval)
         model = config.model_config
         self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
@@ -138,6 +145,7 @@ class VllmEngine:
         request, params = assignment.request, assignment.request.params
         check_resumable(assignment)
         check_params(params, self._vocab_size)
+        self._grammars.check(params)
         self._reasoning.check(request)
         self._check_runner(params)
         self._tokenizer.check(params, request.wants_text)
@@ -157,6 +165,8 @@ class VllmEngine:
     def abort(self, keys: Iterable[str]) -> None:
         """Drop requests by lane entry; unknown ones are ignored."""
         gone = set(keys)
+        for key in gone:
+            self._grammars.forget(key)
         ids = [one for key in gone for one in (key, *self._branches.pop(key, ()))]
         known = [one for one in ids if self._answers.pop(one, None) is not None]
         self._ready = [event for event in self._ready if event.key not in gone]
@@ -185,12 +195,22 @@ class VllmEngine:
         whole = (key for key, answer in self._answers.items() if isinstance(answer, Whole))
         return {key: sum(map(len, tokens_so_far(self._engine, key))) for key in whole}
 
+    @property
+    def is_worn(self) -> bool:
+        """Whether its process should be replaced; see `worker.engines.Engine.is_worn`."""
+        return self._grammars.is_stuck
+
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests; after an exception the engine is unusable."""
         events, self._ready = self._ready, []
+        for key, why in self._grammars.refused().items():
+            self.abort([key])
+            events.append(unfulfillable(key, why))
         if self._engine is None or not self._answers:
             return events
         outputs = self._engine.step()
+        if not outputs and self._grammars.is_compiling:
+            clock.sleep(_COMPILING_S)  # vLLM returns at once
         self._pieces.note(len(self._answers), clock.monotonic())
         for output in outputs:
             answer = self._answers.get(output.request_id)
@@ -348,6 +368,7 @@ class VllmEngine:
         if self._asleep:
             raise RuntimeError("the engine sleeps; wake it first")
         asked = answer.asked
+        self._grammars.key = asked.key
         params = self._params.make(asked.params, streams, detokenize, changes)
         request_id = request_id or asked.key
         # vLLM 0.26 applies this to all requests added later.
