@@ -177,14 +177,17 @@ class Roster:
             log.info("%s does not serve %s any more", worker, model)
 
     def _take_hosts(self, entries: Mapping[bytes, bytes]) -> None:
-        """Keep the hosts that living workers name, and note since when others are not named."""
+        """Keep the hosts that living workers name, and note since when others are not named.
+
+        While none is named, the yard may be scaled to zero: then all entries tell what it serves.
+        """
         named = {m.info.controller for m in self.members.values() if m.has_lease}
         self.hosts = {name: host for name, host in _decode(entries, decode_host) if name in named}
         held = {m.info.model for m in self.members.values() if m.has_lease and m.info.model}
         self.servable = held | {one.name for host in self.hosts.values() for one in host.models}
         now, known = clock.monotonic(), {name.encode() for name in named}
         self._unnamed = {
-            name: self._unnamed.get(name, now) for name in entries if name not in known
+            name: self._unnamed.get(name, now) for name in entries if named and name not in known
         }
 
     def forget_hosts(self) -> None:

@@ -43,13 +43,15 @@ class Announced:
 
     profiles: Mapping[str, ModelProfile]  # by name of the model
     complaints: Collection[str]
+    load_faults: Mapping[str, str] = field(default_factory=dict)  # where no host can load it
 
 
 def read_hosts(entries: Mapping[bytes, bytes], live: Collection[str], rules: OwnRules) -> Announced:
     """The models of all hosts.
 
     Where hosts differ, all gateways must choose the same: the first by name of those in ``live``
-    (controllers with workers), else the first.
+    (controllers with workers), else the first. A model to which this gateway has a path is known
+    before any host announces it.
     """
     hosts, complaints = _decoded(entries)
     hosts.sort(key=lambda host: (host.name not in live, host.name))
@@ -67,7 +69,14 @@ def read_hosts(entries: Mapping[bytes, bytes], live: Collection[str], rules: Own
                     f"hosts {first} and {host.name} announce {model.name!r} with other settings; "
                     f"those of {first} count: give all hosts the same models file"
                 )
-    return Announced(profiles, complaints)
+    infos = [model for host in hosts for model in host.models]
+    loadable = {model.name for model in infos if not model.fault}
+    faults = {one.name: f"it cannot be loaded: {one.fault}" for one in infos if one.fault}
+    return Announced(
+        {name: ModelProfile(name, path) for name, path in rules.paths.items()} | profiles,
+        complaints,
+        {name: fault for name, fault in faults.items() if name not in loadable},
+    )
 
 
 def _decoded(entries: Mapping[bytes, bytes]) -> tuple[list[HostInfo], list[str]]:

@@ -58,6 +58,8 @@ class ModelList:
             "state": warmth({worker.state for worker in holders}),
         }
         fault = self._front_ends.fault(profile)
+        if card["state"] == "cold" and (why := self._models.load_faults.get(profile.name)):
+            card["state"], fault = "failed", fault or why
         return card | {"fault": fault} if fault else card
 
 

@@ -53,6 +53,8 @@ class ModelWatch:
         self._rules = rules or OwnRules()
         self._is_eager = is_eager
         self._announced: Mapping[str, ModelProfile] = {}
+        #: Why no host can load a model, by its name.
+        self.load_faults: Mapping[str, str] = {}
         self._wanted: dict[str, ModelProfile] = {}
         self._served: dict[str, ModelProfile] = {}
         self._by_name: dict[str, ModelProfile] = {}
@@ -110,6 +112,7 @@ class ModelWatch:
             for profile in announced.profiles.values():
                 self._take(profile)
             self._last, self._announced = (entries, live), announced.profiles
+            self.load_faults = announced.load_faults
         self._forget(clock.monotonic())
         self._prepare_again(clock.monotonic())
 

@@ -15,13 +15,14 @@ from tokenyard.protocol.replies import ErrorInfo
 #: HTTP status and OpenAI's type by the code of a failed result.
 _BY_CODE: Final[Mapping[Code, tuple[int, str]]] = {
     Code.INVALID_REQUEST: (400, "invalid_request_error"),
-    Code.MODEL_UNAVAILABLE: (404, "not_found_error"),
     Code.ID_REUSED: (422, "invalid_request_error"),
     Code.QUEUE_FULL: (429, "rate_limit_error"),
     Code.QUOTA_EXCEEDED: (429, "rate_limit_error"),
     Code.CANCELLED: (409, "conflict_error"),
     Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
 }
+#: A host tries again to load a model that failed there after a pause of so long, about.
+LOAD_AGAIN_S: Final = 10.0
 #: The methods of all paths; those of the OpenAPI document, which takes seconds to write.
 _METHODS: Final = (
     ("/v1/(chat/completions|completions|responses|messages(/count_tokens)?)", "POST"),
@@ -126,6 +127,10 @@ def of_result(error: ErrorInfo | None) -> GatewayError:
     """The error of a request that ended without an answer."""
     if error is None:
         return GatewayError(500, "server_error", "the request failed")
+    if error.code == Code.MODEL_UNAVAILABLE:  # a name that the yard does not have came not so far
+        return unavailable(
+            error.message, param="model", code=error.code, retry_after_s=LOAD_AGAIN_S
+        )
     try:
         status, kind = _BY_CODE.get(Code(error.code), (500, "server_error"))
     except ValueError:

@@ -203,6 +203,15 @@ class TestHosts:
         roster.forget_hosts()
         assert yard.hosts() == {b"stays", b"new"}
 
+    def test_the_hosts_of_a_yard_without_workers_are_kept(
+        self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        yard.host("last")
+        roster.refresh()
+        monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
+        roster.forget_hosts()
+        assert yard.hosts() == {b"last"}
+
     def test_a_host_that_is_named_again_is_kept(
         self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
     ) -> None:

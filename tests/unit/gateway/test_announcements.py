@@ -153,3 +153,10 @@ def test_an_adapter_is_served_by_its_model_and_never_hides_one() -> None:
 )
 def test_the_best_state_of_a_worker_counts(states: set[str], told: str) -> None:
     assert warmth(states) == told
+
+
+def test_a_model_with_a_path_is_known_before_any_host_announces_it() -> None:
+    rules = OwnRules(paths={"m": "/here/m"})
+    assert read_hosts({}, (), rules).profiles == {"m": ModelProfile("m", "/here/m")}
+    announced = read_hosts(host("a", model(max_model_len=5)), (), rules).profiles["m"]
+    assert (announced.path, announced.arguments["max_model_len"]) == ("/here/m", 5)

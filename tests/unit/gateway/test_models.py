@@ -8,16 +8,18 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gateway import models
 from gateway.announcements import OwnRules
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, of_result
 from gateway.listing import ModelList, find_model
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from tests.unit.gateway.test_announcements import host, model
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import ErrorInfo
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, encode_worker
 
 KEYS = Keys("test")
@@ -273,3 +275,35 @@ def test_a_misspelt_name_gets_the_closest_one_that_may_be_used() -> None:
         find_model(profiles, {"model": "lama-8b"}, lambda name: name == "llama-70b")
     with pytest.raises(GatewayError, match="see GET /v1/models"):
         find_model(profiles, {"model": "lama-8b"}, lambda _: False)
+
+
+def test_the_list_shows_why_a_model_cannot_be_loaded() -> None:
+    async def test(rig: Rig) -> None:
+        broken = msgspec.structs.replace(model(adapters=("lora",)), fault="no option 'x'", faults=1)
+        held = msgspec.structs.replace(model("held"), fault="too large", faults=2)
+        rig.broker.hosts = host("a", broken, held)
+        rig.broker.join("w", "ready", "held")
+        await rig.look()
+
+        told = {card["id"]: card for card in (await rig.list.all(anything))["data"]}
+
+        why = "it cannot be loaded: no option 'x'"
+        assert [(told[one]["state"], told[one]["fault"]) for one in ("m", "lora")] == [
+            ("failed", why),
+            ("failed", why),
+        ]
+        assert (told["held"]["state"], told["held"].get("fault")) == ("warm", None)
+
+        # Another host can load it.
+        rig.broker.hosts |= host("b", model(adapters=("lora",)))
+        await rig.look()
+        assert (await rig.list.one("m", anything))["state"] == "cold"
+
+    play(test)
+
+
+def test_a_model_that_cannot_be_loaded_is_not_unknown() -> None:
+    error = of_result(ErrorInfo("MODEL_UNAVAILABLE", "model: m: no option 'x'"))
+    assert (error.status, error.code) == (503, "MODEL_UNAVAILABLE")
+    assert error.message == "model: m: no option 'x'"
+    assert "retry-after" in error.headers
