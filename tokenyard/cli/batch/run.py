@@ -17,7 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.progress import Progress as Bar
-from rich.table import Column
+from rich.table import Column as RichColumn
 
 from tokenyard import clock
 from tokenyard.batch.progress import Progress
@@ -145,7 +145,7 @@ def _shown(console: Console) -> Iterator[Tell]:
         return
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # gives way to the numbers
+        BarColumn(bar_width=None, table_column=RichColumn(ratio=1)),  # gives way to the numbers
         MofNCompleteColumn(),
         TextColumn("{task.fields[pace]}"),
         TimeElapsedColumn(),
