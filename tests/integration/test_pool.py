@@ -286,10 +286,14 @@ class TestGroups:
 
     def test_a_group_that_cannot_be_loaded_releases_all_processes(self, new_host: NewHost) -> None:
         host = new_host(slots=2)
+        names = ("host-0", "host-1")
+        before = [host.incarnation(name) for name in names]
 
         assert "broken model" in host.refuse("load", "host-0", model="bad-pair")
 
-        host.wait("warm", "host-0", "host-1")
+        # If the processes of both have been replaced, I expect them to take other models.
+        eventually(lambda: all(host.incarnation(name) not in ("", *before) for name in names))
+        host.wait("warm", *names)
         host.obey("load", "host-1", model="adder")
 
 

@@ -56,6 +56,11 @@ class Host:
         found = [(full, one) for full, one in self.plant.roster().items() if one.name == name]
         return max(found, key=lambda one: int(one[0].rpartition(".")[2]), default=None)
 
+    def incarnation(self, name: str) -> str:
+        """A worker's name with its incarnation; "" without an entry."""
+        found = self.find(name)
+        return found[0] if found else ""
+
     def state(self, name: str) -> str:
         """A worker's state in the roster; "" without an entry."""
         found = self.find(name)
