@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import environment
+from tests.gateway.stalls import Stalls
 from tests.support.processes import START_S, Program, as_words
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -52,11 +56,13 @@ class Forked(Program):
 
 
 class ForkedGateway(Forked):
-    """``python -m gateway``."""
+    """``python -m gateway``, whose event loop is watched."""
 
     def __init__(self, module: str, options: Mapping[str, object], log: Path) -> None:
         assert module == "gateway"
-        super().__init__(_gateway, as_words(options), log)
+        path = log.with_suffix(".stalls")
+        self.stalls = Stalls(path)
+        super().__init__(functools.partial(_gateway, path), as_words(options), log)
 
 
 class ForkedBatchWorker(Forked):
@@ -73,9 +79,16 @@ class ForkedCommand(Forked):
         super().__init__(_command, words, log, variables)
 
 
-def _gateway(words: list[str]) -> None:
+def _gateway(stalls: Path, words: list[str]) -> None:
+    from gateway import server
     from gateway.__main__ import main
 
+    async def watched(settings: GatewaySettings, listener: socket.socket) -> None:
+        Stalls(stalls).watch()
+        await serve(settings, listener)
+
+    serve = server._serve
+    pytest.MonkeyPatch().setattr(server, "_serve", watched)
     main(words)
 
 
