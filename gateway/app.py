@@ -349,6 +349,8 @@ class Gateway:
         return b"{}"
 
     async def _live(self) -> bytes:
+        if lost := self._health_of_yard.lost:
+            raise unavailable(lost)
         return b"{}"
 
     async def _version(self) -> bytes:

@@ -14,8 +14,7 @@ from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tokenyard import clock
 from tokenyard.broker.connection import translated
-from tokenyard.broker.tasks import end_task
-from tokenyard.protocol.errors import TokenyardError
+from tokenyard.broker.tasks import BackgroundLoop, end_task
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class ModelWatch:
         self._last: tuple[Any, frozenset[str]] | None = None
         self._complained: set[str] = set()
         self._preparing: dict[str, asyncio.Task[None]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self.loop = BackgroundLoop(self._turn, "following the yard's models", log)
 
     @property
     def profiles(self) -> Mapping[str, ModelProfile]:
@@ -72,12 +71,11 @@ class ModelWatch:
     async def start(self) -> None:
         """Look once, and go on looking."""
         await self.look()
-        self._task = asyncio.create_task(self._run(), name="gateway-models")
+        self.loop.start()
 
     async def stop(self) -> None:
         """Stop looking."""
-        if self._task is not None:
-            await end_task(self._task)
+        await self.loop.stop()
         for task in list(self._preparing.values()):
             await end_task(task)
 
@@ -86,15 +84,9 @@ class ModelWatch:
         while self._preparing:
             await asyncio.gather(*self._preparing.values(), return_exceptions=True)
 
-    async def _run(self) -> None:
-        while True:
-            await clock.pause(self._every_s)
-            try:
-                await self.look()
-            except TokenyardError as error:
-                log.warning("cannot read the yard's models: %s", error)
-            except Exception:
-                log.exception("cannot follow the yard's models; trying again")
+    async def _turn(self) -> None:
+        await clock.pause(self._every_s)
+        await self.look()
 
     async def look(self) -> None:
         """Read what hosts announce, and act on what is new."""

@@ -74,6 +74,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     endpoint = None
     if settings.metrics_port:
         endpoint = Endpoint(app.metrics, probes, settings.metrics_host, settings.metrics_port)
+    probes.watch(queue.loop.fault, health.loop.fault, models.loop.fault)
     server = HttpServer(app, settings, GatewayConnection)
     try:
         await health.start()

@@ -46,6 +46,7 @@ class Bursts(Generic[Item, Answer]):
     async def _send_burst(self, burst: Sequence[_Waiting[Item, Answer]]) -> None:
         try:
             answers = await self._send([item for item, _ in burst])
+            answered_by = list(zip(burst, answers, strict=True))
         except TokenyardError as error:
             _fail(burst, error)
         except Exception as error:  # noqa: BLE001 - whatever a value that cannot be written raises
@@ -55,7 +56,7 @@ class Bursts(Generic[Item, Answer]):
             for one in burst:  # those beside it can be written
                 await self._send_burst([one])
         else:
-            for (_, answered), answer in zip(burst, answers, strict=True):
+            for (_, answered), answer in answered_by:
                 if not answered.done():
                     answered.set_result(answer)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from typing import Any, Final
 
 from gateway.http.errors import unavailable
 from tokenyard import clock
 from tokenyard.broker.connection import AsyncRedis, translated
-from tokenyard.broker.tasks import end_task
+from tokenyard.broker.tasks import BackgroundLoop
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys
 from tokenyard.telemetry.health import Health
+
+log = logging.getLogger("tokenyard.gateway")
 
 _EVERY_S: Final = 1.0
 
@@ -38,17 +40,21 @@ class YardHealth:
         self._health = health
         self._broker_time = broker_time
         self._error = ""
-        self._task: asyncio.Task[None] | None = None
+        self.loop = BackgroundLoop(self._turn, "looking at the yard", log)
 
     async def start(self) -> None:
         """Look once, and go on looking."""
         await self._look()
-        self._task = asyncio.create_task(self._run(), name="gateway-health")
+        self.loop.start()
 
     async def stop(self) -> None:
         """Stop looking."""
-        if self._task is not None:
-            await end_task(self._task)
+        await self.loop.stop()
+
+    @property
+    def lost(self) -> str:
+        """Why a background task of the gateway is gone; empty while all go on."""
+        return self._health.lost
 
     def check(self) -> None:
         """Raise `GatewayError` where a request would have nobody to serve it."""
@@ -61,10 +67,9 @@ class YardHealth:
                 retry_after_s=2.0,
             )
 
-    async def _run(self) -> None:
-        while True:
-            await clock.pause(_EVERY_S)
-            await self._look()
+    async def _turn(self) -> None:
+        await clock.pause(_EVERY_S)
+        await self._look()
 
     async def _look(self) -> None:
         run: Any = self._connection

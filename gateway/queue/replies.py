@@ -14,8 +14,7 @@ import msgspec
 from gateway.queue.calls import Command
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_async_connection, translated
-from tokenyard.broker.tasks import end_task
-from tokenyard.protocol.errors import TokenyardError
+from tokenyard.broker.tasks import BackgroundLoop
 from tokenyard.protocol.replies import Reply, decode_replies
 
 log = logging.getLogger("tokenyard.gateway")
@@ -24,7 +23,6 @@ log = logging.getLogger("tokenyard.gateway")
 _BLOCK_MS: Final = 2_000
 #: Entries of one stream in one read.
 _COUNT: Final = 200
-_BACKOFF_S: Final = 0.5
 #: Longest time of a blocking read.
 _READ_S: Final = _BLOCK_MS / 1000 + BLOCK_MARGIN_S
 
@@ -77,7 +75,7 @@ class ReplyReader:
         self._open: dict[bytes, list[ReplyStream]] = {}
         self._is_blocked = False
         self._blocking = open_async_connection(url, timeout_s=_READ_S, retries=0)
-        self._task: asyncio.Task[None] | None = None
+        self.loop = BackgroundLoop(self._turn, "reading replies", log)
 
     async def start(self) -> None:
         """Begin to read."""
@@ -85,12 +83,11 @@ class ReplyReader:
         with translated(self._url):
             self._wake_cursor = await run.execute_command(*self._waking)
             await run.expire(self._wake_key, 86_400)
-        self._task = asyncio.create_task(self._run(), name="gateway-replies")
+        self.loop.start()
 
     async def stop(self) -> None:
         """End; streams that are open get nothing more."""
-        if self._task is not None:
-            await end_task(self._task, _READ_S)
+        await self.loop.stop(_READ_S)
         await self._blocking.aclose()
 
     @property
@@ -117,14 +114,9 @@ class ReplyReader:
             if not self._open[stream.key]:
                 del self._open[stream.key]
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._read_once()
-                await clock.pause(len(self._open) * _PAUSE_S)
-            except TokenyardError as error:
-                log.warning("cannot read replies: %s; trying again", error)
-                await clock.pause(_BACKOFF_S)
+    async def _turn(self) -> None:
+        await self._read_once()
+        await clock.pause(len(self._open) * _PAUSE_S)
 
     async def _read_once(self) -> None:
         asked = {key: _first_last(open_) for key, open_ in self._open.items()}

@@ -45,6 +45,7 @@ class YardQueue:
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
         self._rate_limits = RateLimits(self.connection, url, self.keys)
         self._reader = ReplyReader(url, self.keys.reply(name, secrets.token_hex(8)))
+        self.loop = self._reader.loop
         self.broker_time = BrokerTime()  # `YardHealth` measures it
         self._cancels: set[asyncio.Task[Cancelled]] = set()
         #: Connections close because the gateway stops.

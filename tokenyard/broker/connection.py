@@ -197,6 +197,9 @@ class _Translation:
         # `WaitTimeout` is an OSError, too.
         if isinstance(error, _FOREIGN) and not isinstance(error, TokenyardError):
             raise our_error(error, self._url) from error
+        # uvloop's, of a connection that was closed while redis-py wrote to it.
+        if isinstance(error, RuntimeError) and "the handler is closed" in str(error):
+            raise our_error(exceptions.ConnectionError("it closes"), self._url) from error
 
 
 def translated(url: str) -> AbstractContextManager[None]:

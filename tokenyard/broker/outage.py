@@ -26,15 +26,25 @@ class Outage:
         self._logged_at = 0.0
         self._cause = ""
 
-    def note(self, error: redis.RedisError | TokenyardError) -> None:
-        """Note a failure; logs it if it is new, or was logged long ago."""
+    def note(self, error: Exception) -> None:
+        """Note a failure; logs it if it is new, or was logged long ago.
+
+        One that is not the broker's has its traceback.
+        """
         now, cause = clock.monotonic(), _cause(error)
         if not self._cause:
             self._began = now
         if cause == self._cause and now - self._logged_at < EVERY_S:
             return
         since = f", for {now - self._began:.0f} s now" if self._cause else ""
-        self._log.warning("%s: %s; trying again%s", self._what, _message(error), since)
+        is_foreseen = isinstance(error, redis.RedisError | TokenyardError)
+        self._log.warning(
+            "%s: %s; trying again%s",
+            self._what,
+            _message(error),
+            since,
+            exc_info=None if is_foreseen else error,
+        )
         self._cause, self._logged_at = cause, now
 
     def over(self) -> None:
@@ -46,7 +56,7 @@ class Outage:
             self._cause = ""
 
 
-def _message(error: redis.RedisError | TokenyardError) -> object:
+def _message(error: Exception) -> object:
     """What is wrong, and what to do where the broker takes no writes.
 
     Any other error stays an object, so that `tokenyard.broker.log_throttle` can add the broker.
@@ -55,7 +65,7 @@ def _message(error: redis.RedisError | TokenyardError) -> object:
     return f"the broker {what}" if what else error
 
 
-def _cause(error: redis.RedisError | TokenyardError) -> str:
+def _cause(error: Exception) -> str:
     """Distinguishes errors; numbers and hosts in their texts do not."""
     code = error.code if isinstance(error, BrokerNotWritable) else refused_write(error)[0]
     return code or type(error).__name__

@@ -1,14 +1,64 @@
-"""Ends tasks that talk to the server."""
+"""Tasks that talk to the server: loops that no error ends, and the end of a task."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
+
+from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S
+from tokenyard.broker.outage import Outage
+from tokenyard.protocol.errors import TokenyardError
 
 _CANCEL_EVERY_S: Final = 0.05
+
+
+class BackgroundLoop:
+    """Repeats a turn in a task of its own; after an error, also one nobody foresaw, a bit later."""
+
+    def __init__(self, turn: Callable[[], Awaitable[None]], what: str, log: logging.Logger) -> None:
+        """``what`` it does, for logs and probes, such as "reading replies"."""
+        self._turn = turn
+        self._what = what
+        self._outage = Outage(log, what)
+        self._fault = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._run(), name=self._what)
+
+    async def stop(self, within_s: float = BLOCK_MARGIN_S) -> None:
+        """End; idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            await end_task(task, within_s)
+
+    def fault(self) -> str:
+        """Why a restart of the program would help: the task is gone, or cannot take its turn."""
+        if self._task is not None and self._task.done():
+            return f"{self._what} has ended"
+        return self._fault
+
+    async def _run(self) -> None:
+        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
+        while True:
+            try:
+                await self._turn()
+            except Exception as error:  # noqa: BLE001 - its log has what nobody foresaw
+                failures += 1
+                # A broker that is away comes back without a restart.
+                is_known = isinstance(error, TokenyardError)
+                self._fault = "" if is_known else f"{self._what} fails: {error!r}"
+                self._outage.note(error)
+                await clock.pause(backoff.compute(failures))
+            else:
+                failures, self._fault = 0, ""
+                self._outage.over()
 
 
 async def end_task(task: asyncio.Task[Any], within_s: float = BLOCK_MARGIN_S) -> None:

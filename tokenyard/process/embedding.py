@@ -25,6 +25,7 @@ import redis
 from tokenyard.broker.check import write_error
 from tokenyard.broker.connection import open_connection, public_url, translated
 from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.errors import BrokerNotWritable, NotStarted, TokenyardError, WaitTimeout
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import ServiceSettings
@@ -90,6 +91,7 @@ def run_embedded(
     """Run a program until SIGTERM or SIGINT, and end the process; errors go over the pipe."""
     report = _StartupReport(ready_event, pipe)
     collect_seldom()
+    end_with_threads()
     try:
         _expect_broker(settings)
         program = make()

@@ -26,6 +26,7 @@ from tokenyard.process.environment import misspelt, unknown
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
+from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.errors import (
     DeadlineUnmeetable,
     IdReused,
@@ -332,6 +333,7 @@ def program(
         start_logging(redis_url, debug=debug)
         setproctitle(f"tokenyard {name} {yard}")
         collect_seldom()
+        end_with_threads()
         sys.exit(run(settings))
 
     command = PlainCommand(

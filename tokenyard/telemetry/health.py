@@ -5,6 +5,7 @@ The endpoint serves it at ``/livez`` and ``/readyz``, Kubernetes' own names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from tokenyard import clock
@@ -26,6 +27,11 @@ class Health:
         self._turned_at: float | None = None
         self._unready = _STARTING
         self._is_stopping = False
+        self._watched: tuple[Callable[[], str], ...] = ()
+
+    def watch(self, *faults: Callable[[], str]) -> None:
+        """Ask background tasks, too: each says why it is gone, or ""."""
+        self._watched = faults
 
     def turned(self, unready: str = "") -> None:
         """Note an iteration; ``unready`` is why the program cannot do its job now."""
@@ -37,12 +43,19 @@ class Health:
         self._is_stopping = True
 
     @property
+    def lost(self) -> str:
+        """Why a background task is gone; empty while all go on."""
+        return next(filter(None, (fault() for fault in self._watched)), "")
+
+    @property
     def not_live(self) -> str:
         """Why the program should be restarted; empty while it is live."""
         if self._is_stopping:
             return ""
         if self._turned_at is None:
             return _STARTING
+        if lost := self.lost:
+            return lost
         silent_s = clock.monotonic() - self._turned_at
         return f"no progress for {silent_s:.0f} s" if silent_s > self._timeout_s else ""
 

@@ -19,6 +19,7 @@ from setproctitle import setproctitle
 from tokenyard import clock
 from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry import logs
@@ -79,7 +80,7 @@ def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> N
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
     logs.start(arguments.log_level)
     throttle_errors(settings.redis_url)
-    threading.excepthook = _end_process
+    end_with_threads()  # without its reader or publisher the lane would never be served
     collect_seldom()
     process = WorkerProcess(settings, device, pipe)
     try:
@@ -90,12 +91,6 @@ def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> N
         log.log(level, "worker process ends", exc_info=True)
         pipe.send(ProcessFailed(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
-
-
-def _end_process(error: threading.ExceptHookArgs) -> None:
-    """End the process: without its reader or publisher the lane would never be served."""
-    log.critical("%s ends the process", error.thread, exc_info=error.exc_value)
-    os._exit(1)
 
 
 class WorkerProcess:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import httpx
@@ -35,7 +36,7 @@ def get(
         queue = YardQueue(NOWHERE, "nowhere")
         front_ends = FrontEnds(queue)
         watch = ModelWatch(queue, front_ends, settings.refresh_s)
-        app: Any = Gateway(settings, queue, front_ends, watch, cast(Any, None))
+        app: Any = Gateway(settings, queue, front_ends, watch, cast(Any, SimpleNamespace(lost="")))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/livez")

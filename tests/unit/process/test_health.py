@@ -37,3 +37,12 @@ def test_a_program_that_stops_in_order_may_take_its_time(fake_clock: FakeClock) 
     health.stopping()
     fake_clock.advance(600.0)
     assert (health.not_live, health.not_ready) == ("", "it is stopping")
+
+
+def test_a_program_without_one_of_its_background_tasks_is_not_live() -> None:
+    health, faults = Health(60.0), ["", ""]
+    health.watch(lambda: faults[0], lambda: faults[1])
+    health.turned()
+    assert health.not_live == ""
+    faults[1] = "reading replies has ended"
+    assert health.not_live == health.not_ready == health.lost == "reading replies has ended"
