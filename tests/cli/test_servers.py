@@ -82,7 +82,7 @@ def test_a_missing_program_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_wheel_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(BrokerUnavailable, match=r"--server auto.*PATH\[broker\]"):
+    with pytest.raises(BrokerUnavailable, match=r"PATH\[broker\].*--server auto"):
         find_server()
 
 

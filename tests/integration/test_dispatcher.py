@@ -94,8 +94,12 @@ class TestReasons:
         worker = lanes.worker(lane_limit=1)
         lanes.coordinator()
         first, second = requests(2)
-        lanes.push([first, second])
-        eventually(lambda: lanes.load(worker) == 1 and lanes.held() == 1)
+        lanes.push([first])
+        lanes.wait_for_load(worker, 1)
+        lanes.push([second])
+        eventually(lambda: lanes.held() == 1)
+        (began_s, _) = lanes.connection.time()
+        eventually(lambda: lanes.connection.time()[0] > began_s)  # so it has waited for some time
 
         lanes.finish(worker, *lanes.lane(worker))
         eventually(lambda: lanes.ids(worker) == [second.id])

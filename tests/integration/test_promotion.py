@@ -24,12 +24,12 @@ def became_master(lanes: Lanes, before: str) -> None:
 @pytest.fixture
 def was_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server reports that it was a replica before."""
-    original = redis.Redis.info
+    original = FailoverDetector._info
 
-    def info(self: redis.Redis, section: str) -> Any:
-        return {**original(self, section), "total_net_repl_input_bytes": 1}
+    def info(self: FailoverDetector) -> Any:
+        return {**original(self), "total_net_repl_input_bytes": 1}
 
-    monkeypatch.setattr(redis.Redis, "info", info)
+    monkeypatch.setattr(FailoverDetector, "_info", info)
 
 
 def test_workers_are_fenced_before_they_get_requests(lanes: Lanes, was_a_replica: None) -> None:
@@ -67,7 +67,7 @@ def test_another_server_in_the_same_term_is_noticed(
     detector = FailoverDetector(lanes.connection, lanes.scripts)
     assert not detector.check(token)
 
-    monkeypatch.setattr(detector, "_info", lambda _: {"run_id": "another"})
+    monkeypatch.setattr(detector, "_info", lambda: {"run_id": "another"})
 
     assert [detector.check(token) for _ in range(2)] == [True, False]
 
