@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.http.context import RequestContext
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, of_result
 from gateway.http.sse import KEEP_ALIVE, Answer
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import ErrorInfo
 
 NAME = "0123456789abcdef0123456789abcdef"
 FULL = GatewayError(429, "rate_limit_error", "the queue is full", retry_after_s=2.5)
@@ -232,3 +234,20 @@ def test_an_error_inside_a_stream_of_messages_has_anthropics_form(
         }
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (Code.INVALID_REQUEST, 400),
+        (Code.CANCELLED, 409),
+        (Code.ID_REUSED, 422),
+        (Code.QUEUE_FULL, 429),
+        (Code.QUOTA_EXCEEDED, 429),
+        (Code.INFERENCE_ERROR, 500),
+        (Code.MODEL_UNAVAILABLE, 503),
+        (Code.DEADLINE_EXCEEDED, 504),
+    ],
+)
+def test_a_failed_result_has_its_status(code: Code, status: int) -> None:
+    assert of_result(ErrorInfo(code, "the reason")).status == status

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import httpx
@@ -43,7 +44,8 @@ def with_gateway(test: Test, **given: Any) -> None:
         front_ends = FrontEnds(queue)
         watch = ModelWatch(queue, front_ends, own.refresh_s)
         board = open_board(own)
-        app: Any = Gateway(own, queue, front_ends, watch, cast(Any, None), None, board)
+        health: Any = SimpleNamespace(lost="")
+        app: Any = Gateway(own, queue, front_ends, watch, health, None, board)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await test(app, client)
