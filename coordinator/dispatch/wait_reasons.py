@@ -14,6 +14,8 @@ from coordinator.routing.queued_request import QueuedRequest
 LEAST_MS: Final = 1000.0
 #: Reasons of one model that are remembered, the last ones.
 _MOST: Final = 16
+#: Of more models, only those are remembered for which something waits: clients may invent names.
+_MOST_MODELS: Final = 1000
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class WaitReasons:
         for model, why in reasons.items():
             if not in_force.get(model):
                 self._spells.setdefault(model, deque(maxlen=_MOST)).append(_Spell(why, now_ms))
+        if len(self._spells) > _MOST_MODELS:
+            self._spells = {model: self._spells[model] for model in reasons}
 
     def tell(self, queued: QueuedRequest, now_ms: float, why: str) -> str:
         """Why a request goes to its lane now, and what it waited for most of the time."""

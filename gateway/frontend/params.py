@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gateway.http.errors import GatewayError, invalid
-from tokenyard.protocol.sampling import TAKEN, grammar_bytes
+from tokenyard.protocol.sampling import TAKEN, grammar_fault
 from tokenyard.protocol.wire import SamplingParams
 
 if TYPE_CHECKING:
@@ -58,11 +58,10 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
 
 def check_constraint(params: vllm.SamplingParams, max_bytes: int) -> None:
     """Raise `GatewayError` for a constraint on the text that is too large to be compiled."""
-    if params.structured_outputs is not None:
-        size = grammar_bytes(_constraint(params.structured_outputs))
-        if size > max_bytes:
-            why = f"the constraint has {size} bytes; at most {max_bytes} are taken"
-            raise invalid("structured_outputs", f"{why} (max_grammar_bytes)")
+    if params.structured_outputs is None:
+        return
+    if fault := grammar_fault(_constraint(params.structured_outputs), max_bytes):
+        raise invalid("structured_outputs", f"the constraint {fault}")
 
 
 def _constraint(given: StructuredOutputsParams) -> dict[str, Any]:

@@ -25,9 +25,8 @@ def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
     Raises `BrokerUnsuitable` where a yard cannot run there, and errors of redis-py, for
     `tokenyard.broker.connection.translated`. Needs only INFO and the rights of a worker.
     """
-    _probe(
-        connection, Keys(yard)
-    )  # first: its key leads to the node of a Cluster that has the yard
+    # First: its key leads to the node of a Cluster that has the yard.
+    _probe(connection, Keys(yard))
     try:
         info = connection.info("everything")
     except redis.exceptions.NoPermissionError:

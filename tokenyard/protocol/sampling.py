@@ -79,6 +79,7 @@ def why_unknown(name: str) -> str:
     return f"there is no such parameter{did_you_mean(name, TAKEN)}"
 
 
-def grammar_bytes(constraint: Mapping[str, Any]) -> int:
-    """The size, as JSON, of what `structured_outputs` says."""
-    return len(json.dumps({name: value for name, value in constraint.items() if value}))
+def grammar_fault(constraint: Mapping[str, Any], most: int) -> str:
+    """What is wrong where `structured_outputs` has more than ``most`` bytes, as JSON; else ""."""
+    size = len(json.dumps({name: value for name, value in constraint.items() if value}))
+    return f"has {size} bytes; at most {most} are taken (max_grammar_bytes)" if size > most else ""

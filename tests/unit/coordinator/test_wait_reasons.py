@@ -40,3 +40,12 @@ def test_the_longest_reason_is_told(reasons: WaitReasons, since_s: float, told: 
 
 def test_nothing_is_told_of_what_was_not_seen() -> None:
     assert WaitReasons().tell(queued(0), 5_000, "lane") == "lane"
+
+
+def test_names_that_clients_invent_are_forgotten(reasons: WaitReasons) -> None:
+    for number in range(3000):
+        names = ("m", f"invented-{number}")
+        reasons.note(dict.fromkeys(names, "all places were taken"), 60_000)
+
+    assert len(reasons._spells) <= 1000
+    assert reasons.tell(queued(30_000), 60_000, "lane") == "lane; for 19.0 s all places were taken"

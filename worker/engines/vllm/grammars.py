@@ -17,7 +17,7 @@ import msgspec
 
 from tokenyard import clock
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES, grammar_bytes
+from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES, grammar_fault
 from tokenyard.protocol.wire import SamplingParams
 
 
@@ -49,10 +49,9 @@ class GrammarThreads:
         """Raise `InvalidRequest` for a constraint that is too large."""
         if params.structured_outputs is None:
             return
-        size = grammar_bytes(msgspec.structs.asdict(params.structured_outputs))
-        if size > (most := self._limits.max_bytes):
-            why = f"has {size} bytes; at most {most} are taken (max_grammar_bytes)"
-            raise InvalidRequest("params.structured_outputs", why)
+        given = msgspec.structs.asdict(params.structured_outputs)
+        if fault := grammar_fault(given, self._limits.max_bytes):
+            raise InvalidRequest("params.structured_outputs", fault)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Begin to compile. The grammar never becomes an error, which older vLLMs die of."""
