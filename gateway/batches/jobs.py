@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -18,15 +18,13 @@ from gateway.http.principal import Principal
 from tokenyard import clock
 from tokenyard.batch.rq.jobs import (
     PERFORM_FOR_GATEWAYS,
-    BatchQueue,
     JobOrder,
     UnknownJob,
+    batch_queue,
     describe,
     is_attended,
 )
 from tokenyard.batch.state import ENDED, BatchSpec, BatchState
-from tokenyard.broker.connection import open_connection, translated
-from tokenyard.broker.url import batch_url
 from tokenyard.protocol.keys import PriorityClass
 
 _WINDOW: Final = re.compile(r"(?P<count>[0-9]{1,7})(?P<unit>[smhd])")
@@ -78,12 +76,12 @@ class BatchJobs:
             endpoint=record.endpoint,
             models=None if principal.models is None else sorted(principal.models),
         )
-        with self._queue() as queue:
+        with batch_queue(self._url, self._yard) as queue:
             queue.enqueue(JobOrder(spec=spec), job_id=record.id, function=PERFORM_FOR_GATEWAYS)
 
     def cancel(self, record: BatchRecord) -> None:
         """Cancel a batch; nothing happens to one that is over."""
-        with self._queue() as queue, contextlib.suppress(UnknownJob):
+        with batch_queue(self._url, self._yard) as queue, contextlib.suppress(UnknownJob):
             queue.cancel(queue.find(record.id))
 
     def is_over(self, tenant: str, record: BatchRecord) -> bool:
@@ -131,7 +129,7 @@ class BatchJobs:
 
     def _find(self, tenant: str, record: BatchRecord) -> Mapping[str, Any] | None:
         """As RQ tells it, or once RQ has forgotten the job, the state beside its output."""
-        with self._queue() as queue, contextlib.suppress(UnknownJob):
+        with batch_queue(self._url, self._yard) as queue, contextlib.suppress(UnknownJob):
             job = queue.find(record.id)
             found = describe(job)
             if found["rq_status"] == "started" and found["status"] in ENDED:
@@ -182,12 +180,6 @@ class BatchJobs:
             for each in errors["data"]
         ]
         return {"object": "list", "data": data}
-
-    @contextlib.contextmanager
-    def _queue(self) -> Iterator[BatchQueue]:
-        where = batch_url(self._url)
-        with translated(where), open_connection(where) as connection:
-            yield BatchQueue(connection, self._yard)
 
 
 def expiry_of(record: BatchRecord) -> int:

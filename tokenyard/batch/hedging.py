@@ -15,7 +15,7 @@ from typing import Any, Final, Self, cast
 from tokenyard import clock
 from tokenyard.admin.snapshot import WorkerView, read_yard
 from tokenyard.batch.requests import LineRequest
-from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.connection import connected
 from tokenyard.client.options import FullPrompt, SharedOptions
 from tokenyard.client.sync import Client, Handle
 from tokenyard.protocol.errors import TokenyardError, UnknownRequest, WaitTimeout
@@ -101,7 +101,7 @@ class Hedges:
             hedged.copies += self._client.submit_many([cast(FullPrompt, own)], **self._shared)
 
     def _idle_workers(self) -> list[WorkerView]:
-        with translated(self._url), open_connection(self._url) as connection:
+        with connected(self._url) as connection:
             view = read_yard(connection, self._keys)
         return [worker for worker in view.workers if worker.is_serving and not worker.lane]
 

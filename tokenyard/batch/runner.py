@@ -19,7 +19,7 @@ from tokenyard.batch.opening import OpenJob, open_job
 from tokenyard.batch.outputs import Outputs
 from tokenyard.batch.progress import LineCount, LineRate, Progress
 from tokenyard.batch.state import BatchSpec, BatchState, InputMark, Status
-from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.connection import connected
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, TokenyardError
@@ -143,11 +143,7 @@ class Runner:
             return
         InputMark.of(self._spec.input_path)
         raw: Any = None
-        with (
-            contextlib.suppress(TokenyardError),
-            translated(self._url),
-            open_connection(self._url) as connection,
-        ):
+        with contextlib.suppress(TokenyardError), connected(self._url) as connection:
             raw = connection.hget(Keys(self._yard).info, "models")
         served = msgspec.json.decode(raw, type=list[str]) if raw else []
         if problem := unknown_model(self._spec.model, served):

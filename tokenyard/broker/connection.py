@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import redis
@@ -48,6 +48,7 @@ __all__ = [
     "BLOCK_MARGIN_S",
     "AsyncRedis",
     "batch_connection",
+    "connected",
     "open_async_connection",
     "open_connection",
     "public_url",
@@ -138,6 +139,13 @@ def open_connection(
         return DirectRedis.from_pool(WaitingPool.from_url(target.url, retry=retry, **options))
     except ValueError as error:
         raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
+
+
+@contextmanager
+def connected(url: str, *, retries: int = 3) -> Iterator[redis.Redis]:
+    """A connection for the length of a block, whose errors are `translated`."""
+    with translated(url), open_connection(url, retries=retries) as connection:
+        yield connection
 
 
 def batch_connection(connection: redis.Redis, url: str) -> redis.Redis:

@@ -23,7 +23,7 @@ from typing import Final, Literal, NoReturn, Protocol
 import redis
 
 from tokenyard.broker.check import write_error
-from tokenyard.broker.connection import open_connection, public_url, translated
+from tokenyard.broker.connection import connected, public_url
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.errors import BrokerNotWritable, NotStarted, TokenyardError, WaitTimeout
@@ -170,7 +170,7 @@ class _StartupReport:
 def _expect_broker(settings: ServiceSettings) -> None:
     """Raises where the broker does not answer, refuses the user, or takes no writes."""
     url = settings.redis_url
-    with translated(url), open_connection(url, retries=1) as connection:
+    with connected(url, retries=1) as connection:
         connection.time()
         error = write_error(connection, Keys(settings.yard))
     if error:

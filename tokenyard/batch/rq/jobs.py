@@ -28,7 +28,7 @@ from tokenyard.batch.api import BatchOptions, spec_of
 from tokenyard.batch.rq.batch_object import Batch
 from tokenyard.batch.rq.schedule import first_spec
 from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
-from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.connection import connected
 from tokenyard.broker.url import batch_url
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
@@ -300,6 +300,13 @@ def _options(order: JobOrder, job_id: str) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def batch_queue(redis_url: str, yard: str) -> Iterator[BatchQueue]:
+    """The jobs of a yard, wherever its batch jobs are; errors are `translated`."""
+    with connected(batch_url(redis_url)) as connection:
+        yield BatchQueue(connection, yard)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchJob:
     """A submitted job."""
@@ -310,13 +317,13 @@ class BatchJob:
 
     def status(self) -> dict[str, Any]:
         """The batch object of the OpenAI API; raises `UnknownJob`."""
-        with self._queue() as queue:
+        with batch_queue(self.redis_url, self.yard) as queue:
             return describe(queue.find(self.id))
 
     def wait(self, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> dict[str, Any]:
         """`status`, once the job is over; raises `WaitTimeout`."""
         give_up = clock.monotonic() + timeout_s
-        with self._queue() as queue:
+        with batch_queue(self.redis_url, self.yard) as queue:
             while (batch := describe(job := queue.find(self.id)))["status"] not in ENDED:
                 if clock.monotonic() >= give_up:
                     why = queue.waits_for(job)
@@ -328,24 +335,18 @@ class BatchJob:
     @property
     def has_worker(self) -> bool:
         """Whether a batch worker is there; without one the job waits."""
-        with self._queue() as queue:
+        with batch_queue(self.redis_url, self.yard) as queue:
             return queue.has_worker
 
     def cancel(self) -> str:
         """Cancel it; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
-        with self._queue() as queue:
+        with batch_queue(self.redis_url, self.yard) as queue:
             return queue.cancel(queue.find(self.id))
 
     def resume(self, *, retry_errors: bool = False) -> None:
         """Enqueue it again, for the lines that have no answer yet."""
-        with self._queue() as queue:
+        with batch_queue(self.redis_url, self.yard) as queue:
             queue.resume(queue.find(self.id), retry_errors=retry_errors)
-
-    @contextlib.contextmanager
-    def _queue(self) -> Iterator[BatchQueue]:
-        where = batch_url(self.redis_url)
-        with translated(where), open_connection(where) as connection:
-            yield BatchQueue(connection, self.yard)
 
 
 def submit_batch(
@@ -386,9 +387,8 @@ def submit_batch(
         at, first = first_spec(spec, cron)
         due = at.timestamp()
         order = msgspec.structs.replace(order, cron=cron, cron_spec=spec, cron_due=due, spec=first)
-    where = batch_url(redis_url)
-    with translated(where), open_connection(where) as connection:
-        job = BatchQueue(connection, yard).enqueue(order, after=after, at=at)
+    with batch_queue(redis_url, yard) as queue:
+        job = queue.enqueue(order, after=after, at=at)
     return BatchJob(job.id, redis_url, yard)
 
 

@@ -17,8 +17,6 @@ from rich.table import Table
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import ENDED, BatchUsage, RequestCounts
-from tokenyard.broker.connection import open_connection, translated
-from tokenyard.broker.url import batch_url
 from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
 from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.completion import complete_job
@@ -50,16 +48,12 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
     """The yard's queue of batch jobs; errors are printed in one line."""
     need_rq()
-    from tokenyard.batch.rq.jobs import BatchQueue, UnknownJob
+    from tokenyard.batch.rq.jobs import UnknownJob, batch_queue
 
-    where = batch_url(url_of(ctx.obj))
-    with (
-        file_errors_in_one_line(ctx, Exit.FAILED),
-        translated(where),
-        open_connection(where) as connection,
-    ):
+    with file_errors_in_one_line(ctx, Exit.FAILED):
         try:
-            yield BatchQueue(connection, ctx.obj.yard)
+            with batch_queue(url_of(ctx.obj), ctx.obj.yard) as queue:
+                yield queue
         except UnknownJob as error:
             say(f"Error: {error}", err=True)
             ctx.exit(Exit.FAILED)

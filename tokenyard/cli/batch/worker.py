@@ -7,7 +7,7 @@ from typing import Final
 import click
 from setproctitle import setproctitle
 
-from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.connection import connected
 from tokenyard.broker.url import batch_url
 from tokenyard.cli.batch.options import need_rq
 from tokenyard.cli.shared.connect import url_of
@@ -86,7 +86,6 @@ def worker(
     url = url_of(choice)
     start_logging(url, debug=choice.debug)
     setproctitle(f"tokenyard batch worker {choice.yard}")
-    where = batch_url(url)
-    with translated(where), open_connection(where) as connection:
+    with connected(batch_url(url)) as connection:
         connection.ping()
         run_worker(url, choice.yard, connection, name=name, burst=burst)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import redis
 
-from tokenyard.broker.connection import open_connection, translated
+from tokenyard.broker.connection import connected
 from tokenyard.process.program import YardChoice
 from tokenyard.process.running import broker_url, no_broker
 from tokenyard.protocol.keys import Keys
@@ -17,7 +17,7 @@ from tokenyard.protocol.keys import Keys
 def opened(choice: YardChoice) -> Iterator[tuple[redis.Redis, Keys]]:
     """A connection to the yard, and its keys; raises `tokenyard.protocol.errors`."""
     url = url_of(choice)
-    with translated(url), open_connection(url) as connection:
+    with connected(url) as connection:
         yield connection, Keys(choice.yard)
 
 
