@@ -132,8 +132,8 @@ class NotingOwner:
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         self.deaths.append((member.name, death))
 
-    def failed(self, goal: Goal, reason: str) -> bool:
-        self.told.append(("failed", goal.spec.name, reason))
+    def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
+        self.told.append(("lost" if is_lost else "failed", goal.spec.name, reason))
         return self.goes_on_trying
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:

@@ -262,8 +262,10 @@ class WorkerSettings(ServiceSettings):
     engine_args: str = "{}"
     #: The workers' leases; renewed three times as often.
     lease_ms: int = 30_000
-    #: Longest time for a process to warm up, and for a model to be loaded or unloaded.
+    #: Longest time without a sign of life of a process that warms up, or loads or unloads a model.
     start_timeout_s: float = 600.0
+    #: Longest time for that altogether, with downloads and compilations.
+    load_timeout_s: float = 7200.0
     #: Before a model gives way, its running requests may finish for so long; the rest goes back.
     drain_timeout_s: float = 600.0
     #: Part of its warm memory by which a process may grow steadily in six unloads; above it, a new
@@ -315,7 +317,13 @@ class WorkerSettings(ServiceSettings):
                 yield f"{name}: must be at least 1"
         if self.lease_ms < 1_000:
             yield "lease_ms: must be at least 1000"
-        waits = ("start_timeout_s", "drain_timeout_s", "hang_timeout_s", "backoff_s")
+        waits = (
+            "start_timeout_s",
+            "load_timeout_s",
+            "drain_timeout_s",
+            "hang_timeout_s",
+            "backoff_s",
+        )
         for name in (*waits, "max_backoff_s", "grammar_timeout_s"):
             if getattr(self, name) <= 0:
                 yield f"{name}: must be positive"

@@ -332,11 +332,15 @@ class Controller:
         if death.phase == "warming up" or not self._settings.models:
             self._start_failures.note(member.name, death)
 
-    def failed(self, goal: Goal, reason: str) -> bool:
-        """See `PoolListener`; the only model of a host is tried again, with pauses."""
+    def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
+        """See `PoolListener`; the only model of a host is tried again, with pauses.
+
+        The coordinator orders another one again if requests still wait for it, or it is pinned.
+        """
         name = goal.spec.name
-        self._host.load_failed(name, reason, self._pool.weights.get(name, ""))
-        self._membership.publish(self._host.info)
+        if not is_lost:
+            self._host.load_failed(name, reason, self._pool.weights.get(name, ""))
+            self._membership.publish(self._host.info)
         self._commands.missed(goal, reason)
         return not self._settings.models
 

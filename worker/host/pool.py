@@ -294,11 +294,11 @@ class Pool:
         goal = self.goals[member.device]
         return goal if goal and fits(member, goal) else None
 
-    def _give_up(self, goal: Goal, reason: str) -> None:
-        if self._listener.failed(goal, reason):
-            self._retries.failed(goal)
-        else:
+    def _give_up(self, goal: Goal, reason: str, *, is_lost: bool = False) -> None:
+        if not self._listener.failed(goal, reason, is_lost=is_lost):
             self.aim(None, goal.devices)
+        elif not is_lost:
+            self._retries.failed(goal)
 
     def _on_exit(self, member: WorkerProcessHandle) -> None:
         """Handle the death of a process: its requests move on first."""
@@ -315,8 +315,9 @@ class Pool:
             pause = max(0.0, member.start_at - clock.monotonic())
             log.warning("%s: process died (%s); next in %.1f s", member.name, reason, pause)
         self._listener.changed(member)
-        if was_loading and goal and why == "crashed":
-            self._give_up(goal, f"the process died while it loaded: {reason}")
+        if was_loading and goal and why != "left":
+            reason = f"the process died while it loaded: {reason}"
+            self._give_up(goal, reason, is_lost=why == "lost")
 
     def _watch(self) -> None:
         """Kill processes that hang."""

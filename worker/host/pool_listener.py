@@ -29,8 +29,11 @@ class PoolListener(Protocol):
     def start_failed(self, member: WorkerProcessHandle, failure: FailedStart) -> None:
         """A process died before it was warm, or could not load its model."""
 
-    def failed(self, goal: Goal, reason: str) -> bool:
-        """A model could not be loaded; returns whether the pool tries again."""
+    def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
+        """A model could not be loaded; returns whether the pool tries again.
+
+        ``is_lost``: through no fault of the model, since its process was killed from outside.
+        """
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """A process cannot run a command that has nothing to do with a goal."""

@@ -87,6 +87,7 @@ class WorkerProcessHandle:
         self._drain_since = 0.0
         self._heartbeat = Heartbeat(0, 0)
         self._moved = 0.0  # when it last made progress, or had no work
+        self._entered = 0.0  # its state, monotonic
 
     def __repr__(self) -> str:
         model = f" {self.spec.name}" if self.spec else ""
@@ -247,7 +248,9 @@ class WorkerProcessHandle:
 
     def excuse(self, seconds: float) -> None:
         """Ignore a time in which nobody read the messages of the process."""
-        self._moved = min(clock.monotonic(), self._moved + seconds)
+        now = clock.monotonic()
+        self._moved = min(now, self._moved + seconds)
+        self._entered = min(now, self._entered + seconds)
 
     # Queries
 
@@ -292,6 +295,9 @@ class WorkerProcessHandle:
         quiet_s = clock.monotonic() - self._moved
         if self.state in CHANGING and quiet_s > self._settings.start_timeout_s:
             return f"still {self.state.value} after {quiet_s:.0f} s"
+        changing_s = clock.monotonic() - self._entered
+        if self.state in CHANGING and changing_s > self._settings.load_timeout_s:
+            return f"still {self.state.value} after {changing_s:.0f} s (load_timeout_s)"
         if self.state in SERVING and quiet_s > self._settings.hang_timeout_s:
             waiting = self._heartbeat.unfinished
             return f"no progress for {quiet_s:.0f} s while {waiting} requests wait"
@@ -362,5 +368,5 @@ class WorkerProcessHandle:
         if state is not self.state:
             self.since = clock.wall()
         self.state = state
-        self._moved = clock.monotonic()
+        self._moved = self._entered = clock.monotonic()
         self._heartbeat = Heartbeat(0, 0, error=self._heartbeat.error)

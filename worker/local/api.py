@@ -36,6 +36,7 @@ class PoolOptions(TypedDict, total=False):
     """Further options; `tokenyard.protocol.settings.WorkerSettings` documents them."""
 
     start_timeout_s: float
+    load_timeout_s: float
     drain_timeout_s: float
     leak_tolerance: float
     leak_floor_mib: float

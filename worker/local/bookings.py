@@ -202,11 +202,11 @@ class Bookings:
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
         """Do nothing: `_fail_crash_looping` reports repeated failures."""
 
-    def failed(self, goal: Goal, reason: str) -> bool:
+    def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
         """See `PoolListener`."""
         booking = self._of(goal.spec)
-        if booking is None:
-            return False
+        if booking is None or is_lost:
+            return booking is not None and not booking.is_closed
         if booking.before and not booking.is_closed:
             return self._revert(booking, goal, reason)
         return booking.miss(reason)

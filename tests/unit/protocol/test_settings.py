@@ -81,6 +81,7 @@ def test_coordinator_faults(values: dict[str, Any], field: str) -> None:
         ({"lease_ms": 999}, "lease_ms"),
         ({"block_ms": 0}, "block_ms"),
         ({"start_timeout_s": 0}, "start_timeout_s"),
+        ({"load_timeout_s": 0}, "load_timeout_s"),
         ({"hang_timeout_s": 0}, "hang_timeout_s"),
         ({"backoff_s": 0}, "backoff_s"),
         ({"max_backoff_s": -1}, "max_backoff_s"),

@@ -85,7 +85,7 @@ class Commander:
 
     def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None: ...
 
-    def failed(self, goal: Goal, reason: str) -> bool:
+    def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
         self.orders.missed(goal, reason)
         return False
 

@@ -103,15 +103,13 @@ class TestLoad:
 
         assert host.reason(entry) == "a: no such file"
 
-    def test_the_spare_of_the_device_may_fulfil_a_load(self, host: Commander) -> None:
+    def test_a_load_whose_process_is_killed_fails_the_command(self, host: Commander) -> None:
         entry = host.command("load", model="a")
+
         host.played.process("w-0").kill()
         host.played.turn()
-        assert entry not in host.acks
 
-        host.say("w-2", Ready(engine_info(A), MEMORY))
-
-        assert host.done(entry)
+        assert host.reason(entry) == "the process died while it loaded: ended by SIGKILL"
 
     def test_a_load_voids_commands_that_would_end_the_model(self, host: Commander) -> None:
         # Given a worker that shall unload its model and has not begun

@@ -102,12 +102,35 @@ class TestFailedLoads:
         assert one.pool.goals == {0: None}
 
     def test_a_killed_process_does_not_count_against_the_model(self, one: Theatre) -> None:
+        # Given an owner with only this model
+        one.owner.goes_on_trying = True
         one.aim(A, 0)
 
         one.process("w-0").kill()
 
-        assert one.turn() == [("died", "w-0", "lost", "ended by SIGKILL")]
-        assert one.heard("w-1") == [LoadModel(A)], "the spare does it instead"
+        died, lost = one.turn()
+        assert died == ("died", "w-0", "lost", "ended by SIGKILL")
+        assert lost[:2] == ("lost", "a")
+        assert one.heard("w-1") == [LoadModel(A)], "the spare does it instead, without a pause"
+
+    def test_a_load_that_was_killed_is_begun_again_by_order_only(self, one: Theatre) -> None:
+        one.aim(A, 0)
+
+        one.process("w-0").kill()
+        one.turn()
+
+        assert one.pool.goals == {0: None}
+        assert one.heard("w-1") == [], "perhaps nobody wants it any more"
+
+    def test_a_load_over_its_limit_counts_against_the_model(self, one: Theatre) -> None:
+        one.aim(A, 0)
+        one.member("w-0")._entered -= 7201.0
+
+        _, failed = one.turn()
+
+        assert failed[:2] == ("failed", "a")
+        assert "still loading after 7201 s (load_timeout_s)" in failed[2]
+        assert one.pool.goals == {0: None}
 
     @pytest.mark.parametrize("how", ["refuses", "crashes"])
     def test_a_failed_load_does_not_count_against_another_model(

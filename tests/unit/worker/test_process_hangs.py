@@ -79,14 +79,16 @@ class TestHang:
     def test_a_process_that_sends_signs_of_life_may_take_its_time(
         self, fake_clock: FakeClock, state: State
     ) -> None:
-        """A download, or a compilation, of hours."""
-        handle = make_handle(start_timeout_s=600.0)
+        """A download, or a compilation, of hours; but not for ever."""
+        handle = make_handle(start_timeout_s=600.0, load_timeout_s=5990.0)
         handle._enter(state)
         for _ in range(10):
             fake_clock.advance(599)
             handle.note_heartbeat(Heartbeat(progress=0, unfinished=0))
 
         assert handle.kill_reason == ""
+        fake_clock.advance(1)
+        assert handle.kill_reason == f"still {state.value} after 5991 s (load_timeout_s)"
 
     @pytest.mark.parametrize(
         "state",
