@@ -133,6 +133,8 @@ def _published(
     at: float, client: str, fields: dict[bytes, bytes], place: str
 ) -> Iterator[Published]:
     for reply in decode_replies(fields):
+        if reply.event == "delta" and reply.error:
+            continue  # of another request with its id
         yield Published(
             at,
             client,

@@ -353,17 +353,15 @@ class TestBrokenModel:
         # Given streams on one device
         host = yard.start(slots=2, spares=1)
         yard.flow("red")
-        pids = {info.pid for info in yard.roster().values()}
 
         # If requests ask for a model that cannot be loaded
         torn = yard.ask("torn", 3)
         del yard.asked[-3:]
         yard.ask("blue")
 
-        # I expect its requests to fail with the reason, and no process to die.
+        # I expect its requests to fail with the reason, and the others to be answered.
         for result in yard.results(torn, timeout_s=WAIT_S):
             assert result.error is not None
             assert result.error.code == "MODEL_UNAVAILABLE"
             assert "broken model" in result.error.message
         check_all_is_well(yard, host, 3)
-        assert {info.pid for info in yard.roster().values()} == pids

@@ -183,7 +183,8 @@ def _unit(name: str, text: str) -> Launch:
     if user == "redis":
         env |= FILLED
     else:
-        env["TOKENYARD_REDIS_URL"] = f"redis://{user}:{user}@redis:6379"
+        env["TOKENYARD_REDIS_URL"] = f"redis://{user}@redis:6379"
+        env["TOKENYARD_REDIS_PASSWORD"] = user
     if user == "worker":
         env["TOKENYARD_WORKER_MODEL"] = FILLED["MODEL"]
     (command,), (stop_s,) = settings["ExecStart"], settings["TimeoutStopSec"]

@@ -47,7 +47,7 @@ def container(name: str) -> Any:
 def test_only_the_board_logs_in_as_admin(launches: dict[str, Launch]) -> None:
     # It may do what operators may; a gateway, which faces clients, may not.
     urls = {name: one.env.get("TOKENYARD_REDIS_URL", "") for name, one in launches.items()}
-    assert [name for name, url in urls.items() if url.startswith("redis://admin:")] == ["board"]
+    assert [name for name, url in urls.items() if url.startswith("redis://admin@")] == ["board"]
     assert launches["gateway"].env["TOKENYARD_GATEWAY_BOARD"] == "false"
 
 
