@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engines.harness import spec_of
+from worker.host.diagnosis import FailedStart, diagnose
 from worker.models import AdapterSpec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("cpu_environment")]
@@ -49,6 +53,29 @@ def test_the_operators_step_size_counts() -> None:
     config = engine_config(spec_of("adder", engine_args={"max_num_batched_tokens": 640}), 0)
 
     assert config.scheduler_config.max_num_batched_tokens == 640
+
+
+def test_a_package_that_a_model_needs_is_named(tmp_path: Path) -> None:
+    """As torchvision for a model of vision, which vLLM's error does not name."""
+    from vllm import ModelRegistry
+
+    from worker.engines.vllm.arguments import engine_config
+
+    spec = spec_of("adder")
+    config = json.loads(Path(spec.path, "config.json").read_text())
+    for file in Path(spec.path).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Sees"]}))
+    ModelRegistry.register_model("Sees", "no_such_package:Sees")
+
+    with pytest.raises(ValueError, match="import the model's class") as caught:
+        engine_config(replace(spec, path=str(tmp_path)), 0)
+
+    said = f"ValueError: {caught.value}"
+    diagnosis = diagnose(FailedStart("loading the model", said=said, model=spec.path))
+    assert diagnosis.cause == "a Python package is missing"
+    assert "pip install no_such_package" in diagnosis.remedy
 
 
 GIB = 1024**3

@@ -149,8 +149,9 @@ _CAUSES: Final = (
     ),
     _Cause(
         "a Python package is missing",
-        "A package that vLLM needs is not installed: pip install {found}. Compare `pip list` with"
-        " requirements.txt.",
+        "A package that vLLM, or this model, needs is not installed: pip install {found}. Compare"
+        " `pip list` with requirements.txt; torchvision, torchaudio and torchcodec are not in it:"
+        " take the releases that belong to this torch.",
         said=r"No module named '(?P<found>[\w-]+)",
         is_final=True,
     ),
@@ -235,8 +236,8 @@ _CAUSES: Final = (
     ),
     _Cause(
         "too slow",
-        "It took longer than it may: give more time with --start-timeout-s, or see what it waits"
-        " for (`py-spy dump --pid PID`).",
+        "It took longer than it may: give more time with --start-timeout-s (or, if the reason names"
+        " it, --load-timeout-s), or see what it waits for (`py-spy dump --pid PID`).",
         said=r"\bstill (warming|loading) after \d+ s",
     ),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +50,8 @@ def engine_config(
     alone = None if executor else device
     arguments = EngineArgs(**_arguments(spec, executor) | _memory(spec, alone) | _nested(spec))
     # vLLM's default limits on the tokens of a step depend on the context: take those of its server.
-    config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    with _reasons_named():
+        config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if weights:
         # vLLM reads only weights from there: a checkpoint of a training run need hold nothing else.
         config.model_config.hf_config_path = config.model_config.hf_config_path or spec.path
@@ -56,6 +59,29 @@ def engine_config(
     if config.parallel_config.distributed_executor_backend in (SingleExecutor, ThriftyExecutor):
         _place(config, device)
     return config
+
+
+@contextmanager
+def _reasons_named() -> Iterator[None]:
+    """Raise why vLLM could not inspect a model's class, mostly a missing package: it logs that."""
+    logged: list[str] = []
+    log_of_vllm = logging.getLogger("vllm.model_executor.models.registry")
+
+    def keep(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:  # of a subprocess it has the whole output
+            logged.append(str(error).strip().rpartition("\n")[2])
+        return True
+
+    log_of_vllm.addFilter(keep)
+    try:
+        yield
+    except ValueError as error:
+        if not logged or "failed to be inspected" not in str(error):
+            raise
+        raise ValueError(f"vLLM cannot import the model's class: {logged[-1]}") from error
+    finally:
+        log_of_vllm.removeFilter(keep)
 
 
 def cache_tokens(config: VllmConfig) -> int:
