@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext, Ticket
-from gateway.http.errors import GatewayError, invalid, unavailable
+from gateway.http.errors import GatewayError, invalid
 from gateway.http.incoming import inner_scope, replay
 from gateway.listing import find_model
 from gateway.responses.options import PATH as RESPONSES_URL
@@ -117,9 +117,7 @@ class LineAsker:
         for field, only in _ONLY.items():
             if given.get(field) not in (None, only):
                 raise invalid(field, "is not supported in a batch")
-        if not self._models.profiles:
-            raise unavailable("no host of the yard announces a model")
-        profile = find_model(self._models.profiles, given, self._may_use)
+        profile = find_model(self._models, given, self._may_use)
         CURRENT.set(None)  # what is loaded belongs to no request
         STATE.set(await self._front_ends.state_of(profile))
         context = self._context(durable_id)

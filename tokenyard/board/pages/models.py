@@ -68,9 +68,11 @@ class ModelRow:
         return sorted({*of_hosts, *of_workers})
 
     @property
-    def faults(self) -> int:
-        """Hosts that could not load it when they last tried."""
-        return sum(bool(offer.info.fault) for offer in self.model.hosts)
+    def faults(self) -> Sequence[str]:
+        """Why hosts could not load it when they last tried, the latest first."""
+        infos = (offer.info for offer in (*self.model.hosts, *self.model.gone))
+        failed = sorted((one for one in infos if one.fault), key=lambda one: -one.faulted_ms)
+        return [one.fault for one in failed]
 
     @property
     def has(self) -> frozenset[str]:
@@ -117,7 +119,7 @@ def _model(yard: Yard, given: Parameters) -> dict[str, Any]:
     return {
         "row": row,
         "model": model,
-        "hosts": _troubled_first(model)[:MOST_HOSTS],
+        "hosts": _troubled_first(model)[:MOST_HOSTS] or model.gone,
         "workers": model.workers[:MOST_WORKERS],
         "sample": sample,
         "commands": commands,
