@@ -276,11 +276,11 @@ class TestNames:
         assert yard.info("adapters") == {"roman": "a"}
 
     def test_requests_wait_for_a_model_whose_hosts_are_gone_while_others_are_there(
-        self, yard: Yard
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given a coordinator that never saw the host that could load `a`, and a host with `b`
         gone = ModelInfo(name="a", adapters=["roman"])
-        yard.scripts.publish_host(HostInfo(name="gone", models=[gone], left_ms=1))
+        yard.scripts.publish_host(HostInfo(name="gone", models=[gone]))
         yard.host("b")
         leading = yard.leader(static=False)
         assert yard.info("models") == ["a", "b", "roman"]
@@ -288,6 +288,8 @@ class TestNames:
 
         ids = [*yard.ask("a", 1), *yard.ask("roman", 1)]
         turns(leading, 2)
+        monkeypatch.setattr(BrokerTime, "now_ms", time.time() * 1000 + 300_000.0)
+        turns(leading, 3)
         assert demands(leading) == {"a": (2, 6)}
 
         # If a host comes, I expect it to serve them.
