@@ -37,6 +37,8 @@ _ONLY: Final[Mapping[str, Any]] = {
     "previous_response_id": None,
     "use_beam_search": False,
 }
+#: Errors that end a line, although a client may try again: of this worker, or the queue's answer.
+_FINAL: Final = ("model_not_servable", Code.MODEL_UNAVAILABLE)
 #: Pauses before a line is asked again that the queue could not take.
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
@@ -77,7 +79,7 @@ class LineAsker:
                 if error.code == Code.DEADLINE_EXCEEDED and self._is_expired():
                     self._ending.code = self._ending.code or "batch_expired"
                     return self._ending.line(number, line.custom_id)
-                if error.retry_after_s is None or error.code == "model_not_servable":
+                if error.retry_after_s is None or error.code in _FINAL:
                     return self._output(number, line, durable_id, error.status, error.body())
                 if error.retry_after_s > PATIENCE_S and not self._has_accepted():
                     raise WaitsForLimit(self._job, error.message, error.retry_after_s) from error
