@@ -109,10 +109,10 @@ def test_a_command_without_an_answer_explains_a_wait_for_a_time(
 
 def test_a_model_whose_hosts_are_gone_is_listed(devices: DeviceYard, looker: Looker) -> None:
     devices.lead()
-    devices.offer("gone", ModelInfo(name="coder", fault="bad file", faults=2, faulted_ms=2**43))
+    devices.offer("gone", ModelInfo(name="coder", fault="bad file", faults=2, adapters=["lora"]))
     devices.wait_for("coder", 1)
 
-    assert "none; its hosts are not there" in text_of(looker.get("/models"))
+    assert "bad file 1 adapter none; its hosts are not there" in text_of(looker.get("/models"))
 
     text = text_of(looker.get("/model", parameters={"name": "coder"}))
     assert "no host that may load it is there: start one" in text

@@ -42,6 +42,11 @@ class ModelView:
     desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
 
+    @property
+    def offers(self) -> list[ModelOffer]:
+        """What hosts say of it; where none is there, the last that was."""
+        return self.hosts or self.gone
+
 
 def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView]:
     """Every known model, by name."""

@@ -148,6 +148,6 @@ def _state(holder: WorkerOfModel, desired_state: DesiredState) -> str:
 
 
 def _errors(view: ModelView) -> Iterator[str]:
-    for offer in (*view.hosts, *view.gone):
+    for offer in view.offers:
         if offer.info.fault:
             yield printable(f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}")
