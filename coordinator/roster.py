@@ -38,6 +38,7 @@ from tokenyard.protocol.worker_info import (
     WorkerInfo,
     decode_host,
     decode_worker,
+    split_hosts,
 )
 
 log = logging.getLogger("tokenyard.coordinator.roster")
@@ -47,8 +48,11 @@ T = TypeVar("T")
 REFRESH_S = 1.0
 #: The mark of a lane that got suspects since it was read.
 TO_BE_READ = QuarantineMark("?")
-#: The entry of a host is deleted when no worker has named that host for so long.
+#: The entry of a host is deleted when no worker has named that host for so long, unless it alone
+#: announces a model.
 HOST_GONE_S = 60.0
+#: Then it is kept for so long, and where the yard has no host, until one comes.
+LIST_KEPT_S = 30 * 86400.0
 
 
 @dataclass(slots=True)
@@ -93,6 +97,7 @@ class Roster:
         """``has_log`` says whether it logs the workers that begin or cease to serve."""
         self.members: dict[str, RosterMember] = {}
         self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
+        self.gone: Sequence[HostInfo] = ()  # others, with the models that they alone announce
         self.lost: list[str] = []  # workers whose leases have ended and whose lanes remain
         self.servable: set[str] = set()  # base models that workers hold or may load
         self.lanes: dict[str, Lanes] = {}  # those that may be given requests, by model
@@ -177,25 +182,37 @@ class Roster:
             log.info("%s does not serve %s any more", worker, model)
 
     def _take_hosts(self, entries: Mapping[bytes, bytes]) -> None:
-        """Keep the hosts that living workers name, and note since when others are not named.
-
-        While none is named, the yard may be scaled to zero: then all entries tell what it serves.
-        """
+        """Tell hosts that living workers name from others, and note since when these are gone."""
         named = {m.info.controller for m in self.members.values() if m.has_lease}
-        self.hosts = {name: host for name, host in _decode(entries, decode_host) if name in named}
+        there, self.gone = split_hosts([host for _, host in _decode(entries, decode_host)], named)
+        self.hosts = {host.name: host for host in there}
         held = {m.info.model for m in self.members.values() if m.has_lease and m.info.model}
         self.servable = held | {one.name for host in self.hosts.values() for one in host.models}
         now, known = clock.monotonic(), {name.encode() for name in named}
         self._unnamed = {
-            name: self._unnamed.get(name, now) for name in entries if named and name not in known
+            name: self._unnamed.get(name, now) for name in entries if name not in known
         }
 
     def forget_hosts(self) -> None:
-        """Delete the entries of hosts that are gone; only the leader should."""
+        """Delete the entries of gone hosts that are not needed; only the leader should."""
+        kept = {host.name.encode() for host in self.gone if not self._is_forgotten(host)}
         until = clock.monotonic() - HOST_GONE_S
-        gone = [name for name, since in self._unnamed.items() if since <= until]
-        if gone:
+        old = (name for name, since in self._unnamed.items() if since <= until)
+        if gone := [name for name in old if name not in kept]:
             self._connection.hdel(self._keys.hosts, *gone)
+
+    def _is_forgotten(self, host: HostInfo) -> bool:
+        """Whether it has been gone for so long that its models count as removed."""
+        now = clock.monotonic()
+        gone_s = now - self._unnamed.get(host.name.encode(), now)
+        if host.left_ms:  # an earlier leader has seen it, too
+            gone_s = max(gone_s, (self.broker_time.now_ms - host.left_ms) / 1000)
+        return bool(self.hosts) and gone_s >= LIST_KEPT_S
+
+    def _offered(self) -> list[ModelInfo]:
+        """What hosts may load; of those that are gone, what nobody else announces."""
+        hosts = [*self.gone, *(host for _, host in sorted(self.hosts.items()))]
+        return [model for host in hosts for model in host.models]
 
     def _read_loads(self) -> None:
         # No transaction: a server without memory refuses them. So the last event comes first: what
@@ -301,7 +318,7 @@ class Roster:
         A name that is both a model's and an adapter's is the model's.
         """
         held = [m.info for m in self.members.values() if m.info.model]
-        offered = [model for host in self.hosts.values() for model in host.models]
+        offered = self._offered()
         adapters = [(name, info.model) for info in held for name in info.adapters]
         adapters += [(name, model.name) for model in offered for name in model.adapters]
         models = {info.model for info in held} | {model.name for model in offered}
@@ -309,10 +326,9 @@ class Roster:
 
     def output_defaults(self) -> dict[str, OutputDefaults]:
         """How much requests may generate that do not say it, by name, where hosts set that."""
-        offered = [model for _, host in sorted(self.hosts.items()) for model in host.models]
         return {
             name: defaults
-            for model in offered
+            for model in self._offered()
             if (defaults := _output_defaults(model)) is not None
             for name in (*model.adapters, model.name)
         }

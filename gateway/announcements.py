@@ -15,7 +15,13 @@ import msgspec
 from gateway.profile import ModelProfile
 from tokenyard.protocol.serve_args import problem
 from tokenyard.protocol.wire import SamplingParams
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo, decode_host
+from tokenyard.protocol.worker_info import (
+    HostInfo,
+    ModelInfo,
+    ServingInfo,
+    decode_host,
+    split_hosts,
+)
 
 #: Defaults for sampling that vLLM's front end applies, and their names in a generation config.
 _SAMPLING: Final = {
@@ -44,17 +50,20 @@ class Announced:
     profiles: Mapping[str, ModelProfile]  # by name of the model
     complaints: Collection[str]
     load_faults: Mapping[str, str] = field(default_factory=dict)  # where no host can load it
+    only: str = ""  # the only model that is there; where none is, the only one
 
 
 def read_hosts(entries: Mapping[bytes, bytes], live: Collection[str], rules: OwnRules) -> Announced:
     """The models of all hosts.
 
     Where hosts differ, all gateways must choose the same: the first by name of those in ``live``
-    (controllers with workers), else the first. A model to which this gateway has a path is known
-    before any host announces it.
+    (controllers with workers), else the last to stop. A name to which this gateway has a path is
+    known before any host announces it.
     """
     hosts, complaints = _decoded(entries)
-    hosts.sort(key=lambda host: (host.name not in live, host.name))
+    there, gone = split_hosts(hosts, live)
+    there.sort(key=lambda host: host.name)
+    hosts = [*there, *gone]
     profiles: dict[str, ModelProfile] = {}
     by: dict[str, str] = {}
     for host in hosts:
@@ -62,20 +71,25 @@ def read_hosts(entries: Mapping[bytes, bytes], live: Collection[str], rules: Own
             if model.serving is None or not _is_usable(model.name):
                 continue
             profile = profile_of(model, model.serving, rules)
-            known = profiles.setdefault(model.name, profile)
+            counts = profiles.setdefault(model.name, profile)
             first = by.setdefault(model.name, host.name)
-            if known != profile and host.name in live:
+            if counts != profile and host.name in live:
                 complaints.append(
                     f"hosts {first} and {host.name} announce {model.name!r} with other settings; "
                     f"those of {first} count: give all hosts the same models file"
                 )
     infos = [model for host in hosts for model in host.models]
+    adapters = {name for profile in profiles.values() for name in profile.adapters}
+    own = {name: path for name, path in rules.paths.items() if name not in adapters}
+    known = {name: ModelProfile(name, path) for name, path in own.items()} | profiles
+    bases = known.keys() & {model.name for host in there for model in host.models} or known.keys()
     loadable = {model.name for model in infos if not model.fault}
     faults = {one.name: f"it cannot be loaded: {one.fault}" for one in infos if one.fault}
     return Announced(
-        {name: ModelProfile(name, path) for name, path in rules.paths.items()} | profiles,
+        known,
         complaints,
         {name: fault for name, fault in faults.items() if name not in loadable},
+        next(iter(bases)) if len(bases) == 1 else "",
     )
 
 

@@ -248,7 +248,7 @@ class Gateway:
             raise too_large(self._settings.max_tokenize_bytes)
         body = await parse_body(raw, self._settings.max_body_items)
         scope = {**scope, BODY: Body(body, client)}
-        profile = find_model(self._watch.profiles, body, principal.may_use)
+        profile = find_model(self._watch, body, principal.may_use)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)
         if path in RENDERING:

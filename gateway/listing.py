@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
 from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.worker_info import WorkerInfo
@@ -70,12 +70,15 @@ def warmth(states: Iterable[str]) -> str:
 
 
 def find_model(
-    profiles: Mapping[str, ModelProfile], body: Mapping[str, Any], may_use: Callable[[str], bool]
+    models: ModelWatch, body: Mapping[str, Any], may_use: Callable[[str], bool]
 ) -> ModelProfile:
     """The model that a body names, or the only one; raises `GatewayError`."""
+    profiles = models.profiles
+    if not profiles:
+        raise unavailable("no host has announced a model to the yard yet", param="model")
     name = body.get("model")
-    if name is None and len(bases := {profile.name for profile in profiles.values()}) == 1:
-        [name] = bases
+    if name is None:
+        name = models.only or None
     if not isinstance(name, str):
         raise GatewayError(400, "invalid_request_error", "name a model", param="model")
     profile = profiles.get(name)

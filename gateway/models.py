@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tokenyard.gateway")
 
-#: A model is forgotten so long after its last host: a restart of that host takes seconds, and
-#: meanwhile its requests wait.
-_FORGET_S: Final = 300.0
+#: A model is forgotten so long after the last entry of a host that has it: a broker may have lost
+#: its data, which hosts write again within seconds.
+_FORGET_S: Final = 60.0
 #: A model that could not be made ready is tried again after so long.
 _AGAIN_S: Final = 30.0
 
@@ -54,6 +54,8 @@ class ModelWatch:
         self._announced: Mapping[str, ModelProfile] = {}
         #: Why no host can load a model, by its name.
         self.load_faults: Mapping[str, str] = {}
+        #: The model of requests that name none; "" where there are several.
+        self.only = ""
         self._wanted: dict[str, ModelProfile] = {}
         self._served: dict[str, ModelProfile] = {}
         self._by_name: dict[str, ModelProfile] = {}
@@ -104,7 +106,7 @@ class ModelWatch:
             for profile in announced.profiles.values():
                 self._take(profile)
             self._last, self._announced = (entries, live), announced.profiles
-            self.load_faults = announced.load_faults
+            self.load_faults, self.only = announced.load_faults, announced.only
         self._forget(clock.monotonic())
         self._prepare_again(clock.monotonic())
 

@@ -56,6 +56,7 @@ class Situation:
     pending: Sequence[PendingLoad] = ()  # of earlier decisions
     paused: Collection[str] = ()  # models that operators have paused
     max_swap_share: float = 0.1  # of a device's time, where the cost of swaps decides
+    gone: Sequence[HostInfo] = ()  # with the models that only they have announced
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class _Decision:
             now_ms=now_ms,
             max_model_wait_s=situation.max_model_wait_s,
             max_swap_share=situation.max_swap_share,
+            gone=situation.gone,
         )
         self._state = PlacementState(
             map_devices(situation.workers), situation.demands, self._catalog, now_ms

@@ -62,6 +62,7 @@ class Catalog:
         now_ms: float,
         max_model_wait_s: float,
         max_swap_share: float,
+        gone: Sequence[HostInfo] = (),
     ) -> None:
         self.hosts = hosts
         self._now_ms = now_ms
@@ -72,7 +73,9 @@ class Catalog:
                 self._offers.setdefault(info.name, {})[controller] = info
                 self._pins[info.name] = max(info.pin, self._pins[info.name])
         #: How long models wait for each other's devices.
-        self.turns = ModelTurns(hosts, self._offers, fixed_s=max_model_wait_s, share=max_swap_share)
+        self.turns = ModelTurns(
+            hosts, self._offers, fixed_s=max_model_wait_s, share=max_swap_share, gone=gone
+        )
 
     def offers(self, model: str) -> Mapping[str, ModelInfo]:
         """The hosts that may load a model, by controller."""
@@ -169,7 +172,7 @@ def hopeless(demand: Demand, catalog: Catalog, kept: Mapping[str, int]) -> str:
         return ""
     offers, fitting = catalog.offers(demand.model), catalog.fitting(demand.model)
     if not offers:
-        return "no host may load it"
+        return "no host that is there may load it"
     if not fitting:
         ranks = min(info.ranks for info in offers.values())
         most = max(catalog.hosts[controller].devices for controller in offers)

@@ -119,6 +119,7 @@ class Placer:
             ],
             paused={model for model in offered if not self._is_running(model)},
             hosts=self._roster.hosts,
+            gone=self._roster.gone,
             now_ms=now_ms,
             max_model_wait_s=self._settings.max_model_wait_s,
             max_swap_share=self._settings.max_swap_share,

@@ -8,7 +8,7 @@ explains the rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -38,9 +38,16 @@ class ModelTurns:
     """The turns of all models."""
 
     def __init__(
-        self, hosts: Mapping[str, HostInfo], offers: Offers, *, fixed_s: float, share: float
+        self,
+        hosts: Mapping[str, HostInfo],
+        offers: Offers,
+        *,
+        fixed_s: float,
+        share: float,
+        gone: Sequence[HostInfo] = (),
     ) -> None:
         """``fixed_s`` is the turn of models without a setting of their own; 0: by their costs."""
+        self._gone = {model.name: model for host in gone for model in host.models}
         self._hosts = hosts
         self._offers = offers
         self._fixed_s = fixed_s
@@ -62,7 +69,12 @@ class ModelTurns:
         return min(self._set_s(newcomer) or math.inf, self._own_s(model, controller, spent_s))
 
     def hope_s(self, model: str) -> float:
-        """How long requests wait for an absent host that may load their model."""
+        """How long requests wait for an absent host that may load their model.
+
+        One that is known to have been there may be started for them, however long that takes.
+        """
+        if gone := self._gone.get(model):
+            return gone.max_model_wait_s or self._fixed_s or math.inf
         return self._set_s(model) or UNMEASURED_S
 
     @cached_property

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext, Ticket
-from gateway.http.errors import GatewayError, invalid, unavailable
+from gateway.http.errors import GatewayError, invalid
 from gateway.http.incoming import inner_scope, replay
 from gateway.listing import find_model
 from gateway.responses.options import PATH as RESPONSES_URL
@@ -37,6 +37,8 @@ _ONLY: Final[Mapping[str, Any]] = {
     "previous_response_id": None,
     "use_beam_search": False,
 }
+#: Errors that end a line, although a client may try again: of this worker, or the queue's answer.
+_FINAL: Final = ("model_not_servable", Code.MODEL_UNAVAILABLE)
 #: Pauses before a line is asked again that the queue could not take.
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
@@ -77,7 +79,7 @@ class LineAsker:
                 if error.code == Code.DEADLINE_EXCEEDED and self._is_expired():
                     self._ending.code = self._ending.code or "batch_expired"
                     return self._ending.line(number, line.custom_id)
-                if error.retry_after_s is None or error.code == "model_not_servable":
+                if error.retry_after_s is None or error.code in _FINAL:
                     return self._output(number, line, durable_id, error.status, error.body())
                 if error.retry_after_s > PATIENCE_S and not self._has_accepted():
                     raise WaitsForLimit(self._job, error.message, error.retry_after_s) from error
@@ -117,9 +119,7 @@ class LineAsker:
         for field, only in _ONLY.items():
             if given.get(field) not in (None, only):
                 raise invalid(field, "is not supported in a batch")
-        if not self._models.profiles:
-            raise unavailable("no host of the yard announces a model")
-        profile = find_model(self._models.profiles, given, self._may_use)
+        profile = find_model(self._models, given, self._may_use)
         CURRENT.set(None)  # what is loaded belongs to no request
         STATE.set(await self._front_ends.state_of(profile))
         context = self._context(durable_id)

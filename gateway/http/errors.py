@@ -9,18 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from tokenyard.protocol.errors import Code
+from tokenyard.protocol.errors import Code, http_error
 from tokenyard.protocol.replies import ErrorInfo
 
-#: HTTP status and OpenAI's type by the code of a failed result.
-_BY_CODE: Final[Mapping[Code, tuple[int, str]]] = {
-    Code.INVALID_REQUEST: (400, "invalid_request_error"),
-    Code.ID_REUSED: (422, "invalid_request_error"),
-    Code.QUEUE_FULL: (429, "rate_limit_error"),
-    Code.QUOTA_EXCEEDED: (429, "rate_limit_error"),
-    Code.CANCELLED: (409, "conflict_error"),
-    Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
-}
 #: A host tries again to load a model that failed there after a pause of so long, about.
 LOAD_AGAIN_S: Final = 10.0
 #: The methods of all paths; those of the OpenAPI document, which takes seconds to write.
@@ -131,10 +122,7 @@ def of_result(error: ErrorInfo | None) -> GatewayError:
         return unavailable(
             error.message, param="model", code=error.code, retry_after_s=LOAD_AGAIN_S
         )
-    try:
-        status, kind = _BY_CODE.get(Code(error.code), (500, "server_error"))
-    except ValueError:
-        status, kind = 500, "server_error"
+    status, kind = http_error(error.code)
     param, _, rest = error.message.partition(": ")
     is_field = status == 400 and rest and " " not in param
     name = param.removeprefix("params.") if is_field else None

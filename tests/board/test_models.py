@@ -41,9 +41,7 @@ def test_models_are_listed_with_workers_costs_and_faults(
     text = text_of(looker.get("/models")).replace("\N{EN DASH}", "-")
 
     assert "adder 1 adapter 1 ready, 1 asleep 0 12 s 1.5 s 1 its own 7" in text
-    assert (
-        "coder 1 host cannot load it 2 devices none; 1 host may load it 0 - - - its own -" in text
-    )
+    assert "coder 1 host cannot load it no such file 2 devices none; 1 host may load it 0 -" in text
     assert "No model has this in its name" in looker.get("/models", parameters={"q": "llama"})
     assert "2 models" in text
     assert "coder" not in text_of(looker.get("/models", parameters={"q": "ADD"}))
@@ -107,6 +105,19 @@ def test_a_command_without_an_answer_explains_a_wait_for_a_time(
     text = text_of(looker.get("/model", parameters={"name": "coder"}))
     assert "was told" not in text
     assert "no device is free or idle" in text
+
+
+def test_a_model_whose_hosts_are_gone_is_listed(devices: DeviceYard, looker: Looker) -> None:
+    devices.lead()
+    devices.offer("gone", ModelInfo(name="coder", fault="bad file", faults=2, adapters=["lora"]))
+    devices.wait_for("coder", 1)
+
+    assert "bad file 1 adapter none; its hosts are not there" in text_of(looker.get("/models"))
+
+    text = text_of(looker.get("/model", parameters={"name": "coder"}))
+    assert "no host that may load it is there: start one" in text
+    assert "No host that may load it is there; the last that was" in text
+    assert "2 times in a row" in text
 
 
 def test_an_unknown_model_is_not_found(looker: Looker) -> None:

@@ -88,8 +88,12 @@ def test_accepted_requests_survive_a_restart(start_up: StartUp) -> None:
         first.signal(signal.SIGTERM)
         first.wait()
     second = start_up("--workers", "1", env=SLOW, data_dir=first.data_dir)
-    with Client(str(second.wait_ready()["url"]), client_id="ann") as client:
+    url = str(second.wait_ready()["url"])
+    with Client(url, client_id="ann") as client:
         assert len(client.attach("q1").result(timeout=30).tokens) == 200
+    # What the first had listed is not what this yard serves.
+    with redis.Redis.from_url(url) as connection:
+        assert connection.hlen(Keys("main").hosts) == 1
 
 
 @pytest.mark.long

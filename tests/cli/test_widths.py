@@ -224,6 +224,20 @@ def test_models_list_shows_each_worker_with_its_state() -> None:
         assert f"{worker.worker} {worker.info.state}" in " ".join(text.split())
 
 
+def test_models_list_shows_why_a_model_cannot_be_loaded_and_whose_hosts_are_gone() -> None:
+    broken, away = ModelInfo(name="broken", fault="no option 'x'", faults=2), ModelInfo(name="away")
+    hosts, gone = [HostInfo(name="gpu", models=[broken])], [HostInfo(name="old", models=[away])]
+    view = make_view([], hosts=hosts, gone=gone)
+    listed = models_list.model_views(view, view.desired_states)
+
+    text = " ".join(drawn(models_list._table(listed)).split())
+    assert "away RUNNING old (not there)" in text
+    assert "gpu, 2 in a row: no option 'x'" in text
+    told: Any = {one.name: models_list._fields(one) for one in listed}
+    assert (told["away"]["hosts"], len(told["away"]["gone"])) == ([], 1)
+    assert (len(told["broken"]["hosts"]), told["broken"]["gone"]) == (1, [])
+
+
 @pytest.mark.parametrize("name", ["team", "t" * 40, "t" * 90])
 def test_tenants_show_limits_and_counts_of_long_names(name: str) -> None:
     limits = TenantSettings(weight=0.125, tokens_per_day=10**12, models=[MODEL] * 3)

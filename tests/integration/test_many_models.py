@@ -275,6 +275,28 @@ class TestNames:
         assert demands(leading) == {"a": (2, 6)}
         assert yard.info("adapters") == {"roman": "a"}
 
+    def test_requests_wait_for_a_model_whose_hosts_are_gone_while_others_are_there(
+        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given a coordinator that never saw the host that could load `a`, and a host with `b`
+        gone = ModelInfo(name="a", adapters=["roman"])
+        yard.scripts.publish_host(HostInfo(name="gone", models=[gone]))
+        yard.host("b")
+        leading = yard.leader(static=False)
+        assert yard.info("models") == ["a", "b", "roman"]
+        assert yard.connection.hget(yard.keys.info, "default_model") == b"b"
+
+        ids = [*yard.ask("a", 1), *yard.ask("roman", 1)]
+        turns(leading, 2)
+        monkeypatch.setattr(BrokerTime, "now_ms", time.time() * 1000 + 300_000.0)
+        turns(leading, 3)
+        assert demands(leading) == {"a": (2, 6)}
+
+        # If a host comes, I expect it to serve them.
+        worker = yard.worker("w", model="a", controller="new")
+        eventually(lambda: (leading.run_once(), yard.load(worker) == 2)[1])
+        assert sorted(yard.ids(worker)) == sorted(ids)
+
     def test_early_requests_are_admitted_again_once_models_are_known(self, yard: Yard) -> None:
         # Given requests that came before the first host
         leading = yard.leader()

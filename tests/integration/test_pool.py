@@ -43,7 +43,8 @@ class TestStart:
         assert {model.load_s for model in entry.models} == {0.0}
 
         assert host.program.stop() == 0
-        assert not host.plant.connection.exists(host.plant.keys.hosts)
+        assert host.entry().left_ms > 0
+        assert host.entry().models == entry.models
         assert not host.plant.roster()
 
     @pytest.mark.long

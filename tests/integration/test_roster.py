@@ -6,8 +6,9 @@ import pytest
 import redis
 
 import coordinator.roster
-from coordinator.roster import Roster
+from coordinator.roster import LIST_KEPT_S, Roster
 from tests.support.builders import worker_json
+from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.control import (
     ALL,
     DesiredState,
@@ -21,6 +22,8 @@ from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo, e
 from tokenyard.scripts import Scripts
 
 LONG_MS = 600_000
+ADDER = ModelInfo(name="adder", adapters=["roman"], pin=1)
+OTHER = ModelInfo(name="other")
 
 
 @pytest.fixture
@@ -39,8 +42,8 @@ class Yard:
     def worker(self, name: str = "w", *, lease_ms: int = LONG_MS, **info: object) -> str:
         return self.scripts.register(name, lease_ms, worker_json(name, **info))
 
-    def host(self, name: str, *models: ModelInfo) -> None:
-        info = encode_host(HostInfo(name=name, models=list(models)))
+    def host(self, name: str, *models: ModelInfo, left_ms: int = 0) -> None:
+        info = encode_host(HostInfo(name=name, models=list(models), left_ms=left_ms))
         self.connection.hset(self.keys.hosts, name, info)
 
     def tell(self, scope: str, run_state: RunState) -> None:
@@ -156,11 +159,12 @@ class TestHosts:
         assert set(roster.hosts) == {"lives"}
         assert roster.servable == {"model of lives"}
 
-        # If its worker goes, too, I expect nothing of it to be left.
+        # If its worker goes, too, I expect only what it listed to be known.
         (worker,) = roster.members
         yard.scripts.retire(worker, "left")
         read_again(roster)
-        assert (roster.hosts, roster.servable, roster.bases()) == ({}, set(), {})
+        assert (roster.hosts, roster.servable) == ({}, set())
+        assert set(roster.bases()) == {f"model of {name}" for name in ("lives", "gone", "unnamed")}
 
     def test_a_host_whose_workers_are_lost_does_not_count(self, yard: Yard, roster: Roster) -> None:
         worker = yard.worker(controller="c")
@@ -203,14 +207,58 @@ class TestHosts:
         roster.forget_hosts()
         assert yard.hosts() == {b"stays", b"new"}
 
-    def test_the_hosts_of_a_yard_without_workers_are_kept(
-        self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
+    def test_a_yard_without_workers_knows_its_models(
+        self, yard: Yard, roster: Roster, fake_clock: FakeClock
     ) -> None:
-        yard.host("last")
+        # Given hosts that have stopped, two of which could load the same
+        yard.host("first", ADDER, left_ms=1)
+        yard.host("last", ADDER, left_ms=2)
+        yard.host("other", OTHER)
         roster.refresh()
-        monkeypatch.setattr(coordinator.roster, "HOST_GONE_S", -1.0)
+
+        fake_clock.advance(2 * LIST_KEPT_S)
+        read_again(roster)
         roster.forget_hosts()
-        assert yard.hosts() == {b"last"}
+
+        assert yard.hosts() == {b"last", b"other"}
+        assert roster.bases() == {"adder": "adder", "roman": "adder", "other": "other"}
+        assert roster.hosts == {}
+
+    @pytest.mark.parametrize("seen_s", [120.0, LIST_KEPT_S], ids=["stopped earlier", "died"])
+    def test_a_model_is_known_for_long_after_its_hosts_where_others_are(
+        self, yard: Yard, roster: Roster, fake_clock: FakeClock, seen_s: float
+    ) -> None:
+        # Given a host that is gone, and one that is there with another list
+        ago_s = LIST_KEPT_S - seen_s
+        left_ms = int((yard.connection.time()[0] - ago_s) * 1000) if ago_s else 0
+        yard.host("gone", ADDER, OTHER, left_ms=left_ms)
+        yard.worker(controller="there", model="other")
+        yard.host("there", OTHER)
+        roster.refresh()
+
+        fake_clock.advance(seen_s - 2)
+        roster.forget_hosts()
+
+        # I expect the model that only it could load to be known, but not to count as there,
+        assert yard.hosts() == {b"gone", b"there"}
+        assert [one.name for host in roster.gone for one in host.models] == ["adder"]
+        assert roster.bases() == {"adder": "adder", "roman": "adder", "other": "other"}
+        assert roster.servable == {"other"}
+
+        # and to be forgotten in the end.
+        fake_clock.advance(3)
+        roster.forget_hosts()
+        assert yard.hosts() == {b"there"}
+
+    def test_a_host_that_announces_another_list_replaces_its_own(
+        self, yard: Yard, roster: Roster
+    ) -> None:
+        yard.host("c", ADDER, left_ms=1)
+        yard.worker(controller="c", model="other")
+        yard.host("c", OTHER)
+        roster.refresh()
+
+        assert (roster.gone, roster.bases()) == ([], {"other": "other"})
 
     def test_a_host_that_is_named_again_is_kept(
         self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch

@@ -132,7 +132,7 @@ def test_the_leader_tells_what_models_generate_by_default(lanes: Lanes) -> None:
         limits.append(answer.limit)
     assert limits == ["", "max_tokens", "max_tokens"]
     # A successor whose hosts are away knows it still.
-    lanes.scripts.withdraw_host("host")
+    lanes.connection.hdel(lanes.keys.hosts, "host")
     lanes.connection.delete(lanes.keys.leader)
     lanes.coordinator()
     assert msgspec.json.decode(lanes.connection.hget(lanes.keys.info, "defaults")) == told

@@ -37,9 +37,15 @@ class ModelView:
 
     name: str
     hosts: list[ModelOffer]
+    gone: list[ModelOffer]  # hosts that are not there now, where no other may load it
     workers: list[WorkerOfModel]
     desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
+
+    @property
+    def offers(self) -> list[ModelOffer]:
+        """What hosts say of it; where none is there, the last that was."""
+        return self.hosts or self.gone
 
 
 def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView]:
@@ -48,6 +54,7 @@ def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView
     for host in view.hosts:
         for info in host.models:
             offers[info.name].append(ModelOffer(host.name, info))
+    gone = {info.name: ModelOffer(host.name, info) for host in view.gone for info in host.models}
     workers: defaultdict[str, list[WorkerOfModel]] = defaultdict(list)
     for one in view.living:
         if one.info:
@@ -57,6 +64,7 @@ def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView
         ModelView(
             name=name,
             hosts=offers[name],
+            gone=[gone[name]] if name in gone else [],
             workers=workers[name],
             desired_state=desired_states.of("", name),
             pauses=[one for one in pauses if one.scope in {ALL, model_scope(name)}],

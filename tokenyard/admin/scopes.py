@@ -16,8 +16,8 @@ from tokenyard.protocol.worker_info import WorkerInfo
 def known_models(
     view: YardView | RosterView, desired_states: Mapping[str, DesiredState]
 ) -> list[str]:
-    """Models that a host may load, a worker holds, or a desired state names."""
-    names = {model.name for host in view.hosts for model in host.models}
+    """Models that a host may load or might, a worker holds, or a desired state names."""
+    names = {model.name for host in (*view.hosts, *view.gone) for model in host.models}
     names |= {info.model for info in _living(view.workers) if info.model}
     return sorted(names | _scoped(desired_states, model_scope("")))
 

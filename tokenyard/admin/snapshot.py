@@ -27,6 +27,7 @@ from tokenyard.protocol.worker_info import (
     WorkerState,
     decode_host,
     decode_worker,
+    split_hosts,
 )
 
 #: The state in the roster, or that of a lost or returned lease, or of an unreadable entry.
@@ -72,6 +73,7 @@ class RosterView:
     workers: Sequence[WorkerView]
     hosts: Sequence[HostInfo]  # that have a worker with a lease
     at_ms: int  # the server's clock
+    gone: Sequence[HostInfo] = ()  # others, with the models that they alone announce
 
     @property
     def live(self) -> dict[str, WorkerInfo]:
@@ -94,6 +96,7 @@ class YardView:
     desired_states: DesiredStates = field(default_factory=DesiredStates)  # set by operators
     broker_error: str = ""  # why the broker takes no writes, and what to do
     at_ms: int = 0  # the server's clock
+    gone: Sequence[HostInfo] = ()  # without workers, with the models that they alone announce
 
     @property
     def is_open(self) -> bool:
@@ -159,6 +162,7 @@ def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True)
         desired_states=decode_desired(desired_states),
         broker_error=write_error(connection, keys),
         at_ms=roster.at_ms,
+        gone=roster.gone,
     )
 
 
@@ -189,7 +193,9 @@ def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, in
         _worker_view(name, entries.get(name), ends.get(name, 0), now_ms)
         for name in sorted(ends.keys() | entries.keys())
     ]
-    return RosterView(workers, _hosts(hosts, workers), now_ms)
+    alive = {worker.info.controller for worker in workers if worker.info and worker.lease_ms}
+    there, gone = split_hosts(_hosts(hosts), alive)
+    return RosterView(workers, there, now_ms, gone)
 
 
 def _worker_view(worker: str, packed: bytes | None, lease_end_ms: int, now_ms: int) -> WorkerView:
@@ -232,14 +238,13 @@ def _leader_view(packed: bytes | None, lease_ms: int) -> LeaderView | None:
     return LeaderView(name, int(epoch) if epoch.isdigit() else 0, max(0, lease_ms))
 
 
-def _hosts(packed: Sequence[bytes], workers: Sequence[WorkerView]) -> list[HostInfo]:
-    """The hosts that have a live worker; a dead host may leave an entry behind."""
-    alive = {worker.info.controller for worker in workers if worker.info and worker.lease_ms}
+def _hosts(packed: Sequence[bytes]) -> list[HostInfo]:
+    """The readable entries of hosts, by name."""
     found = []
     for entry in packed:
         with contextlib.suppress(msgspec.MsgspecError):
             found.append(decode_host(entry))
-    return sorted((host for host in found if host.name in alive), key=lambda host: host.name)
+    return sorted(found, key=lambda host: host.name)
 
 
 def _models(workers: Sequence[WorkerView]) -> dict[str, int]:

@@ -168,7 +168,9 @@ def _hopeless(view: YardView, model: str) -> Iterator[str]:
     """Why no host can load it, or could when it last tried."""
     offers = [(host, info) for host in view.hosts for info in host.models if info.name == model]
     fitting = [(host, info) for host, info in offers if info.ranks <= host.devices]
-    if not offers:
+    if any(info.name == model for host in view.gone for info in host.models):
+        yield "no host that may load it is there: start one"
+    elif not offers:
         yield "no live host may load it: put it into a models file"
     elif not fitting:
         ranks = min(info.ranks for _, info in offers)

@@ -15,24 +15,10 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.batch.lines import BadLine, ParsedLine
-from tokenyard.protocol.errors import Code
+from tokenyard.protocol.errors import http_error
 from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.replies import Choice, ErrorInfo, Result
 
-#: HTTP status by error code, as a server would answer.
-_STATUS: Final[Mapping[str, int]] = {
-    Code.INVALID_REQUEST: 400,
-    Code.MODEL_UNAVAILABLE: 404,
-    Code.DEADLINE_EXCEEDED: 408,
-    Code.QUEUE_FULL: 429,
-    Code.QUOTA_EXCEEDED: 429,
-    Code.CANCELLED: 499,
-    Code.INFERENCE_ERROR: 500,
-    Code.POISONED: 500,
-    Code.ID_REUSED: 409,
-    Code.WORKER_LOST: 503,
-    Code.ENTRY_LOST: 503,
-}
 #: Codes of lines that were not run because the job ended. A resumed job runs them.
 ENDED_CODES: Final = frozenset({"batch_cancelled", "batch_expired"})
 _LINE_ID: Final = re.compile(r"batch_req_(?P<job>.+)_(?P<number>\d+)")
@@ -169,18 +155,14 @@ def answer_line(
         response = Response(200, result.id, _body(name, line, result, int(now_s)))
         return OutputLine(id=name, custom_id=line.custom_id, response=response)
     error = result.error or ErrorInfo(result.status, "the request did not complete")
+    status, kind = http_error(error.code)
     body = {
-        "error": {
-            "message": error.message,
-            "type": error.code.lower(),
-            "param": None,
-            "code": error.code,
-        }
+        "error": {"message": error.message, "type": kind, "param": None, "code": error.code},
     }
     return OutputLine(
         id=name,
         custom_id=line.custom_id,
-        response=Response(_STATUS.get(error.code, 500), result.id, body),
+        response=Response(status, result.id, body),
         error=LineError(error.code, error.message, number),
     )
 

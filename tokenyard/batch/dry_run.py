@@ -98,7 +98,7 @@ class Fleet:
         held = {name for info in infos for name in (info.model, *info.adapters)}
         loadable = {
             name
-            for host in view.hosts
+            for host in (*view.hosts, *view.gone)
             for model in host.models
             for name in (model.name, *model.adapters)
         }

@@ -195,6 +195,8 @@ def _picture(
         summary.add_row("" if number else "Not running", pause.text(view.at_ms))
     for host in view.hosts:
         summary.add_row("Loadable", _loadable(host))
+    for host in view.gone:
+        summary.add_row("Not there", _loadable(host))
     parts: list[RenderableType] = [summary]
     if rows := line_rows(line, had, _MOST_TENANTS):
         parts += [Text(), _tenant_table(rows)]

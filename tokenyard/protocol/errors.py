@@ -57,6 +57,23 @@ class Code(enum.StrEnum):
     ENTRY_LOST = "ENTRY_LOST"
 
 
+#: HTTP status and OpenAI's type of error, by the code of a failed result.
+_HTTP: Final[Mapping[str, tuple[int, str]]] = {
+    Code.INVALID_REQUEST: (400, "invalid_request_error"),
+    Code.CANCELLED: (409, "conflict_error"),
+    Code.ID_REUSED: (422, "invalid_request_error"),
+    Code.QUEUE_FULL: (429, "rate_limit_error"),
+    Code.QUOTA_EXCEEDED: (429, "rate_limit_error"),
+    Code.MODEL_UNAVAILABLE: (503, "service_unavailable_error"),
+    Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
+}
+
+
+def http_error(code: str) -> tuple[int, str]:
+    """HTTP status and OpenAI's type of a failed result, over HTTP and in the files of batches."""
+    return _HTTP.get(code, (500, "server_error"))
+
+
 def reused(request_id: str) -> str:
     """Code and message for an id that is known with another request."""
     return f"{Code.ID_REUSED}: the id {request_id!r} is known with another request"

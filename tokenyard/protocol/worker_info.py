@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -120,6 +121,26 @@ class HostInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str = ""
     devices: int = 1
     models: list[ModelInfo] = msgspec.field(default_factory=list)
+    left_ms: int = 0  # unix time at which it stopped; 0: it runs, or nobody knows
+
+
+def split_hosts(
+    hosts: Sequence[HostInfo], named: Collection[str]
+) -> tuple[list[HostInfo], list[HostInfo]]:
+    """The hosts that are there, ``named`` by workers with a lease; and those that are gone.
+
+    Of the latter only what nobody else announces, each model once, as by the last to stop: they may
+    have been scaled to zero.
+    """
+    there = [host for host in hosts if host.name in named]
+    listed = {model.name for host in there for model in host.models}
+    gone = []
+    for host in sorted(hosts, key=lambda host: (-host.left_ms, host.name)):
+        own = [model for model in host.models if model.name not in listed]
+        if own and host.name not in named:
+            gone.append(msgspec.structs.replace(host, models=own))
+            listed.update(model.name for model in own)
+    return there, gone
 
 
 _worker_decoder = msgspec.json.Decoder(WorkerInfo)

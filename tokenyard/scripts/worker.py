@@ -60,10 +60,6 @@ class WorkerScripts(Caller):
         """Publish the models of a host; a plain command, which a server without memory refuses."""
         self._connection.hset(self.keys.hosts, host.name, encode_host(host))
 
-    def withdraw_host(self, name: str) -> None:
-        """Remove a host."""
-        self._connection.hdel(self.keys.hosts, name)
-
     def hand_back(
         self,
         worker: str,

@@ -47,16 +47,16 @@ class Membership:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop renewing and withdraw the host's entry; idempotent."""
+        """Stop renewing; the host's entry stays, with the time of its end. Idempotent."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
         host, self._host = self._host, None
         if host:
-            # Without a worker of this host a leftover entry is ignored.
+            # What a yard was configured to serve is known at zero workers, too.
             with contextlib.suppress(redis.RedisError):
-                self._scripts.withdraw_host(host.name)
+                self._scripts.publish_host(msgspec.structs.replace(host, left_ms=clock.wall_ms()))
 
     def publish(self, host: HostInfo) -> None:
         """Publish what this host may load, now and with each renewal."""

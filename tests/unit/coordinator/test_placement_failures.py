@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.placement.decide import PATIENCE_GONE_S, PATIENCE_S, PendingLoad
+from coordinator.placement.decide import (
+    PATIENCE_GONE_S,
+    PATIENCE_S,
+    PendingLoad,
+    Situation,
+    place,
+)
 from tests.support.situations import NOW_MS, WAIT_S, decide, demand, host, loads, worker
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.worker_info import HostInfo
@@ -137,7 +143,7 @@ class TestHopeless:
         """A host may only be about to come back, so I expect its requests to wait first."""
         assert decide([demand("x", wait_s=WAIT_S - 1)], [worker("w.1")]).hopeless == {}
         assert decide([demand("x", wait_s=WAIT_S)], [worker("w.1")]).hopeless == {
-            "x": "no host may load it"
+            "x": "no host that is there may load it"
         }
 
     def test_a_model_too_large_for_every_host_is_hopeless(self) -> None:
@@ -172,3 +178,17 @@ class TestHopeless:
         assert decide(starving, [worker("w.1", "b", swapped_s=1)]).hopeless == {}
         assert decide(starving, [worker("w.1", "b", load=1)], faulty(3, 9)).hopeless == {}
         assert decide([demand("x", wait_s=99)], [], {}).hopeless == {}
+
+    def test_a_model_whose_hosts_are_gone_waits_for_them(self) -> None:
+        gone = [*host("gone", x={}, set={"max_model_wait_s": 50.0}).values()]
+        demands = [demand("x", wait_s=10**6), demand("set", wait_s=49.0)]
+
+        def hopeless(wait_s: float = 0.0) -> dict[str, str]:
+            waits = Situation(demands, [worker("w.1")], host(), NOW_MS, wait_s, gone=gone)
+            return place(waits).hopeless
+
+        # A setting ends the wait, that of the model before that of the coordinator.
+        assert hopeless() == {}
+        assert list(hopeless(WAIT_S)) == ["x"]
+        demands[1] = demand("set", wait_s=50.0)
+        assert hopeless() == {"set": "no host that is there may load it"}

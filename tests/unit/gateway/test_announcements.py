@@ -20,9 +20,12 @@ def host(name: str, *models: ModelInfo) -> dict[bytes, bytes]:
     return {name.encode(): encode_host(HostInfo(name=name, models=list(models)))}
 
 
-def model(name: str = "m", adapters: tuple[str, ...] = (), **serving: Any) -> ModelInfo:
+def model(
+    name: str = "m", adapters: tuple[str, ...] = (), fault: str = "", **serving: Any
+) -> ModelInfo:
     serving = {"path": f"/models/{name}"} | serving
-    return ModelInfo(name=name, adapters=list(adapters), serving=ServingInfo(**serving))
+    announced = ServingInfo(**serving)
+    return ModelInfo(name=name, adapters=list(adapters), fault=fault, serving=announced)
 
 
 def profile(rules: OwnRules = RULES, **serving: Any) -> ModelProfile:
@@ -160,3 +163,35 @@ def test_a_model_with_a_path_is_known_before_any_host_announces_it() -> None:
     assert read_hosts({}, (), rules).profiles == {"m": ModelProfile("m", "/here/m")}
     announced = read_hosts(host("a", model(max_model_len=5)), (), rules).profiles["m"]
     assert (announced.path, announced.arguments["max_model_len"]) == ("/here/m", 5)
+
+
+def test_a_path_for_an_adapter_counts_until_its_model_is_announced() -> None:
+    rules = OwnRules(paths={"m": "/here/m", "lora": "/here/m"})
+    assert read_hosts({}, (), rules).profiles["lora"].path == "/here/m"
+
+    announced = read_hosts(host("a", model(adapters=("lora",))), (), rules).profiles
+
+    assert by_request_name(announced)["lora"].name == "m"
+
+
+def test_a_host_that_is_gone_tells_only_what_no_other_does() -> None:
+    gone = host("a", model(fault="no file"), model("n"), model("o", fault="bad"))
+    there = host("b", model(max_model_len=5), model("n", fault="too large"))
+
+    announced = read_hosts(gone | there, {"b"}, RULES)
+
+    assert set(announced.profiles) == {"m", "n", "o"}
+    assert announced.profiles["m"].arguments["max_model_len"] == 5
+    assert set(announced.load_faults) == {"n", "o"}
+
+
+@pytest.mark.parametrize(
+    ("live", "only"), [({"a"}, "m"), ({"b"}, "n"), ({"a", "b"}, ""), (set(), "")]
+)
+def test_the_only_model_is_the_only_one_that_is_there(live: set[str], only: str) -> None:
+    assert read_hosts(host("a", model()) | host("b", model("n")), live, RULES).only == only
+
+
+def test_a_model_is_the_only_one_also_without_its_hosts() -> None:
+    assert read_hosts(host("a", model(adapters=("lora",))), (), RULES).only == "m"
+    assert read_hosts({}, (), OwnRules(paths={"m": "/m"})).only == "m"

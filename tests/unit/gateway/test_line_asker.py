@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.http.context import Ticket
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, of_result
 from tokenyard.batch.asking import Answer, Ending, WaitsForLimit
 from tokenyard.batch.opening import open_job
 from tokenyard.batch.state import BatchSpec
+from tokenyard.protocol.replies import ErrorInfo
 
 pytestmark = pytest.mark.vllm
 
@@ -96,3 +97,26 @@ def test_a_batch_with_a_line_under_way_waits_for_it(
     # I expect the others to ask again and again until then.
     found = answers(tmp_path, monkeypatch, ask)
     assert sorted(number for number, _ in found) == [1, 2, 3]
+
+
+def test_a_line_whose_model_cannot_be_loaded_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The queue would answer the same request with the same result again.
+    asked: list[str] = []
+
+    async def ask(_asker: Any, durable_id: str, _body: dict[str, Any]) -> tuple[int, bytes]:
+        asked.append(durable_id)
+        if len(asked) > 1:
+            return 200, b"{}"
+        raise of_result(ErrorInfo("MODEL_UNAVAILABLE", "model: m: no option 'x'"))
+
+    [(_, line)] = answers(tmp_path, monkeypatch, ask, count=1)
+
+    assert line.response is not None
+    assert line.response.status_code == 503
+    assert line.error is not None
+    assert (line.error.code, line.error.message) == (
+        "MODEL_UNAVAILABLE",
+        "model: m: no option 'x'",
+    )

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.http.anthropic import MessagesAnswer, is_of_messages
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, of_result
 from gateway.http.sse import send_body, send_error
 from tests.unit.gateway.test_answer import NAME, Connection, body, head
+from tokenyard.protocol.replies import ErrorInfo
 
 OPENAI = {"error": {"message": "why", "type": "Bad Request", "param": "temperature", "code": 400}}
 #: As vLLM's endpoint has it.
@@ -89,3 +90,14 @@ def test_the_paths_of_anthropics_api() -> None:
     assert is_of_messages("/v1/messages")
     assert is_of_messages("/v1/messages/count_tokens")
     assert not is_of_messages("/v1/messages_of_others")
+
+
+def test_a_model_that_cannot_be_loaded_is_overloaded_for_now() -> None:
+    reason = "model: m: it could not be loaded, 3 times in a row on gpu: no option 'x'"
+    connection = Connection()
+    error = of_result(ErrorInfo("MODEL_UNAVAILABLE", reason))
+    asyncio.run(send_error(MessagesAnswer(connection.send).send, error))
+
+    assert connection.head["status"] == 503
+    assert connection.headers[b"retry-after"] == b"10"
+    assert json.loads(connection.body)["error"] == {"type": "overloaded_error", "message": reason}

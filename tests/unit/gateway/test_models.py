@@ -17,6 +17,7 @@ from gateway.http.errors import GatewayError, of_result
 from gateway.listing import ModelList, find_model
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
+from tests.support.fake_clock import FakeClock
 from tests.unit.gateway.test_announcements import host, model
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import ErrorInfo
@@ -44,8 +45,17 @@ class Broker:
         assert withscores
         return list(self.leases.items())
 
-    def join(self, name: str, state: WorkerState, model_name: str, lease: float = 1.0) -> None:
-        info = WorkerInfo(name=name, state=state, model=model_name, max_model_len=77)
+    def join(
+        self,
+        name: str,
+        state: WorkerState,
+        model_name: str = "",
+        lease: float = 1.0,
+        controller: str = "",
+    ) -> None:
+        info = WorkerInfo(
+            name=name, state=state, model=model_name, max_model_len=77, controller=controller
+        )
         self.roster[name.encode()] = encode_worker(info)
         self.leases[name.encode()] = lease
 
@@ -170,17 +180,20 @@ def test_settings_that_are_taken_back_never_count() -> None:
     play(test)
 
 
-def test_a_model_outlives_the_restart_of_its_host_and_is_forgotten_later(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_model_outlives_the_loss_of_the_brokers_data_and_is_forgotten_later(
+    fake_clock: FakeClock,
 ) -> None:
     async def test(rig: Rig) -> None:
         rig.broker.hosts = host("a", model())
+        await rig.look()
+        # Whether workers name its host or not
+        fake_clock.advance(86_400)
         await rig.look()
         rig.broker.hosts = {}
         await rig.look()
         assert set(rig.watch.profiles) == {"m"}
 
-        monkeypatch.setattr(models, "_FORGET_S", 0.0)
+        fake_clock.advance(models._FORGET_S + 1)
         await rig.look()
 
         assert not rig.watch.profiles
@@ -268,13 +281,27 @@ def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm() -> None:
 
 
 def test_a_misspelt_name_gets_the_closest_one_that_may_be_used() -> None:
-    profiles = {name: cast(ModelProfile, None) for name in ("llama-70b", "llama-8b")}
+    known: Any = SimpleNamespace(profiles=dict.fromkeys(("llama-70b", "llama-8b")))
     with pytest.raises(GatewayError, match="did you mean llama-8b"):
-        find_model(profiles, {"model": "lama-8b"}, anything)
+        find_model(known, {"model": "lama-8b"}, anything)
     with pytest.raises(GatewayError, match="did you mean llama-70b"):
-        find_model(profiles, {"model": "lama-8b"}, lambda name: name == "llama-70b")
+        find_model(known, {"model": "lama-8b"}, lambda name: name == "llama-70b")
     with pytest.raises(GatewayError, match="see GET /v1/models"):
-        find_model(profiles, {"model": "lama-8b"}, lambda _: False)
+        find_model(known, {"model": "lama-8b"}, lambda _: False)
+
+
+def test_no_model_is_unknown_before_any_host_has_told_its_models() -> None:
+    async def test(rig: Rig) -> None:
+        await rig.look()
+        with pytest.raises(GatewayError) as refused:
+            find_model(rig.watch, {"model": "m"}, anything)
+        assert (refused.value.status, "retry-after" in refused.value.headers) == (503, True)
+
+        rig.broker.hosts = host("a", model())
+        await rig.look()
+        assert find_model(rig.watch, {}, anything).name == "m"
+
+    play(test)
 
 
 def test_the_list_shows_why_a_model_cannot_be_loaded() -> None:
@@ -296,6 +323,7 @@ def test_the_list_shows_why_a_model_cannot_be_loaded() -> None:
 
         # Another host can load it.
         rig.broker.hosts |= host("b", model(adapters=("lora",)))
+        rig.broker.join("b", "warm", controller="b")
         await rig.look()
         assert (await rig.list.one("m", anything))["state"] == "cold"
 

@@ -43,34 +43,36 @@ class ModelRow:
     @property
     def load_s(self) -> float:
         """The shortest last load on its hosts; 0: none was measured."""
-        return min((o.info.load_s for o in self.model.hosts if o.info.load_s), default=0.0)
+        return min((o.info.load_s for o in self.model.offers if o.info.load_s), default=0.0)
 
     @property
     def swap_s(self) -> float:
         """The shortest last swap on its hosts; 0: none was measured."""
-        return min((o.info.swap_s for o in self.model.hosts if o.info.swap_s), default=0.0)
+        return min((o.info.swap_s for o in self.model.offers if o.info.swap_s), default=0.0)
 
     @property
     def pin(self) -> int:
         """Workers that always hold it."""
-        return max((o.info.pin for o in self.model.hosts), default=0)
+        return max((o.info.pin for o in self.model.offers), default=0)
 
     @property
     def ranks(self) -> int:
         """Devices that it needs."""
-        return max((o.info.ranks for o in self.model.hosts), default=1)
+        return max((o.info.ranks for o in self.model.offers), default=1)
 
     @property
     def adapters(self) -> Sequence[str]:
         """Names that it also serves, of all its hosts and workers."""
-        of_hosts = (name for offer in self.model.hosts for name in offer.info.adapters)
+        of_hosts = (name for offer in self.model.offers for name in offer.info.adapters)
         of_workers = (name for one in self.model.workers for name in one.info.adapters)
         return sorted({*of_hosts, *of_workers})
 
     @property
-    def faults(self) -> int:
-        """Hosts that could not load it when they last tried."""
-        return sum(bool(offer.info.fault) for offer in self.model.hosts)
+    def faults(self) -> Sequence[str]:
+        """Why hosts could not load it when they last tried, the latest first."""
+        infos = (offer.info for offer in self.model.offers)
+        failed = sorted((one for one in infos if one.fault), key=lambda one: -one.faulted_ms)
+        return [one.fault for one in failed]
 
     @property
     def has(self) -> frozenset[str]:
@@ -130,7 +132,7 @@ def _model(yard: Yard, given: Parameters) -> dict[str, Any]:
 
 
 def _troubled_first(model: ModelView) -> list[Any]:
-    return sorted(model.hosts, key=lambda offer: (not offer.info.fault, offer.controller))
+    return sorted(model.offers, key=lambda offer: (not offer.info.fault, offer.controller))
 
 
 PAGES: Final[tuple[Page, ...]] = (

@@ -25,7 +25,8 @@ ABOUT: Final = """List the models: where they may be loaded, their workers, and 
 Run state  RUNNING, PAUSED or SUSPENDED, as set for all or for this model;
            workers in another state show it
 Workers    that hold it, and their states
-Loadable   controllers that may load it, with the time of the last load
+Loadable   controllers that may load it, with the time of the last load; where
+           none is there, the last that was
 Weights    a checkpoint instead of the model's own weights, see `models reload`
 Epoch      in its results, see `tokenyard epoch`
 Error      why and where it could not be loaded
@@ -72,6 +73,7 @@ def _fields(view: ModelView) -> dict[str, object]:
     return {
         "name": view.name,
         "hosts": [_offer(offer) for offer in view.hosts],
+        "gone": [_offer(offer) for offer in view.gone],
         "workers": [_holder(holder) for holder in view.workers],
         "run_state": view.desired_state.run_state,
         "pauses": [msgspec.to_builtins(pause) for pause in view.pauses],
@@ -115,7 +117,7 @@ def _table(views: list[ModelView]) -> FittingTable:
             printable(view.name),
             desired_state.run_state,
             "\n".join(_state(holder, desired_state) for holder in view.workers) or "-",
-            "\n".join(_offer_text(offer) for offer in view.hosts) or "-",
+            "\n".join(_offers(view)) or "-",
             printable(desired_state.weights) or "-",
             "-" if desired_state.epoch is None else str(desired_state.epoch),
             "\n".join(_errors(view)) or "-",
@@ -123,9 +125,11 @@ def _table(views: list[ModelView]) -> FittingTable:
     return table
 
 
-def _offer_text(offer: ModelOffer) -> str:
-    took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
-    return f"{offer.controller}{took}"
+def _offers(view: ModelView) -> Iterator[str]:
+    for offer in view.hosts:
+        took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
+        yield f"{offer.controller}{took}"
+    yield from (f"{offer.controller} (not there)" for offer in view.gone)
 
 
 def _state(holder: WorkerOfModel, desired_state: DesiredState) -> str:
@@ -144,6 +148,6 @@ def _state(holder: WorkerOfModel, desired_state: DesiredState) -> str:
 
 
 def _errors(view: ModelView) -> Iterator[str]:
-    for offer in view.hosts:
+    for offer in view.offers:
         if offer.info.fault:
             yield printable(f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}")

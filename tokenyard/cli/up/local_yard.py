@@ -149,6 +149,8 @@ class LocalYard:
         self._connection = open_connection(self.url)
         with translated(self.url):
             warnings = check_broker(self._connection, self._plan.yard)
+            if self._broker:  # our yard has what we list now, not what we did last time
+                self._connection.delete(self._keys.hosts)
         # An earlier run with the same name may have left leases.
         self._before = {worker.worker for worker in self.view().workers}
         for child in self._programs(logs):
