@@ -258,13 +258,27 @@ class Gateway:
         refuse_beam_search(body)
         self._health_of_yard.check()
         context, after = await self._context(headers, path, body, principal)
+
+        has_key = context.is_first and not context.unsaved
+
+        async def free_key() -> None:
+            nonlocal has_key
+            if has_key and not context.asked:
+                has_key = False  # from now on it may be another's
+                await self._records.forget(context.client, context.durable_id)
+
+        async def freeing(message: Message) -> None:
+            # Before the refusal is seen: its client may come again at once.
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                await free_key()
+            await send(message)
+
         try:
             await self._generate(
-                scope, replay(raw, receive), send, body, profile.name, context, after
+                scope, replay(raw, receive), freeing, body, profile.name, context, after
             )
         finally:
-            if context.is_first and not context.asked and not context.unsaved:
-                await self._records.forget(context.client, context.durable_id)
+            await free_key()
 
     async def _generate(
         self,

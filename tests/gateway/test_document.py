@@ -40,7 +40,8 @@ def test_it_lists_what_is_served(http: httpx.Client, document: dict[str, Any]) -
         path: {
             method
             for method in METHODS
-            if "there is no" not in http.request(method, path.format(**MADE_UP)).text
+            if (answer := http.request(method, path.format(**MADE_UP))).status_code != 405
+            and "there is no" not in answer.text
         }
         for path in (*document["paths"], *FOREIGN)
     }
