@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.engines.adapters import RANK, merge, write_adapter
 from tests.engines.harness import MODELS, greedy, run, spec_of
+from tokenyard.protocol.errors import InvalidRequest
 from worker.engines import Backend, Engine
 from worker.models import AdapterSpec
 
@@ -94,3 +96,33 @@ def test_an_unreadable_adapter_fails_the_load_and_no_request(
 
     with pytest.raises(Exception, match="left"):
         backend.load(spec_of("adder", adapters=adapters, max_lora_rank=RANK))
+
+
+@pytest.mark.parametrize("model", ["", "left"])
+def test_scores_of_prompts_never_share_a_step_on_a_cpu(
+    backend: Backend, adapters: tuple[AdapterSpec, AdapterSpec], model: str
+) -> None:
+    """As of lm-eval's loglikelihood: vLLM's CPU kernels fail, and the process with them."""
+    scored = [
+        greedy(f"{at}-0", prompt=prompt, model=model, prompt_logprobs=1, max_tokens=1)
+        for at, prompt in enumerate(PROMPTS[:3])
+    ]
+    spec = spec_of("adder", adapters=adapters, max_lora_rank=RANK)
+
+    engine = backend.load(spec)
+    with pytest.raises(InvalidRequest, match="max_num_seqs = 1") as caught:
+        run(engine, *scored)
+    # Tokens of a worker that died are part of the prompt here.
+    behind = run(
+        engine, *[greedy(f"{at}-0", published=[5, 6, 7], stream=True, logprobs=0) for at in (1, 2)]
+    )
+    engine.close()
+    engine = backend.load(replace(spec, max_num_seqs=1))
+    alone = [one.finished and one.finished.prompt_logprobs for one in run(engine, *scored)]
+    engine.close()
+
+    assert caught.value.field == "params.prompt_logprobs"
+    assert [len(scores or ()) for scores in alone] == [len(PROMPTS[0])] * 3
+    for one in behind:
+        known = [entry["logprob"] is not None for entry in one.choice.logprobs or ()]
+        assert known == [False] * 3 + [True] * (len(one.tokens) - 3)

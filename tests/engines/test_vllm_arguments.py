@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,22 @@ def test_a_package_that_a_model_needs_is_named(tmp_path: Path) -> None:
     diagnosis = diagnose(FailedStart("loading the model", said=said, model=spec.path))
     assert diagnosis.cause == "a Python package is missing"
     assert "pip install no_such_package" in diagnosis.remedy
+
+
+def test_an_error_of_several_lines_is_shown_from_its_first() -> None:
+    """As transformers', whose last line only says that a restart may be needed."""
+    from worker.engines.vllm.arguments import _reasons_named
+
+    said = "Traceback (most recent call last):\n  File x\nImportError: X requires the Y library.\n"
+    log = logging.getLogger("vllm.model_executor.models.registry")
+
+    @_reasons_named()
+    def inspect() -> None:
+        log.error("no class", exc_info=RuntimeError(said + "Please note that you may restart."))
+        raise ValueError("failed to be inspected")
+
+    with pytest.raises(ValueError, match="class: ImportError: X requires the Y"):
+        inspect()
 
 
 GIB = 1024**3

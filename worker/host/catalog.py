@@ -61,6 +61,7 @@ class HostEntry:
         self._settings = settings
         self._models = {name: _model_info(spec) for name, spec in catalog.items()}
         self._failed: dict[str, str] = {}  # weights with which a model failed to load
+        self._lost: set[str] = set()  # models whose last load was killed
         self._came_s: dict[str, float] = {}  # last time to load or wake, by model
         self._gone_s: dict[str, float] = {}  # last time to unload or fall asleep
 
@@ -77,6 +78,7 @@ class HostEntry:
     def loaded(self, name: str, load_s: float) -> None:
         """A model was loaded in ``load_s``."""
         self._failed.pop(name, None)
+        self._lost.discard(name)
         model = self._models[name]
         self._models[name] = msgspec.structs.replace(
             model, load_s=load_s or model.load_s, fault="", faulted_ms=0, faults=0
@@ -108,8 +110,17 @@ class HostEntry:
         swap_s = self._came_s.get(name, 0.0) + self._gone_s.get(name, 0.0)
         self._models[name] = msgspec.structs.replace(self._models[name], swap_s=swap_s)
 
-    def load_failed(self, name: str, reason: str, weights: str = "") -> None:
-        """A model could not be loaded, with these weights instead of its own."""
+    def load_failed(
+        self, name: str, reason: str, weights: str = "", *, is_lost: bool = False
+    ) -> None:
+        """A model could not be loaded, with these weights instead of its own.
+
+        ``is_lost``: its process was killed from outside. The first time in a row that is no fault
+        of the model; later ones may be the kernel's, because memory runs out.
+        """
+        if is_lost and name not in self._lost:
+            self._lost.add(name)
+            return
         self._failed[name] = weights
         model = self._models[name]
         self._models[name] = msgspec.structs.replace(

@@ -338,9 +338,8 @@ class Controller:
         The coordinator orders another one again if requests still wait for it, or it is pinned.
         """
         name = goal.spec.name
-        if not is_lost:
-            self._host.load_failed(name, reason, self._pool.weights.get(name, ""))
-            self._membership.publish(self._host.info)
+        self._host.load_failed(name, reason, self._pool.weights.get(name, ""), is_lost=is_lost)
+        self._membership.publish(self._host.info)
         self._commands.missed(goal, reason)
         return not self._settings.models
 

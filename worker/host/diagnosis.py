@@ -152,7 +152,10 @@ _CAUSES: Final = (
         "A package that vLLM, or this model, needs is not installed: pip install {found}. Compare"
         " `pip list` with requirements.txt; torchvision, torchaudio and torchcodec are not in it:"
         " take the releases that belong to this torch.",
-        said=r"No module named '(?P<found>[\w-]+)",
+        # As Python, vLLM and transformers say it. An extra of vllm would replace a CPU's build.
+        said=r"(No module named '|Error: (?s:.*?)([Pp]lease install |pip install ['\"]?"
+        r"|requires the (?=\S+ library)|requires installation of |not found in your environment: )"
+        r"(?!(?:it|the|git|vllm)\b))(?P<found>\w[\w-]*)",
         is_final=True,
     ),
     _Cause(

@@ -32,7 +32,7 @@ class PoolListener(Protocol):
     def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
         """A model could not be loaded; returns whether the pool tries again.
 
-        ``is_lost``: through no fault of the model, since its process was killed from outside.
+        ``is_lost``: its process was killed from outside, which may be no fault of the model.
         """
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:

@@ -142,6 +142,20 @@ class TestHostEntry:
         assert entry.info.models[0].load_s == 1.5
         assert entry.info.models[1].swap_s == 0.0
 
+    def test_loads_that_are_killed_are_faults_from_the_second_in_a_row(
+        self, entry: HostEntry
+    ) -> None:
+        """As by the kernel, for want of memory; else the same load is begun for ever."""
+        faults = []
+        for _ in range(2):
+            entry.load_failed("adder", "ended by SIGKILL", is_lost=True)
+            faults.append(entry.info.models[0].fault)
+        entry.loaded("adder", 1.0)
+        entry.load_failed("adder", "ended by SIGKILL", is_lost=True)
+
+        assert faults == ["", "ended by SIGKILL"]
+        assert entry.info.models[0].fault == ""
+
     def test_faults_are_counted_until_a_load_succeeds(self, entry: HostEntry) -> None:
         before_ms = time.time() * 1000
         entry.load_failed("adder", "no such file")

@@ -52,6 +52,49 @@ CAUSES = {
         True,
         "pip install psutil",
     ),
+    "a package that transformers names": (
+        said("ImportError: X requires the Torchvision library but it was not found", LOADING),
+        "a Python package is missing",
+        True,
+        "pip install Torchvision.",
+    ),
+    "a package of remote code": (
+        said(
+            "ImportError: This modeling file requires the following packages that were not found in"
+            " your environment: einops. Run `pip install einops`",
+            LOADING,
+        ),
+        "a Python package is missing",
+        True,
+        "pip install einops.",
+    ),
+    "a package that vLLM names": (
+        said("ImportError: Please install torchao>=0.10.0 via `pip install torchao`", LOADING),
+        "a Python package is missing",
+        True,
+        "pip install torchao.",
+    ),
+    "a package of another name": (
+        said(
+            "ImportError: Cohere's parser requires the `cohere_melody` package. Install it with:\n"
+            "    pip install 'cohere-melody>=0.14.0'",
+            LOADING,
+        ),
+        "a Python package is missing",
+        True,
+        "pip install cohere-melody.",
+    ),
+    "an architecture of tomorrow": (
+        said(
+            "ValueError: Transformers does not recognize this architecture. You can update with"
+            " `pip install --upgrade transformers` or"
+            " `pip install git+https://github.com/huggingface/transformers.git`",
+            LOADING,
+        ),
+        "unknown architecture",
+        True,
+        "newer vLLM",
+    ),
     "an old vLLM": (
         said("ModuleNotFoundError: No module named 'vllm.v1.worker.cpu_worker'"),
         "the versions do not fit",
@@ -269,6 +312,7 @@ def test_the_model_is_named() -> None:
         ("RuntimeError: x", "json.decoder.JSONDecodeError: Expecting value"),
         ("OSError: Invalid repository ID or local directory", "MaxRetryError(host='hub')"),
         ("", "No module named 'flash_attn', falling back"),
+        ("", "To make it fast, please install orjson by `pip install orjson`"),
     ],
 )
 def test_a_mere_warning_ends_no_host(text: str, output: str) -> None:

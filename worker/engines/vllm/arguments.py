@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,10 @@ def engine_config(
     return config
 
 
+#: Where the last error of a traceback begins, which may have several lines.
+_ERROR: Final = re.compile(r"(?m)^(?=[\w.]*Error: )")
+
+
 @contextmanager
 def _reasons_named() -> Iterator[None]:
     """Raise why vLLM could not inspect a model's class, mostly a missing package: it logs that."""
@@ -70,7 +75,7 @@ def _reasons_named() -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:  # of a subprocess it has the whole output
-            logged.append(str(error).strip().rpartition("\n")[2])
+            logged.append(_ERROR.split(str(error).strip())[-1])
         return True
 
     log_of_vllm.addFilter(keep)

@@ -255,6 +255,8 @@ class Continued(Streamed):
         super().__init__(asked)
         self._text = text
         self._choices[0].tokens = list(asked.published)
+        # Unless vLLM scores them as part of the prompt.
+        self._choices[0].logprobs = [_unknown_logprob(token) for token in asked.published]
         self.stopped: str | None = None  # the stop string at the end of the published tokens
         for token in asked.published:
             if text is not None:
@@ -267,8 +269,6 @@ class Continued(Streamed):
         choice = self._choices[0]
         choice.finish_reason, choice.stop_reason = finish_reason, stop_reason
         choice.text = self._text.text if self._text is not None else ""
-        if self._logprobs is not None:
-            choice.logprobs = [_unknown_logprob(token) for token in choice.tokens]
         return self._finished()
 
     def _take_prompt_logprobs(self, found: Any, output: RequestOutput) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import vllm
 from vllm import LLMEngine
+from vllm.platforms import current_platform
 
 from tokenyard import clock
 from tokenyard.protocol.errors import Code, InvalidRequest
@@ -110,6 +111,10 @@ class VllmEngine:
         self._pieces = PieceSize(config.scheduler_config.stream_interval)
         model = config.model_config
         self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
+        # On a CPU with adapters, vLLM takes the tokens of one prompt for the requests of the step.
+        self._fails_by_prompt_scores = (
+            bool(spec.adapters) and spec.max_num_seqs > 1 and current_platform.is_cpu()
+        )
         self._tokenizer = ModelTokenizer(self._engine, model)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
@@ -348,6 +353,8 @@ class VllmEngine:
         """Continue one unfinished choice after its published tokens."""
         asked = one.asked
         changes = asked.changes_behind()
+        if self._fails_by_prompt_scores:
+            changes.pop("prompt_logprobs", None)
         decodes = wanted(asked.params) is not None and self._tokenizer.detokenizes(asked)
         self._submit(answer, asked.prompt + asked.published, True, decodes, changes, request_id)
 
@@ -428,6 +435,12 @@ class VllmEngine:
                 "params.logprob_token_ids",
                 "needs vLLM's V2 model runner (VLLM_USE_V2_MODEL_RUNNER=1), which this worker's"
                 " engine has not; ask for logprobs instead",
+            )
+        if params.prompt_logprobs is not None and self._fails_by_prompt_scores:
+            raise InvalidRequest(
+                "params.prompt_logprobs",
+                "vLLM cannot score prompts together on a CPU if the model has adapters; ask a model"
+                " of the models file without adapters, or one with max_num_seqs = 1",
             )
 
     def _warm_up(self, engine: LLMEngine) -> None:
