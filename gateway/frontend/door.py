@@ -7,22 +7,33 @@ would give hundreds of errors for each, of which the answer names ten; a long ch
 from __future__ import annotations
 
 import copy
+import inspect
+import json
+import threading
 from collections.abc import Callable, Coroutine
+from types import ModuleType
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, request_response
 from pydantic_core import SchemaValidator
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic_core.core_schema import dict_schema, no_info_after_validator_function
 from starlette.requests import Request
 from starlette.responses import Response
+from transformers.utils import chat_template_utils
 
 from gateway.frontend.side import SideLoop, at_home
 from gateway.http.context import CURRENT
 from gateway.http.incoming import BODY, Body, check_body, is_small
 
 _SEQUENCES: Final = ("list", "set", "frozenset", "tuple")
+_IN_OLDER: Final = "fail_fast" not in inspect.signature(dict_schema).parameters
 _PLAIN: Final = ("int", "float", "bool", "str", "any", "none")
+
+#: Models inside a body are validated by the changed schema, too, not as their classes are.
+_OWN: Final[dict[str, Any]] = (
+    {"_use_prebuilt": False} if "_use_prebuilt" in str(SchemaValidator.__text_signature__) else {}
+)
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -30,11 +41,12 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 def open_door(app: FastAPI) -> None:
     """Change how the handlers of vLLM's app get a body."""
     side = SideLoop()
+    chat_template_utils.json = _Json("json")
     for route in app.routes:
         if isinstance(route, APIRoute) and route.dependant.body_params:
             for field in route.dependant.body_params:
                 adapter: Any = field._type_adapter  # noqa: SLF001 - FastAPI has no other way to it
-                adapter.validator = SchemaValidator(_bounded(adapter.core_schema))
+                adapter.validator = SchemaValidator(_bounded(adapter.core_schema), **_OWN)
             route.app = request_response(_door(route.get_route_handler(), side))
 
 
@@ -64,7 +76,7 @@ def _client(body: Body | None) -> str:
 
 
 def _bounded(schema: Any) -> Any:
-    """A schema of pydantic-core whose lists end at their first fault, and give way to threads."""
+    """A schema whose lists and dictionaries end at their first fault, and give way to threads."""
     schema = copy.copy(schema)
     if isinstance(schema, list):
         return [_bounded(one) for one in schema]
@@ -73,12 +85,28 @@ def _bounded(schema: Any) -> Any:
     for key, value in schema.items():
         if key not in ("metadata", "default", "serialization"):
             schema[key] = _bounded(value)
-    if schema.get("type") in _SEQUENCES:
+    kind = schema.get("type")
+    if kind in _SEQUENCES or (kind == "dict" and not _IN_OLDER):
         schema["fail_fast"] = True
-        items = schema.get("items_schema")
+        inner = "values_schema" if kind == "dict" else "items_schema"
+        items = schema.get(inner)
         if isinstance(items, dict) and items["type"] not in _PLAIN:
-            schema["items_schema"] = no_info_after_validator_function(_same, items)
+            schema[inner] = no_info_after_validator_function(_same, items)
     return schema
+
+
+class _Json(ModuleType):
+    """The module ``json`` for chat templates: a large value is no single call of C's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(json, name)
+
+    @staticmethod
+    def dumps(value: Any, **options: Any) -> str:
+        """The same text."""
+        if threading.current_thread() is threading.main_thread():  # not of a large body
+            return json.dumps(value, **options)
+        return "".join(json.JSONEncoder(**options).iterencode(value))
 
 
 def _same(value: Any) -> Any:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
@@ -24,6 +26,7 @@ from gateway.frontend.params import check_constraint, wire_params
 from gateway.frontend.side import each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
+from tokenyard.process.threads import run_deep
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
@@ -94,7 +97,8 @@ class QueueEngineClient(EngineClient):
         context = current()
         try:
             check_constraint(sampling_params, self._max_grammar_bytes)
-            core = self.input_processor.process_inputs(
+            process = functools.partial(
+                self.input_processor.process_inputs,
                 request_id,
                 prompt,
                 sampling_params,
@@ -104,6 +108,10 @@ class QueueEngineClient(EngineClient):
                 priority=priority,
                 session_id=session_id,
             )
+            if sampling_params.structured_outputs is None:
+                core = process()
+            else:  # it parses the grammar
+                core = await asyncio.wrap_future(run_deep(process))
             params = core.sampling_params or sampling_params
             core.lora_request = lora_request  # there is no engine here to check it
             request = self._request(context, core, params, session_id, priority, trace_headers)

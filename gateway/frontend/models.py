@@ -26,15 +26,18 @@ from vllm.config import ReasoningConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
 from gateway.frontend.engine_client import TASKS, QueueEngineClient, take_text_only
+from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
 from tokenyard import clock
 from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 
 if TYPE_CHECKING:
@@ -49,6 +52,22 @@ _AT_ONCE: Final = 3
 _UNWANTED: Final[tuple[Any, ...]] = (PrometheusInstrumentatorMiddleware, CORSMiddleware)
 #: The front end of the request that is being served.
 STATE: ContextVar[State] = ContextVar("gateway_state")
+
+
+class _Refusals(logging.Filter):
+    """Leaves out what vLLM logs of refused requests: a client could fill a disk with it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        if not record.exc_info or not record.name.startswith("vllm.entrypoints."):
+            return True
+        context = CURRENT.get()
+        is_told = context is not None and context.ticket.error is not None
+        told = GatewayError, TokenyardError, VLLMClientError, GracefulHTTPError
+        return not (is_told or isinstance(record.exc_info[1], told))
+
+
+_REFUSALS: Final = _Refusals()
 
 
 class _CurrentState:
@@ -137,6 +156,8 @@ class FrontEnds:
         self.app = _build()
         open_door(self.app)
         take_text_only()
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_REFUSALS)
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]
 
     async def state_of(self, profile: ModelProfile) -> State:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 Position = dict[int, Logprob]
+#: Tokens of the prompt that the prefix cache had, and that are new there.
+Cached = tuple[int | None, int | None]
 
 
 class OutputStream:
@@ -41,7 +43,7 @@ class OutputStream:
         self._lora = lora
         self._choices = [_Choice(index, request, params, tokenizer) for index in range(params.n)]
         self._seen = 0  # tokens of all choices
-        self._cached: int | None = None
+        self._cached: Cached = None, None
         self._prompt_logprobs: list[Position | None] | None = None
         self._is_first = True
 
@@ -59,7 +61,7 @@ class OutputStream:
         if not 0 <= behind < len(delta.tokens):
             return
         if not delta.seq:
-            self._cached = delta.cached_tokens
+            self._cached = delta.cached_tokens, delta.created_cache_tokens
         choice = self._choices[delta.index]
         tokens, logprobs = delta.tokens[behind:], (delta.logprobs or [])[behind:]
         self._seen += len(tokens)
@@ -71,7 +73,7 @@ class OutputStream:
             yield self._output(choice.end(tokens[-1:], logprobs[-1:], delta))
 
     def _read_result(self, result: Result) -> Iterator[RequestOutput]:
-        self._cached = _cached(result) if self._cached is None else self._cached
+        self._cached = _cached(result) if self._cached == (None, None) else self._cached
         self._prompt_logprobs = _prompt_positions(result)
         ends = result.choices or [_only_choice(result)]
         ends = [end for end in ends if not self._choices[end.index].is_over]
@@ -89,7 +91,7 @@ class OutputStream:
     def _output(self, choice: CompletionOutput, *, is_last: bool = False) -> RequestOutput:
         choice.lora_request = self._lora
         is_first, self._is_first = self._is_first, False
-        return RequestOutput(
+        output = RequestOutput(
             request_id=self._request.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._request.prompt_token_ids,
@@ -97,8 +99,8 @@ class OutputStream:
             outputs=[choice],
             finished=is_last,
             lora_request=self._lora,
-            num_cached_tokens=self._cached if is_last or is_first else None,
         )
+        return _tell(output, self._cached) if is_last or is_first else output
 
 
 class _Choice:
@@ -183,7 +185,7 @@ def whole_output(
                 lora_request=lora,
             )
         )
-    return RequestOutput(
+    output = RequestOutput(
         request_id=request_id,
         prompt=prompt,
         prompt_token_ids=prompt_token_ids,
@@ -191,8 +193,8 @@ def whole_output(
         outputs=outputs,
         finished=True,
         lora_request=lora,
-        num_cached_tokens=_cached(result),
     )
+    return _tell(output, _cached(result))
 
 
 def position_of(entry: Mapping[str, Any]) -> Position:
@@ -214,8 +216,15 @@ def _prompt_positions(result: Result) -> list[Position | None] | None:
     return [None if entry is None else position_of(entry) for entry in result.prompt_logprobs]
 
 
-def _cached(result: Result | None) -> int | None:
-    return result.usage.cached_tokens if result is not None and result.usage else None
+def _cached(result: Result) -> Cached:
+    usage = result.usage
+    return (usage.cached_tokens, usage.created_cache_tokens) if usage else (None, None)
+
+
+def _tell(output: RequestOutput, cached: Cached) -> RequestOutput:
+    """An output that says what was cached; older versions take no argument for the second."""
+    output.num_cached_tokens, output.num_cache_creation_tokens = cached
+    return output
 
 
 def _only_choice(result: Result) -> Choice:

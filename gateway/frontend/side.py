@@ -6,6 +6,8 @@ Both take turns at the interpreter, so what runs here should not be one call tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import ContextVar
@@ -18,6 +20,8 @@ T = TypeVar("T")
 
 #: Of the large bodies of one client that may wait for their turn.
 _MOST_BYTES: Final = 64 * 1024 * 1024
+#: After a large body, until what it took is given back.
+_TRIM_S: Final = 0.5
 
 
 class SideLoop:
@@ -26,6 +30,7 @@ class SideLoop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._turns: dict[str, _Turn] = {}
+        self._trimming: asyncio.TimerHandle | None = None
         threading.Thread(target=self._loop.run_forever, name="side-loop", daemon=True).start()
 
     async def run(self, client: str, size: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -54,10 +59,21 @@ class SideLoop:
                     work_is_over.cancel()
                     raise
         finally:
+            self._loop.call_soon_threadsafe(self._trim_soon)
             turn.waiting_bytes -= size
             if not turn.waiting_bytes:
                 self._turns.pop(client, None)
         return await work_is_over
+
+    def _trim_soon(self) -> None:
+        if self._trimming is None:
+            self._trimming = self._loop.call_later(_TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        """Give freed memory back: glibc keeps what tokenizers freed in each of their threads."""
+        self._trimming = None
+        with contextlib.suppress(AttributeError):  # another C library has no such function
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Turn:

@@ -213,7 +213,7 @@ def test_one_tenant_shows_limits_usage_refusals_and_keys(
         "0",
     ]
     assert "made up" not in page
-    assert cells(page, ">All</th>")[1:3] == ["100", "5,005"]
+    assert cells(page, ">All</th>")[2:4] == ["100", "5,005"]
     assert page.count('<rect class="tokens-') == 3
     assert key_id in page
     assert key not in page

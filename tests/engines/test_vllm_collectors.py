@@ -36,6 +36,7 @@ def output(
     finish_reason: str | None = None,
     index: int = 0,
     cached: int | None = None,
+    **more: int,
 ) -> SimpleNamespace:
     """vLLM's output for one request after one step."""
     part = SimpleNamespace(
@@ -51,6 +52,7 @@ def output(
         prompt_logprobs=None,
         finished=finish_reason is not None,
         num_cached_tokens=cached,
+        **more,
     )
 
 
@@ -70,7 +72,20 @@ def test_the_prefix_cache_counts_only_prompt_tokens(
     *_, end = take(make(asked(ask("7-0"))), output(5, finish_reason="stop", cached=found))
 
     assert isinstance(end, Finished)
-    assert end.cached_tokens == told
+    assert (end.cached_tokens, end.created_cache_tokens) == (told, None)
+
+
+@pytest.mark.parametrize("make", [Whole, Streamed])
+@pytest.mark.parametrize(("cached", "new", "told"), [(0, 2, 2), (1, 1, 1), (1, 9, 1), (9, 0, 0)])
+def test_what_is_new_in_the_prefix_cache_is_of_the_prompt(
+    make: Any, cached: int, new: int, told: int
+) -> None:
+    step = output(5, finish_reason="stop", cached=cached, num_cache_creation_tokens=new)
+
+    *_, end = take(make(asked(ask("7-0"))), step)
+
+    assert isinstance(end, Finished)
+    assert end.created_cache_tokens == told
 
 
 @pytest.mark.parametrize("make", [Whole, Streamed])

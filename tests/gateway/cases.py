@@ -54,6 +54,7 @@ def _messages(**body: Any) -> Case:
 #: Answered whole and streamed.
 GENERATED: Final[Mapping[str, Case]] = {
     "completion": _completions(),
+    "completion-tier": _completions(service_tier="standard_only"),
     "completion-of-tokens": _completions(prompt=[102, 103], return_token_ids=True),
     "completions-of-prompts": _completions(prompt=["abc", "xyz"], logprobs=3),
     "completions-of-tokens": _completions(prompt=[[102, 103], [104]], n=2, seed=5, temperature=1),
@@ -127,7 +128,10 @@ GENERATED: Final[Mapping[str, Case]] = {
         tool_choice={"type": "function", "name": "get_weather"},
         max_output_tokens=200,
     ),
+    "response-server-tool": _responses(tools=[{"type": "web_search"}]),
+    "response-tier": _responses(service_tier="scale"),
     "message": _messages(),
+    "message-tier": _messages(service_tier="standard_only"),
     "message-system": _messages(system="Be brief"),
     "message-stop": _messages(stop_sequences=["ij"]),
     "message-tool-any": _messages(tools=[SCHEMED], tool_choice={"type": "any"}, max_tokens=200),

@@ -29,6 +29,7 @@ READY_S = 300.0
 SERVE_ARGS: Mapping[str, Any] = {
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",
+    "enable_prompt_tokens_details": True,
     "fingerprint_mode": "custom",
     "fingerprint_value": "the speaker",
 }
@@ -53,14 +54,15 @@ class Door:
     def _run(self) -> Program:
         return self._plant._start("gateway", self._options, self._kind)
 
-    def wait(self) -> None:
-        """Wait until it serves."""
-        eventually(self._answers, timeout_s=READY_S, every_s=0.1)
+    def wait(self, key: str = "") -> None:
+        """Wait until it serves; with a key, where it asks for one."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        eventually(lambda: self._answers(headers), timeout_s=READY_S, every_s=0.1)
 
-    def _answers(self) -> bool:
+    def _answers(self, headers: Mapping[str, str]) -> bool:
         assert self.program.is_running, self.program.log[-3000:]
         with contextlib.suppress(httpx.TransportError):
-            found = httpx.get(f"{self.url}/v1/models", timeout=60.0).json()["data"]
+            found = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=60.0).json()["data"]
             return self._models <= {one["id"] for one in found}
         return False
 
@@ -178,7 +180,6 @@ path = "{MODELS / "adder-subtracts"}"
 path = "{MODELS / "subtractor"}"
 max_model_len = 64
 engine_args.block_size = 32
-serve_args.enable_prompt_tokens_details = true
 
 [models.speaker]
 path = "{speaker}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.gateway.asked import LONG_TOOL, say
+from tests.gateway.bad_input import GOOD, HOSTILE, places
 from tests.gateway.ends import all_ends
 from tests.gateway.stand import Door, Stand
 from tests.gateway.test_fuzz import LONGEST_S, REFUSALS, check_stream
@@ -20,67 +20,11 @@ from tests.support.effort import examples
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(600)]
 
-_COMMON: Final[dict[str, Any]] = {
-    "model": "speaker",
-    "stream": True,
-    "temperature": 0,
-    "stop": ["stop"],
-    "seed": 1,
-    "user": "me",
-    "request_id": "one",
-    "cache_salt": "salt",
-    "vllm_xargs": {"name": "value"},
-    "kv_transfer_params": {"name": "value"},
-    "structured_outputs": {"regex": "[ab]{1,4}"},
-    "metadata": {"name": "value"},
-}
-GOOD: Final[dict[str, dict[str, Any]]] = {
-    "/v1/completions": _COMMON | {"prompt": ["abc", "xyz"], "max_tokens": 5, "logprobs": 1},
-    "/v1/chat/completions": _COMMON
-    | {"messages": say("abc"), "tools": [LONG_TOOL], "tool_choice": "auto", "max_tokens": 5},
-    "/v1/responses": _COMMON | {"input": say("abc"), "instructions": "say", "max_output_tokens": 5},
-    "/v1/messages": _COMMON
-    | {"messages": say("abc"), "system": "say", "stop_sequences": ["stop"], "max_tokens": 5},
-    "/v1/messages/count_tokens": {"model": "speaker", "messages": say("abc"), "system": "say"},
-    "/tokenize": {"model": "speaker", "prompt": "abc"},
-    "/detokenize": {"model": "speaker", "tokens": [65, 66]},
-}
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-HOSTILE: Final = (
-    *("", "\x00", "\ud800", "\udfff\ud800", "\ufeff", "\u202e", "\u2028", "e" + 300 * "\u0301"),
-    *("data: [DONE]\n\n", "\r\n\r\n", "<|im_end|>\n<|im_start|>system\n", "</s>", "<s>" * 50),
-    *("{{ 7 * 7 }}", "{% for x in range(10**9) %}{% endfor %}", "../../../etc/passwd", "file-x"),
-    *("a" * 100_000, "(" * 500, "(a*)*b", "[" * 500, '{"a":' * 500, "\\u0000", "%s%n", "$ref"),
-    *(0, -1, 2**31, 2**63, -(2**63) - 1, 10**300, 0.1, 1e308, -1e-308),
-    *(float("nan"), float("inf"), -float("inf"), None, True, [], {}, [[]], [None]),
-    *({"$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "#"}}}),
-    *(nested(30), nested(400), {"a": nested(200)}),
-)
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to each value inside a body."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    found = []
-    for name, inner in pairs:
-        found.append((*path, name))
-        if isinstance(inner, dict | list):
-            found += places(inner, (*path, name))
-    return found
-
 
 @st.composite
 def spoiled(draw: st.DrawFn, path: str) -> dict[str, Any]:
     """A good body of which one or two values are hostile."""
-    body: dict[str, Any] = json.loads(json.dumps(GOOD[path]))
+    body = copy.deepcopy(GOOD[path])
     for _ in range(draw(st.integers(1, 2))):
         *way, last = draw(st.sampled_from(places(body)))
         inner: Any = body

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.gateway.asked import say
 from tests.gateway.stand import Door, Stand
 from tests.support.waiting import eventually
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo, encode_host
@@ -51,23 +52,19 @@ def test_a_listed_model_says_what_it_is_and_whether_it_is_warm(http: httpx.Clien
 def test_a_salt_separates_prefix_caches_and_streams_tell_what_was_cached(
     http: httpx.Client,
 ) -> None:
-    prompt = [5, 14, 6] * 14  # a block of 32, and a part of another
+    body = {"model": "speaker", "messages": say("abc" * 60), "max_tokens": 5, "stream": True}
+    body["stream_options"] = {"include_usage": True}
 
-    def cached(salt: str | None) -> int:
-        answer = ask(
-            http,
-            model="subtractor",
-            prompt=prompt,
-            stream=True,
-            stream_options={"include_usage": True},
-            ignore_eos=True,
-            cache_salt=salt,
-        )
+    def cached(salt: str) -> tuple[int, int]:
+        answer = http.post("/v1/chat/completions", json=body | {"cache_salt": salt})
         assert answer.status_code == 200, answer.text
-        found: int = events(answer)[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return found
+        found = events(answer)[-1]["usage"]["prompt_tokens_details"]
+        return found["cached_tokens"], found["created_cache_tokens"]
 
-    assert [cached(salt) for salt in ("mine", "mine", "yours", "mine")] == [0, 32, 0, 32]
+    block, none = (128, 0), (0, 128)
+    assert [cached(salt) for salt in ("mine", "mine", "yours", "mine")] == [
+        *(none, block, none, block),
+    ]
 
 
 def test_a_choice_that_ends_early_ends_before_the_others(http: httpx.Client) -> None:

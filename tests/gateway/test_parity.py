@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.gateway.alike import CHAT, COMPLETIONS, MESSAGES, Asked, merges
+from tests.gateway.alike import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Asked, merges
+from tests.gateway.asked import say
 from tests.gateway.cases import BAD, BROKEN, GENERATED, RENDERED, Case
 from tests.gateway.stand import Door
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 USAGE: Final = {"include_usage": True}
+#: Bodies with a text by endpoint.
+CACHED: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
+    COMPLETIONS: lambda text: {"prompt": text, "max_tokens": 5},
+    CHAT: lambda text: {"messages": say(text), "max_tokens": 5},
+    RESPONSES: lambda text: {"input": text, "max_output_tokens": 5},
+    MESSAGES: lambda text: {"messages": say(text), "max_tokens": 5},
+}
 WAYS: Final[Mapping[str, dict[str, Any]]] = {
     "whole": {},
     "stream": {"stream": True},
@@ -77,6 +87,32 @@ def test_answers_are_equal(door: Door, vllm: str, name: str, way: str) -> None:
     assert len(ours.event_ids) == len(ours.events)
     assert bool(ours.events) == ("stream" in WAYS[way])
     assert not theirs.event_ids
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", CACHED)
+def test_what_was_cached_is_told_alike(door: Door, vllm: str, path: str, is_stream: bool) -> None:
+    text = f"{path} {is_stream} {60 * 'abc'}"  # its first block, of 128, is its own
+    more = WAYS["usage"] if is_stream and path in {COMPLETIONS, CHAT} else {"stream": is_stream}
+    for cached in (0, 128):
+        ours, theirs = both(door, vllm, (path, CACHED[path](text)), **more)
+
+        shown = ours.body + "".join(event.data for event in ours.events)
+        assert re.search(rf'"(cached_tokens|cache_read_input_tokens)": ?{cached}\b', shown)
+        assert ours.body == theirs.body
+        assert merges(ours.events, theirs.events) >= 0
+
+
+def test_a_client_that_closes_its_half_has_left(door: Door, vllm: str) -> None:
+    body = json.dumps({"model": "speaker", "prompt": "abc", "max_tokens": 20}).encode()
+    for url in (door.url, vllm):
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), 60.0) as client:
+            client.sendall(head.encode() + body)
+            client.shutdown(socket.SHUT_WR)
+
+            assert client.recv(1) == b""
 
 
 @pytest.mark.parametrize("name", RENDERED)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import jinja2
+from markupsafe import Markup
 
 from tokenyard.board.addresses import request_address, request_name
 from tokenyard.board.cutting import cut
@@ -15,6 +17,8 @@ from tokenyard.protocol.texts import counted, harmless, printable, span
 #: Blocks of a template that an open page gets again when they change.
 LIVE: Final = "live_"
 _LAST_MS: Final = 253_402_300_800_000  # the year 10000
+_HEADING: Final = re.compile(r'<th scope="col"[^>]*>(.*?)</th>', re.DOTALL)
+_ROW_OR_CELL: Final = re.compile("<t([rdh])(?=[ >])[^>]*")
 
 
 class Templates:
@@ -36,6 +40,7 @@ class Templates:
             "count": lambda number: f"{number:,}",
             "size": size,
             "cut": lambda text, most: cut(str(text), most),
+            "labelled": labelled,
         }
         self._environment.globals |= {
             "counted": counted,
@@ -57,6 +62,24 @@ class Templates:
             block: "".join(template.blocks[block](template.new_context(dict(context))))
             for block in blocks
         }
+
+
+def labelled(table: Markup) -> Markup:
+    """The inner HTML of a table whose cells name their columns, for screens with no room for them.
+
+    What comes from the yard is escaped, so no value looks like a row or a cell.
+    """
+    head, begin, body = table.partition("<tbody")
+    names = [head[one.start(1) : one.end(1)].striptags() for one in _HEADING.finditer(head)]
+    parts, at, left = [head, begin], 0, iter(names)
+    for found in _ROW_OR_CELL.finditer(body):
+        if found[1] == "r":
+            left = iter(names)
+            continue
+        label = Markup(' data-label="{}"').format(next(left, ""))
+        parts += body[at : found.end()], label
+        at = found.end()
+    return Markup("").join([*parts, body[at:]])
 
 
 def utc(unix_ms: float) -> str:

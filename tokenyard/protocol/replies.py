@@ -46,20 +46,22 @@ class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     prompt_logprobs: str | None = None
     receipt: str | None = None  # JSON, a `tokenyard.protocol.receipts.Receipt`: to guests only
     cached_tokens: int | None = None  # `Usage.cached_tokens`, in the first delta of a stream
+    created_cache_tokens: int | None = None  # the same of `Usage.created_cache_tokens`
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
     """OpenAI's ``usage``: tokens in and out, over all attempts.
 
     ``cached_tokens`` counts the prompt tokens that the last attempt's engine had in its prefix
-    cache (OpenAI's ``prompt_tokens_details.cached_tokens``); None where the engine does not report
-    them.
+    cache (OpenAI's ``prompt_tokens_details.cached_tokens``), ``created_cache_tokens`` those that it
+    added there; None where the engine does not report them.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     cached_tokens: int | None = None
+    created_cache_tokens: int | None = None
 
 
 class ErrorInfo(Struct, frozen=True):
@@ -107,8 +109,8 @@ class Delta(Struct, frozen=True):
 
     ``seq`` counts the tokens of the request before it; ``index`` is the choice that it continues;
     ``logprobs`` has one entry for each token, where requested. The first delta of a stream may say
-    how many tokens of the prompt were cached, and, where n > 1, the last delta of a choice how it
-    ended; the result says both, too.
+    how many tokens of the prompt were cached and came to be, and, where n > 1, the last delta of a
+    choice how it ended; the result says this, too.
     """
 
     id: str
@@ -120,6 +122,7 @@ class Delta(Struct, frozen=True):
     cached_tokens: int | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    created_cache_tokens: int | None = None
 
 
 class Result(Struct, frozen=True, kw_only=True, gc=False):
@@ -200,6 +203,7 @@ def to_delta(reply: Reply) -> Delta:
         reply.cached_tokens,
         reply.finish_reason,
         _opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
+        reply.created_cache_tokens,
     )
 
 

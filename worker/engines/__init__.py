@@ -39,8 +39,8 @@ class TokenDelta(Struct, frozen=True):
     """New tokens of one choice of a streaming request. ``key`` is the lane entry.
 
     ``logprobs`` has one entry per token, in the form of `worker.engines.logprobs`. The first delta
-    of a request says how much of the prompt was cached, if that is known. Where n > 1, the last
-    delta of a choice says how the choice ended.
+    of a request says how much of the prompt was cached and came to be, if that is known. Where
+    n > 1, the last delta of a choice says how the choice ended.
     """
 
     key: str
@@ -51,6 +51,7 @@ class TokenDelta(Struct, frozen=True):
     cached_tokens: int | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    created_cache_tokens: int | None = None
 
 
 class Finished(Struct, frozen=True):
@@ -61,6 +62,7 @@ class Finished(Struct, frozen=True):
     prompt_tokens: int
     prompt_logprobs: list[Any] | None = None
     cached_tokens: int | None = None  # of the prompt, from the prefix cache; None: unknown
+    created_cache_tokens: int | None = None  # of the prompt, new in that cache
 
 
 class RequestError(Struct, frozen=True):

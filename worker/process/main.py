@@ -19,7 +19,7 @@ from setproctitle import setproctitle
 from tokenyard import clock
 from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.process.gc_tuning import collect_seldom
-from tokenyard.process.threads import end_with_threads
+from tokenyard.process.threads import deepen_main, end_with_threads
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry import logs
@@ -80,6 +80,7 @@ def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> N
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
     logs.start(arguments.log_level)
     throttle_errors(settings.redis_url)
+    deepen_main()  # vLLM looks at a grammar before it is compiled
     end_with_threads()  # without its reader or publisher the lane would never be served
     collect_seldom()
     process = WorkerProcess(settings, device, pipe)

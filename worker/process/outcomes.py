@@ -123,6 +123,7 @@ def _join(parts: list[TokenDelta]) -> TokenDelta:
         if first.logprobs is None
         else [entry for part in parts for entry in part.logprobs or ()],
         cached_tokens=first.cached_tokens,
+        created_cache_tokens=first.created_cache_tokens,
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
     )
@@ -140,6 +141,7 @@ def delta_reply(run: Run, delta: TokenDelta) -> Reply:
         index=delta.index,
         logprobs=None if delta.logprobs is None else json_text(delta.logprobs),
         cached_tokens=None if run.seq else delta.cached_tokens,
+        created_cache_tokens=None if run.seq else delta.created_cache_tokens,
         finish_reason=delta.finish_reason,
         stop_reason=None if delta.stop_reason is None else json_text(delta.stop_reason),
     )
@@ -233,12 +235,12 @@ def _choices(end: Finished) -> str | None:
 
 def _usage(end: Finished) -> str:
     completion = sum([len(choice.tokens) for choice in end.choices])
-    return _usage_text(end.prompt_tokens, completion, end.cached_tokens)
+    return _usage_text(end.prompt_tokens, completion, end.cached_tokens, end.created_cache_tokens)
 
 
 @lru_cache(maxsize=1024)
-def _usage_text(prompt: int, completion: int, cached: int | None) -> str:
-    return json_text(Usage(prompt, completion, prompt + completion, cached))
+def _usage_text(prompt: int, completion: int, cached: int | None, created: int | None) -> str:
+    return json_text(Usage(prompt, completion, prompt + completion, cached, created))
 
 
 def _provenance(run: Run, info: EngineInfo, worker: str, epoch: int | None) -> str:

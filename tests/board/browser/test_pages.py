@@ -25,9 +25,11 @@ def test_a_page_is_whole_in_every_look(window: Window, page: object) -> None:
     for scheme in ("light", "dark"):
         window.page.emulate_media(color_scheme=scheme)
         assert window.axe() == []
-    for width in (360, 768, 2560):
+    for width in (360, 390, 768, 2560):
         window.page.set_viewport_size({"width": width, "height": 800})
         assert window.sticks_out() == []
+        if width < 480:  # a phone's: nothing is beside the screen, as columns would be
+            assert window.cut_tables() == []
 
 
 def test_the_menu_opens_on_a_narrow_screen_without_a_script(

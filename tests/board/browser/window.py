@@ -18,6 +18,8 @@ _WIDEST = """() => [...document.querySelectorAll("body *")]
     .filter((one) => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1
         && !one.closest(".table-wrap, pre, [popover]"))
     .slice(0, 5).map((one) => one.outerHTML.slice(0, 200))"""
+_CUT = """() => [...document.querySelectorAll(".table-wrap")]
+    .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.ariaLabel)"""
 
 
 @dataclass
@@ -74,6 +76,10 @@ class Window:
         if self.page.evaluate(_OVERFLOW) <= 0:
             return []
         return self.page.evaluate(_WIDEST) or ["something"]
+
+    def cut_tables(self) -> Sequence[str]:
+        """The tables of which a part is beside their box."""
+        return self.page.evaluate(_CUT)
 
     def text(self) -> str:
         """The text of the content, as it is seen."""

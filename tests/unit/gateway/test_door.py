@@ -24,6 +24,12 @@ CHAT = "/v1/chat/completions"
 LARGE: dict[str, Any] = {"type": "string", "enum": [f"one of many {n}" for n in range(12_000)]}
 
 
+def _rules(count: int) -> str:
+    """A grammar of Lark's, which xgrammar does not know: llguidance recurses from rule to rule."""
+    rules = "".join(f'r{n}: "1" r{n + 1}\n' for n in range(count))
+    return f'start: r0\n{rules}r{count}: "1"\n'
+
+
 class Queue:
     """Refuses what is asked of it when so much is, and keeps in which thread that was."""
 
@@ -83,6 +89,9 @@ def ask(path: str, body: dict[str, Any], count: int = 1) -> tuple[int, str, Queu
         (CHAT, {"messages": [{"role": 1}] * 2000}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": 1}] * 2000}]}),
         (CHAT, {"messages": [], "tools": [{"type": 1}] * 2000}),
+        ("/v1/messages/count_tokens", {"messages": [65] * 2000}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [65] * 2000}]}),
+        (CHAT, {"messages": [], "vllm_xargs": {str(n): {} for n in range(2000)}}),
     ],
 )
 def test_a_list_is_validated_up_to_its_first_fault(path: str, body: dict[str, Any]) -> None:
@@ -122,6 +131,37 @@ def test_a_large_constraint_is_refused_before_it_is_read(constraint: dict[str, A
     _, text, queue = ask(CHAT, body | constraint)
     assert "at most 131072 are taken (max_grammar_bytes)" in text
     assert not queue.asked
+
+
+@pytest.mark.parametrize(
+    ("constraint", "why"),
+    [
+        ({"grammar": _rules(6000)}, ""),
+        (
+            {"json": json.dumps({"type": "string", "pattern": "(" * 60_000 + "a" + ")" * 60_000})},
+            "",
+        ),
+        ({"regex": "(" * 120_000}, "invalid regex"),
+    ],
+    ids=["rules", "pattern", "regex"],
+)
+def test_no_grammar_ends_the_process(constraint: dict[str, Any], why: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "1"}], "max_completion_tokens": 1}
+    _, text, queue = ask(CHAT, chat | {"structured_outputs": constraint})
+    assert (why or "the queue was asked") in text
+    assert bool(queue.asked) is not bool(why)
+
+
+def test_what_a_template_shows_as_json_is_the_same_in_any_thread() -> None:
+    from gateway.frontend.door import _Json
+
+    value = {"é": [1, None, {"a": 0.1}], "b": "\n<"}
+    options = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
+    there: list[str] = []
+    thread = threading.Thread(target=lambda: there.append(_Json.dumps(value, **options)))
+    thread.start()
+    thread.join()
+    assert there == [_Json.dumps(value, **options)] == [json.dumps(value, **options)]
 
 
 def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def result(choices: list[Choice], *, logprobs: bool = False, cached: int | None 
         status="completed",
         finish_reason=first.finish_reason,
         stop_reason=None if first.stop_reason is None else json_text(first.stop_reason),
-        usage=json_text(Usage(6, 1, 7, cached)),
+        usage=json_text(Usage(6, 1, 7, cached, 2)),
         logprobs=json_text(first.logprobs) if first.logprobs else None,
         choices=json_text(choices) if len(choices) > 1 else None,
     )
@@ -84,7 +84,7 @@ def outputs(params: dict[str, Any], replies: list[Reply]) -> list[Any]:
                     one.finish_reason,
                     one.stop_reason,
                     output.finished,
-                    output.num_cached_tokens,
+                    (output.num_cached_tokens, output.num_cache_creation_tokens),
                 )
                 for one in output.outputs
             ]
@@ -100,6 +100,7 @@ def delta(tokens: list[int], start: int, to: int, *, logprobs: bool, **fields: A
         tokens=pack_tokens(part),
         logprobs=json_text([entry(token) for token in part]) if logprobs else None,
         cached_tokens=None if start else 3,
+        created_cache_tokens=None if start else 2,
         **fields,
     )
 
@@ -124,7 +125,7 @@ def test_a_stream_in_any_pieces_is_the_same(
     assert [token for one in whole for token in one[2]] == tokens
     assert all(len(one[2]) == 1 for one in whole)
     assert [one[7] for one in whole] == [False] * (len(tokens) - 1) + [True]
-    assert whole[0][8] == 3, "the front end reads what was cached from the first"
+    assert whole[0][8] == (3, 2), "the front end reads what was cached from the first"
 
 
 @settings(deadline=None)

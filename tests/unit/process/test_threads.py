@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import subprocess
 import sys
+import threading
+from contextvars import ContextVar
+from pathlib import Path
+
+import pytest
+
+from tokenyard.process.threads import DEEP_STACK, run_deep
 
 _PROGRAM = """
 import threading
@@ -21,3 +30,34 @@ def test_an_error_that_ends_a_thread_ends_the_process_with_the_reason() -> None:
     assert ended.returncode == 1
     assert "leases" in ended.stderr
     assert "KeyError" in ended.stderr
+
+
+def test_what_runs_deep_has_the_callers_context_and_a_deep_stack() -> None:
+    name: ContextVar[str] = ContextVar("name")
+    name.set("mine")
+    usual = threading.stack_size()
+
+    def look() -> tuple[str, int]:
+        largest = max(int(end, 16) - int(begin, 16) for begin, end in _mappings())
+        return name.get(), largest
+
+    found, largest = run_deep(look).result(60)
+    assert found == "mine"
+    assert largest >= DEEP_STACK
+    assert threading.stack_size() == usual
+    with pytest.raises(KeyError):
+        run_deep(lambda: {}["a"]).result(60)
+
+
+def _mappings() -> list[tuple[str, str]]:
+    text = Path("/proc/self/maps").read_text()
+    return re.findall("^([0-9a-f]+)-([0-9a-f]+) rw-p", text, re.MULTILINE)
+
+
+def test_the_main_thread_may_grow_deep() -> None:
+    program = "import resource; from tokenyard.process import threads; threads.deepen_main(); "
+    program += "print(resource.getrlimit(resource.RLIMIT_STACK)[0])"
+    most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    wanted = DEEP_STACK if most == resource.RLIM_INFINITY else min(DEEP_STACK, most)
+    assert int(found.stdout) in (wanted, resource.RLIM_INFINITY)

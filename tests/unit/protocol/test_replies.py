@@ -49,6 +49,7 @@ REPLIES = st.builds(
     choices=TEXTS,
     prompt_logprobs=TEXTS,
     cached_tokens=st.none() | st.integers(0, 2**31 - 1),
+    created_cache_tokens=st.none() | st.integers(0, 2**31 - 1),
 )
 
 

@@ -68,13 +68,14 @@ class TestMerge:
 
     def test_the_first_delta_tells_what_was_cached_and_the_last_how_it_ended(self) -> None:
         parts = [
-            TokenDelta("a", 1, [1], cached_tokens=4),
+            TokenDelta("a", 1, [1], cached_tokens=4, created_cache_tokens=8),
             TokenDelta("a", 1, [2]),
             TokenDelta("a", 1, [3], finish_reason="stop", stop_reason=3),
         ]
 
+        told = {"cached_tokens": 4, "created_cache_tokens": 8}
         assert merge(parts) == [
-            TokenDelta("a", 1, [1, 2, 3], cached_tokens=4, finish_reason="stop", stop_reason=3)
+            TokenDelta("a", 1, [1, 2, 3], **told, finish_reason="stop", stop_reason=3)
         ]
 
     def test_a_missing_text_stays_none(self) -> None:
@@ -113,13 +114,15 @@ class TestReplies:
         assert (first.seq, first.tokens, first.text) == (0, [5, 6], "ab")
         assert (second.seq, second.tokens) == (2, [7])
 
-    @pytest.mark.parametrize(("published", "told"), [((), 2), ((9,), None)])
+    @pytest.mark.parametrize(("published", "told"), [((), (2, 3)), ((9,), (None, None))])
     def test_only_the_first_delta_of_a_stream_tells_what_was_cached(
-        self, published: tuple[int, ...], told: int | None
+        self, published: tuple[int, ...], told: tuple[int | None, int | None]
     ) -> None:
-        first = TokenDelta("1500-0", 0, [5], cached_tokens=2)
+        first = TokenDelta("1500-0", 0, [5], cached_tokens=2, created_cache_tokens=3)
 
-        assert to_delta(delta_reply(run(published), first)).cached_tokens == told
+        shown = to_delta(delta_reply(run(published), first))
+
+        assert (shown.cached_tokens, shown.created_cache_tokens) == told
 
     @pytest.mark.parametrize("stop", ["end", 7, None])
     def test_the_last_delta_of_a_choice_tells_how_it_ended(self, stop: str | int | None) -> None:
@@ -129,12 +132,17 @@ class TestReplies:
 
         assert (told.finish_reason, told.stop_reason) == ("stop", stop)
 
-    @pytest.mark.parametrize("cached", [None, 0, 2])
-    def test_a_result_reports_how_much_of_the_prompt_was_cached(self, cached: int | None) -> None:
-        end = msgspec.structs.replace(finished("1500-0", 5), cached_tokens=cached)
+    @pytest.mark.parametrize("told", [(None, None), (0, 1), (2, 0)])
+    def test_a_result_reports_how_much_of_the_prompt_was_cached(
+        self, told: tuple[int | None, int | None]
+    ) -> None:
+        cached, created = told
+        end = msgspec.structs.replace(
+            finished("1500-0", 5), cached_tokens=cached, created_cache_tokens=created
+        )
         ended = to_result(result(run(), end))
 
-        assert ended.usage.cached_tokens == cached
+        assert (ended.usage.cached_tokens, ended.usage.created_cache_tokens) == told
 
     def test_the_count_continues_after_the_last_attempt(self) -> None:
         running = run(published=(1, 2, 3))

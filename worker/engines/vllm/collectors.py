@@ -76,7 +76,7 @@ class Whole:
                 choices,
                 len(self.asked.prompt),
                 _prompt_logprobs(self.asked, output.prompt_logprobs, output),
-                _cached(self.asked, output),
+                *_cached(self.asked, output),
             )
         )
 
@@ -121,7 +121,7 @@ class Streamed:
         self._shows_text = asked.assignment.request.wants_text
         self._logprobs = wanted(asked.params)
         self._prompt_logprobs: list[Any] | None = None
-        self._cached: int | None = None
+        self._cached: tuple[int | None, int | None] = None, None
         self._is_silent = True  # no delta was made yet
         self._choices = [_Growing() for _ in range(asked.params.n)]
 
@@ -129,7 +129,7 @@ class Streamed:
         """See `OutputCollector`."""
         if self._prompt_logprobs is None and (output.prompt_logprobs or _scores(output)):
             self._take_prompt_logprobs(output.prompt_logprobs or [], output)
-        if self._cached is None:
+        if self._cached == (None, None):
             self._cached = _cached(self.asked, output)
         for part in output.outputs:
             if part.finish_reason in ("abort", "error"):
@@ -140,7 +140,8 @@ class Streamed:
             if delta is not None and self._streams and not (output.finished or self.is_finished):
                 if self._is_silent:
                     self._is_silent = False
-                    delta = replace(delta, cached_tokens=self._cached)
+                    cached, created = self._cached
+                    delta = replace(delta, cached_tokens=cached, created_cache_tokens=created)
                 events.append(delta)
         if output.finished or self.is_finished:
             self.is_finished = True
@@ -202,7 +203,7 @@ class Streamed:
             for index, choice in enumerate(self._choices)
         ]
         count = len(self.asked.prompt)
-        return Finished(self.asked.key, choices, count, self._prompt_logprobs, self._cached)
+        return Finished(self.asked.key, choices, count, self._prompt_logprobs, *self._cached)
 
 
 class Repeated(Streamed):
@@ -319,10 +320,15 @@ def _scores(output: RequestOutput) -> Any:
     return getattr(output, "prompt_token_id_logprobs", None)
 
 
-def _cached(asked: EngineRequest, output: RequestOutput) -> int | None:
-    """Number of prompt tokens from vLLM's prefix cache, without published tokens."""
+def _cached(asked: EngineRequest, output: RequestOutput) -> tuple[int | None, int | None]:
+    """Prompt tokens from vLLM's prefix cache and new ones there, without published tokens."""
     found = output.num_cached_tokens
-    return None if found is None else min(found, len(asked.prompt))
+    if found is None:
+        return None, None
+    cached = min(found, len(asked.prompt))
+    # Older versions of vLLM do not tell.
+    created: int | None = getattr(output, "num_cache_creation_tokens", None)
+    return cached, None if created is None else min(created, len(asked.prompt) - cached)
 
 
 def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tokenyard import clock
+from tokenyard.process.threads import start_deep
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES, grammar_fault
 from tokenyard.protocol.wire import SamplingParams
@@ -107,7 +108,7 @@ class _Compilation:
         self._work = function, arguments
         self._began = clock.monotonic()
         self.thread = threading.Thread(target=self._run, name="grammar", daemon=True)
-        self.thread.start()
+        start_deep(self.thread)
 
     @property
     def age_s(self) -> float:
