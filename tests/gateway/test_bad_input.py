@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(5400)]
 LONGEST_S: Final = 0.5
 LIVE_S: Final = 0.5
 #: By which the gateway's memory may grow at any time. Wanted are 300 MiB.
-MOST_BYTES: Final = 512 * 2**20
+MOST_BYTES: Final = 768 * 2**20
 #: Tokens of the model's context: enough for a tokenizer to see the most of a body.
 CONTEXT: Final = 131_072
 #: Tokens of an answer at most, by the model's `generation_config.json`.
