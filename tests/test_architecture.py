@@ -181,6 +181,7 @@ def test_the_slow_tests_of_the_gate_are_few_and_exist() -> None:
     for name in slow.GATE:
         path, _, function = name.partition("::")
         assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), name
+    assert [name for name in slow.LONG if not (ROOT / name).exists()] == []
 
 
 def test_what_runs_without_vllm_imports_no_tensors() -> None:
