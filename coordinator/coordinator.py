@@ -38,6 +38,7 @@ from coordinator.routing.prefixes import Cache
 from coordinator.routing.selection import Selection
 from coordinator.routing.suspicion import TrialLimits
 from coordinator.telemetry.counts import CoordinatorCounts
+from coordinator.telemetry.demand import DemandStatement
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.recorder import HistoryRecorder
 from coordinator.telemetry.spans import QueueSpans
@@ -100,6 +101,7 @@ class Coordinator:
             self._guests,
             found_bad=counts.found_bad,
         )
+        self._demand = DemandStatement(connection, scripts, keys, roster)
         self._intake = Intake(
             connection,
             keys,
@@ -185,7 +187,11 @@ class Coordinator:
                 counts, settings.redis_url, keys, lambda: self._leadership.token
             )
             self._endpoint = Endpoint(
-                metrics, self._health, settings.metrics_host, settings.metrics_port
+                metrics,
+                self._health,
+                settings.metrics_host,
+                settings.metrics_port,
+                {"/scale": metrics.scale},
             )
 
     # The process
@@ -353,6 +359,7 @@ class Coordinator:
         elif self._dispatcher.rate.measure(clock.monotonic()) or not self._handshake.is_published:
             self._publish_handshake(token)
         self._intake.compare()
+        self._demand.publish(token, self._intake.backlog.by_model())
         self._start_when_complete()
 
     def _follow_lanes(self) -> None:

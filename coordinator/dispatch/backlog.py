@@ -7,7 +7,7 @@ However many there are, a turn costs what it places: only the comparison with Re
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, KeysView
 from itertools import chain, islice
 from typing import Generic, TypeVar
@@ -31,6 +31,10 @@ class DelayQueue(Generic[K]):
     def __init__(self) -> None:
         self._times: dict[K, float] = {}
         self._heap: list[tuple[float, K]] = []
+
+    def __iter__(self) -> Iterator[K]:
+        """All keys, in any order."""
+        return iter(self._times)
 
     def set(self, key: K, at_ms: float) -> None:
         """Make ``key`` due at that time (unix time)."""
@@ -282,6 +286,12 @@ class Backlog:
         """When the next back-off or deadline ends; None where there is none."""
         times = [at for at in (self._backoffs.next_ms, self._deadlines.next_ms) if at is not None]
         return min(times, default=None)
+
+    def by_model(self) -> Counter[str]:
+        """How many requests wait for each model, in back-off or not."""
+        found = Counter({model: len(queue) for model, queue in self._queues.items()})
+        found.update(self._entries[intake][entry].model for intake, entry in self._backoffs)
+        return found
 
     def demands(self, now_ms: float) -> list[Demand]:
         """What could run now if it had a lane, for each model that the yard knows."""

@@ -18,8 +18,9 @@ import redis
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.tenant_series import TENANT_METRICS, TenantSeries
-from tokenyard.broker.connection import batch_connection, open_connection
-from tokenyard.protocol.errors import SettingsError
+from tokenyard.broker.connection import batch_connection, open_connection, translated
+from tokenyard.protocol.demand import YardDemand, read_demand
+from tokenyard.protocol.errors import SettingsError, TokenyardError
 from tokenyard.protocol.keys import (
     COUNTED,
     INTAKE_CLASSES,
@@ -93,6 +94,19 @@ PREFIX_MATCH = Metric(
     " counted by policies that look for prefixes.",
 )
 DEPTH = Metric("tokenyard_queue_depth", "gauge", ("queue", "priority"), "Requests waiting.")
+MODEL_REQUESTS = Metric(
+    "tokenyard_model_requests",
+    "gauge",
+    ("model", "state"),
+    "Requests for a model that wait (`waiting`) or are on its workers' lanes (`running`); those"
+    " that the leader has not read yet have no model.",
+)
+WORKERS_WANTED = Metric(
+    "tokenyard_workers_wanted",
+    "gauge",
+    ("model",),
+    "Workers that these requests need; never fewer than are busy or pinned.",
+)
 TOKENS = Metric(
     "tokenyard_queue_tokens",
     "gauge",
@@ -143,7 +157,8 @@ MEMORY = Metric(
 )
 METRICS: Final = (
     *(LEADER, REDIS_UP, REQUESTS, REJECTED, RETRIES, REDELIVERIES, DEAD, BAD, SWAPS, BATCH_LINES),
-    *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, TOKENS, OLDEST, *TENANT_METRICS),
+    *(QUEUE_WAIT, ASSIGN, PREFIX_MATCH, DEPTH, MODEL_REQUESTS, WORKERS_WANTED),
+    *(TOKENS, OLDEST, *TENANT_METRICS),
     *(PENDING, WORKER_UP, LEASE_AGE, WORKER_STATE, BATCH_JOBS, BATCH_WORKERS, MEMORY),
 )
 
@@ -162,6 +177,17 @@ class CoordinatorMetrics:
         self._tenants = TenantSeries(keys)
         self._taken: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._lock = threading.Lock()  # concurrent scrapes must not take the same counts
+
+    def scale(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """What waits and runs, and how many workers that needs, of one ``model`` or of all.
+
+        Raises `TokenyardError` where that is not known: zero would be taken for no demand.
+        """
+        with (
+            translated(self._url),
+            open_connection(self._url, timeout_s=PATIENCE_S, retries=0) as connection,
+        ):
+            return read_demand(connection, self._keys).scale(query.get("model"))
 
     def collect(self) -> Iterable[Family]:
         """All metrics as they are now."""
@@ -230,6 +256,8 @@ class CoordinatorMetrics:
         for name, count in zip(PRIORITY_CLASSES, of_tenants, strict=True):
             lengths[name] += max(0, whole(count))
         yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
+        with contextlib.suppress(TokenyardError):
+            yield from _demand(read_demand(connection, keys))
         tokens = max(0, whole(queued)) if any(lengths.values()) else 0
         yield numbers(TOKENS, {("all",): tokens})
         oldest = read_oldest_ms(connection, keys, now_ms)
@@ -245,6 +273,14 @@ class CoordinatorMetrics:
             yield numbers(BATCH_JOBS, {(): batches.waiting})
             yield numbers(BATCH_WORKERS, {(): batches.workers})
         yield numbers(MEMORY, {(): _memory_ratio(memory)})
+
+
+def _demand(demand: YardDemand) -> Iterator[Family]:
+    requests = {}
+    for model, one in demand.models.items():
+        requests[model, "waiting"], requests[model, "running"] = one.waiting, one.running
+    yield numbers(MODEL_REQUESTS, requests)
+    yield numbers(WORKERS_WANTED, {(m,): one.workers for m, one in demand.models.items()})
 
 
 def _by_one(counter: Mapping[str, int]) -> dict[tuple[str], int]:

@@ -7,15 +7,18 @@ made here, around the library's own application.
 from __future__ import annotations
 
 import importlib.util
+import json
 import socket
 import threading
 import wsgiref.simple_server
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.errors import SettingsError, TokenyardError
 from tokenyard.protocol.texts import pip_install
 from tokenyard.telemetry.health import Health
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 #: Prometheus' text format.
 PLAIN: Final = "text/plain; version=0.0.4"
 _STOP_S: Final = 5.0
+#: What is shown as JSON; it gets the query, and raises `TokenyardError` where it does not know.
+Page = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
 
 class Collector(Protocol):
@@ -41,14 +46,22 @@ class Endpoint:
     ``ok``, or 503 and the reason.
     """
 
-    def __init__(self, collector: Collector, health: Health, host: str, port: int) -> None:
-        """Raises `SettingsError` where the extra is missing."""
+    def __init__(
+        self,
+        collector: Collector,
+        health: Health,
+        host: str,
+        port: int,
+        pages: Mapping[str, Page] = MappingProxyType({}),
+    ) -> None:
+        """``pages`` are others, by path. Raises `SettingsError` where the extra is missing."""
         if importlib.util.find_spec("prometheus_client") is None:
             raise SettingsError([f"metrics_port: needs more: {pip_install('metrics')}"])
         self._collector = collector
         self._health = health
         self._host = host
         self._port = port
+        self._pages = pages
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -66,6 +79,8 @@ class Endpoint:
                     return _probe_answer(self._health.not_live, start_response)
                 case "/readyz":
                     return _probe_answer(self._health.not_ready, start_response)
+            if page := self._pages.get(environ["PATH_INFO"]):
+                return _page_answer(page, environ["QUERY_STRING"], start_response)
             # In OpenMetrics the library removes the colon from names that are not its own.
             return application({**environ, "HTTP_ACCEPT": PLAIN}, start_response)
 
@@ -96,6 +111,16 @@ def _probe_answer(reason: str, start_response: Any) -> list[bytes]:
     status = "503 Service Unavailable" if reason else "200 OK"
     start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
     return [f"{reason or 'ok'}\n".encode()]
+
+
+def _page_answer(page: Page, query: str, start_response: Any) -> list[bytes]:
+    """Status 200 and JSON, or 503 with the reason."""
+    try:
+        answer = json.dumps(page(dict(parse_qsl(query))))
+    except TokenyardError as error:
+        return _probe_answer(str(error), start_response)
+    start_response("200 OK", [("Content-Type", "application/json")])
+    return [f"{answer}\n".encode()]
 
 
 class _Server(ThreadingMixIn, WSGIServer):

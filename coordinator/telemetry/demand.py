@@ -1,0 +1,87 @@
+"""The leader's statement of what waits and runs, by model (`tokenyard.protocol.demand`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import redis
+
+from coordinator.leadership import LostLeadership
+from coordinator.roster import Roster
+from tokenyard.protocol.demand import (
+    FIELD,
+    ModelDemand,
+    YardDemand,
+    encode_demand,
+    workers_needed,
+)
+from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.streams import whole
+from tokenyard.scripts import Scripts
+
+#: Requests that a worker takes at once, for a model of which no worker has said its lane's limit.
+USUAL_LANE: Final = 64
+
+
+class DemandStatement:
+    """Publishes it."""
+
+    def __init__(
+        self, connection: redis.Redis, scripts: Scripts, keys: Keys, roster: Roster
+    ) -> None:
+        self._connection = connection
+        self._scripts = scripts
+        self._keys = keys
+        self._roster = roster
+
+    def publish(self, token: str, waiting: Mapping[str, int]) -> None:
+        """Say how many requests wait, ``waiting`` of them for each model, as far as they are known.
+
+        Raises `LostLeadership` where the yard has another leader.
+        """
+        known = Counter(waiting)
+        known[""] += max(0, self._count_waiting() - known.total())
+        demand = YardDemand(round(self._roster.broker_time.now_ms), demand_of(+known, self._roster))
+        if not self._scripts.take_over(token, {FIELD: encode_demand(demand)}):
+            raise LostLeadership
+
+    def _count_waiting(self) -> int:
+        """All requests that wait: in the common intakes, and in those of tenants."""
+        pipeline = self._connection.pipeline(transaction=False)
+        for name in INTAKE_CLASSES:
+            pipeline.xlen(self._keys.intake(name))
+        pipeline.hmget(self._keys.tally, [f"tenants_waiting:{name}" for name in PRIORITY_CLASSES])
+        *lengths, of_tenants = pipeline.execute()
+        counts: list[Any] = [*lengths, *map(whole, of_tenants)]
+        return sum(max(0, count) for count in counts)
+
+
+def demand_of(waiting: Mapping[str, int], roster: Roster) -> dict[str, ModelDemand]:
+    """What waits, runs and is pinned, by model."""
+    running: Counter[str] = Counter()
+    busy: Counter[str] = Counter()
+    limits: Counter[str] = Counter()
+    for member in roster.members.values():
+        model = member.info.model
+        running[model] += member.load
+        busy[model] += bool(member.load and member.has_lease)
+        limits[model] = max(limits[model], member.info.lane_limit)
+    pins: Counter[str] = Counter()
+    for host in (*roster.gone, *roster.hosts.values()):
+        for info in host.models:
+            pins[info.name] = max(pins[info.name], info.pin)
+    return {
+        model: ModelDemand(
+            waiting.get(model, 0),
+            running[model],
+            workers_needed(
+                waiting.get(model, 0) + running[model],
+                limits[model] or USUAL_LANE,
+                busy=busy[model],
+                pinned=pins[model],
+            ),
+        )
+        for model in sorted({*waiting, *(+running), *(+pins)})
+    }
