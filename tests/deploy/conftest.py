@@ -13,7 +13,7 @@ from tests.support.builders import random_name
 from tokenyard.scripts import load_scripts
 
 #: The users that may log in; each password is the user's name.
-USERS = ("client", "coordinator", "worker", "admin", "batch", "gateway", "scaler", "default")
+USERS = ("client", "coordinator", "worker", "admin", "batch", "gateway", "default")
 #: The only yard that guests may use.
 GUESTS_YARD = random_name("guests")
 

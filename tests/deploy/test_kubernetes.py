@@ -18,7 +18,6 @@ from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
 from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.gateway_settings import GatewaySettings
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 
 SCHEMAS = "pip install --no-deps -r tests/deploy/requirements.txt"
 #: The schema file of each API version: Kubernetes 1.32 and KEDA 2.16.
@@ -134,8 +133,6 @@ def test_references_of_pods_exist() -> None:
                 key = one.get("valueFrom", {}).get("secretKeyRef", {}).get("key")
                 assert key is None or key in secrets, (name, key)
             assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
-    (trigger,) = (one for one in manifests() if one["kind"] == "TriggerAuthentication")
-    assert {one["key"] for one in trigger["spec"]["secretTargetRef"]} <= secrets
 
 
 def test_pods_keep_to_the_restricted_standard() -> None:
@@ -225,13 +222,15 @@ def test_policies_allow_the_connections_of_the_programs() -> None:
     assert {pods()[name]["metadata"]["labels"]["app"] for name in callers} == set(ours["values"])
 
 
-def test_workers_are_scaled_by_all_intakes() -> None:
+def test_workers_are_scaled_by_what_a_coordinator_says() -> None:
     (scaled,) = (one for one in manifests() if one["kind"] == "ScaledObject")
     spec = scaled["spec"]
     assert spec["scaleTargetRef"]["name"] in pods()
-    # All intakes count, and empty intakes need no worker.
-    streams = {trigger["metadata"]["stream"] for trigger in spec["triggers"]}
-    assert streams == {Keys("main").intake(name) for name in INTAKE_CLASSES}
+    (trigger,) = spec["triggers"]
+    (service,) = (one for one in manifests() if name_of(one) == "Service coordinator")
+    (port,) = service["spec"]["ports"]
+    host = f"{service['metadata']['name']}.tokenyard.svc:{port['port']}"
+    assert trigger["metadata"]["url"] == f"http://{host}/scale"
     assert spec["minReplicaCount"] == 0
     # A number of replicas in the manifest would undo KEDA's scaling.
     (worker,) = (one for one in manifests() if name_of(one) == "Deployment worker")
@@ -253,15 +252,18 @@ def test_gateways_are_scaled_by_a_metric_that_they_have() -> None:
     assert "replicas" not in gateway["spec"]
 
 
-@pytest.mark.parametrize("name", ["gateway", "board"])
-def test_the_service_leads_to_the_port_where_the_program_serves(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("gateway", "PORT"), ("board", "PORT"), ("coordinator", "METRICS_PORT")],
+)
+def test_the_service_leads_to_the_port_where_the_program_serves(name: str, setting: str) -> None:
     (service,) = (one for one in manifests() if name_of(one) == f"Service {name}")
     assert service["spec"]["selector"] == pods()[name]["metadata"]["labels"]
     (port,) = service["spec"]["ports"]
     container = containers()[name]
     served = {one["name"]: str(one["containerPort"]) for one in container["ports"]}
     env = {one["name"]: one.get("value") for one in container["env"]}
-    assert served[port["targetPort"]] == env[f"TOKENYARD_{name.upper()}_PORT"]
+    assert served[port["targetPort"]] == env[f"TOKENYARD_{name.upper()}_{setting}"]
 
 
 def test_a_gateway_leaves_the_service_before_it_takes_nothing_new() -> None:

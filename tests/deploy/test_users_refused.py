@@ -41,7 +41,7 @@ MANAGEMENT = [
 
 
 @pytest.mark.parametrize(
-    "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "gateway", "scaler"]
+    "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "gateway"]
 )
 def test_no_user_of_a_yard_manages_the_server(guarded: GuardedServer, user: str) -> None:
     # If a user of a yard gives commands of the server's keeper,
@@ -161,7 +161,7 @@ def test_another_client_has_the_same_rights_under_its_own_name(
         assert is_refused(bob, "XREAD", "STREAMS", yard.replies("client"), "0")
 
 
-@pytest.mark.parametrize("user", ["client", "worker", "batch", "gateway", "scaler"])
+@pytest.mark.parametrize("user", ["client", "worker", "batch", "gateway"])
 def test_only_operators_and_the_leader_give_signals(
     guarded: GuardedServer, yard: Keys, user: str
 ) -> None:
@@ -192,22 +192,13 @@ def test_operators_give_signals_but_delete_no_desired_states(
         assert is_refused(connection, "DEL", yard.desired)
 
 
-def test_scaler_sees_only_the_lengths_of_the_intakes(guarded: GuardedServer, yard: Keys) -> None:
-    with redis.Redis.from_url(guarded.url_of("admin")) as admin:
-        admin.xadd(yard.intake("normal"), {"id": "q1"})
-    with redis.Redis.from_url(guarded.url_of("scaler")) as scaler:
-        assert scaler.xlen(yard.intake("normal")) == 1
-        assert is_refused(scaler, "XRANGE", yard.intake("normal"), "-", "+")
-        assert is_refused(scaler, "XADD", yard.intake("normal"), "*", "id", "q1")
-
-
 def test_users_without_a_password_cannot_log_in(tmp_path: Path) -> None:
     # Given the unchanged file, and a password for one user
     server = GuardedServer("valkey", tmp_path, ["worker"])
     server.start()
     try:
         # I expect all other users to be refused,
-        for user in ("client", "guest", "coordinator", "admin", "batch", "gateway", "scaler"):
+        for user in ("client", "guest", "coordinator", "admin", "batch", "gateway"):
             with (
                 redis.Redis.from_url(server.url_of(user)) as connection,
                 pytest.raises(redis.AuthenticationError),

@@ -21,7 +21,7 @@ USERS = ("client", "coordinator", "worker", "admin", "batch")
 
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GuardedServer]:
-    others = ("default", "scaler", "replica", "sentinel")
+    others = ("default", "replica", "sentinel")
     started = GuardedServer(request.param, tmp_path, (*USERS, *others))
     started.start()
     load_all(started)

@@ -17,6 +17,7 @@ from tests.docs.pages import ROOT, code, first_names, names, page, section
 from tests.support.up import running_up
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb
 from tokenyard.protocol.control import ALL, PAUSE_MODES, RUN_STATES, SIGNALS, DesiredState, Order
+from tokenyard.protocol.demand import FIELD
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND
@@ -150,7 +151,7 @@ def test_the_handshake_is_complete() -> None:
         text = _code_of(script)
         written |= set(re.findall(r"(?:'HINCRBY', |next_in\()KEYS\[\d\], '(\w+)'", text))
     assert {"protocol", "epoch", "incarnation"} <= written
-    written |= {LAST, LAST_FOUND}
+    written |= {LAST, LAST_FOUND, FIELD}
     assert first_names(section(PROTOCOL, "## The handshake")) == written
 
 

@@ -14,7 +14,7 @@ from tokenyard.protocol.tenants import TENANT_RULE
 
 #: Names of users of `deploy/users.acl`, which no tenant can have.
 USERS: Final = (
-    *("default", "client", "coordinator", "worker", "admin", "batch", "gateway", "scaler"),
+    *("default", "client", "coordinator", "worker", "admin", "batch", "gateway"),
     *("gateway-batches", "replica", "sentinel"),
 )
 #: The rights of the user `guest` in `deploy/users.acl`, in a yard and under a name.
