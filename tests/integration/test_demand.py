@@ -73,11 +73,12 @@ def test_requests_of_tenants_count_where_there_is_no_worker(yard: Yard) -> None:
     assert yard.scale("?model=unknown")["workers"] == 0
 
 
-def test_what_the_leader_has_not_read_yet_counts(yard: Yard) -> None:
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_what_the_leader_has_not_read_yet_counts(yard: Yard, tenant: str) -> None:
     yard.host("sim")
     yard.lead(max_batch=8, max_held=8)
 
-    yard.submit(100, model="sim")
+    yard.submit(100, model="sim", tenant=tenant)
 
     assert yard.says(waiting=100)
     assert yard.scale()["models"][""]["waiting"] > 0
@@ -99,17 +100,6 @@ def test_workers_that_are_busy_or_pinned_are_wanted(yard: Yard) -> None:
     # and a pinned model to need its workers always.
     yard.host("sim", pin=3)
     assert yard.says(waiting=0, running=0, workers=3)
-
-
-def test_retries_in_back_off_wait(yard: Yard) -> None:
-    worker = yard.worker()
-    yard.lead()
-    yard.submit(1, model="sim")
-    yard.wait_for_load(worker, 1)
-
-    yard.scripts.retire(worker, "crashed")
-
-    assert yard.says(waiting=1, running=0, workers=1)
 
 
 def test_no_leader_is_no_zero(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,15 @@ class TestDemand:
         assert backlog.demands(NOW_MS) == [Demand("m", 1, 2, 0.0)]
         assert backlog.demands(NOW_MS + 1000) == [Demand("m", 2, 6, 1.0)]
 
+    def test_counts_by_model_include_back_off(self) -> None:
+        backlog = holding(
+            queued("waits", tenant="acme"),
+            queued("pauses", "retry", not_before_ms=int(NOW_MS) + 1000),
+            queued("other", model="b"),
+        )
+
+        assert backlog.by_model() == {"m": 2, "b": 1}
+
     def test_demand_excludes_unknown_models(self) -> None:
         assert holding(queued("r", model="")).demands(NOW_MS) == []
 
