@@ -168,7 +168,7 @@ class FrontEnds:
             self._made.append(one)
         try:
             return await asyncio.shield(one.state)
-        except GatewayError:
+        except Exception:
             one.failed_at = one.failed_at or clock.monotonic()
             raise
 
@@ -187,7 +187,9 @@ class FrontEnds:
         if one is None or not one.state.done() or one.state.cancelled():
             return ""
         error = one.state.exception()
-        return error.message if isinstance(error, GatewayError) else ""
+        if error is None:
+            return ""
+        return error.message if isinstance(error, GatewayError) else repr(error)
 
     @property
     def version(self) -> str:

@@ -110,6 +110,25 @@ def test_a_model_that_is_not_here_says_what_to_do_and_harms_no_other(
     play(test)
 
 
+def test_an_error_that_nobody_foresaw_is_a_fault_of_its_model(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gateway.frontend import models
+
+    def fails(profile: ModelProfile) -> str:
+        raise RuntimeError(f"no {profile.name}")
+
+    monkeypatch.setattr(models, "_missing", fails)
+
+    async def test(ends: Any) -> None:
+        with pytest.raises(RuntimeError):
+            await ends.state_of(adder())
+        assert ends.failed_at(adder()) is not None, "it is tried again later"
+        assert ends.fault(adder()) == "RuntimeError('no adder')"
+
+    play(test)
+
+
 def test_many_at_once_are_made_a_few_at_a_time(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from gateway.frontend import models
 
