@@ -34,6 +34,7 @@ LONG: Final[Mapping[str, str]] = {
     "tests/gateway/test_bad_input.py": "10,000 bodies, beside a neighbour's streams",
     "tests/gateway/test_batches.py": "batch workers as processes, which are killed",
     "tests/gateway/test_drain.py": "gateways that stop while they stream",
+    "tests/gateway/test_proxy.py": "fifty outages of up to a minute",
     "tests/gateway/test_up.py": "`up` with vLLM and a gateway",
     "tests/integration/test_tenant_bound.py": "a search of Hypothesis with real scripts",
     "tests/model": "Spin visits all states of the protocol's model",
