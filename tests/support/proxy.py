@@ -105,9 +105,9 @@ class Proxy:
 
 
 def _end(one: socket.socket, *, resets: bool) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it is closed, or was never connected
         if resets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         else:
             one.shutdown(socket.SHUT_RDWR)
-        one.close()
+    one.close()
