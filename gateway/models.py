@@ -161,6 +161,8 @@ class ModelWatch:
             await self._front_ends.state_of(profile)
         except GatewayError as error:
             self._complain(error.message)
+        except Exception:
+            log.exception("the model %r cannot be prepared", profile.name)
         finally:
             if self._preparing.get(profile.name) is asyncio.current_task():
                 del self._preparing[profile.name]

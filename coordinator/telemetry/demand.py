@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import redis
 
 from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
-from tokenyard.protocol.demand import (
-    FIELD,
-    ModelDemand,
-    YardDemand,
-    encode_demand,
-    workers_needed,
-)
-from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.demand import FIELD, ModelDemand, YardDemand, encode_demand
+from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING, Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.scripts import Scripts
 
@@ -52,10 +46,10 @@ class DemandStatement:
         pipeline = self._connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))
-        pipeline.hmget(self._keys.tally, [f"tenants_waiting:{name}" for name in PRIORITY_CLASSES])
+        pipeline.hget(self._keys.tally, TENANTS_WAITING)
         *lengths, of_tenants = pipeline.execute()
-        counts: list[Any] = [*lengths, *map(whole, of_tenants)]
-        return sum(max(0, count) for count in counts)
+        total: int = sum(lengths) + max(0, whole(of_tenants))
+        return total
 
 
 def demand_of(waiting: Mapping[str, int], roster: Roster) -> dict[str, ModelDemand]:
@@ -72,16 +66,10 @@ def demand_of(waiting: Mapping[str, int], roster: Roster) -> dict[str, ModelDema
     for host in (*roster.gone, *roster.hosts.values()):
         for info in host.models:
             pins[info.name] = max(pins[info.name], info.pin)
-    return {
-        model: ModelDemand(
-            waiting.get(model, 0),
-            running[model],
-            workers_needed(
-                waiting.get(model, 0) + running[model],
-                limits[model] or USUAL_LANE,
-                busy=busy[model],
-                pinned=pins[model],
-            ),
-        )
-        for model in sorted({*waiting, *(+running), *(+pins)})
-    }
+    demand = {}
+    for model in sorted({*waiting, *(+running), *(+pins)}):
+        requests = waiting.get(model, 0) + running[model]
+        for_requests = -(-requests // (limits[model] or USUAL_LANE))
+        workers = max(for_requests, busy[model], pins[model])
+        demand[model] = ModelDemand(waiting.get(model, 0), running[model], workers)
+    return demand

@@ -18,7 +18,7 @@ import redis
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.tenant_series import TENANT_METRICS, TenantSeries
-from tokenyard.broker.connection import batch_connection, open_connection, translated
+from tokenyard.broker.connection import batch_connection, connected, open_connection
 from tokenyard.protocol.demand import YardDemand, read_demand
 from tokenyard.protocol.errors import SettingsError, TokenyardError
 from tokenyard.protocol.keys import (
@@ -26,6 +26,7 @@ from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     LINE_STATES,
     PRIORITY_CLASSES,
+    TENANTS_WAITING,
     Keys,
 )
 from tokenyard.protocol.streams import whole
@@ -42,7 +43,7 @@ log = logging.getLogger("tokenyard.coordinator.metrics")
 #: Longest wait of a scrape for Redis; Prometheus itself waits 10 s by default.
 PATIENCE_S: Final = 5.0
 #: Fields of `tally`.
-_TENANTS_WAITING: Final = tuple(f"tenants_waiting:{name}" for name in PRIORITY_CLASSES)
+_TENANTS_WAITING: Final = tuple(f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES)
 
 LEADER = Metric(
     "tokenyard_leader", "gauge", (), "1 on the coordinator that leads, 0 on one that stands by."
@@ -183,10 +184,7 @@ class CoordinatorMetrics:
 
         Raises `TokenyardError` where that is not known: zero would be taken for no demand.
         """
-        with (
-            translated(self._url),
-            open_connection(self._url, timeout_s=PATIENCE_S, retries=0) as connection,
-        ):
+        with connected(self._url, timeout_s=PATIENCE_S, retries=0) as connection:
             return read_demand(connection, self._keys).scale(query.get("model"))
 
     def collect(self) -> Iterable[Family]:

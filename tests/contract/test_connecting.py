@@ -19,8 +19,11 @@ from tokenyard import (
     NoCoordinator,
     ProtocolMismatch,
     SettingsError,
+    TokenyardError,
     WaitTimeout,
 )
+from tokenyard.client.core import ClientCore
+from tokenyard.client.operations import Delay, Steps
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -152,3 +155,26 @@ class TestServerGoesAway:
         own_yard.finish(handle.id)
         assert [delta.text for delta in deltas] == ["i"]
         assert handle.result(WAIT_S).text == spell([72, 105])
+
+
+class TestListener:
+    def test_one_that_fails_says_why_and_is_replaced(
+        self, yard: StandIn, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        is_submitted = threading.Event()
+
+        def listen(_: ClientCore) -> Steps[None]:
+            while not is_submitted.is_set():
+                yield Delay(0.01)
+            raise LookupError("what nobody expects")
+
+        client = new_client()
+        with monkeypatch.context() as patch:
+            patch.setattr(ClientCore, "listen", listen)
+            handle = client.submit([1])
+            is_submitted.set()
+            with pytest.raises(TokenyardError, match="what nobody expects"):
+                handle.result(WAIT_S)
+
+        with yard.running():
+            assert client.submit([5]).result(WAIT_S).tokens == [6]

@@ -142,9 +142,9 @@ def open_connection(
 
 
 @contextmanager
-def connected(url: str, *, retries: int = 3) -> Iterator[redis.Redis]:
+def connected(url: str, *, timeout_s: float = 10.0, retries: int = 3) -> Iterator[redis.Redis]:
     """A connection for the length of a block, whose errors are `translated`."""
-    with translated(url), open_connection(url, retries=retries) as connection:
+    with translated(url), open_connection(url, timeout_s=timeout_s, retries=retries) as connection:
         yield connection
 
 

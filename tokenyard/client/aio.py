@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar, Unpack
@@ -46,6 +47,8 @@ from tokenyard.protocol.replies import Delta, Result
 from tokenyard.scripts import Call, run_async
 
 T = TypeVar("T")
+
+log = logging.getLogger("tokenyard.client")
 
 
 class AsyncClient:
@@ -236,7 +239,7 @@ class AsyncClient:
     async def _run_listener(self) -> None:
         """The body of the listener."""
         url = self._core.state.url
-        failure = TokenyardError("the client has failed, see its log")
+        failure = TokenyardError("the client has ended")
         try:
             async with open_async_connection(
                 url, timeout_s=LISTEN_TIMEOUT_S, retries=0
@@ -244,6 +247,9 @@ class AsyncClient:
                 await self._drive(self._core.listen(), connection)
         except TokenyardError as error:
             failure = error
+        except Exception as error:
+            log.exception("the client's listener failed")
+            failure = TokenyardError(f"the client has failed: {error!r}")
         finally:
             self._listener = None  # the next request starts a new one
             self._core.state.router.forget_all(failure)

@@ -7,6 +7,7 @@ connection; it starts at the first request. Many threads may use one client.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import queue
 import threading
@@ -40,6 +41,8 @@ from tokenyard.protocol.replies import Delta, Result
 from tokenyard.scripts import MISSING_EVERY_S, Call, Scripts
 
 T = TypeVar("T")
+
+log = logging.getLogger("tokenyard.client")
 
 DEFAULT_CONNECT_TIMEOUT_S: Final = 10.0
 DEFAULT_RESULT_TIMEOUT_S: Final = 600.0
@@ -315,7 +318,7 @@ class Client:
 
     def _run_listener(self) -> None:
         """The body of the listener."""
-        failure = TokenyardError("the client has failed, see its log")
+        failure = TokenyardError("the client has ended")
         try:
             with open_connection(
                 self._core.state.url, timeout_s=LISTEN_TIMEOUT_S, retries=0
@@ -323,6 +326,9 @@ class Client:
                 self._drive(self._core.listen(), connection)
         except TokenyardError as error:
             failure = error
+        except Exception as error:
+            log.exception("the client's listener failed")
+            failure = TokenyardError(f"the client has failed: {error!r}")
         finally:
             with self._turn:
                 self._listener = None  # the next request starts a new one

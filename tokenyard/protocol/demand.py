@@ -1,7 +1,6 @@
 """How much work waits and runs in a yard, and how many workers that needs: the leader says it.
 
-It stands in the field ``demand`` of the hash `info`; `/scale`, the metrics and the lists of models
-show it.
+It stands in the field ``demand`` of the hash `info`; `/scale` and the metrics show it.
 """
 
 from __future__ import annotations
@@ -74,8 +73,3 @@ def read_demand(connection: redis.Redis, keys: Keys) -> YardDemand:
             f"no coordinator leads: none has said for {age_ms // 1000} s what waits"
         )
     return demand
-
-
-def workers_needed(requests: int, lane_limit: int, *, busy: int = 0, pinned: int = 0) -> int:
-    """How many workers so many requests need, where each takes ``lane_limit`` at once."""
-    return max(-(-requests // lane_limit), busy, pinned)

@@ -205,8 +205,10 @@ class Bookings:
     def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
         """See `PoolListener`."""
         booking = self._of(goal.spec)
-        if booking is None or is_lost:
-            return booking is not None and not booking.is_closed
+        if booking is None:
+            return False
+        if is_lost:
+            return not booking.is_closed
         if booking.before and not booking.is_closed:
             return self._revert(booking, goal, reason)
         return booking.miss(reason)

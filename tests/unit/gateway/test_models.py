@@ -67,7 +67,8 @@ class Ends:
         self.asked: list[ModelProfile] = []
         self.forgotten: list[ModelProfile] = []
         self.broken: set[str] = set()
-        self.failed: dict[str, float] = {}
+        self.strange: set[str] = set()  # vLLM raises for these what nobody expects
+        self.failed: list[tuple[ModelProfile, float]] = []
         self.may_finish = asyncio.Event()
         self.may_finish.set()
 
@@ -75,19 +76,22 @@ class Ends:
         self.asked.append(profile)
         await self.may_finish.wait()
         if profile.path in self.broken:
-            self.failed[profile.path] = time.monotonic()
+            self.failed.append((profile, time.monotonic()))
             raise GatewayError(503, "service_unavailable_error", f"no {profile.path}")
+        if profile.path in self.strange:
+            self.failed.append((profile, time.monotonic()))
+            raise LookupError(profile.path)
         return object()
 
     def forget(self, profile: ModelProfile) -> None:
         self.forgotten.append(profile)
-        self.failed.pop(profile.path, None)
+        self.failed = [one for one in self.failed if one[0] != profile]
 
     def failed_at(self, profile: ModelProfile) -> float | None:
-        return self.failed.get(profile.path)
+        return next((at for one, at in self.failed if one == profile), None)
 
     def fault(self, profile: ModelProfile) -> str:
-        return f"no {profile.path}" if profile.path in self.failed else ""
+        return f"no {profile.path}" if self.failed_at(profile) is not None else ""
 
     def max_model_len(self, profile: ModelProfile) -> int | None:
         return profile.arguments.get("max_model_len")
@@ -227,6 +231,27 @@ def test_a_model_that_cannot_be_served_is_complained_of_once_and_tried_again(
 
     play(test)
     assert [record.message for record in caplog.records] == ["no /models/m"]
+
+
+def test_a_model_whose_new_settings_fail_for_an_unforeseen_reason_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(rig: Rig) -> None:
+        rig.broker.hosts = host("a", model(max_model_len=1))
+        await rig.look()
+        rig.ends.strange = {"/models/m"}
+        rig.broker.hosts = host("a", model(max_model_len=2))
+        await rig.look()
+        assert "fault" in await rig.list.one("m", anything)
+
+        rig.ends.strange = set()
+        monkeypatch.setattr(models, "_AGAIN_S", 0.0)
+        await rig.look()
+
+        assert rig.watch.profiles["m"].arguments["max_model_len"] == 2
+        assert "fault" not in await rig.list.one("m", anything)
+
+    play(test)
 
 
 def test_the_roster_decides_between_hosts_that_differ() -> None:
