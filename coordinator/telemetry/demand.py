@@ -68,8 +68,8 @@ def demand_of(waiting: Mapping[str, int], roster: Roster) -> dict[str, ModelDema
             pins[info.name] = max(pins[info.name], info.pin)
     demand = {}
     for model in sorted({*waiting, *(+running), *(+pins)}):
-        requests = waiting.get(model, 0) + running[model]
-        for_requests = -(-requests // (limits[model] or USUAL_LANE))
+        waits, runs = waiting.get(model, 0), running[model]
+        for_requests = -(-(waits + runs) // (limits[model] or USUAL_LANE))
         workers = max(for_requests, busy[model], pins[model])
-        demand[model] = ModelDemand(waiting.get(model, 0), running[model], workers)
+        demand[model] = ModelDemand(waits, runs, workers)
     return demand

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 #: How long a fault is met at the latest: the listeners block for some seconds.
 MET_S: Final = 60.0
 TIMES: Final = 50
-#: In which it should serve again, and the longest time of any outage: a busy machine is slower.
+#: In which it should serve again: half of the times, and each time. A busy machine is slower.
 WANTED_S: Final = 5.0
 MOST_S: Final = 15.0
 #: How long each fault lasts once; the others are shorter.
@@ -49,10 +49,10 @@ class Behind:
         if answer.status_code != 200:
             assert answer.status_code in (502, 503, 504), answer.text
             return "refused"
-        if not stream or answer.text.rstrip().endswith("data: [DONE]"):
-            return "failed" if '"error"' in answer.text else "done"
-        assert '"error"' in answer.text, answer.text
-        return "failed"
+        if '"error"' in answer.text:
+            return "failed"
+        assert not stream or answer.text.rstrip().endswith("data: [DONE]"), answer.text
+        return "done"
 
     def serves(self) -> bool:
         try:
