@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -18,6 +20,7 @@ from tokenyard.protocol.control import Order, model_scope
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
+from worker.host.allocation import Goal
 from worker.host.controller import Controller
 from worker.host.membership import Membership
 from worker.messages import (
@@ -74,9 +77,7 @@ def controller(broker: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> I
     """The controller of one played process."""
     monkeypatch.setattr(worker.host.process_handle, "_server", PlayedServer)
     monkeypatch.setattr("worker.host.pool.preload", lambda modules: None)
-    made = Controller(
-        WorkerSettings(redis_url=broker.url, yard=keys.yard, engine="simulated", block_ms=100)
-    )
+    made = made_controller(broker, keys)
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made
@@ -84,6 +85,12 @@ def controller(broker: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> I
     made.stop()
     thread.join(STOP_S)
     assert not thread.is_alive()
+
+
+def made_controller(broker: Server, keys: Keys, **settings: Any) -> Controller:
+    """One that does not run yet."""
+    settings |= {"engine": "simulated", "block_ms": 100}
+    return Controller(WorkerSettings(redis_url=broker.url, yard=keys.yard, **settings))
 
 
 def play(controller: Controller) -> PlayedProcess:
@@ -172,3 +179,31 @@ def test_a_worker_that_refuses_a_signal_answers_a_later_one_after_a_signal_to_ot
 
     # I expect it to answer.
     assert reasons(signals, again) == []
+
+
+class TestLoadsThatEnd:
+    """What the pool hears of a load whose process was killed, and what the host says of it."""
+
+    @pytest.fixture
+    def models(self, tmp_path: Path) -> Path:
+        path = tmp_path / "models.toml"
+        path.write_text("".join(f'[models.{one}]\npath = "{tmp_path}"\n' for one in ("a", "b")))
+        return path
+
+    def test_one_of_many_models_gives_way_and_counts_from_the_second_time(
+        self, broker: Server, keys: Keys, models: Path
+    ) -> None:
+        controller = made_controller(broker, keys, models=models)
+        goal = Goal(controller._catalog["a"], (0,))
+        told = []
+        for _ in range(2):
+            is_tried_again = controller.failed(goal, "ended by SIGKILL", is_lost=True)
+            told.append((is_tried_again, controller._host.info.models[0].fault))
+
+        assert told == [(False, ""), (False, "ended by SIGKILL")]
+
+    def test_the_only_model_is_tried_again(self, broker: Server, keys: Keys) -> None:
+        controller = made_controller(broker, keys)
+        [spec] = controller._catalog.values()
+
+        assert controller.failed(Goal(spec, (0,)), "out of memory")
