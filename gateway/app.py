@@ -26,7 +26,7 @@ from gateway.http.incoming import (
     BODY,
     Bodies,
     Body,
-    parse_body,
+    is_small,
     read_choice,
     read_deadline,
     read_event_id,
@@ -246,8 +246,8 @@ class Gateway:
         raw = await self._bodies.read(receive, client)
         if path in RENDERING and len(raw) > self._settings.max_tokenize_bytes:
             raise too_large(self._settings.max_tokenize_bytes)
-        body = await parse_body(raw, self._settings.max_body_items)
-        scope = {**scope, BODY: Body(body, client)}
+        body = await self._bodies.parse(raw, client)
+        scope = {**scope, BODY: Body(body, is_small(raw), client)}
         profile = find_model(self._watch, body, principal.may_use)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)

@@ -18,7 +18,7 @@ from gateway.batches.records import BatchRecord, BatchRecords
 from gateway.batches.storage import Storage
 from gateway.batches.upload import expected_bytes, receive_upload
 from gateway.http.errors import GatewayError, no_endpoint
-from gateway.http.incoming import Bodies, parse_body, require_json
+from gateway.http.incoming import Bodies, require_json
 from gateway.http.records import key_reused
 from gateway.http.sse import send_body
 from gateway.responses.items import as_list, cut, read_query
@@ -96,7 +96,8 @@ class BatchesApi:
             case "POST", "batches":
                 headers = Headers(scope=scope)
                 require_json(headers)
-                body = await parse_body(await self._bodies.read(receive, principal.client))
+                raw = await self._bodies.read(receive, principal.client)
+                body = await self._bodies.parse(raw, principal.client)
                 key = headers.get("idempotency-key")
                 asked = read_batch(body, principal.client, key, int(clock.wall()))
                 batch = await asyncio.to_thread(self._create, principal, asked)

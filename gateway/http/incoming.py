@@ -6,11 +6,13 @@ import asyncio
 import json
 import math
 import re
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.datastructures import Headers
@@ -20,10 +22,13 @@ from gateway.http.errors import GatewayError, invalid, unavailable
 from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_STRUCTURE: Final = b'"[]{},'
+_STRUCTURE: Final = b'"[]{},:'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
 #: How much is looked at in one call, for other threads to have the interpreter in between.
 _PIECE: Final = 64 * 1024
+#: Values that a list, an object, or a member of one counts for: it takes so much more memory and
+#: time to read, to validate and to write than a number of a list.
+_WEIGHT: Final = 4
 #: How deep values of a body may be nested: deeper than any schema of a tool.
 MAX_DEPTH: Final = 128
 _SMALL_BYTES: Final = 16 * 1024
@@ -43,6 +48,7 @@ class Body:
     """The body of a request as vLLM's app finds it in its scope."""
 
     value: dict[str, Any]
+    is_small: bool
     #: Who waits while it is rendered: the tenant, or the client.
     client: str
 
@@ -60,7 +66,9 @@ class Bodies:
     def __init__(self, settings: GatewaySettings) -> None:
         self._limit = settings.max_body_bytes
         self._most = settings.max_unfinished_bytes
+        self._most_items = settings.max_body_items
         self._unfinished: Counter[str] = Counter()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, receive: Receive, client: str) -> bytes:
         """The whole body; raises `GatewayError` where it is too large or the client is gone."""
@@ -84,6 +92,13 @@ class Bodies:
             if not self._unfinished[client]:
                 del self._unfinished[client]
 
+    async def parse(self, raw: bytes, client: str) -> dict[str, Any]:
+        """`parse_body`, in a thread if it is large, and one at a time for each client."""
+        if is_small(raw):
+            return parse_body(raw, self._most_items)
+        async with self._turns.setdefault(client, asyncio.Lock()):
+            return await asyncio.to_thread(parse_body, raw, self._most_items)
+
     def _check(self, client: str) -> None:
         if self._unfinished[client] > self._most // 4:
             message = "too many bytes of your requests are unfinished; send fewer at a time"
@@ -102,6 +117,13 @@ def is_small(raw: bytes) -> bool:
     return len(raw) <= _SMALL_BYTES and raw.count(b"{") + raw.count(b"[") <= _SMALL_ITEMS
 
 
+def dump(value: Any, **options: Any) -> str:
+    """``json.dumps``, which in another thread than the main one lets others go on meanwhile."""
+    if threading.current_thread() is threading.main_thread():
+        return json.dumps(value, **options)
+    return "".join(json.JSONEncoder(**options).iterencode(value))
+
+
 def require_json(headers: Headers) -> None:
     """Raises `GatewayError`, as vLLM's server does: a page may send other types to other sites."""
     kind = headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
@@ -110,14 +132,8 @@ def require_json(headers: Headers) -> None:
         raise GatewayError(400, "invalid_request_error", message)
 
 
-async def parse_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> dict[str, Any]:
+def parse_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> dict[str, Any]:
     """The JSON object of a body; raises `GatewayError`."""
-    if is_small(raw):
-        return _parse(raw, max_items)
-    return await asyncio.to_thread(_parse, raw, max_items)
-
-
-def _parse(raw: bytes, max_items: int) -> dict[str, Any]:
     check_body(raw, max_items)
     try:
         body = json.loads(raw, cls=None if raw.count(b",") < _FEW_ITEMS else _DecoderInPython)
@@ -142,14 +158,16 @@ class _DecoderInPython(json.JSONDecoder):
 
 def check_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> None:
     """Raises `GatewayError` where a body has too many values, or they are nested too deep."""
-    opened = raw.count(b"{") + raw.count(b"[")
-    if opened <= MAX_DEPTH and opened + raw.count(b",") <= max_items:
+    if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH and _items(raw) <= max_items:
         return  # even if none of them stands in a text
     structure = _outside_texts(raw)
-    if sum(structure.count(one) for one in (b"{", b"[", b",")) > max_items:
-        message = f"the body has more than {max_items} values"
+    if _items(structure) > max_items:
+        message = (
+            f"the body has more than {max_items} values, of which each list, object and member of "
+            f"an object counts for {_WEIGHT}"
+        )
         raise GatewayError(413, "invalid_request_error", message)
-    nested = structure.replace(b",", b"")
+    nested = structure.translate(None, b",:")
     for _ in range(MAX_DEPTH):
         before, nested = nested, nested.replace(b"[]", b"").replace(b"{}", b"")
         if nested == before:
@@ -159,8 +177,14 @@ def check_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> None:
         raise GatewayError(400, "invalid_request_error", message)
 
 
+def _items(text: bytes) -> int:
+    """The values of a text of JSON by the limit's measure, at most."""
+    heavy = sum(text.count(one) for one in (b"{", b"[", b":"))
+    return text.count(b",") + _WEIGHT * heavy
+
+
 def _outside_texts(raw: bytes) -> bytes:
-    """The brackets and commas of JSON that do not stand in a text."""
+    """The brackets, commas and colons of JSON that do not stand in a text."""
     # Without escapes, every quotation mark begins or ends a text.
     marks = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHER)
     found, is_inside = [], 0

@@ -7,14 +7,16 @@ replies from the first, and nothing is submitted.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import GatewayError, invalid, no_endpoint
-from gateway.http.incoming import Bodies, read_event_id
+from gateway.http.incoming import BODY, Bodies, read_event_id
 from gateway.http.sse import Answer, send_body
 from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
 from gateway.responses.options import (
@@ -66,7 +68,8 @@ class ResponsesApi:
     ) -> None:
         """Serve ``POST /v1/responses``; of a stream, only the events behind number ``after``."""
         options = read_options(body)
-        stored, saving = await self._open(body, model, context, options)
+        is_small = scope[BODY].is_small
+        stored, saving = await self._open(body, model, context, options, is_small=is_small)
         context.continues = context.continues or options.is_background
         if options.is_kept:
             context.keep_s = self._settings.record_ttl_s
@@ -84,7 +87,13 @@ class ResponsesApi:
                 await self._store.delete(stored, is_counted=True)
 
     async def _open(
-        self, body: Body, model: str, context: RequestContext, options: ResponseOptions
+        self,
+        body: Body,
+        model: str,
+        context: RequestContext,
+        options: ResponseOptions,
+        *,
+        is_small: bool,
     ) -> tuple[StoredResponse, Command | None]:
         """The response with its whole conversation, and what stores it with its request."""
         name = f"resp_{context.durable_id}"
@@ -95,12 +104,13 @@ class ResponsesApi:
             body = body | {
                 "input": await self._conversation(context.client, options.previous, body)
             }
+        write = partial(for_front_end, body, name, options)
         mine = StoredResponse(
             durable_id=context.durable_id,
             client=context.client,
             created_ms=round(context.created * 1000),
             model=model,
-            body=for_front_end(body, name, options),
+            body=write() if is_small else await asyncio.to_thread(write),
             previous=options.previous,
             is_background=options.is_background,
             is_stream=options.is_stream or options.is_background,

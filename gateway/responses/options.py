@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.http.errors import GatewayError, invalid
+from gateway.http.incoming import dump
 
 PATH: Final = "/v1/responses"
 
@@ -54,7 +54,7 @@ def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOp
     inner |= {"request_id": response_id, "background": False}
     inner["stream"] = options.is_stream or options.is_background
     try:
-        text = json.dumps(inner, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = dump(inner, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
     except (ValueError, RecursionError) as error:
         message = f"the body is not JSON in UTF-8: {error}"
