@@ -56,6 +56,7 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 OF_VLLM = (
     "e2e",
     "engines",
+    "foreign",
     "gateway",
     "gpu",
     "unit/benchmarks/test_serving.py",

@@ -119,6 +119,7 @@ def test_a_worker_loads_its_engine_only_in_the_engine_room() -> None:
     assert loaded == []
 
 
+@pytest.mark.vllm  # with which FastAPI comes
 def test_the_gateway_loads_vllm_only_behind_its_front_end() -> None:
     names = [name for name in modules_of("gateway") if not name.startswith(GATEWAY_ROOMS)]
     loaded, _ = loaded_by(names, (*TENSORS, "rq", "coordinator", "worker"))

@@ -22,6 +22,7 @@ from coordinator.telemetry.tenant_series import OTHER
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
+from tests.support.streams import streams
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.batch import run_batch
@@ -421,10 +422,12 @@ def test_the_page_of_metrics_is_complete(heading: str, metrics: tuple[Metric, ..
 
 @pytest.mark.long
 def test_the_endpoints_show_the_declared_metrics(plant: Watched) -> None:
-    ports = plant.lead(), plant.serve()
+    ports = plant.lead(), plant.serve(simulated_step_s=0.05)
     plant.wait_for_leader()
     plant.wait_for_workers(1)
     plant.connection.zadd(plant.keys.service, {"ann": 1})
+    plant.push_all(streams(1, 10_000))  # it runs, and so its model has a line
+    eventually(lambda: "tokenyard_model_requests{" in text_of(ports[0]))
     for port, metrics in zip(ports, (coordinator_metrics.METRICS, worker.host.metrics.METRICS),
                              strict=True):  # fmt: skip
         families = list(text_string_to_metric_families(text_of(port)))

@@ -205,6 +205,10 @@ def test_long_parameters_are_read_as_short_ones_are() -> None:
     assert entry_digest({**PLAIN, b"params": words}) != entry_digest(PLAIN)
 
 
+#: Deeper than any Python reads.
+_DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -216,11 +220,11 @@ def test_long_parameters_are_read_as_short_ones_are() -> None:
         {b"tokens": b"abc"},
         {b"messages": b"{"},
         {b"messages": b"\xff"},
-        {b"messages": b"[" * 5000 + b"]" * 5000},
-        {b"prompt": b"x", b"params": b'{"extra_args":' + b"[" * 5000 + b"]" * 5000 + b"}"},
-        {b"messages": b"[]", b"tools": b"[" * 5000 + b"]" * 5000},
+        {b"messages": _DEEP},
+        {b"prompt": b"x", b"params": b'{"extra_args":' + _DEEP + b"}"},
+        {b"messages": b"[]", b"tools": _DEEP},
         {b"prompt": b"x", b"reasoning_ended": b"yes"},
-        {b"prompt": b"x", b"reasoning_parser_kwargs": b'{"k":' + b"[" * 5000 + b"]" * 5000 + b"}"},
+        {b"prompt": b"x", b"reasoning_parser_kwargs": b'{"k":' + _DEEP + b"}"},
     ],
 )
 def test_the_digest_of_an_unreadable_entry_equals_no_other(fields: dict[bytes, bytes]) -> None:
