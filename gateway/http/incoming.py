@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any, Final
@@ -160,14 +160,17 @@ def check_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> None:
     """Raises `GatewayError` where a body has too many values, or they are nested too deep."""
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH and _items(raw) <= max_items:
         return  # even if none of them stands in a text
-    structure = _outside_texts(raw)
-    if _items(structure) > max_items:
-        message = (
-            f"the body has more than {max_items} values, of which each list, object and member of "
-            f"an object counts for {_WEIGHT}"
-        )
-        raise GatewayError(413, "invalid_request_error", message)
-    nested = structure.translate(None, b",:")
+    found, items = [], 0
+    for piece in _outside_texts(raw):
+        found.append(piece)
+        items += _items(piece)
+        if items > max_items:
+            message = (
+                f"the body has more than {max_items} values, of which each list, object and member "
+                f"of an object counts for {_WEIGHT}"
+            )
+            raise GatewayError(413, "invalid_request_error", message)
+    nested = b"".join(found).translate(None, b",:")
     for _ in range(MAX_DEPTH):
         before, nested = nested, nested.replace(b"[]", b"").replace(b"{}", b"")
         if nested == before:
@@ -183,16 +186,15 @@ def _items(text: bytes) -> int:
     return text.count(b",") + _WEIGHT * heavy
 
 
-def _outside_texts(raw: bytes) -> bytes:
-    """The brackets, commas and colons of JSON that do not stand in a text."""
+def _outside_texts(raw: bytes) -> Iterator[bytes]:
+    """The brackets, commas and colons of JSON that do not stand in a text, in order."""
     # Without escapes, every quotation mark begins or ends a text.
     marks = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHER)
-    found, is_inside = [], 0
+    is_inside = 0
     for start in range(0, len(marks), _PIECE):
         parts = marks[start : start + _PIECE].split(b'"')
-        found += parts[is_inside::2]
+        yield b"".join(parts[is_inside::2])
         is_inside ^= (len(parts) - 1) % 2
-    return b"".join(found)
 
 
 def refuse_beam_search(body: dict[str, Any]) -> None:
