@@ -39,7 +39,6 @@ COMMANDS: Final = {
     "top": "tokenyard.cli.top:top",
     "doctor": "tokenyard.cli.doctor:doctor",
     "audit": "tokenyard.cli.audit:audit",
-    "bench": "tokenyard.cli.bench:bench",
     "completion": "tokenyard.cli.completion:completion",
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
