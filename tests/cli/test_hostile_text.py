@@ -68,8 +68,6 @@ CALLS: dict[str, list[list[str]]] = {
     "suspend": [["--model", "sim" + EVIL, "--why", EVIL, "--timeout-s", "1"]],
     "resume": [["--model", "sim" + EVIL, "--timeout-s", "1"]],
     "epoch": [["3", "--model", "sim" + EVIL, "--timeout-s", "1"]],
-    "profile start": [["--model", "sim" + EVIL, "--timeout-s", "1"]],
-    "profile stop": [["--model", "sim" + EVIL, "--timeout-s", "1"]],
     "empty": [["--model", "sim" + EVIL, "--yes"], ["--yes"]],
     "drain": [["--worker", "none" + EVIL, "--timeout-s", "1"]],
     "stop": [["--worker", "none" + EVIL, "--timeout-s", "1"]],

@@ -29,7 +29,6 @@ COMMANDS: Final = {
     "suspend": "tokenyard.cli.pause:suspend",
     "resume": "tokenyard.cli.pause:resume",
     "epoch": "tokenyard.cli.epoch:epoch",
-    "profile": "tokenyard.cli.profile:profile",
     "drain": "tokenyard.cli.drain:drain",
     "stop": "tokenyard.cli.drain:stop",
     "keys": "tokenyard.cli.keys:keys",
