@@ -20,8 +20,6 @@ TEXTS: Final = {
     "policy": "How a worker is chosen for a request.",
     "deterministic": "Let the order of arrival alone decide; needs --expect-workers.",
     "record": "Write each decision to this file, one JSON object a line.",
-    "replay": "Follow the decisions in this file.",
-    "replay_wait_s": "Wait so long for a worker that --replay names; then the policy decides.",
     "lease_ms": "The leader's lease: the longest standstill when the leader is killed.",
     "block_ms": "Longest wait of one read.",
     "max_num_queued_reqs": "Most requests that may wait; more are refused with QUEUE_FULL.",

@@ -201,7 +201,6 @@ class Coordinator:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self.stop())
-        self._selection.start()
         self._tracer.start()
         if self._endpoint:
             self._endpoint.start()

@@ -68,13 +68,6 @@ class ResetPrefixCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """To the process: start or stop the profiler."""
-
-    start: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ReloadWeights:
     """To a paused process: load the weights of the checkpoint at ``path``; "": the model's own."""
 
@@ -105,7 +98,7 @@ class UnpauseEngine:
 
 
 #: The process answers with `Done`, or with a `CommandRefused` that names the command.
-EngineCommand = ResetPrefixCache | Profile | ReloadWeights | SetEpoch | UnpauseEngine
+EngineCommand = ResetPrefixCache | ReloadWeights | SetEpoch | UnpauseEngine
 
 
 @dataclass(frozen=True, slots=True)

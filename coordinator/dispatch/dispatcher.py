@@ -331,7 +331,7 @@ class Dispatcher:
         if not plan:
             return False
         now_ms = self._roster.broker_time.now_ms
-        reasons, charges = self._intake.tenants.charge(plan, now_ms)
+        charges = self._intake.tenants.charge(plan)
         moves = [
             Move(
                 item.queued.intake,
@@ -341,13 +341,13 @@ class Dispatcher:
                 item.lane.worker,
                 item.lane.limit,
                 alone=item.alone,
-                why=self._waits.tell(item.queued, now_ms, why),
+                why=self._waits.tell(item.queued, now_ms, item.why),
                 digest=item.queued.digest,
                 on_trial=item.on_trial,
                 charge=charge,
                 deadline_ms=(item.queued.deadline_ms or 0) if item.queued.is_shifted else 0,
             )
-            for item, why, charge in zip(plan, reasons, charges, strict=True)
+            for item, charge in zip(plan, charges, strict=True)
         ]
         began = clock.monotonic()
         codes = self._scripts.dispatch(token, moves)
@@ -355,11 +355,9 @@ class Dispatcher:
         self._counts.assign.observe(took_s)
         log.debug("dispatched %d in %.1f ms", len(moves), took_s * 1e3)
         self._settle(token, plan, codes)
-        tenants = self._backlog.tenants
-        for item, charge, code in zip(plan, charges, codes, strict=True):
+        for charge, code in zip(charges, codes, strict=True):
             if charge and code is _DISPATCHED:
-                tenants.note_dispatched(charge)
-                tenants.served.note(item.queued)
+                self._backlog.tenants.note_dispatched(charge)
         return True
 
     def _settle(

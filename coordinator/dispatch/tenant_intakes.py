@@ -145,20 +145,13 @@ class TenantIntakes:
         self._set(strange, packed)
         self._count(strange, counts)
 
-    def charge(
-        self, plan: Sequence[PlannedDispatch], now_ms: float
-    ) -> tuple[Sequence[str], Sequence[Charge | None]]:
-        """Why each request goes to its lane, and what it is charged; at no cost without tenants."""
+    def charge(self, plan: Sequence[PlannedDispatch]) -> Sequence[Charge | None]:
+        """What each request is charged; at no cost without tenants."""
         names = {item.queued.tenant for item in plan}
-        shares = self._shares
-        if not shares.first and names == {""}:
-            return [item.why for item in plan], [None] * len(plan)
+        if not self._shares.first and names == {""}:
+            return [None] * len(plan)
         self.describe(names)
-        shares.begin_turn(now_ms)
-        return (
-            [shares.explain(item.queued, now_ms, item.why) for item in plan],
-            [shares.charge(item.queued) for item in plan],
-        )
+        return [self._shares.charge(item.queued) for item in plan]
 
     def _is_known(self, tenant: str) -> bool:
         """Whether a tenant is among the first, or has requests in the backlog."""

@@ -16,7 +16,6 @@ from typing import Final
 from msgspec import Struct
 
 from coordinator.dispatch.held_tenants import HeldTenants
-from coordinator.dispatch.served_log import ServedLog
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
 from tokenyard.scripts import Charge
@@ -65,8 +64,6 @@ class TenantShares:
         self.held = HeldTenants()
         #: What the plan of this turn charges so far.
         self.planned: defaultdict[str, float] = defaultdict(float)
-        #: What was served in the last minutes, while somebody was in line.
-        self.served = ServedLog()
 
     def clear(self) -> None:
         """Forget everything, as in a new term."""
@@ -74,7 +71,6 @@ class TenantShares:
         self._states.clear()
         self.unread.clear()
         self.held.clear()
-        self.served.clear()
         self.see({}, has_more=False)
 
     def see(self, first: Mapping[str, float], *, has_more: bool) -> bool:
@@ -190,16 +186,6 @@ class TenantShares:
         if self.first:
             for queued in placed:
                 self.planned[queued.tenant] += self.amount(queued)
-
-    def begin_turn(self, now_ms: float) -> None:
-        """Requests are about to be dispatched."""
-        if self.first:
-            self.served.begin_turn(now_ms, self.held)
-
-    def explain(self, queued: QueuedRequest, now_ms: float, why: str) -> str:
-        """Why a request goes to its lane, and what was served before it."""
-        before = self.served.tell(queued, now_ms) if self.first else ""
-        return f"{why}; {before}" if before else why
 
     def note_dispatched(self, charge: Charge) -> None:
         """A request was charged: until the line is read again, this is what is known."""

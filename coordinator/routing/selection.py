@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
-from coordinator.routing.absences import Absences
 from coordinator.routing.affinity import NO_MATCH, Matches, megatron, prefix_affinity
 from coordinator.routing.features import NO_FEATURES, RoutingFeatures, all_features, work_only
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick, least_loaded, vllm
 from coordinator.routing.prefixes import Cache, Prefixes
 from coordinator.routing.queued_request import QueuedRequest
-from coordinator.routing.schedule import Replay, ScheduleWriter, read_schedule
+from coordinator.routing.schedule import ScheduleWriter
 from tokenyard.protocol.settings import CoordinatorSettings, PolicyName
 from tokenyard.protocol.wire import Request
+
+log = logging.getLogger("tokenyard.coordinator.schedule")
 
 #: Policies that use only the lanes.
 _PLAIN: Final[Mapping[PolicyName, Callable[[Lanes, str], Lane | None]]] = {
@@ -40,10 +39,7 @@ class Selection:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        self._replay: Replay | None = None
         self._writer = ScheduleWriter(settings.record) if settings.record else None
-        self._replay_absences = Absences(settings.replay_wait_s)
-        self._worker_absences = Absences(math.inf)
         self._last: dict[str, str] = {}  # by model: the worker that was given the last request
         self._prefixes = Prefixes()
         policy = None if settings.deterministic else settings.policy
@@ -51,20 +47,16 @@ class Selection:
         self.is_weighing = policy in _WEIGHING  # it weighs the tokens on the lanes
         self.is_blind = policy in (None, "round_robin")  # it ignores loads
         # Deterministic: the workers of each model, how many requests of each class and model had
-        # their turn, and the worker of each waiting request.
+        # their turn, the worker of each waiting request, and the absent ones, by worker and model.
         self._worker_order: dict[str, list[str]] = {}
         self._turns: Counter[tuple[str, str]] = Counter()
         self._due: dict[tuple[str, str], str] = {}
+        self._absent: set[tuple[str, str]] = set()
 
     @property
     def record(self) -> ScheduleWriter | None:
         """Where decisions are recorded, if anywhere."""
         return self._writer
-
-    def start(self) -> None:
-        """Read the schedule to follow, if there is one."""
-        if self._settings.replay:
-            self._replay = Replay(read_schedule(self._settings.replay))
 
     def start_when_complete(self, lanes: Sequence[Lane]) -> None:
         """The expected workers have joined: the deterministic mode uses these, by name."""
@@ -88,20 +80,6 @@ class Selection:
 
     def choose(self, queued: QueuedRequest, lanes: Lanes) -> Pick | None:
         """A lane for the request among those of its model, or None while it has to wait."""
-        recorded = self._recorded(queued)
-        if not recorded:
-            return self._by_rule(queued, lanes)
-        if not _is_given_up(recorded, lanes, self._replay_absences):
-            return _pick("replay", lanes.named(recorded))
-        pick = self._by_rule(queued, lanes)
-        return pick and replace(pick, why=f"replay: {recorded} is absent; {pick.why}")
-
-    def _recorded(self, queued: QueuedRequest) -> str:
-        """The worker that the replayed schedule names, or ""."""
-        return (self._replay and self._replay.worker(queued.client, queued.id)) or ""
-
-    def _by_rule(self, queued: QueuedRequest, lanes: Lanes) -> Pick | None:
-        """A lane where no schedule names one."""
         if self._settings.deterministic:
             return _pick("deterministic", self._in_turn(queued, lanes))
         pick = self._by_policy(queued.features, lanes)
@@ -133,35 +111,34 @@ class Selection:
             self._due[key] = names[self._turns[queued.intake, model] % len(names)]
             self._turns[queued.intake, model] += 1
         due = self._due[key]
-        _is_given_up(due, lanes, self._worker_absences)  # never, but it logs the absent worker
+        self._note_presence(due, lanes)
         return lanes.named(due)
+
+    def _note_presence(self, worker: str, lanes: Lanes) -> None:
+        """Log once that a worker whose turn it is is absent, and that it is back."""
+        model = lanes[0].model
+        if lanes.has(worker):
+            if (worker, model) in self._absent:
+                self._absent.discard((worker, model))
+                log.info("worker %s serves %s again", worker, model)
+        elif (worker, model) not in self._absent:
+            self._absent.add((worker, model))
+            log.warning(
+                "no worker %s serves %s: its requests, and those behind them, wait for it",
+                *(worker, model),
+            )
 
     def settle(self, queued: QueuedRequest, lane: Lane | None) -> None:
         """The request was dispatched to ``lane``, or does not wait any more."""
         if self._due:
             self._due.pop((queued.intake, queued.entry), None)
-        if lane is None:
-            return
-        recorded = self._recorded(queued)
-        if self._replay and recorded:
-            self._replay.advance(queued.client, queued.id)
-        if self._writer:
-            instead_of = recorded if recorded != lane.name else ""
-            self._writer.write(queued.client, queued.id, lane.name, instead_of)
+        if lane and self._writer:
+            self._writer.write(queued.client, queued.id, lane.name)
 
     def close(self) -> None:
         """Close the record; idempotent."""
         if self._writer:
             self._writer.close()
-
-
-def _is_given_up(worker: str, lanes: Lanes, absences: Absences) -> bool:
-    """Whether a worker that requests must go to has been absent for too long."""
-    model = lanes[0].model
-    if lanes.has(worker):
-        absences.end(worker, model)
-        return False
-    return absences.is_over(worker, model)
 
 
 def _pick(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | None:

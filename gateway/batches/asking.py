@@ -108,10 +108,6 @@ class FrontEndAsking:
         """See `Asking`."""
         self._loop.call_soon_threadsafe(self._asker.is_over.set)
 
-    def hedge(self) -> Iterator[Answer]:
-        """See `Asking`: an answer is rendered for one request, so there is no second one."""
-        return iter(())
-
 
 def by_front_end(url: str, yard: str, rules: OwnRules) -> AskingFactory:
     """Asks by vLLM's front end, under the job's id as the client's name."""

@@ -110,7 +110,7 @@ def test_an_accepted_line_is_not_run_again_after_a_kill(
     # Given a job that was killed with requests in flight
     lines = [completion(number, max_tokens=50) for number in range(200)]
     source, target = write_lines("in.jsonl", lines), tmp_path / "out.jsonl"
-    arguments = ("run", source, "-o", target, "--no-hedge")
+    arguments = ("run", source, "-o", target)
     process = start(steady_plant, tmp_path / "log", *arguments)
     ended_when_larger(process, target, 0)
     process.kill()

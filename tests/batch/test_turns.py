@@ -110,9 +110,6 @@ class Limited:
 
     def cancel(self) -> None: ...
 
-    def hedge(self) -> Iterator[Any]:
-        return iter(())
-
 
 @pytest.mark.parametrize(("window_s", "pause_s"), [(0.0, 300), (60.0, 60)])
 def test_a_batch_that_waits_for_a_limit_gives_its_worker_back(

@@ -62,7 +62,7 @@ def proposed(propose: Propose) -> Propose:
 def test_commands_and_options_are_proposed(propose: Propose) -> None:
     assert propose("doc") == ["doctor"]
     assert propose("batch", "res") == ["resume", "results"]
-    assert propose("bench", "--prompt") == ["--prompt-tokens"]
+    assert propose("requests", "--scan") == ["--scan-limit"]
 
 
 @pytest.mark.long
@@ -76,8 +76,8 @@ def test_names_of_workers_and_models_are_proposed(
     assert proposed("submit", "--model", "sim", url=yard["url"]) == ["simulated"]
     assert proposed("models", "unload", "s", url=yard["url"]) == ["simulated"]
     # I expect options before the command to count
-    assert proposed("--redis-url", yard["url"], "bench", "--model", "") == ["simulated"]
-    assert propose("--redis-url", yard["url"], "--yard", "no", "bench", "--model", "") == []
+    assert proposed("--redis-url", yard["url"], "submit", "--model", "") == ["simulated"]
+    assert propose("--redis-url", yard["url"], "--yard", "no", "submit", "--model", "") == []
 
 
 @pytest.mark.long

@@ -185,7 +185,6 @@ def test_an_empty_list_is_an_empty_array(
         ["up", "--models", "/nowhere"],
         ["up", "--model", "/nowhere"],
         ["worker", "--models", "/nowhere"],
-        ["coordinator", "--replay", "/nowhere"],
     ],
 )
 def test_a_missing_file_is_wrong_usage_everywhere(

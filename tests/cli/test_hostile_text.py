@@ -68,15 +68,13 @@ CALLS: dict[str, list[list[str]]] = {
     "suspend": [["--model", "sim" + EVIL, "--why", EVIL, "--timeout-s", "1"]],
     "resume": [["--model", "sim" + EVIL, "--timeout-s", "1"]],
     "epoch": [["3", "--model", "sim" + EVIL, "--timeout-s", "1"]],
-    "profile start": [["--model", "sim" + EVIL, "--timeout-s", "1"]],
-    "profile stop": [["--model", "sim" + EVIL, "--timeout-s", "1"]],
     "empty": [["--model", "sim" + EVIL, "--yes"], ["--yes"]],
     "drain": [["--worker", "none" + EVIL, "--timeout-s", "1"]],
     "stop": [["--worker", "none" + EVIL, "--timeout-s", "1"]],
 }
 #: Commands that print no text of a client, and the reason.
 NOTHING = {
-    **dict.fromkeys(["up", "demo", "bench"], "run a yard or requests of their own"),
+    **dict.fromkeys(["up", "demo"], "run a yard or requests of their own"),
     **dict.fromkeys(["board", "coordinator", "gateway", "worker"], "log: see below"),
     "completion": "prints a script for shells",
     **dict.fromkeys(["keys create", "keys list", "keys revoke"], "show what operators wrote"),

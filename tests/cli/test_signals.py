@@ -95,8 +95,6 @@ def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
         (("resume",), "awake, and paused", "not suspended"),
         (("unpause",), "unpaused", "not paused"),
         (("epoch", "4"), "in epoch 4", "in epoch 4 already"),
-        (("profile", "start"), "profiling", "profiling already"),
-        (("profile", "stop"), "profiling stopped", "not profiling"),
     ]
     for command, done, already in pairs:
         first, second = run(*command), run(*command)
@@ -116,7 +114,7 @@ def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
         ([], ("suspend",), "SUSPEND: all is RUNNING: PAUSE it first (tokenyard pause)"),
         (
             [("pause", "--worker", "w"), ("suspend", "--worker", "w")],
-            ("profile", "start", "--worker", "w"),
+            ("unpause", "--worker", "w"),
             "RESUME it first (tokenyard resume --worker w)",
         ),
     ],

@@ -33,6 +33,7 @@ from tokenyard.protocol.control import (
     after,
     model_scope,
 )
+from worker.engines.simulated.backend import BROKEN
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
@@ -87,7 +88,7 @@ def running_first(cells: list[tuple[Signal, RunState]]) -> list[Any]:
     ]
 
 
-VALID = [cell for cell in cells("valid") if cell[0] not in ENDS | {"START_PROFILE"}]
+VALID = [cell for cell in cells("valid") if cell[0] not in ENDS]
 
 
 @pytest.mark.long
@@ -238,13 +239,12 @@ def test_a_signal_to_go_ends_only_the_hosts_that_were_there(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("run_state", ["RUNNING", "PAUSED"])
-def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: RunState) -> None:
-    # Given three workers without a profiler, one of which is frozen
-    cast = start(plant, "START_PROFILE", run_state)
+def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant) -> None:
+    # Given three paused workers, one of which is frozen, and weights that none of them can load
+    cast = start(plant, "RELOAD_WEIGHTS", "PAUSED")
     victim = cast.freeze("b")
-    given = cast.signals.give(cast.order("START_PROFILE"))
-    cast.enter("d")
+    order = cast.order("RELOAD_WEIGHTS")
+    given = cast.signals.give(msgspec.structs.replace(order, weights=f"/checkpoints/{BROKEN}"))
 
     # I expect the others to report why they refuse, and the wait to name the frozen one.
     def refused() -> dict[str, str]:
@@ -253,21 +253,18 @@ def test_a_signal_that_all_refuse_reports_the_reasons(plant: Plant, run_state: R
     eventually(
         lambda: [one for one, why in refused().items() if not why] == [victim], timeout_s=BOUND_S
     )
-    assert all("no profiler" in why for one, why in refused().items() if one != victim)
+    assert all("broken weights" in why for one, why in refused().items() if one != victim)
 
     # If it is killed, I expect the wait to end when only workers that refused remain,
     cast.kill("b")
     assert victim in workers(cast.signals.wait(given, 0.0))
     plant.end_leases("b")
     left = cast.signals.wait(given, BOUND_S)
-    assert {one.name for one in left} >= {"a", "c"}
-    assert all("no profiler" in one.reason for one in left)
-    # the refusing ones to be in the desired state otherwise,
-    cast.enter("b")
-    cast.are_in(cast.desired_state(), "abcd")
-    assert not any(one.profiling for one in cast.newest().values())
+    assert {one.name for one in left} == {"a", "c"}
+    assert all("broken weights" in one.reason for one in left)
     # and all to obey once the signal is taken back.
-    cast.tell("STOP_PROFILE")
+    back = cast.signals.give(msgspec.structs.replace(order, weights=""))
+    assert cast.signals.wait(back, BOUND_S) == []
     cast.go_on()
     cast.check_requests()
 

@@ -1,4 +1,4 @@
-"""Sleep, wake, reset and profile: operations on an engine besides requests."""
+"""Sleep, wake and reset: operations on an engine besides requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import answers, counter_of_reuse, greedy, run, spec_of
+from tests.engines.harness import answers, counter_of_reuse, greedy, spec_of
 from tests.engines.llama import write_llama
 from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine, Unsupported
@@ -78,11 +78,6 @@ def test_a_reset_changes_no_answer(engine: Engine) -> None:
     engine.reset()
 
     assert answers(engine) == before
-
-
-def test_a_profile_without_a_profiler_is_refused(engine: Engine) -> None:
-    with pytest.raises(Unsupported, match="profiler"):
-        engine.profile(start=True)
 
 
 # ------------------------------------------------------------------------------------------- vLLM
@@ -180,19 +175,3 @@ def test_a_reset_clears_the_prefix_cache(backend: Backend, monkeypatch: pytest.M
     engine.close()
 
     assert (first, again, after) == (0, 32, 0)
-
-
-@pytest.mark.vllm
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 warns each time
-def test_a_profile_is_written_where_the_model_has_a_profiler(
-    backend: Backend, tmp_path: Path
-) -> None:
-    profiler = {"profiler": "torch", "torch_profiler_dir": str(tmp_path)}
-    engine = backend.load(spec_of("adder", engine_args={"profiler_config": profiler}))
-
-    engine.profile(start=True)
-    run(engine, greedy(max_tokens=2))
-    engine.profile(start=False)
-    engine.close()
-
-    assert [file for file in tmp_path.iterdir() if "trace" in file.name]

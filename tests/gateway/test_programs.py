@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from tests.docs.pages import page, section
 from tests.gateway.asked import say
 from tests.gateway.speaker import text_behind
 from tests.gateway.stand import Door, Stand
@@ -96,16 +100,22 @@ def is_running(stand: Stand, durable_id: str) -> bool:
     return bool(connection.hget(ledger, "state") == b"assigned")
 
 
+def documented() -> list[str]:
+    """The options of `vllm bench serve` that docs/operations.md gives."""
+    text = section(page("docs/operations.md"), "### Looking").replace("\\\n", "")
+    [options] = re.findall(r"^    vllm bench serve (.+)$", text, re.MULTILINE)
+    return shlex.split(options)
+
+
 @pytest.fixture(scope="module")
 def told(stand: Stand, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `vllm bench serve` found at each endpoint; a process of its own imports it once."""
     folder, door = tmp_path_factory.mktemp("told"), stand.door()
-    shared = ["--base-url", door.url, "--model", "speaker", "--tokenizer", str(stand.speaker)]
+    values = {"--base-url": door.url, "--model": "speaker", "--tokenizer": str(stand.speaker)}
+    shared = [values.get(before, word) for before, word in pairwise(["", *documented()])]
     shared += ["--dataset-name", "random", "--random-input-len", "20", "--num-prompts", "12"]
     shared += ["--random-output-len", "30", "--ignore-eos", "--temperature", "0"]
     shared += ["--save-result", "--result-dir", str(folder), "--disable-tqdm"]
-    # It takes an event for one line of data.
-    shared += ["--header", "X-Tokenyard-Event-Ids=off"]
     runs = [
         [*shared, "--backend", name, "--endpoint", path, "--result-filename", f"{name}.json"]
         for name, path in BACKENDS.items()

@@ -11,10 +11,11 @@ from coordinator.placement import placer
 from coordinator.placement.needs import Demand
 from coordinator.placement.placer import Placer
 from coordinator.roster import Roster
-from coordinator.routing.schedule import ScheduleWriter, read_placings
+from coordinator.routing.schedule import ScheduleWriter
 from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
+from tests.support.schedules import read_placings
 from tests.support.waiting import eventually
 
 

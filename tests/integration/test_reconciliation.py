@@ -25,19 +25,22 @@ from worker.host.controller import Controller
 from worker.host.membership import Membership
 from worker.messages import (
     CommandRefused,
+    Done,
     LoadModel,
     Paused,
     PauseEngine,
-    Profile,
     Ready,
+    ReloadWeights,
     Serve,
+    SetEpoch,
     Warm,
 )
 
 STOP_S = 20.0
 WAIT_S = 30.0
-PAUSE = Order(signal="PAUSE")
-PROFILE = Order(signal="START_PROFILE")
+MODEL = model_scope("simulated")
+RELOAD = Order(signal="RELOAD_WEIGHTS", scope=MODEL, weights="/gone")
+EPOCH = Order(signal="SET_GENERATION_EPOCH", epoch=4)
 
 
 class PlayedServer:
@@ -106,21 +109,24 @@ def hears(process: PlayedProcess, kind: type) -> PlayedProcess:
     return process
 
 
-def refuse_to_profile(process: PlayedProcess) -> None:
-    hears(process, Profile).say(CommandRefused("it has no profiler", Profile(True)))
+def refuse_to_reload(process: PlayedProcess) -> None:
+    hears(process, ReloadWeights).say(CommandRefused("no such folder", ReloadWeights("/gone")))
 
 
 @pytest.fixture
 def refusing(controller: Controller, signals: Signals) -> PlayedProcess:
-    """The process of a ready worker that has refused to profile."""
+    """The process of a paused worker that has refused to load other weights."""
     process = play(controller)
     process.say(Warm(MEMORY, {"import": 1.0}))
     spec = next(iter(controller._catalog.values()))
     hears(process, LoadModel).say(Ready(engine_info(spec), MEMORY))
     hears(process, Serve)
-    given = signals.give(PROFILE)
-    refuse_to_profile(process)
-    assert reasons(signals, given) == ["it has no profiler"]
+    paused = signals.give(Order(signal="PAUSE", scope=MODEL))
+    hears(process, PauseEngine).say(Paused("abort"))
+    assert reasons(signals, paused) == []
+    given = signals.give(RELOAD)
+    refuse_to_reload(process)
+    assert reasons(signals, given) == ["no such folder"]
     return process
 
 
@@ -148,34 +154,34 @@ def test_an_earlier_acknowledgement_is_no_answer_to_a_refused_signal(
     signals: Signals, refusing: PlayedProcess
 ) -> None:
     # Given a worker that has obeyed a signal after the one that it refuses
-    pause = signals.give(PAUSE)
-    hears(refusing, PauseEngine).say(Paused("abort"))
-    refuse_to_profile(refusing)
-    assert reasons(signals, pause) == []
+    epoch = signals.give(EPOCH)
+    refuse_to_reload(refusing)
+    hears(refusing, SetEpoch).say(Done(SetEpoch(4)))
+    assert reasons(signals, epoch) == []
 
     # If the refused signal is given again
-    again = signals.give(PROFILE)
+    again = signals.give(RELOAD)
 
     # I expect the worker to try it again, and the operator to learn that it refuses.
     assert not again.is_redundant
-    refuse_to_profile(refusing)
-    assert reasons(signals, again) == ["it has no profiler"]
+    refuse_to_reload(refusing)
+    assert reasons(signals, again) == ["no such folder"]
 
 
 def test_a_worker_that_refuses_a_signal_answers_a_later_one_after_a_signal_to_others(
     signals: Signals, refusing: PlayedProcess, connection: redis.Redis, keys: Keys
 ) -> None:
     # Given a worker that refuses one signal and has obeyed another, and a signal to others
-    signals.give(PAUSE)
-    hears(refusing, PauseEngine).say(Paused("abort"))
-    refuse_to_profile(refusing)
+    signals.give(EPOCH)
+    refuse_to_reload(refusing)
+    hears(refusing, SetEpoch).say(Done(SetEpoch(4)))
     others = signals.give(Order(signal="PAUSE", scope=model_scope("another")))
-    refuse_to_profile(refusing)
+    refuse_to_reload(refusing)
     eventually(lambda: connection.exists(keys.acks(others.ids[0])))
 
-    # If all are paused once more
-    again = signals.give(PAUSE)
-    refuse_to_profile(refusing)
+    # If all get the same epoch once more
+    again = signals.give(EPOCH)
+    refuse_to_reload(refusing)
 
     # I expect it to answer.
     assert reasons(signals, again) == []

@@ -12,10 +12,8 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from coordinator.dispatch import served_log
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.servers import Server
-from tests.support.tenants import tenant_yard
 from tests.support.yard import LONG_MS, QueuedRequest, Yard
 from tokenyard.admin.history import SnapshotHistory, read_snapshot
 from tokenyard.admin.line import read_line, shares_between
@@ -273,28 +271,3 @@ def test_acl_prints_a_user_that_the_server_takes(
     assert CliRunner().invoke(main, [*options, "coordinator"]).exit_code == Exit.USAGE
     assert CliRunner().invoke(main, [*options, name, "--password-stdin"]).exit_code == Exit.USAGE
     assert " off " in CliRunner().invoke(main, [*options, name]).stdout
-
-
-def test_a_ledger_tells_what_was_served_before_it(
-    broker: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_STEP_MS", "LEAST_WAIT_MS"):
-        monkeypatch.setattr(served_log, name, 1)
-    with tenant_yard(broker.url) as yard:
-        worker = yard.worker(lane_limit=1)
-        yard.ask("bolt", 5)
-        yard.lead()
-        yard.run(worker, 1)
-        [first] = yard.ask("acme", 1, priority_class="high")
-        [last] = yard.ask("acme", 1)
-        yard.run(worker, 6)
-        timeline = read_timeline(yard.connection, yard.keys, last.client, last.id)
-        [attempt] = timeline.attempts
-        assert re.search(r"; served before it: \d of others, 1 high of its own$", attempt.why), (
-            attempt.why
-        )
-        assert "bolt" not in attempt.why
-        assert "served before it" in timeline.events()[1].text
-        # Who is served at once is told nothing.
-        [attempt] = read_timeline(yard.connection, yard.keys, first.client, first.id).attempts
-        assert "of its own" not in attempt.why

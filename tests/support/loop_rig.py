@@ -13,7 +13,7 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
-from worker.messages import Profile, ResetPrefixCache, Serve, Sleep, ToController, Wake
+from worker.messages import ResetPrefixCache, Serve, Sleep, ToController, Wake
 from worker.process.inbox import Delivery
 from worker.process.loop import EngineLoop
 from worker.process.outcomes import Aborted, Outcome, Run
@@ -85,8 +85,6 @@ class StubEngine:
 
     def reset(self) -> None: ...
 
-    def profile(self, *, start: bool) -> None: ...
-
 
 class StubSession:
     """Records publications."""
@@ -156,7 +154,7 @@ class LoopRig:
         self.sessions.append(StubSession(worker))
         return self.sessions[-1]
 
-    def _control(self, command: Sleep | Wake | ResetPrefixCache | Profile) -> None:
+    def _control(self, command: Sleep | Wake | ResetPrefixCache) -> None:
         session = self.sessions[-1]
         self.controlled.append((command, session.running, list(self.engine.has)))
 

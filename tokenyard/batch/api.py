@@ -34,7 +34,6 @@ class BatchOptions(TypedDict, total=False):
     priority_class: PriorityClass
     window: int
     ordered: bool
-    hedge: bool
     completion_window_s: float
     result_ttl_s: int
     tenant: str

@@ -14,7 +14,6 @@ from typing import Final, Protocol
 from tokenyard import clock
 from tokenyard.batch.answers import OutputLine, unrun_line
 from tokenyard.batch.files import NumberedLine, read_lines
-from tokenyard.batch.hedging import Hedges
 from tokenyard.batch.lines import ParsedLine
 from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.requests import LineRequest, line_request, output_for
@@ -83,9 +82,6 @@ class Asking(Protocol):
     def cancel(self) -> None:
         """Cancel what is under way, for the job ends; another thread calls it repeatedly."""
 
-    def hedge(self) -> Iterator[Answer]:
-        """Answers to lines that were asked a second time; another thread calls it repeatedly."""
-
 
 #: Begins to ask the lines of a job.
 AskingFactory = Callable[[OpenJob, Ending], AbstractContextManager[Asking]]
@@ -111,8 +107,6 @@ class ClientAsking:
     def __init__(
         self,
         client: Client,
-        url: str,
-        yard: str,
         job: OpenJob,
         ending: Ending,
         patience_s: float = math.inf,
@@ -124,8 +118,6 @@ class ClientAsking:
         self._ending = ending
         self._window = self._spec.window or window_for(client.info().workers.values())
         self._pending: dict[int, LineRequest] = {}
-        self._is_exhausted = False
-        self.hedges = Hedges(client, url, yard, self._shared())
 
     def answers(self, check: Callable[[], None]) -> Iterator[Answer]:
         """See `Asking`; starts again after an error of the yard."""
@@ -149,7 +141,6 @@ class ClientAsking:
 
     def _map(self) -> Iterator[Answer]:
         self._pending.clear()
-        self._is_exhausted = False
         found = self._client.map(
             self._items(),
             window=self._window,
@@ -166,7 +157,6 @@ class ClientAsking:
             request = self._request(number, raw)
             self._pending[index] = request
             yield request.item
-        self._is_exhausted = not self._ending.code
 
     def _request(self, number: int, raw: bytes | None) -> LineRequest:
         name = request_name(self._job, number)
@@ -198,20 +188,9 @@ class ClientAsking:
 
     def cancel(self) -> None:
         """See `Asking`."""
-        for request in self._sent():
-            self._client.cancel(request.request_id)
-
-    def hedge(self) -> Iterator[Answer]:
-        """See `Asking`."""
-        if not self._spec.hedge or self._spec.ordered or not self._is_exhausted:
-            return
-        for request, result in self.hedges.look(self._sent()):
-            yield request.number, self._output(request, result)
-            self._client.cancel(request.request_id)
-
-    def _sent(self) -> list[LineRequest]:
-        """Pending requests, copied at once because another thread changes them."""
-        return [one for one in list(self._pending.values()) if isinstance(one.line, ParsedLine)]
+        for request in list(self._pending.values()):  # another thread changes them
+            if isinstance(request.line, ParsedLine):
+                self._client.cancel(request.request_id)
 
 
 def by_client(
@@ -228,9 +207,7 @@ def by_client(
             connect_timeout_s=connect_timeout_s,
             result_timeout_s=_NO_HURRY_S,
         ) as client:
-            asking = ClientAsking(client, url, yard, job, ending, patience_s)
-            with asking.hedges:
-                yield asking
+            yield ClientAsking(client, job, ending, patience_s)
 
     return begin
 

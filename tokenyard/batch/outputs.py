@@ -156,7 +156,6 @@ class Outputs:
 
     def __init__(self, results: Path, errors: Path, lock_within_s: float = 0.0) -> None:
         self.done = LineNumbers()
-        self._lock = threading.Lock()
         self.results = LineFile(results)
         try:
             self.errors = LineFile(errors)
@@ -272,13 +271,10 @@ class Outputs:
 
         self.results = _replaced(self.results, move)
 
-    def write(self, number: int, line: OutputLine) -> bool:
-        """Write the answer of an input line; False if it has one already."""
-        with self._lock:
-            if not self.done.add(number):
-                return False
+    def write(self, number: int, line: OutputLine) -> None:
+        """Write the answer of an input line, unless it has one already."""
+        if self.done.add(number):
             (self.results if line.error is None else self.errors).append(encode_line(line))
-            return True
 
     def clear(self) -> None:
         """Empty both files."""

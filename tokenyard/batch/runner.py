@@ -189,17 +189,13 @@ class Runner:
             self._job.outputs.flush_old()
 
     def _check_progress(self, asking: Asking) -> None:
-        """Check for cancellation and expiry, hedge, and save; the monitor calls it each second."""
+        """Check for cancellation and expiry, and save; the monitor calls it each second."""
         job = self._job
         if job is None:
             return
         self._check_ending(job)
         if self._ending.code:
             asking.cancel()
-        else:
-            for number, line in asking.hedge():
-                job.outputs.write(number, line)
-                job.outputs.flush()
         self._save()
 
     def _check_ending(self, job: OpenJob) -> None:

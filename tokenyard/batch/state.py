@@ -60,7 +60,6 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     priority_class: PriorityClass = "low"
     window: int = 0  # most requests in flight; 0: by the workers' places
     ordered: bool = False
-    hedge: bool = True
     completion_window_s: float = 0.0  # from `window_from`; 0: no bound
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     tenant: str = ""

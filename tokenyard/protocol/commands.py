@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-Verb = Literal["load", "unload", "sleep", "wake", "reset", "profile", "drain", "stop", "check"]
+Verb = Literal["load", "unload", "sleep", "wake", "reset", "drain", "stop", "check"]
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,7 +33,6 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""  # load, check
     devices: list[int] = msgspec.field(default_factory=list)  # load of a group
     level: int = 1  # sleep: vLLM's sleep level
-    start: bool = True  # profile: start or stop
     why: str = ""  # a reason, free text
     by: str = ""  # drain, stop: the operator, as user@host
     weights: str = ""  # check: path of a checkpoint

@@ -21,8 +21,6 @@ Signal = Literal[
     "SUSPEND",
     "RESUME",
     "SET_GENERATION_EPOCH",
-    "START_PROFILE",
-    "STOP_PROFILE",
     "RELOAD_WEIGHTS",
     "DRAIN",
     "STOP",
@@ -77,7 +75,6 @@ class DesiredState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_state: RunState = "RUNNING"
     mode: PauseMode = "abort"  # while not RUNNING: how running requests were treated
     epoch: int | None = None  # stamped on results; None: none was set
-    profiling: bool = False
     weights: str = ""  # path of a checkpoint that replaces the model's own; "": its own
     # While not RUNNING, of the order that set this state:
     by: str = ""  # the operator, as user@host
@@ -122,8 +119,6 @@ TRANSITIONS: Final[Mapping[Signal, Rule]] = {
     ),
     "RESUME": Rule(frozenset({"SUSPENDED"}), frozenset({"PAUSED", "RUNNING"}), "PAUSED"),
     "SET_GENERATION_EPOCH": Rule(_ANY),
-    "START_PROFILE": Rule(frozenset({"RUNNING", "PAUSED"}), hint="RESUME it first"),
-    "STOP_PROFILE": Rule(_ANY),
     "RELOAD_WEIGHTS": Rule(frozenset({"PAUSED"}), hint="PAUSE it first"),
     "DRAIN": Rule(_ANY),
     "STOP": Rule(_ANY),
@@ -163,8 +158,6 @@ def after(desired_state: DesiredState, order: Order, now_ms: int = 0) -> Desired
         case "SET_GENERATION_EPOCH":
             trial = order.trial or changed.trial
             return msgspec.structs.replace(changed, epoch=_epoch(order), trial=trial)
-        case "START_PROFILE" | "STOP_PROFILE":
-            return msgspec.structs.replace(changed, profiling=order.signal == "START_PROFILE")
         case "RELOAD_WEIGHTS":
             return msgspec.structs.replace(changed, weights=_weights(order), trial=order.trial)
         case _:
@@ -249,7 +242,6 @@ class DesiredStates:
             run_state=strictest.run_state,
             mode=strictest.mode,
             epoch=epochs[-1] if epochs else None,
-            profiling=any(one.profiling for one in found),
             weights=weights[-1] if weights else "",
         )
 

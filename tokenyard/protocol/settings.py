@@ -103,10 +103,6 @@ class CoordinatorSettings(ServiceSettings):
     deterministic: bool = False
     #: Where each decision is recorded, one JSON object a line.
     record: Path | None = None
-    #: A recorded schedule to follow.
-    replay: Path | None = None
-    #: A worker that it names and that is absent is waited for so long; then the policy decides.
-    replay_wait_s: float = 30.0
     #: The leader's lease: so long a yard stands still when its leader is killed.
     lease_ms: int = 5_000
     #: Most requests waiting in all intakes together (vLLM's name).
@@ -221,10 +217,6 @@ class CoordinatorSettings(ServiceSettings):
             yield "deterministic: needs expect_workers, so that the set of workers is known"
         if self.deterministic and self.policy != "round_robin":
             yield f"deterministic: deals requests out in turn; leave policy {self.policy} out"
-        if self.replay and not self.replay.is_file():
-            yield f"replay: no file at {self.replay}"
-        if self.replay_wait_s < 0:
-            yield "replay_wait_s: must not be negative"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,6 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     warm_bytes: int = 0  # the same before any model: the target of an unload
     run_state: RunState = "RUNNING"  # the observed one
     epoch: int | None = None  # that it stamps on results
-    profiling: bool = False
     weights: str = ""  # that it has loaded instead of the model's own
     obeyed: str = ""  # id of the newest signal that it has carried out
     tally: WorkerTotals = WorkerTotals()  # about once a second

@@ -139,9 +139,6 @@ class Engine(Protocol):
         `Unsupported` if the weights cannot be loaded, and changes nothing.
         """
 
-    def profile(self, *, start: bool) -> None:
-        """Start or stop the engine's profiler; raises `Unsupported` if it has none."""
-
     def close(self) -> None:
         """Unload the model and free its memory; idempotent. The process stays warm."""
 

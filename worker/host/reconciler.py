@@ -29,7 +29,7 @@ from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.host.run_state import is_fit, next_step, why_not
-from worker.messages import Profile, ReloadWeights
+from worker.messages import ReloadWeights
 
 log = logging.getLogger("tokenyard.worker.control")
 
@@ -39,7 +39,6 @@ MOST_UNANSWERED = 100
 _CONTROLLABLE = frozenset({State.READY, State.DRAINING})
 #: A process leaves these states by itself, soon.
 _PASSING = frozenset({State.DRAINED, State.UNLOADING})
-_BY_PROFILING = frozenset({"START_PROFILE", "STOP_PROFILE"})
 _BY_WEIGHTS = frozenset({"RELOAD_WEIGHTS", "UNPAUSE"})
 
 
@@ -236,6 +235,4 @@ class StateReconciler:
 def _is_about(order: Order, member: WorkerProcessHandle) -> bool:
     """Whether a process refuses what an order is about."""
     refused = member.observed.refused
-    return (order.signal in _BY_PROFILING and any(isinstance(one, Profile) for one in refused)) or (
-        order.signal in _BY_WEIGHTS and any(isinstance(one, ReloadWeights) for one in refused)
-    )
+    return order.signal in _BY_WEIGHTS and any(isinstance(one, ReloadWeights) for one in refused)

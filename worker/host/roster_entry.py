@@ -60,7 +60,6 @@ def roster_entry(
         warm_bytes=member.memory.baseline.scarce if member.memory.baseline else 0,
         run_state=member.observed.run_state,
         epoch=member.observed.epoch,
-        profiling=member.observed.profiling,
         weights=member.observed.weights,
         obeyed=member.observed.obeyed,
         tally=member.tally,

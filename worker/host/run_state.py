@@ -12,7 +12,6 @@ from tokenyard.protocol.control import DesiredState, PauseMode, RunState
 from worker.messages import (
     EngineCommand,
     PauseEngine,
-    Profile,
     ReloadWeights,
     SetEpoch,
     UnpauseEngine,
@@ -27,7 +26,6 @@ class ObservedState:
 
     paused: PauseMode | None = None  # None: running
     epoch: int | None = None
-    profiling: bool = False
     weights: str = ""
     asked: Ask | None = None  # the command that it has not answered yet
     refused: dict[EngineCommand, str] = field(default_factory=dict)  # refused commands, and why
@@ -40,7 +38,7 @@ class ObservedState:
     @property
     def as_shown(self) -> tuple[object, ...]:
         """The part that the roster shows."""
-        return self.run_state, self.obeyed, self.epoch, self.profiling, self.weights
+        return self.run_state, self.obeyed, self.epoch, self.weights
 
     def without_engine(self) -> ObservedState:
         """What is left without the engine: a paused worker stays paused in the roster."""
@@ -61,8 +59,6 @@ class ObservedState:
                 self.paused = None
             case SetEpoch(epoch):
                 self.epoch = epoch
-            case Profile(start):
-                self.profiling = start
             case ReloadWeights(path):
                 self.weights = path
         return True
@@ -108,11 +104,7 @@ def why_not(wanted: DesiredState, observed: ObservedState) -> str:
 
 
 def _is_wanted(errand: EngineCommand, wanted: DesiredState) -> bool:
-    return errand in (
-        ReloadWeights(wanted.weights),
-        Profile(wanted.profiling),
-        SetEpoch(wanted.epoch),
-    )
+    return errand in (ReloadWeights(wanted.weights), SetEpoch(wanted.epoch))
 
 
 def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
@@ -137,7 +129,5 @@ def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[Ask]
         yield ReloadWeights(wanted.weights)
     if observed.epoch != wanted.epoch:
         yield SetEpoch(wanted.epoch)
-    if observed.profiling != wanted.profiling:
-        yield Profile(wanted.profiling)
     if rest is None and observed.paused is not None:
         yield UnpauseEngine()

@@ -1,4 +1,4 @@
-"""Commands that change the engine itself: sleep, wake, reset, profile, reload."""
+"""Commands that change the engine itself: sleep, wake, reset, reload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from worker.messages import (
     Asleep,
     CommandRefused,
     Done,
-    Profile,
     Ready,
     ReloadWeights,
     ResetPrefixCache,
@@ -31,7 +30,7 @@ class EngineControl:
         self._backend = backend
         self._send = send
 
-    def __call__(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
+    def __call__(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
         """Run a command and report; a command that the engine does not support changes nothing."""
         began = clock.monotonic()
         try:
@@ -49,7 +48,7 @@ class EngineControl:
         else:
             self._send(Done(command))
 
-    def _do(self, command: Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights) -> None:
+    def _do(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
         match command:
             case Sleep(level):
                 self._engine.sleep(level)
@@ -57,7 +56,5 @@ class EngineControl:
                 self._engine.wake()
             case ResetPrefixCache():
                 self._engine.reset()
-            case Profile(start):
-                self._engine.profile(start=start)
             case ReloadWeights(path):
                 self._engine.reload(path)

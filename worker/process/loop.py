@@ -20,7 +20,6 @@ from worker.messages import (
     LaneReleased,
     Paused,
     PauseEngine,
-    Profile,
     ReloadWeights,
     ResetPrefixCache,
     Serve,
@@ -47,7 +46,7 @@ PROGRESS_EVERY_S = 1.0
 LEAST_CLEARED = 1000
 
 
-ControlCommand = Sleep | Wake | ResetPrefixCache | Profile | ReloadWeights
+ControlCommand = Sleep | Wake | ResetPrefixCache | ReloadWeights
 #: Runs a command that changes the engine itself, and reports to the controller.
 ControlHandler = Callable[[ControlCommand], None]
 #: Opens the lane session of a worker, which is not started yet.
@@ -159,7 +158,7 @@ class EngineLoop:
                 self._draining = True
             case SetEpoch() | PauseEngine() | UnpauseEngine():
                 self._set_run_state(item)
-            case Sleep() | Wake() | ResetPrefixCache() | Profile() | ReloadWeights():
+            case Sleep() | Wake() | ResetPrefixCache() | ReloadWeights():
                 self._run_control(item)
             case Unload() | Stop():
                 self._is_over = True

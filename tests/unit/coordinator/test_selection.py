@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane
 from coordinator.routing.queued_request import QueuedRequest
-from coordinator.routing.schedule import ScheduleWriter, read_schedule
 from coordinator.routing.selection import Selection
-from tests.support.fake_clock import FakeClock
+from tests.support.schedules import read_decisions
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.settings import CoordinatorSettings
 
@@ -31,9 +30,7 @@ def queued(at: int, intake: IntakeClass = "normal") -> QueuedRequest:
 def selection(**values: Any) -> Selection:
     if values.get("deterministic"):
         values.setdefault("expect_workers", 3)
-    chosen = Selection(CoordinatorSettings(redis_url="redis://x", **values))
-    chosen.start()
-    return chosen
+    return Selection(CoordinatorSettings(redis_url="redis://x", **values))
 
 
 def give(chosen: Selection, requests: Sequence[QueuedRequest], open_lanes: Lanes) -> str:
@@ -45,15 +42,6 @@ def give(chosen: Selection, requests: Sequence[QueuedRequest], open_lanes: Lanes
             chosen.settle(request, pick.lane)
         names += pick.lane.name if pick else "-"
     return names
-
-
-def cca(folder: Path) -> Path:
-    """A schedule of three requests."""
-    writer = ScheduleWriter(folder / "old")
-    for at, worker in enumerate("cca"):
-        writer.write("anon", f"normal{at}", worker)
-    writer.close()
-    return folder / "old"
 
 
 def test_round_robin_has_a_turn_for_each_model() -> None:
@@ -100,83 +88,27 @@ class TestDeterministic:
         chosen.settle(second, None)
         assert give(chosen, [queued(3)], lanes()) == "c"
 
-
-def test_a_replay_follows_the_schedule(tmp_path: Path) -> None:
-    chosen = selection(replay=cca(tmp_path))
-
-    assert give(chosen, [queued(n) for n in range(3)], lanes()) == "cca"
-    assert give(chosen, [queued(0)], lanes("ab")) == "-", "its worker is absent"
-    assert give(chosen, [queued(n) for n in (7, 8)], lanes()) == "ab", "not in the record"
-
-
-class TestAbsentWorkers:
-    """Given requests that must go to an absent worker."""
-
-    @pytest.fixture(autouse=True)
-    def _listen(self, caplog: pytest.LogCaptureFixture, fake_clock: FakeClock) -> None:
+    def test_an_absent_worker_is_logged_once_and_when_it_is_back(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO)
-        self.log = caplog
-        self.clock = fake_clock
-
-    def replaying(self, tmp_path: Path) -> Selection:
-        """A selection that follows "cca", waits 5 s, and records."""
-        return selection(replay=cca(tmp_path), replay_wait_s=5.0, record=tmp_path / "new")
-
-    def test_a_replay_waits_and_logs_it_once(self, tmp_path: Path) -> None:
-        chosen = self.replaying(tmp_path)
-
-        assert give(chosen, [queued(0), queued(0), queued(1)], lanes("ab")) == "---"
-
-        (said,) = self.log.messages
-        assert said.startswith("no worker c serves sim: its requests, and those behind them, wait")
-        assert said.endswith("for at most 5 s")
-
-    def test_a_replay_continues_elsewhere_and_logs_and_records_it(self, tmp_path: Path) -> None:
-        chosen = self.replaying(tmp_path)
-        assert give(chosen, [queued(0)], lanes("ab")) == "-"
-        self.clock.advance(5.0)
-
-        pick = chosen.choose(queued(0), lanes("ab"))
-        assert pick.why == "replay: c is absent; round_robin, load 0 of 4"
-        chosen.settle(queued(0), pick.lane)
-        assert give(chosen, [queued(1), queued(2)], lanes("ab")) == "ba"
-        chosen.close()
-
-        assert [line for line in self.log.messages if "elsewhere" in line] == [
-            "no worker c serves sim after 5 s: its requests go elsewhere"
-        ]
-        recorded = [(one.worker, one.instead_of) for one in read_schedule(tmp_path / "new")]
-        assert recorded == [("a", "c"), ("b", "c"), ("a", "")]
-
-    def test_a_replay_returns_to_a_worker_that_comes_back(self, tmp_path: Path) -> None:
-        chosen = self.replaying(tmp_path)
-        chosen.choose(queued(0), lanes("ab"))
-        self.clock.advance(5.0)
-
-        assert give(chosen, [queued(0), queued(1)], lanes("abc")) == "cc"
-        assert self.log.messages[-1] == "worker c serves sim again"
-        chosen.close()
-
-    def test_a_full_worker_is_not_absent(self, tmp_path: Path) -> None:
-        chosen = self.replaying(tmp_path)
-        full = Lanes(replace(lane, load=4) if lane.name == "c" else lane for lane in lanes())
-
-        assert give(chosen, [queued(0)], full) == "-"
-        self.clock.advance(50.0)
-        assert give(chosen, [queued(0)], full) == "-"
-        assert not self.log.messages
-
-    def test_the_deterministic_mode_waits_forever_and_logs_it(self) -> None:
         chosen = selection(deterministic=True)
         chosen.start_when_complete(lanes("abc"))
 
         assert give(chosen, [queued(n) for n in range(3)], lanes("ac")) == "a-c"
-        self.clock.advance(1e6)
         assert give(chosen, [queued(1)], lanes("ac")) == "-"
-
-        assert self.log.messages == [
+        assert caplog.messages == [
             "no worker b serves sim: its requests, and those behind them, wait for it"
         ]
+        assert give(chosen, [queued(1)], lanes("abc")) == "b"
+        assert caplog.messages[1:] == ["worker b serves sim again"]
+
+    def test_a_full_worker_is_not_absent(self, caplog: pytest.LogCaptureFixture) -> None:
+        chosen = selection(deterministic=True)
+        chosen.start_when_complete(lanes())
+
+        assert give(chosen, [queued(0)], lanes(load=4)) == "-"
+        assert caplog.messages == []
 
 
 def test_only_carried_out_decisions_are_recorded(tmp_path: Path) -> None:
@@ -190,4 +122,4 @@ def test_only_carried_out_decisions_are_recorded(tmp_path: Path) -> None:
     chosen.close()
     chosen.close()
 
-    assert [decision.id for decision in read_schedule(tmp_path / "record")] == ["normal1"]
+    assert [decision.id for decision in read_decisions(tmp_path / "record")] == ["normal1"]

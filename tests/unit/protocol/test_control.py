@@ -40,7 +40,6 @@ desired_states = st.builds(
     run_state=st.sampled_from(RUN_STATES),
     mode=st.sampled_from(PAUSE_MODES),
     epoch=st.none() | st.integers(0, 5),
-    profiling=st.booleans(),
     weights=st.sampled_from(["", "/a", "/b"]),
     by=st.sampled_from(["", "kim@north"]),
     why=st.sampled_from(["", "night"]),
@@ -86,9 +85,7 @@ def test_every_cell_of_the_table(signal: Signal, begin: RunState) -> None:
 def test_a_redundant_signal_changes_nothing(signal: Signal, run_state: RunState) -> None:
     # Given a desired state with everything set, if a signal is given that is redundant there,
     # I expect the same desired state, also where the signal carries another mode.
-    desired_state = DesiredState(
-        run_state=run_state, mode="wait", epoch=3, profiling=True, weights="/old"
-    )
+    desired_state = DesiredState(run_state=run_state, mode="wait", epoch=3, weights="/old")
     assert after(desired_state, order(signal)) is desired_state
 
 
@@ -119,8 +116,6 @@ def test_a_signal_changes_only_what_is_its_own(desired_state: DesiredState, one:
     own: dict[Signal, set[str]] = {
         **{signal: {"run_state", "mode", "by", "why", "since_ms"} for signal in SIGNALS},
         "SET_GENERATION_EPOCH": {"epoch"},
-        "START_PROFILE": {"profiling"},
-        "STOP_PROFILE": {"profiling"},
         "RELOAD_WEIGHTS": {"weights"},
         "DRAIN": set(),
         "STOP": set(),
@@ -199,7 +194,6 @@ def test_the_desired_states_of_all_scopes_merge(
     assert found.epoch == (epochs[-1] if epochs else None)
     weights = [one.weights for one in scopes if one.weights]
     assert found.weights == (weights[-1] if weights else "")
-    assert found.profiling == any(one.profiling for one in scopes)
 
 
 @given(desired_states)

@@ -42,7 +42,6 @@ def test_all_errors_of_settings_are_reported_together() -> None:
         ({"name": "a b"}, "name"),
         ({"expect_workers": -1}, "expect_workers"),
         ({"deterministic": True}, "deterministic"),
-        ({"replay": Path("/no/such/file")}, "replay"),
         ({"lease_ms": 499}, "lease_ms"),
         ({"block_ms": 0}, "block_ms"),
         ({"max_num_queued_reqs": 0}, "max_num_queued_reqs"),

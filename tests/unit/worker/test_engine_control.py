@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from worker.engines import Engine
-from worker.engines.simulated.backend import SimulatedBackend
+from worker.engines.simulated.backend import BROKEN, SimulatedBackend
 from worker.messages import (
     Asleep,
     CommandRefused,
     Done,
-    Profile,
     Ready,
+    ReloadWeights,
     ResetPrefixCache,
     Sleep,
     ToController,
@@ -51,27 +51,24 @@ def test_the_engine_sleeps_and_wakes(ward: Ward) -> None:
 
 def test_an_unsupported_operation_is_refused(ward: Ward) -> None:
     ward.care(Sleep(7))
-    ward.care(Profile(True))
+    ward.care(ReloadWeights(BROKEN))
 
-    sleep, profile = ward.told
+    sleep, reload = ward.told
     assert isinstance(sleep, CommandRefused)
     assert "no sleep level 7" in sleep.reason
-    assert isinstance(profile, CommandRefused)
-    assert "no profiler" in profile.reason
+    assert isinstance(reload, CommandRefused)
+    assert "broken weights" in reload.reason
+    assert (sleep.errand, reload.errand) == (None, ReloadWeights(BROKEN))
 
 
-@pytest.mark.parametrize("command", [ResetPrefixCache(), Profile(True), Profile(False)])
-def test_other_operations_change_no_state(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch, command: ResetPrefixCache | Profile
-) -> None:
+def test_a_reset_reaches_the_engine(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     monkeypatch.setattr(ward.engine, "reset", lambda: done.append(ResetPrefixCache()))
-    monkeypatch.setattr(ward.engine, "profile", lambda *, start: done.append(Profile(start)))
 
-    ward.care(command)
+    ward.care(ResetPrefixCache())
 
-    assert done == [command]
-    assert ward.told == [Done(command)]
+    assert done == [ResetPrefixCache()]
+    assert ward.told == [Done(ResetPrefixCache())]
 
 
 def test_a_fault_is_not_a_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from worker.messages import (
     Fenced,
     LoadModel,
     PauseEngine,
-    Profile,
     ReloadWeights,
     ResetPrefixCache,
     Serve,
@@ -366,10 +365,8 @@ def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
     assert rig.sessions[1].running
 
 
-@pytest.mark.parametrize("command", [Wake(), ResetPrefixCache(), Profile(True)])
-def test_other_orders_disturb_no_request(
-    rig: LoopRig, command: Wake | ResetPrefixCache | Profile
-) -> None:
+@pytest.mark.parametrize("command", [Wake(), ResetPrefixCache()])
+def test_other_orders_disturb_no_request(rig: LoopRig, command: Wake | ResetPrefixCache) -> None:
     rig.deliver("1-0")
     rig.loop.inbox.put(command)
     rig.turn()

@@ -242,7 +242,7 @@ class TestNews:
     ) -> None:
         two.hold(PAIR, 0, 1)
 
-        assert two.say("w-0", CommandRefused("no profiler")) == [("refused", "w-0", "no profiler")]
+        assert two.say("w-0", CommandRefused("no folder")) == [("refused", "w-0", "no folder")]
         assert [one.state for one in two.pool.members] == [State.READY, State.ATTACHED]
 
 

@@ -1,12 +1,9 @@
-"""Commands to a process: reset, profile, drain and stop, and what its death answers."""
+"""Commands to a process: reset, drain and stop, and what its death answers."""
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.pools import MEMORY, A
 from tests.unit.worker.commander import Commander
-from tokenyard.protocol.commands import Verb
 from worker.host.process_state import State
 from worker.messages import (
     Asleep,
@@ -14,30 +11,19 @@ from worker.messages import (
     Done,
     Drain,
     Drained,
-    Profile,
     ResetPrefixCache,
     Warm,
 )
 
 
-class TestResetAndProfile:
-    @pytest.mark.parametrize(
-        ("verb", "fields", "told"),
-        [
-            ("reset", {}, ResetPrefixCache()),
-            ("profile", {"start": True}, Profile(True)),
-            ("profile", {"start": False}, Profile(False)),
-        ],
-    )
-    def test_a_command_is_done_when_the_process_reports_it(
-        self, host: Commander, verb: Verb, fields: dict[str, bool], told: ResetPrefixCache | Profile
-    ) -> None:
+class TestReset:
+    def test_it_is_done_when_the_process_reports_it(self, host: Commander) -> None:
         host.load(A)
-        entry = host.command(verb, **fields)
-        assert host.told("w-0") == [told]
+        entry = host.command("reset")
+        assert host.told("w-0") == [ResetPrefixCache()]
         assert entry not in host.acks
 
-        host.say("w-0", Done(told))
+        host.say("w-0", Done(ResetPrefixCache()))
 
         assert host.done(entry)
 
@@ -47,31 +33,31 @@ class TestResetAndProfile:
 
     def test_the_process_may_refuse(self, host: Commander) -> None:
         host.load(A)
-        entry = host.command("profile")
+        entry = host.command("reset")
 
-        host.say("w-0", CommandRefused("no profiler"))
+        host.say("w-0", CommandRefused("no cache"))
 
-        assert host.reason(entry) == "no profiler"
+        assert host.reason(entry) == "no cache"
 
     def test_each_answer_belongs_to_one_command(self, host: Commander) -> None:
         # Given two commands, of which the second is refused
         host.load(A)
-        reset, profile = host.command("reset"), host.command("profile")
+        first, second = host.command("reset"), host.command("reset")
 
         host.say("w-0", Done(ResetPrefixCache()))
-        assert host.done(reset)
-        assert profile not in host.acks
+        assert host.done(first)
+        assert second not in host.acks
 
-        host.say("w-0", CommandRefused("no profiler"))
-        assert host.reason(profile) == "no profiler"
+        host.say("w-0", CommandRefused("no cache"))
+        assert host.reason(second) == "no cache"
 
     def test_a_refusal_does_not_count_for_a_later_sleep(self, host: Commander) -> None:
         host.load(A)
-        profile, sleep = host.command("profile"), host.command("sleep")
+        reset, sleep = host.command("reset"), host.command("sleep")
 
-        host.say("w-0", CommandRefused("no profiler"), Drained(), Asleep(0.1, MEMORY))
+        host.say("w-0", CommandRefused("no cache"), Drained(), Asleep(0.1, MEMORY))
 
-        assert host.reason(profile) == "no profiler"
+        assert host.reason(reset) == "no cache"
         assert host.done(sleep)
 
 

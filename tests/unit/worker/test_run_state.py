@@ -11,7 +11,6 @@ from worker.host.run_state import Ask, ObservedState, is_fit, next_step, why_not
 from worker.messages import (
     EngineCommand,
     PauseEngine,
-    Profile,
     ReloadWeights,
     SetEpoch,
     UnpauseEngine,
@@ -52,8 +51,6 @@ def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
         (wanted(), ObservedState(paused="wait"), [UnpauseEngine()]),
         (wanted(epoch=4), ObservedState(epoch=3), [SetEpoch(4)]),
         (wanted(), ObservedState(epoch=3), [SetEpoch(None)]),
-        (wanted(profiling=True), ObservedState(), [Profile(True)]),
-        (wanted(), ObservedState(profiling=True), [Profile(False)]),
         (paused(weights="/w"), ObservedState(paused="abort"), [ReloadWeights("/w")]),
         # Results must have the right epoch and weights.
         (
@@ -79,9 +76,7 @@ def test_the_orders_lead_to_the_desired_state(
     assert walk(desired_state, observed) == told
 
 
-@pytest.mark.parametrize(
-    "errand", [SetEpoch(3), Profile(True), ReloadWeights("/w"), UnpauseEngine()]
-)
+@pytest.mark.parametrize("errand", [SetEpoch(3), ReloadWeights("/w"), UnpauseEngine()])
 def test_one_order_at_a_time_is_given(errand: EngineCommand) -> None:
     observed = ObservedState(asked=errand)
 
@@ -113,13 +108,13 @@ class TestSlowPause:
 
 class TestRefusedOrders:
     def test_the_other_orders_are_given(self) -> None:
-        observed = ObservedState(asked=Profile(True))
-        assert observed.cannot(Profile(True), "no profiler")
+        observed = ObservedState(paused="abort", asked=ReloadWeights("/gone"))
+        assert observed.cannot(ReloadWeights("/gone"), "no such folder")
 
-        assert walk(wanted(profiling=True), observed) == []
-        assert walk(paused("keep", profiling=True), observed) == [PauseEngine("keep")]
-        assert why_not(wanted(profiling=True), observed) == "no profiler"
-        assert why_not(wanted(), observed) == ""
+        assert walk(paused(weights="/gone"), observed) == []
+        assert walk(paused("keep", weights="/gone"), observed) == [PauseEngine("keep")]
+        assert why_not(paused(weights="/gone"), observed) == "no such folder"
+        assert why_not(paused(), observed) == ""
 
     def test_a_process_without_its_weights_does_not_run(self) -> None:
         desired_state = wanted(weights="/gone", epoch=3)
@@ -133,23 +128,23 @@ class TestRefusedOrders:
         assert walk(wanted(), observed) == [SetEpoch(None), UnpauseEngine()]
 
     def test_a_refused_order_is_repeated_only_with_the_next_signal(self) -> None:
-        observed = ObservedState()
+        observed = ObservedState(paused="abort")
         observed.reset_refusals("1-0")
-        observed.asked = Profile(True)
-        observed.cannot(Profile(True), "no profiler")
+        observed.asked = ReloadWeights("/gone")
+        observed.cannot(ReloadWeights("/gone"), "no such folder")
 
         observed.reset_refusals("1-0")
-        assert next_step(wanted(profiling=True), observed) is None
+        assert next_step(paused(weights="/gone"), observed) is None
         observed.reset_refusals("2-0")
-        assert next_step(wanted(profiling=True), observed) == Profile(True)
+        assert next_step(paused(weights="/gone"), observed) == ReloadWeights("/gone")
 
 
 def test_answers_to_other_orders_are_ignored() -> None:
     observed = ObservedState(asked=SetEpoch(3))
 
     assert not observed.has_done(SetEpoch(2))
-    assert not observed.has_done(Profile(True))
-    assert not observed.cannot(Profile(True), "no profiler")
+    assert not observed.has_done(ReloadWeights("/w"))
+    assert not observed.cannot(ReloadWeights("/w"), "no such folder")
     for mode in PAUSE_MODES:
         observed.rests(mode)
 

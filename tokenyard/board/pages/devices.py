@@ -240,7 +240,6 @@ _FACTS: Final[Sequence[tuple[str, str, Callable[[Any], Any]]]] = (
     ("Tokens since it joined", "count", lambda info: info.tally.tokens),
     ("Run state", "text", lambda info: info.run_state),
     ("Last signal obeyed", "text", lambda info: info.obeyed),
-    ("Profiler", "text", lambda info: "on" if info.profiling else ""),
     ("Lease, ms", "count", lambda info: info.lease_ms),
 )
 

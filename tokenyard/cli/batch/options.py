@@ -100,12 +100,6 @@ spec_options: Final = with_options(
     ),
     click.option("--ordered", is_flag=True, help="Write answers in the order of the lines."),
     click.option(
-        "--hedge/--no-hedge",
-        default=True,
-        show_default=True,
-        help="Send the last few requests twice if workers are idle; not with --ordered.",
-    ),
-    click.option(
         "--completion-window",
         "completion_window_s",
         type=duration,

@@ -79,7 +79,6 @@ def _fields(view: ModelView) -> dict[str, object]:
         "pauses": [msgspec.to_builtins(pause) for pause in view.pauses],
         "epoch": view.desired_state.epoch,
         "weights": view.desired_state.weights,
-        "profiling": view.desired_state.profiling,
     }
 
 
@@ -105,7 +104,6 @@ def _holder(holder: WorkerOfModel) -> dict[str, object]:
         "run_state": info.run_state,
         "epoch": info.epoch,
         "weights": info.weights,
-        "profiling": info.profiling,
     }
 
 

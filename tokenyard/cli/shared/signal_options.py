@@ -31,11 +31,7 @@ from tokenyard.protocol.texts import counted
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 #: The command to run first if a signal is not allowed.
-_FIRST: Final[Mapping[Signal, str]] = {
-    "UNPAUSE": "resume",
-    "SUSPEND": "pause",
-    "START_PROFILE": "resume",
-}
+_FIRST: Final[Mapping[Signal, str]] = {"UNPAUSE": "resume", "SUSPEND": "pause"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

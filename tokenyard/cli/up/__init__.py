@@ -87,10 +87,7 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     "File that lists the models that may be loaded (docs/models.md).",
     click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@worker_option(
-    "name",
-    "Prefix of the workers' names; needed to replay a record.  [default: host and pid]",
-)
+@worker_option("name", "Prefix of the workers' names.  [default: host and pid]")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -184,11 +184,6 @@ class SimulatedEngine:
         for generation in (*self._waiting, *self._running.values()):
             generation.change(self._info, self._salt)
 
-    def profile(self, *, start: bool) -> None:
-        """See `worker.engines.Engine.profile`."""
-        verb = "start" if start else "stop"
-        raise Unsupported(f"the simulated engine has no profiler to {verb}")
-
     def close(self) -> None:
         """Drop all requests; idempotent."""
         if self._is_open:

@@ -206,12 +206,8 @@ def _lora(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nested(spec: ModelSpec) -> dict[str, Any]:
-    """The engine arguments of the spec; converts tables that vLLM does not convert itself."""
+    """The engine arguments of the spec; converts a table that vLLM does not convert itself."""
     given = dict(spec.engine_args)
-    for name, kind in (
-        ("profiler_config", "ProfilerConfig"),
-        ("reasoning_config", "ReasoningConfig"),
-    ):
-        if isinstance(given.get(name), dict):
-            given[name] = getattr(vllm.config, kind)(**given[name])
+    if isinstance(given.get("reasoning_config"), dict):
+        given["reasoning_config"] = vllm.config.ReasoningConfig(**given["reasoning_config"])
     return given

@@ -278,19 +278,6 @@ class VllmEngine:
         exchange_weights(engine, self._folder(path), self._folder(self._weights), self._adapters)
         self._weights = path
 
-    def profile(self, *, start: bool) -> None:
-        """Start or stop vLLM's profiler; raises `Unsupported` if the model's file names none."""
-        engine: Any = self._open()  # parts of it have no types
-        if not engine.vllm_config.profiler_config.profiler:
-            raise Unsupported(
-                "this model has no profiler; set engine_args.profiler_config = "
-                '{profiler = "torch", torch_profiler_dir = "/an/absolute/folder"} and reload it'
-            )
-        if start:
-            engine.start_profile()
-        else:
-            engine.stop_profile()
-
     def close(self) -> None:
         """Unload the model and free the device; idempotent."""
         engine, self._engine = self._engine, None
