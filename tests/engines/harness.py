@@ -131,9 +131,9 @@ def answers(engine: Engine) -> list[list[int]]:
 
 
 def without_cache(outcome: Outcome) -> Finished | None:
-    """The end of a request without ``cached_tokens``: only some calls look into the cache."""
+    """The end of a request without the tokens of the cache: only some calls look into it."""
     ended = outcome.finished
-    return ended and msgspec.structs.replace(ended, cached_tokens=None)
+    return ended and msgspec.structs.replace(ended, cached_tokens=None, created_cache_tokens=None)
 
 
 def counter_of_reuse(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:

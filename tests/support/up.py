@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -33,8 +34,12 @@ class Up:
 
     def worker_pids(self) -> list[int]:
         """The pids of the engines' processes."""
-        children = psutil.Process(self.controller).children(recursive=True)
-        return [one.pid for one in children if one.cmdline()[0].startswith("tokenyard worker")]
+        found = []
+        for one in psutil.Process(self.controller).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if one.cmdline()[0].startswith("tokenyard worker"):
+                    found.append(one.pid)
+        return found
 
 
 def tokenyard(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
