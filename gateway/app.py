@@ -25,8 +25,6 @@ from gateway.http.errors import GatewayError, methods_of, moved, no_endpoint, un
 from gateway.http.incoming import (
     BODY,
     Bodies,
-    Body,
-    is_small,
     read_choice,
     read_deadline,
     read_event_id,
@@ -246,8 +244,8 @@ class Gateway:
         raw = await self._bodies.read(receive, client)
         if path in RENDERING and len(raw) > self._settings.max_tokenize_bytes:
             raise too_large(self._settings.max_tokenize_bytes)
-        body = await self._bodies.parse(raw, client)
-        scope = {**scope, BODY: Body(body, is_small(raw), client)}
+        parsed = await self._bodies.parse(raw, client)
+        scope, body = {**scope, BODY: parsed}, parsed.value
         profile = find_model(self._watch, body, principal.may_use)
         state = await self._front_ends.state_of(profile)
         STATE.set(state)

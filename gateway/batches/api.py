@@ -97,7 +97,7 @@ class BatchesApi:
                 headers = Headers(scope=scope)
                 require_json(headers)
                 raw = await self._bodies.read(receive, principal.client)
-                body = await self._bodies.parse(raw, principal.client)
+                body = (await self._bodies.parse(raw, principal.client)).value
                 key = headers.get("idempotency-key")
                 asked = read_batch(body, principal.client, key, int(clock.wall()))
                 batch = await asyncio.to_thread(self._create, principal, asked)

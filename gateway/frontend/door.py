@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import threading
 from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import Any, Final
@@ -23,7 +24,7 @@ from transformers.utils import chat_template_utils
 
 from gateway.frontend.side import SideLoop, at_home
 from gateway.http.context import CURRENT
-from gateway.http.incoming import BODY, Body, check_body, dump, is_small
+from gateway.http.incoming import BODY, Body, check_body, dumps_in_python, is_small
 
 _SEQUENCES: Final = ("list", "set", "frozenset", "tuple")
 _IN_OLDER: Final = "fail_fast" not in inspect.signature(dict_schema).parameters
@@ -57,7 +58,7 @@ def _door(handler: Handler, side: SideLoop) -> Handler:
             check_body(raw)
         else:
             request._json = body.value  # noqa: SLF001 - where Starlette keeps it
-        if is_small(raw) if body is None else body.is_small:
+        if is_small(raw):
             return await handler(request)
         receive = request.receive
         request._receive = lambda: at_home(receive())  # type: ignore[arg-type]  # noqa: SLF001
@@ -97,10 +98,14 @@ def _bounded(schema: Any) -> Any:
 class _Json(ModuleType):
     """The module ``json`` for chat templates: a large value is no single call of C's."""
 
-    dumps = staticmethod(dump)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(json, name)
+
+    @staticmethod
+    def dumps(value: Any, **options: Any) -> str:
+        """The same text."""
+        is_of_small = threading.current_thread() is threading.main_thread()
+        return (json.dumps if is_of_small else dumps_in_python)(value, **options)
 
 
 def _same(value: Any) -> Any:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,12 +91,13 @@ class Bodies:
             if not self._unfinished[client]:
                 del self._unfinished[client]
 
-    async def parse(self, raw: bytes, client: str) -> dict[str, Any]:
+    async def parse(self, raw: bytes, client: str) -> Body:
         """`parse_body`, in a thread if it is large, and one at a time for each client."""
         if is_small(raw):
-            return parse_body(raw, self._most_items)
+            return Body(parse_body(raw, self._most_items), is_small=True, client=client)
         async with self._turns.setdefault(client, asyncio.Lock()):
-            return await asyncio.to_thread(parse_body, raw, self._most_items)
+            value = await asyncio.to_thread(parse_body, raw, self._most_items)
+        return Body(value, is_small=False, client=client)
 
     def _check(self, client: str) -> None:
         if self._unfinished[client] > self._most // 4:
@@ -117,10 +117,8 @@ def is_small(raw: bytes) -> bool:
     return len(raw) <= _SMALL_BYTES and raw.count(b"{") + raw.count(b"[") <= _SMALL_ITEMS
 
 
-def dump(value: Any, **options: Any) -> str:
-    """``json.dumps``, which in another thread than the main one lets others go on meanwhile."""
-    if threading.current_thread() is threading.main_thread():
-        return json.dumps(value, **options)
+def dumps_in_python(value: Any, **options: Any) -> str:
+    """``json.dumps``, which lets other threads go on in the midst of a large value."""
     return "".join(json.JSONEncoder(**options).iterencode(value))
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import GatewayError, invalid, no_endpoint
-from gateway.http.incoming import BODY, Bodies, read_event_id
+from gateway.http.incoming import BODY, Bodies, dumps_in_python, read_event_id
 from gateway.http.sse import Answer, send_body
 from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
 from gateway.responses.options import (
@@ -104,13 +103,16 @@ class ResponsesApi:
             body = body | {
                 "input": await self._conversation(context.client, options.previous, body)
             }
-        write = partial(for_front_end, body, name, options)
+        if is_small:
+            packed = for_front_end(body, name, options)
+        else:
+            packed = await asyncio.to_thread(for_front_end, body, name, options, dumps_in_python)
         mine = StoredResponse(
             durable_id=context.durable_id,
             client=context.client,
             created_ms=round(context.created * 1000),
             model=model,
-            body=write() if is_small else await asyncio.to_thread(write),
+            body=packed,
             previous=options.previous,
             is_background=options.is_background,
             is_stream=options.is_stream or options.is_background,

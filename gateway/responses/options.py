@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.http.errors import GatewayError, invalid
-from gateway.http.incoming import dump
 
 PATH: Final = "/v1/responses"
+
+Dumps = Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ def read_options(body: Mapping[str, Any]) -> ResponseOptions:
     return options
 
 
-def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOptions) -> bytes:
+def for_front_end(
+    body: Mapping[str, Any], response_id: str, options: ResponseOptions, dumps: Dumps = json.dumps
+) -> bytes:
     """The body that vLLM gets; raises `GatewayError` where it cannot be written as JSON."""
     inner = {name: value for name, value in body.items() if name != "previous_response_id"}
     # A response in the background is always written as events: its beginning is the answer to
@@ -54,7 +58,7 @@ def for_front_end(body: Mapping[str, Any], response_id: str, options: ResponseOp
     inner |= {"request_id": response_id, "background": False}
     inner["stream"] = options.is_stream or options.is_background
     try:
-        text = dump(inner, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = dumps(inner, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
     except (ValueError, RecursionError) as error:
         message = f"the body is not JSON in UTF-8: {error}"
