@@ -79,7 +79,6 @@ NOTHING = {
     "completion": "prints a script for shells",
     **dict.fromkeys(["keys create", "keys list", "keys revoke"], "show what operators wrote"),
     **dict.fromkeys(["tenants acl", "tenants apply", "tenants set"], "show what operators wrote"),
-    "scripts load": "counts scripts",
     **dict.fromkeys(
         [
             *("batch run", "batch submit", "batch worker", "batch list", "batch status"),

@@ -20,6 +20,7 @@ from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.scripts.calls import digest, script_names
 
 
 def served(lanes: Lanes, worker: str, count: int = 3) -> bool:
@@ -355,6 +356,15 @@ class TestStartAndStop:
             thread.join(STOP_S)
             lanes.close()
         assert not thread.is_alive()
+
+    def test_a_standby_loads_its_scripts_when_it_starts(self, own_broker: Server) -> None:
+        """Clients of its release may need them, while a coordinator of another one leads."""
+        lanes = Lanes(own_broker.url)
+        lanes.connection.set(lanes.keys.leader, "99:another")
+        with running(Coordinator(lanes.settings(lease_ms=LONG_MS))):
+            assert all(lanes.connection.script_exists(*map(digest, script_names())))
+        assert lanes.connection.get(lanes.keys.leader) == b"99:another"
+        lanes.close()
 
     @pytest.mark.long
     def test_sigterm_ends_the_program_with_0(self, valkey_broker: Server) -> None:

@@ -33,7 +33,6 @@ COMMANDS: Final = {
     "stop": "tokenyard.cli.drain:stop",
     "keys": "tokenyard.cli.keys:keys",
     "tenants": "tokenyard.cli.tenants:tenants",
-    "scripts": "tokenyard.cli.scripts:scripts",
     "info": "tokenyard.cli.info:info",
     "top": "tokenyard.cli.top:top",
     "doctor": "tokenyard.cli.doctor:doctor",

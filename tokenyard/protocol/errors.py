@@ -9,7 +9,7 @@ TokenyardError
 │   ├── NoCoordinator             no coordinator leads the yard
 │   ├── BrokerUnavailable         Redis does not answer
 │   │   ├── BrokerNotWritable     it answers, but takes no writes; ``code`` is Redis' reason
-│   │   └── ScriptsMissing        it lacks the scripts that the leader loads
+│   │   └── ScriptsMissing        it lacks the scripts that coordinators load
 │   ├── EngineLost                the process of a local engine died; it is loaded again
 │   ├── NoFreeDevice              other engines hold the devices
 │   └── WaitTimeout               the result is not there yet (also a TimeoutError)
@@ -180,13 +180,13 @@ class BrokerNotWritable(BrokerUnavailable):
 
 
 class ScriptsMissing(BrokerUnavailable):
-    """The server lacks a script, and this user may not load it: the leader does."""
+    """The server lacks a script, and this user may not load it: coordinators do."""
 
     def __init__(self, script: str) -> None:
         super().__init__(
-            f"Redis lacks the script {script!r} of this release, and this user may not load it. The"
-            " leader loads the scripts of its own release; for those of another release run its"
-            " `tokenyard scripts load` as a user with the permission"
+            f"Redis lacks the script {script!r} of this release, and this user may not load it."
+            " Coordinators load the scripts of their own release when they start: start one of this"
+            " release, which may stand by"
         )
 
 
