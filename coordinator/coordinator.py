@@ -19,12 +19,12 @@ from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
 from coordinator.dispatch.shares import by_arrival, by_client_and_guest
 from coordinator.dispatch.tenant_shares import TenantShares
-from coordinator.guests.cancels import CancelRequests
 from coordinator.guests.inboxes import Inboxes
 from coordinator.guests.registry import GuestRegistry
 from coordinator.handshake import Handshake, Models
 from coordinator.leadership import Leadership, LostLeadership
 from coordinator.placement.placer import Placer
+from coordinator.recovery.cancels import CancelRequests
 from coordinator.recovery.failover import FailoverDetector
 from coordinator.recovery.history import RetryLimits
 from coordinator.recovery.reconciler import LedgerReconciler
