@@ -20,8 +20,7 @@ from coordinator.dispatch.lane_scanner import LaneScanner
 from coordinator.dispatch.shares import by_arrival, by_client_and_guest
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.guests.inboxes import Inboxes
-from coordinator.guests.registry import GuestRegistry
-from coordinator.handshake import Handshake, Models
+from coordinator.handshake import Handshake, Models, TenantPresence
 from coordinator.leadership import Leadership, LostLeadership
 from coordinator.placement.placer import Placer
 from coordinator.recovery.cancels import CancelRequests
@@ -91,14 +90,14 @@ class Coordinator:
         self._clock_steps = ClockSteps(connection, scripts, keys, roster.broker_time)
         self._leadership = Leadership(connection, scripts, keys, settings.name, settings.lease_ms)
         self._models = Models()
-        self._guests = GuestRegistry(connection, keys, settings.guests)
+        self._tenants = TenantPresence(connection, keys)
         self._handshake = Handshake(
             connection,
             scripts,
             keys,
             settings,
             self._models,
-            self._guests,
+            self._tenants,
             found_bad=counts.found_bad,
         )
         self._demand = DemandStatement(connection, scripts, keys, roster)
@@ -287,7 +286,7 @@ class Coordinator:
             self._reconciler.hurry()
         self._reconciler.run_once(token)
         self._cancels.run_once(is_woken=self._intake.take_cancelling())
-        self._follow_guests(token)
+        self._follow_tenants(token)
         self._inboxes.run_once()
         self._recorder.run_once(token)
         self._usage_pruner.run_once(token)
@@ -299,9 +298,8 @@ class Coordinator:
         """Once for each term of leadership: publish the handshake, and read all that waits."""
         if self._prepared_for == token:
             return
-        self._guests.hurry()
-        if self._guests.refresh():
-            self._inboxes.follow(self._guests.names)
+        self._tenants.hurry()
+        self._tenants.refresh()
         self._publish_handshake(token)
         self._check_server(token)
         self._intake.read_again()
@@ -331,12 +329,11 @@ class Coordinator:
         )
         self._counts.know(self._models.bases)
 
-    def _follow_guests(self, token: str) -> None:
-        """Hear the tenants that operators have made guests, and tell these that they are."""
+    def _follow_tenants(self, token: str) -> None:
+        """Publish whether the yard has tenants, when that changes."""
         if self._intake.tenants.take_changed():
-            self._guests.hurry()
-        if self._guests.refresh():
-            self._inboxes.follow(self._guests.names)
+            self._tenants.hurry()
+        if self._tenants.refresh():
             self._publish_handshake(token)
 
     def _follow_roster(self, token: str) -> None:

@@ -44,10 +44,6 @@ class InboxWatcher:
         self._rests_until = 0.0
         self._busy_until = 0.0
 
-    def follow(self, guests: Sequence[str]) -> None:
-        """Watch these from now on."""
-        self._guests = guests
-
     def take(self) -> tuple[str, ...]:
         """The guests that have written something; the leader must call it regularly."""
         self._taken_until = clock.monotonic() + STAYS_BUSY_S

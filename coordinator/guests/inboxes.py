@@ -32,7 +32,6 @@ from tokenyard.protocol.parse import parse_id
 from tokenyard.protocol.receipts import Receipt, ReceiptCode
 from tokenyard.protocol.replies import ErrorInfo, Reply, json_text, status_of
 from tokenyard.protocol.settings import LEAST_GUEST_TTL_S, CoordinatorSettings
-from tokenyard.protocol.tenants import DEFAULTS, decode_tenants
 from tokenyard.scripts import (
     CLIENT_LEASE_MS,
     Acceptance,
@@ -82,7 +81,6 @@ class Inboxes:
         self._scripts = scripts
         self._keys = keys
         self._guests: Sequence[str] = tuple(dict.fromkeys(settings.guests))
-        self._fixed = frozenset(settings.guests)
         self._watcher = InboxWatcher(settings.redis_url, keys, self._guests)
         self._settings = settings
         self._counts = counts
@@ -92,11 +90,6 @@ class Inboxes:
         self._cut_off: dict[str, float] = {}  # guest to the end of its cut-off (monotonic)
         self._rests: dict[str, float] = {}  # guest to when its inbox is tried again (monotonic)
 
-    def follow(self, guests: Sequence[str]) -> None:
-        """These are the guests from now on."""
-        self._guests = guests
-        self._watcher.follow(guests)
-
     def run_once(self) -> None:
         """Read the inboxes that were written."""
         if not self._guests:
@@ -105,8 +98,8 @@ class Inboxes:
         wrote = self._watcher.take()
         if not wrote:
             return
-        written, room = self._look(wrote)
-        for left, guest in zip(range(len(written), 0, -1), self._in_turn(written), strict=True):
+        room = self._look(wrote)
+        for left, guest in zip(range(len(wrote), 0, -1), self._in_turn(wrote), strict=True):
             # A guest that floods must not take all of the room.
             own = room / left
             if guest in self._tenants:  # and a tenant, over time, leaves as much as it has
@@ -149,11 +142,8 @@ class Inboxes:
         self._enforce_limits(guest, haul)
         return self._serve(guest, haul, room) if haul.entries else 0
 
-    def _look(self, written: Sequence[str]) -> tuple[Sequence[str], int]:
-        """Note which guests are tenants; returns who is a guest now, and how many more may wait.
-
-        A guest that only the registry has made one is none any more as soon as it says so.
-        """
+    def _look(self, written: Sequence[str]) -> int:
+        """Note which guests are tenants; returns how many more requests may wait."""
         pipeline = self._connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(self._keys.intake(name))
@@ -168,16 +158,8 @@ class Inboxes:
             for guest, packed, count in zip(written, known, counts, strict=True)
             if packed is not None
         }
-        settings = decode_tenants(
-            {name.encode(): one for name, one in zip(written, known, strict=True) if one}
-        )
-        heard = [
-            guest
-            for guest in written
-            if guest in self._fixed or settings.get(guest, DEFAULTS).guest
-        ]
         taken: int = sum(waiting) + _count(of_tenants)
-        return heard, self._most_waiting - taken
+        return self._most_waiting - taken
 
     def _enforce_limits(self, guest: str, haul: Haul) -> None:
         """Cut a guest off whose inbox, or an entry in it, was too large."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 from tests.contract.blocking import BlockingClient, Loop
 from tests.deploy.conftest import GUESTS_YARD
 from tests.deploy.day import Day
-from tests.deploy.rights import add_user, denied
+from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tests.support.fake_clock import faked
 from tests.support.waiting import eventually
@@ -28,9 +27,7 @@ from tokenyard import (
     QuotaExceeded,
     SettingsError,
 )
-from tokenyard.admin.tenant_acl import acl_line
 from tokenyard.cli import main
-from tokenyard.protocol.receipts import mark_of
 
 NewClient = Callable[..., Any]
 
@@ -194,37 +191,6 @@ def test_limits_of_a_guest_that_is_a_tenant_raise_the_reason(
     # Nothing of this is refused by the server.
     guest.close()
     assert denied(day.server) == []
-
-
-def test_a_tenant_becomes_a_guest_without_a_restart(day: GuestDay, new_client: NewClient) -> None:
-    # Given a yard at work, and a tenant with a user of the server whose inbox nobody reads
-    day.open()
-    day.worker("w", model_name="sim")
-    day.plant.wait_for_workers(1)
-    keeper: Any = day.plant.connection
-    add_user(keeper, acl_line(day.keys, "dora", "dora"))
-    # If its operator makes it a guest,
-    day.command_as_default("tenants", "set", "dora", "--guest")
-    mark = mark_of(day.keys.yard, "dora")
-    eventually(lambda: mark in json.loads(keeper.hget(day.keys.info, "guests")))
-    # I expect it to get answers, on its own account, whomever it names,
-    dora = new_client("dora")
-    assert dora.info().is_guest
-    assert dora.submit([1, 2], max_tokens=5, tenant="eve").result().ok
-    assert keeper.exists(day.keys.usage("dora"))
-    assert not keeper.exists(day.keys.usage("eve"))
-    # and that it is heard no more once it is no guest.
-    with redis.Redis.from_url(day.server.url_of("dora")) as connection:
-        day.command_as_default("tenants", "set", "dora", "--no-guest")
-        eventually(lambda: mark not in json.loads(keeper.hget(day.keys.info, "guests")))
-        connection.xadd(day.keys.inbox("dora"), {"id": "late", "prompt": "x"})
-    eve = new_client("eve")
-    assert eve.submit([1, 2], max_tokens=5).result().ok
-    assert keeper.xlen(day.keys.inbox("dora")) == 1
-    dora.close()
-    eve.close()
-    assert denied(day.server) == []
-    keeper.execute_command("ACL", "DELUSER", "dora")
 
 
 def test_a_guests_unmeetable_deadline_is_refused(day: GuestDay, new_client: NewClient) -> None:

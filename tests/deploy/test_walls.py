@@ -12,12 +12,9 @@ import pytest
 import redis
 
 from tests.deploy.conftest import GUESTS_YARD
-from tests.deploy.rights import add_user, is_refused
+from tests.deploy.rights import is_refused
 from tests.support.brokers import DEPLOY, GuardedServer
-from tokenyard.admin.tenant_acl import acl_line, check_guests
-from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.settings import CoordinatorSettings
 
 YARD = Keys(GUESTS_YARD)
 OTHER = Keys("some-other-yard")
@@ -251,35 +248,8 @@ def test_each_attack_is_refused(guarded: GuardedServer, user: str, what: str) ->
         assert [one for one in commands if not is_refused(connection, *one)] == []
 
 
-@pytest.mark.parametrize("what", REFUSED | TRUSTED | OF_GUESTS)
-def test_a_tenants_own_user_is_refused_the_same(guarded: GuardedServer, what: str) -> None:
-    """By the line that `tokenyard tenants acl` prints, on a server that runs."""
-    commands = [
-        tuple(
-            word.replace(":guest", ":dora") if isinstance(word, str) else word for word in command
-        )
-        for command in (REFUSED | TRUSTED | OF_GUESTS)[what]
-    ]
-    with redis.Redis.from_url(guarded.url_of("default")) as keeper:
-        add_user(keeper, acl_line(YARD, "dora", "dora"))
-        with redis.Redis.from_url(guarded.url_of("dora")) as connection:
-            assert [one for one in commands if not is_refused(connection, *one)] == []
-        keeper.acl_deluser("dora")
-
-
 #: Names of tenants whose users would be clients that the system makes.
 OF_THE_SYSTEM = ("http.eve", "http", "anon", "gateway", "batch", "batch_1", "client", "client-1")
-
-
-@pytest.mark.parametrize("name", OF_THE_SYSTEM)
-def test_no_tenant_is_named_like_a_client_of_the_system(name: str) -> None:
-    """No line is printed for it, and no coordinator starts with it as a guest."""
-    with pytest.raises(InvalidRequest):
-        acl_line(YARD, name, "secret")
-    with pytest.raises(InvalidRequest):
-        check_guests([name])
-    with pytest.raises(SettingsError, match="guests"):
-        CoordinatorSettings(redis_url="redis://x", guests=(name,))
 
 
 @pytest.mark.parametrize("name", OF_THE_SYSTEM)
