@@ -17,9 +17,8 @@ from coordinator.dispatch.admission import Admission
 from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
-from coordinator.dispatch.shares import by_arrival, by_client_and_guest
+from coordinator.dispatch.shares import by_arrival, by_client
 from coordinator.dispatch.tenant_shares import TenantShares
-from coordinator.guests.inboxes import Inboxes
 from coordinator.handshake import Handshake, Models, TenantPresence
 from coordinator.leadership import Leadership, LostLeadership
 from coordinator.placement.placer import Placer
@@ -106,7 +105,7 @@ class Coordinator:
             keys,
             max_batch=settings.max_batch,
             max_held=settings.max_held,
-            turn_of=by_arrival if settings.deterministic else by_client_and_guest(settings.guests),
+            turn_of=by_arrival if settings.deterministic else by_client,
             shares=TenantShares(
                 input_weight=settings.input_token_weight,
                 output_weight=settings.output_token_weight,
@@ -172,7 +171,6 @@ class Coordinator:
             on_returned=self._intake.tenants.miss,
         )
         self._cancels = CancelRequests(connection, scripts, keys, counts.found_bad)
-        self._inboxes = Inboxes(connection, scripts, keys, settings, counts)
         self._recorder = HistoryRecorder(scripts, roster, counts)
         self._usage_pruner = UsagePruner(connection, keys, roster.broker_time)
         # A leader that only waits must still renew its lease in time.
@@ -251,7 +249,6 @@ class Coordinator:
     def _close(self) -> None:
         with contextlib.suppress(redis.RedisError):
             self._leadership.resign()
-        self._inboxes.stop()
         self._selection.close()
         if self._endpoint:
             self._endpoint.stop()
@@ -287,7 +284,6 @@ class Coordinator:
         self._reconciler.run_once(token)
         self._cancels.run_once(is_woken=self._intake.take_cancelling())
         self._follow_tenants(token)
-        self._inboxes.run_once()
         self._recorder.run_once(token)
         self._usage_pruner.run_once(token)
         if self._is_complete:

@@ -13,7 +13,6 @@ import redis
 from coordinator.leadership import LostLeadership
 from tokenyard import clock
 from tokenyard.protocol.keys import TENANT_CAME, Keys
-from tokenyard.protocol.receipts import mark_of
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import OutputDefaults
@@ -177,7 +176,6 @@ class Handshake:
         self._keys = keys
         self._models = models
         self._tenants = tenants
-        self._guests = [mark_of(settings.yard, one) for one in settings.guests]
         self._found_bad = found_bad
         self._settings: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
@@ -194,7 +192,6 @@ class Handshake:
         self._recall_models()
         info: Mapping[str, Arg] = {
             **self._settings,
-            "guests": msgspec.json.encode(self._guests),
             "models": msgspec.json.encode(self._models.names),
             "adapters": msgspec.json.encode(self._models.adapters),
             "default_model": self._models.only,
