@@ -17,14 +17,12 @@ from coordinator.dispatch.admission import Admission
 from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
-from coordinator.dispatch.shares import by_arrival, by_client_and_guest
+from coordinator.dispatch.shares import by_arrival, by_client
 from coordinator.dispatch.tenant_shares import TenantShares
-from coordinator.guests.cancels import CancelRequests
-from coordinator.guests.inboxes import Inboxes
-from coordinator.guests.registry import GuestRegistry
-from coordinator.handshake import Handshake, Models
+from coordinator.handshake import Handshake, Models, TenantPresence
 from coordinator.leadership import Leadership, LostLeadership
 from coordinator.placement.placer import Placer
+from coordinator.recovery.cancels import CancelRequests
 from coordinator.recovery.failover import FailoverDetector
 from coordinator.recovery.history import RetryLimits
 from coordinator.recovery.reconciler import LedgerReconciler
@@ -91,14 +89,14 @@ class Coordinator:
         self._clock_steps = ClockSteps(connection, scripts, keys, roster.broker_time)
         self._leadership = Leadership(connection, scripts, keys, settings.name, settings.lease_ms)
         self._models = Models()
-        self._guests = GuestRegistry(connection, keys, settings.guests)
+        self._tenants = TenantPresence(connection, keys)
         self._handshake = Handshake(
             connection,
             scripts,
             keys,
             settings,
             self._models,
-            self._guests,
+            self._tenants,
             found_bad=counts.found_bad,
         )
         self._demand = DemandStatement(connection, scripts, keys, roster)
@@ -107,7 +105,7 @@ class Coordinator:
             keys,
             max_batch=settings.max_batch,
             max_held=settings.max_held,
-            turn_of=by_arrival if settings.deterministic else by_client_and_guest(settings.guests),
+            turn_of=by_arrival if settings.deterministic else by_client,
             shares=TenantShares(
                 input_weight=settings.input_token_weight,
                 output_weight=settings.output_token_weight,
@@ -173,7 +171,6 @@ class Coordinator:
             on_returned=self._intake.tenants.miss,
         )
         self._cancels = CancelRequests(connection, scripts, keys, counts.found_bad)
-        self._inboxes = Inboxes(connection, scripts, keys, settings, counts)
         self._recorder = HistoryRecorder(scripts, roster, counts)
         self._usage_pruner = UsagePruner(connection, keys, roster.broker_time)
         # A leader that only waits must still renew its lease in time.
@@ -251,7 +248,6 @@ class Coordinator:
     def _close(self) -> None:
         with contextlib.suppress(redis.RedisError):
             self._leadership.resign()
-        self._inboxes.stop()
         self._selection.close()
         if self._endpoint:
             self._endpoint.stop()
@@ -286,8 +282,7 @@ class Coordinator:
             self._reconciler.hurry()
         self._reconciler.run_once(token)
         self._cancels.run_once(is_woken=self._intake.take_cancelling())
-        self._follow_guests(token)
-        self._inboxes.run_once()
+        self._follow_tenants(token)
         self._recorder.run_once(token)
         self._usage_pruner.run_once(token)
         if self._is_complete:
@@ -298,9 +293,8 @@ class Coordinator:
         """Once for each term of leadership: publish the handshake, and read all that waits."""
         if self._prepared_for == token:
             return
-        self._guests.hurry()
-        if self._guests.refresh():
-            self._inboxes.follow(self._guests.names)
+        self._tenants.hurry()
+        self._tenants.refresh()
         self._publish_handshake(token)
         self._check_server(token)
         self._intake.read_again()
@@ -330,12 +324,11 @@ class Coordinator:
         )
         self._counts.know(self._models.bases)
 
-    def _follow_guests(self, token: str) -> None:
-        """Hear the tenants that operators have made guests, and tell these that they are."""
+    def _follow_tenants(self, token: str) -> None:
+        """Publish whether the yard has tenants, when that changes."""
         if self._intake.tenants.take_changed():
-            self._guests.hurry()
-        if self._guests.refresh():
-            self._inboxes.follow(self._guests.names)
+            self._tenants.hurry()
+        if self._tenants.refresh():
             self._publish_handshake(token)
 
     def _follow_roster(self, token: str) -> None:

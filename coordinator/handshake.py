@@ -10,10 +10,9 @@ from typing import Any, Final
 import msgspec
 import redis
 
-from coordinator.guests.registry import GuestRegistry
 from coordinator.leadership import LostLeadership
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.receipts import mark_of
+from tokenyard import clock
+from tokenyard.protocol.keys import TENANT_CAME, Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import OutputDefaults
@@ -21,6 +20,13 @@ from tokenyard.scripts import Arg, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.handshake")
 
+#: Whether there are tenants is read again this often, in case an event was lost, and at most each
+#: half second, however many events come.
+TENANTS_EVERY_S: Final = 60.0
+TENANTS_REST_S: Final = 0.5
+#: A yard has tenants for this long after one of them has submitted, also if none has settings.
+REMEMBERED_MS: Final = 24 * 3600 * 1000
+_MOST_DIGITS: Final = 16  # clients may write that time
 _NONE: Final[Mapping[str, OutputDefaults]] = types.MappingProxyType({})
 
 
@@ -110,6 +116,46 @@ def _sole(models: Collection[str]) -> str:
     return next(iter(models)) if len(models) == 1 else ""
 
 
+class TenantPresence:
+    """Whether the yard has tenants: then requests without one leave room for them."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._due = 0.0
+        self._read = -TENANTS_REST_S  # monotonic
+        self.has_tenants = False
+
+    def hurry(self) -> None:
+        """Settings of tenants have changed: read them soon."""
+        self._due = min(self._due, self._read + TENANTS_REST_S)
+
+    def refresh(self) -> bool:
+        """Read it where that is due; returns whether it has changed."""
+        now = clock.monotonic()
+        if now < self._due:
+            return False
+        self._read, self._due = now, now + TENANTS_EVERY_S
+        before = self.has_tenants
+        try:
+            self.has_tenants = self._find()
+        except redis.ResponseError as error:  # among others, a user without the right to
+            log.warning("cannot read whether the yard has tenants: %s", error)
+        return self.has_tenants != before
+
+    def _find(self) -> bool:
+        """Whether a tenant has settings, or one has submitted within the last day."""
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.hscan(self._keys.tenants, count=1)
+        pipeline.hget(self._keys.tally, TENANT_CAME)
+        pipeline.time()
+        (cursor, some), came_ms, (seconds, _) = pipeline.execute()
+        if cursor or some:
+            return True
+        is_time = came_ms is not None and came_ms.isdigit() and len(came_ms) < _MOST_DIGITS
+        return is_time and 0 <= 1000 * (seconds + 1) - int(came_ms) < REMEMBERED_MS
+
+
 class Handshake:
     """Writes the hash `info`, which clients read before they submit."""
 
@@ -120,7 +166,7 @@ class Handshake:
         keys: Keys,
         settings: CoordinatorSettings,
         models: Models,
-        guests: GuestRegistry,
+        tenants: TenantPresence,
         *,
         found_bad: Callable[[str], None],
     ) -> None:
@@ -129,8 +175,7 @@ class Handshake:
         self._scripts = scripts
         self._keys = keys
         self._models = models
-        self._guests = guests
-        self._yard = settings.yard
+        self._tenants = tenants
         self._found_bad = found_bad
         self._settings: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
@@ -147,13 +192,12 @@ class Handshake:
         self._recall_models()
         info: Mapping[str, Arg] = {
             **self._settings,
-            "guests": msgspec.json.encode([mark_of(self._yard, one) for one in self._guests.names]),
             "models": msgspec.json.encode(self._models.names),
             "adapters": msgspec.json.encode(self._models.adapters),
             "default_model": self._models.only,
             "defaults": msgspec.json.encode(self._models.defaults),
             "waiting_clients": waiting_clients,
-            "has_tenants": int(self._guests.has_tenants),
+            "has_tenants": int(self._tenants.has_tenants),
             "rate": round(rate_per_s, 3),
         }
         if not self._scripts.take_over(token, info):

@@ -6,10 +6,6 @@
 # ann-*, with PASSWORD_ANN and so on. PASSWORD_DEFAULT lets the user `default` do everything: for
 # whoever keeps this Redis.
 #
-# GUESTS="carl,dora" makes more users like `guest`, who are not trusted, each with PASSWORD_CARL and so
-# on. They may use the yard YARD (main) alone. Tell the coordinators of them, too, with
-# TOKENYARD_COORDINATOR_GUESTS. A guest that `tokenyard tenants` knows is that tenant, and no other.
-#
 # GATEWAY_BATCHES=on adds to the rights of `gateway` those of the line `gateway-batches`, which is no user:
 # files and batches by HTTP need RQ's keys.
 #
@@ -18,16 +14,6 @@
 # replica, so give a FOLDER that stays where they watch.
 set -eu
 here=$(dirname "$0")
-
-# A guest reads the answers to the clients of its name (tokenyard/protocol/system_clients.py).
-for name in $(echo "${GUESTS:-}" | tr ',' ' '); do
-    case $name in
-    anon | http | http.* | gateway | batch | batch_* | client | client-*)
-        echo "GUESTS: $name is a name that the system gives clients itself" >&2
-        exit 2
-        ;;
-    esac
-done
 
 umask 077
 folder=${FOLDER:-$(mktemp -d)}
@@ -47,16 +33,6 @@ clients() {
     done
 }
 
-guests() {
-    # The rights of a guest are for one yard: nobody empties the inbox of another.
-    sed -n "s/{main}/{${YARD:-main}}/g;/^user guest /p" "$here/users.acl"
-    for name in $(echo "${GUESTS:-}" | tr ',' ' '); do
-        [ "$name" = guest ] ||
-            sed -n "s/{main}/{${YARD:-main}}/g;/^user guest /s/\([: ]\)guest\([ /-]\)/\1$name\2/gp" \
-                "$here/users.acl"
-    done
-}
-
 # What a user may beside its own line.
 more_for() {
     if [ "$1" = gateway ] && [ "${GATEWAY_BATCHES:-}" = on ]; then
@@ -64,7 +40,7 @@ more_for() {
     fi
 }
 
-{ grep -v -e '^user guest ' -e '^user gateway-batches ' "$here/users.acl"; clients; guests; } | while read -r _ name state rights; do
+{ grep -v '^user gateway-batches ' "$here/users.acl"; clients; } | while read -r _ name state rights; do
     rights="$rights$(more_for "$name")"
     if [ -z "$(password_of "$name")" ]; then
         echo "user $name off $rights"

@@ -290,7 +290,7 @@ class Dispatcher:
             elif event.fields.get(b"event") == b"tenants":
                 intake = event.fields.get(b"intake", b"").decode(errors="replace")
                 self._intake.tenants.wake(intake)
-            elif event.fields.get(b"event") != b"inbox":
+            else:
                 self._roster.mark_stale()
 
     def _make_plan(self) -> list[PlannedDispatch]:

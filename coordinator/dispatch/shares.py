@@ -9,13 +9,12 @@ others nothing, and saves up nothing.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Final, cast
 
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PriorityClass, split_intake
-from tokenyard.protocol.receipts import owns
 
 #: How often each class is served while all of them wait.
 WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
@@ -32,19 +31,6 @@ def by_client(queued: QueuedRequest) -> str:
 def by_arrival(_: QueuedRequest) -> str:
     """There are no turns."""
     return ""
-
-
-def by_client_and_guest(guests: Sequence[str]) -> TurnOf:
-    """Each client has a turn, and each guest one for all of its names."""
-    if not guests:
-        return by_client
-    longest_first = sorted(guests, key=len, reverse=True)
-
-    def turn_of(queued: QueuedRequest) -> str:
-        client = queued.client
-        return next((guest for guest in longest_first if owns(guest, client)), client)
-
-    return turn_of
 
 
 class ClassQueue:

@@ -1,1 +1,1 @@
-"""After crashes, lost clients and lost writes: take back, try again, end, clean up."""
+"""After crashes, cancels, lost clients and lost writes: take back, try again, end, clean up."""

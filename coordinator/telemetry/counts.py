@@ -26,7 +26,7 @@ DEATHS: Final = (
 #: Outcomes of requests that the coordinator answers.
 ENDS: Final[tuple[Status, ...]] = ("failed", "expired")
 #: Where clients write beside the intakes.
-PLACES: Final = ("inbox", "clients", "cancels", "info")
+PLACES: Final = ("clients", "cancels", "info")
 WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
 #: Why a worker is gone, by the end of its lease in ms; any other has run out.
 _WHY_BY_LEASE: Final[dict[float, Why]] = {-1: "left", -2: "crashed"}
@@ -72,9 +72,9 @@ class CoordinatorCounts:
         """Requests were taken back from a worker whose lease ended so."""
         self.taken_back[_WHY_BY_LEASE.get(lease_ms, "lost")] += count
 
-    def found_bad(self, place: str, count: int = 1) -> None:
-        """Unreadable values were removed."""
-        self.bad[place] += count
+    def found_bad(self, place: str) -> None:
+        """An unreadable value was removed."""
+        self.bad[place] += 1
 
     def buried(self, reason: str = "UNANSWERABLE") -> None:
         """An entry whose sender cannot be answered became a dead letter."""

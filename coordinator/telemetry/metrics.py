@@ -69,8 +69,7 @@ BAD = Metric(
     "tokenyard_bad_values_total",
     "counter",
     ("place",),
-    "Values that were removed because they cannot be read, by the key that they were in; and guests"
-    " that were cut off.",
+    "Values that were removed because they cannot be read, by the key that they were in.",
 )
 SWAPS = Metric(
     "tokenyard_model_swaps_total", "counter", (), "Models that controllers were told to load."

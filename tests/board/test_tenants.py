@@ -315,7 +315,6 @@ def test_what_somebody_else_has_changed_meanwhile_stays(
         ({"tenant": "ann", "max_tokens": "-5"}, "Tokens that one request may ask for: Expected"),
         ({"tenant": "ann", "max_tokens": "9" * 5_000}, "is no number"),
         ({"tenant": "ann", "classes": "fast"}, "use high, normal, low"),
-        ({"tenant": "client", "guest": "yes"}, "has a user of this name"),
     ],
 )
 def test_mistakes_set_nothing(

@@ -80,9 +80,9 @@ def test_checks_that_a_user_may_not_make_are_unknown(own: Server) -> None:
     # Given a user with the rights of a managed server
     with redis.Redis.from_url(own.url) as connection:
         connection.execute_command(
-            "ACL", "SETUSER", "guest", "on", ">guest", "~*", "+@all", "-@admin", "-info", "-scan"
+            "ACL", "SETUSER", "managed", "on", ">m", "~*", "+@all", "-@admin", "-info", "-scan"
         )
-    url = own.url.replace("//", "//guest:guest@")
+    url = own.url.replace("//", "//managed:m@")
 
     done = tokenyard("--redis-url", url, "doctor", "--json")
 

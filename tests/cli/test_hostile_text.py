@@ -78,7 +78,7 @@ NOTHING = {
     **dict.fromkeys(["board", "coordinator", "gateway", "worker"], "log: see below"),
     "completion": "prints a script for shells",
     **dict.fromkeys(["keys create", "keys list", "keys revoke"], "show what operators wrote"),
-    **dict.fromkeys(["tenants acl", "tenants apply", "tenants set"], "show what operators wrote"),
+    **dict.fromkeys(["tenants apply", "tenants set"], "show what operators wrote"),
     **dict.fromkeys(
         [
             *("batch run", "batch submit", "batch worker", "batch list", "batch status"),

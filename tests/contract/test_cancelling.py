@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.guests.cancels import CancelRequests
+from coordinator.recovery.cancels import CancelRequests
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.contract.turns import taking_turns

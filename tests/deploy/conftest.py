@@ -9,13 +9,10 @@ import redis
 
 from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
-from tests.support.builders import random_name
 from tokenyard.scripts import load_scripts
 
 #: The users that may log in; each password is the user's name.
 USERS = ("client", "coordinator", "worker", "admin", "batch", "gateway", "default")
-#: The only yard that guests may use.
-GUESTS_YARD = random_name("guests")
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis"])
@@ -24,11 +21,9 @@ def guarded(
     no_leftover_processes: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[GuardedServer]:
-    """A server with the users of `deploy/users.acl`; bob is another client, eve another guest."""
+    """A server with the users of `deploy/users.acl`; bob is another client."""
     folder = tmp_path_factory.mktemp(request.param)
-    server = GuardedServer(
-        request.param, folder, USERS, clients=["bob"], guests=["guest", "eve"], yard=GUESTS_YARD
-    )
+    server = GuardedServer(request.param, folder, USERS, clients=["bob"])
     server.start()
     load_all(server)
     yield server

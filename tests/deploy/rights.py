@@ -38,12 +38,6 @@ def is_refused(connection: redis.Redis, *command: object) -> bool:
     return False
 
 
-def add_user(connection: redis.Redis, line: str) -> None:
-    """Add a user to a server that runs, by its line of an ACL file."""
-    run: Any = connection
-    run.execute_command("ACL", "SETUSER", *re.findall(r"\([^)]*\)|\S+", line)[1:])
-
-
 @contextlib.contextmanager
 def monitored(server: GuardedServer) -> Iterator[dict[str, set[str]]]:
     """Collect the commands that the server receives, by user, without those of scripts."""

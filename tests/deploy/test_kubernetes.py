@@ -189,9 +189,9 @@ def test_each_pod_has_only_the_secrets_that_it_needs() -> None:
         name
         for name in FILLED
         if name.startswith("PASSWORD_") and f"user {name[9:].lower()} " in users
-    } | {"CLIENTS", "GUESTS"}
+    } | {"CLIENTS"}
     assert held == {
-        "coordinator": {"PASSWORD_COORDINATOR", "GUESTS"},
+        "coordinator": {"PASSWORD_COORDINATOR"},
         "worker": {"PASSWORD_WORKER"},
         "gateway": {"PASSWORD_GATEWAY"},
         "board": {"PASSWORD_ADMIN"},

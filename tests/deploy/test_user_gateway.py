@@ -186,7 +186,7 @@ def test_a_gateway_acts_for_its_own_clients_only(guarded: GuardedServer) -> None
         assert [one for one in commands if not is_refused(connection, *one)] == []
 
 
-@pytest.mark.parametrize("user", ["client", "guest", "coordinator", "worker", "batch"])
+@pytest.mark.parametrize("user", ["client", "coordinator", "worker", "batch"])
 def test_only_gateways_and_operators_see_what_gateways_keep(
     guarded: GuardedServer, user: str
 ) -> None:

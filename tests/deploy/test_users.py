@@ -31,7 +31,6 @@ SCRIPTS = {
         ),
         *("watch_clients", "cancel", "command", "recognize", "signal"),
         *("acquit", "astray", "reconcile", "transfer", "recount", "record", "stand_by"),
-        *("collect", "settle", "submit", "attend"),  # for guests
     },
     "worker": {
         "probe",

@@ -40,9 +40,7 @@ MANAGEMENT = [
 ]
 
 
-@pytest.mark.parametrize(
-    "user", ["client", "guest", "coordinator", "worker", "admin", "batch", "gateway"]
-)
+@pytest.mark.parametrize("user", ["client", "coordinator", "worker", "admin", "batch", "gateway"])
 def test_no_user_of_a_yard_manages_the_server(guarded: GuardedServer, user: str) -> None:
     # If a user of a yard gives commands of the server's keeper,
     # I expect all to be refused.
@@ -198,7 +196,7 @@ def test_users_without_a_password_cannot_log_in(tmp_path: Path) -> None:
     server.start()
     try:
         # I expect all other users to be refused,
-        for user in ("client", "guest", "coordinator", "admin", "batch", "gateway"):
+        for user in ("client", "coordinator", "admin", "batch", "gateway"):
             with (
                 redis.Redis.from_url(server.url_of(user)) as connection,
                 pytest.raises(redis.AuthenticationError),

@@ -131,7 +131,7 @@ def test_every_key_is_in_the_table() -> None:
     built = {keys.intake(name) for name in ("high", "normal", "low", "retry")}
     built |= {keys.lane("<worker>"), keys.replies(client), keys.attached(client)}
     built |= {keys.cancels(client), keys.stored(client)}
-    built |= {keys.acks("<command>"), keys.inbox("<guest>"), keys.board_session("<digest>")}
+    built |= {keys.acks("<command>"), keys.board_session("<digest>")}
     built |= {
         make(client, request) for make in (keys.ledger, keys.tokens, keys.choices, keys.reply)
     }

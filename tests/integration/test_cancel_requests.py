@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.guests import cancels
-from coordinator.guests.cancels import CancelRequests
+from coordinator.recovery import cancels
+from coordinator.recovery.cancels import CancelRequests
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tests.support.servers import Server

@@ -136,27 +136,6 @@ def test_an_unknown_tenant_is_answered_with_a_similar_one(command: Command) -> N
         assert "there is no tenant 'reserch'; did you mean research?" in done.stderr
 
 
-def test_guests_whose_names_are_alike_are_refused(
-    connection: redis.Redis, yard: Keys, command: Command, tmp_path: Path
-) -> None:
-    """One could read the answers to the other's requests."""
-    assert command("set", "ann", "--guest").stdout == "ann: new, weight 1, guest yes\n"
-    assert command("set", "ann-b", "--weight", "2").exit_code == Exit.OK
-    file = tmp_path / "tenants.toml"
-    file.write_text('[tenants.ann]\nguest = true\n[tenants."ann-c"]\nguest = true\n')
-    for words in (["set", "ann-b", "--guest"], ["apply", str(file), "--yes"]):
-        done = command(*words)
-        assert done.exit_code != Exit.OK
-        assert "rename one" in done.stderr
-    assert "has a user of this name" in command("set", "worker", "--guest").stderr
-    assert stored(connection, yard) == {"ann": {"guest": True}, "ann-b": {"weight": 2}}
-    assert command("set", "ann", "--no-guest").stdout == "ann: guest yes -> no\n"
-    assert command("set", "ann-b", "--guest").exit_code == Exit.OK
-    # The system gives some names itself, which a tenant that is no guest may have.
-    assert "the system gives such names itself" in command("set", "http.bob", "--guest").stderr
-    assert command("set", "http.bob", "--weight", "2").exit_code == Exit.OK
-
-
 def test_removed_is_as_never_set(connection: redis.Redis, yard: Keys, command: Command) -> None:
     command("set", "ann", "--weight", "2")
     command("set", "bob", "--weight", "3")

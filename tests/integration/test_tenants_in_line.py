@@ -12,7 +12,7 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from tests.support.builders import make_request, make_result, random_name, worker_json
+from tests.support.builders import make_request, make_result, worker_json
 from tests.support.servers import Server
 from tests.support.yard import LONG_MS, QueuedRequest, Yard
 from tokenyard.admin.history import SnapshotHistory, read_snapshot
@@ -23,7 +23,6 @@ from tokenyard.admin.tenants import apply_changes, changes_to, read_tenants, rea
 from tokenyard.admin.timeline import read_timeline
 from tokenyard.admin.usage import read_usage
 from tokenyard.cli import main
-from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys, intake_name
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.scripts import Charge, Dispatched, Publication, Scripts
@@ -248,26 +247,3 @@ def test_the_doctor_names_a_tenant_that_is_held_all_the_time(yard: Yard, command
     assert "tokenyard tenants set ann --max-running-requests" in said
     yard.connection.hset(yard.keys.tenant("ann"), "running", 1)
     assert "none at its limits" in looked_at(command)
-
-
-def test_acl_prints_a_user_that_the_server_takes(
-    yard: Yard, connection: redis.Redis, broker: Server
-) -> None:
-    options = ["--redis-url", broker.url, "--yard", yard.keys.yard, "tenants", "acl"]
-    name = random_name("tenant")
-    done = CliRunner().invoke(main, [*options, name, "--password-stdin"], input="secret\n")
-    assert "secret" not in done.output
-    assert f"tokenyard tenants set {name}" in done.stderr
-    _, _, *rules = done.stdout.split()
-    connection.execute_command("ACL", "SETUSER", name, *rules)
-    try:
-        with redis.Redis(port=broker.port, username=name, password="secret") as own:
-            own.xadd(yard.keys.inbox(name), {"id": "q"})
-            for key in (yard.keys.inbox("other"), yard.keys.intake(f"normal:{name}")):
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    own.xadd(key, {"id": "q"})
-    finally:
-        connection.acl_deluser(name)
-    assert CliRunner().invoke(main, [*options, "coordinator"]).exit_code == Exit.USAGE
-    assert CliRunner().invoke(main, [*options, name, "--password-stdin"]).exit_code == Exit.USAGE
-    assert " off " in CliRunner().invoke(main, [*options, name]).stdout

@@ -123,7 +123,6 @@ def method_of(name: str) -> ast.FunctionDef:
         for module in (
             scripts.client,
             scripts.control,
-            scripts.inboxes,
             scripts.leader,
             scripts.worker,
         )

@@ -34,10 +34,7 @@ class ServerWith(Server):
 
 
 class GuardedServer(Server):
-    """The server of `deploy/`, with its users. Each user's password is its name.
-
-    Guests may use ``yard`` alone.
-    """
+    """The server of `deploy/`, with its users. Each user's password is its name."""
 
     def __init__(
         self,
@@ -46,15 +43,13 @@ class GuardedServer(Server):
         users: Sequence[str],
         *,
         clients: Sequence[str] = (),
-        guests: Sequence[str] = (),
-        yard: str = "main",
         batches: bool = False,
         options: Sequence[object] = (),
     ) -> None:
         super().__init__(name, required(name), folder, aof=True)
-        variables = {f"PASSWORD_{user.upper()}": user for user in (*users, *clients, *guests)}
+        variables = {f"PASSWORD_{user.upper()}": user for user in (*users, *clients)}
         variables |= {"SERVER": str(required(name)), "FOLDER": str(folder)}
-        variables |= {"CLIENTS": " ".join(clients), "GUESTS": ",".join(guests), "YARD": yard}
+        variables |= {"CLIENTS": " ".join(clients)}
         variables |= {"GATEWAY_BATCHES": "on"} if batches else {}
         self._command = ["env", *(f"{key}={value}" for key, value in variables.items())]
         self._command += [str(DEPLOY / "start-redis.sh"), "--port", str(self.port)]

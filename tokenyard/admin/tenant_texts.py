@@ -40,8 +40,6 @@ def value_text(name: str, value: object) -> str:
         return ALL
     if isinstance(value, list):
         return printable("+".join(map(str, value)))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if name == "weight":
         return f"{value:g}"
     return f"{value:,}" if value else "no limit"

@@ -13,7 +13,6 @@ from typing import Any, Final
 import redis
 from msgspec import Struct
 
-from tokenyard.admin.tenant_acl import check_guests
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import (
     PRIORITY_CLASSES,
@@ -28,7 +27,6 @@ from tokenyard.protocol.tenants import (
     TenantSettings,
     decode_each,
     encode_tenant,
-    guests_among,
 )
 from tokenyard.protocol.token_windows import DAY, MINUTE, refusals_of
 from tokenyard.scripts import Scripts
@@ -178,23 +176,8 @@ def changes_to(
 
 
 def apply_changes(connection: redis.Redis, keys: Keys, changes: Sequence[TenantChange]) -> bool:
-    """Make all changes at once; False where somebody else has changed one of these tenants.
-
-    Raises `InvalidRequest` for a guest that could read the answers of another one.
-    """
-    if any(change.after and change.after.guest for change in changes):
-        check_guests(_guests_after(connection, keys, changes))
+    """Make all changes at once; False where somebody else has changed one of these tenants."""
     return Scripts(connection, keys).configure([change.packed for change in changes])
-
-
-def _guests_after(connection: redis.Redis, keys: Keys, changes: Iterable[TenantChange]) -> set[str]:
-    stored: Any = connection.hgetall(keys.tenants)
-    guests = guests_among(stored.items())
-    for change in changes:
-        guests.discard(change.name)
-        if change.after and change.after.guest:
-            guests.add(change.name)
-    return guests
 
 
 def _present(seen: bytes) -> TenantSettings | None:

@@ -122,14 +122,6 @@ def named_url(url: str) -> str:
     return shown.replace("://", f"://{user}@", 1) if user else shown
 
 
-def user_of(url: str) -> str:
-    """The user name in a URL; "" where it has none."""
-    try:
-        return split_url(url).user
-    except ValueError:
-        return ""
-
-
 def with_credentials(url: str) -> str:
     """The URL with the user name and password of the environment, where it has none itself.
 

@@ -66,9 +66,6 @@ class Canceller:
 
     def _ask_leader(self, request_id: str) -> Steps[None]:
         state = self._state
-        if state.guest is not None:
-            yield state.guest.cancel(request_id)
-            return
         requested = yield scripts.request_cancel(state.keys, state.client_id, request_id)
         if requested is CancelRequested.FULL:
             raise WaitTimeout("too many cancels wait for a coordinator; try again later")

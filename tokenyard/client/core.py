@@ -12,10 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tokenyard import clock, scripts
-from tokenyard.broker.url import user_of
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.cancellation import Canceller
-from tokenyard.client.guest import Guest
 from tokenyard.client.handshake import YardInfo, read_yard
 from tokenyard.client.lease import ClientLease
 from tokenyard.client.ledger import Cancellation, RequestState, read_status, status_commands
@@ -33,7 +31,6 @@ from tokenyard.protocol.errors import (
     WaitTimeout,
 )
 from tokenyard.protocol.keys import NAME_RULE, Keys, is_name
-from tokenyard.protocol.receipts import owns
 from tokenyard.protocol.system_clients import UNNAMED_PREFIX
 from tokenyard.scripts import Call
 
@@ -82,7 +79,6 @@ class ClientCore:
         self.submitter = Submitter(self.state)
         self._canceller = Canceller(self.state)
         self._may_cancel = True  # until the server refuses
-        self._has_met = False
         self._folder = ""  # of the yard's tokenizer, perhaps on another host
 
     def handshake(self) -> Steps[YardInfo]:
@@ -97,15 +93,6 @@ class ClientCore:
         self.builder.max_request_bytes = info.max_request_bytes
         folders = {worker.tokenizer for worker in info.workers.values()}
         self._folder = folders.pop() if len(folders) == 1 else ""  # of two, neither fits all
-        self._has_met = True
-        if info.is_guest and state.guest is None:
-            user = user_of(state.url)
-            if not owns(user, state.client_id):
-                raise SettingsError(
-                    [f"client_id {state.client_id!r}: for the guest {user} use it or {user}-..."]
-                )
-            self._may_cancel = False
-            state.guest = Guest(user, state.client_id, state.keys, state.router)
         return info
 
     def script_timeout_s(self, call: Call[Any]) -> float:
@@ -156,8 +143,6 @@ class ClientCore:
                 return (yield from self._canceller.cancel(request_id))
             except NotPermitted:
                 self._may_cancel = False
-                if not self._has_met:
-                    yield from self.handshake()  # a guest asks in another way
         return (yield from self._canceller.request_cancel(request_id))
 
     def forget(self, requests: Iterable[PendingRequest]) -> None:
@@ -226,8 +211,6 @@ class ClientCore:
 
     def _renew(self, ended: Sequence[str], *, leaves: bool = False) -> Operation:
         state = self.state
-        if state.guest is not None:
-            return state.guest.attend(ended, leaves=leaves)
         lease_ms = 0 if leaves else scripts.CLIENT_LEASE_MS
         return scripts.attend(state.keys, state.client_id, ended, lease_ms=lease_ms)
 

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from tokenyard import clock
 from tokenyard.broker.connection import public_url
-from tokenyard.broker.url import user_of
 from tokenyard.client.operations import Ask, Delay, Steps
 from tokenyard.protocol.errors import (
     BrokerNotWritable,
@@ -24,7 +23,6 @@ from tokenyard.protocol.errors import (
     TokenyardError,
 )
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.receipts import mark_of
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
@@ -45,8 +43,6 @@ class YardInfo(Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int  # 0: no limit
     max_request_bytes: int  # 0: no limit
     workers: dict[str, WorkerInfo]  # those that hold a lease now
-    #: Whether this client's user is a guest: it writes to its inbox and may not see the workers.
-    is_guest: bool = False
 
 
 def read_yard(
@@ -54,10 +50,8 @@ def read_yard(
 ) -> Steps[YardInfo]:
     """Wait at most ``timeout_s`` for a leader, then read what the yard announces.
 
-    The user in ``url`` decides whether the client is a guest. Measures ``broker_time``.
-
-    Raises `NoCoordinator`, `BrokerNotWritable` where no coordinator can lead, or
-    `ProtocolMismatch`.
+    Measures ``broker_time``. Raises `NoCoordinator`, `BrokerNotWritable` where no coordinator can
+    lead, or `ProtocolMismatch`.
     """
     give_up = clock.monotonic() + timeout_s
     while True:
@@ -65,13 +59,10 @@ def read_yard(
         leader, about, told = yield Ask([("GET", keys.leader), ("HGETALL", keys.info), ("TIME",)])
         broker_time.measured(told, asked_at)
         if leader and b"protocol" in about:
-            is_guest = mark_of(keys.yard, user_of(url)) in _names(about.get(b"guests", b"[]"))
-            roster: list[Any] = [{}, []]
-            if not is_guest:
-                roster = yield Ask(
-                    [("HGETALL", keys.workers), ("ZRANGEBYSCORE", keys.leases, "(0", "+inf")]
-                )
-            return _read(keys.yard, [leader, about, *roster], is_guest=is_guest)
+            roster = yield Ask(
+                [("HGETALL", keys.workers), ("ZRANGEBYSCORE", keys.leases, "(0", "+inf")]
+            )
+            return _read(keys.yard, [leader, about, *roster])
         left_s = give_up - clock.monotonic()
         if left_s <= 0:
             yield from _expect_writable(keys)
@@ -89,7 +80,7 @@ def _expect_writable(keys: Keys) -> Steps[None]:
         return  # this user may not run the probe
 
 
-def _read(yard: str, answers: list[Any], *, is_guest: bool) -> YardInfo:
+def _read(yard: str, answers: list[Any]) -> YardInfo:
     """Read the answers; raises `ProtocolMismatch`."""
     leader, info, roster, leases = answers
     protocol = _number(info, b"protocol")
@@ -113,7 +104,6 @@ def _read(yard: str, answers: list[Any], *, is_guest: bool) -> YardInfo:
         max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
         max_request_bytes=_number(info, b"max_request_bytes"),
         workers=workers,
-        is_guest=is_guest,
     )
 
 

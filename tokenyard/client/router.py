@@ -16,7 +16,6 @@ from tokenyard.client.ledger import RequestSnapshot, unknown
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.tokenization import LocalText
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.receipts import Receipt, decode_receipt
 from tokenyard.protocol.replies import TERMINAL, Reply, decode_replies, decode_reply
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
@@ -51,8 +50,6 @@ class ReplyRouter:
         # A restarted client attaches to its requests one by one, while replies to all of them come.
         self._unclaimed: dict[str, list[Reply]] = {}
         self._unclaimed_count = 0
-        #: The receipts that a guest waits for, by their names.
-        self._receipts: dict[str, Receipt | None] = {}
         self._checked_at = now
         self._trimmed_at = now
         self._untrimmed = 0
@@ -105,9 +102,6 @@ class ReplyRouter:
                 _log.warning("skipped malformed reply entry %s: %s", entry, error)
                 continue
             for reply in replies:
-                if reply.event == "receipt":
-                    self._take_receipt(reply)
-                    continue
                 pending = self._open.get(reply.id)
                 if pending is None:
                     self._keep_unclaimed(reply)
@@ -117,30 +111,6 @@ class ReplyRouter:
         if entries:
             self.cursor = entries[-1][0].decode()
             self._untrimmed += len(entries)
-
-    def _take_receipt(self, reply: Reply) -> None:
-        """Keep a receipt that is expected; the first one counts."""
-        try:
-            receipt = decode_receipt(reply.receipt or "")
-        except msgspec.DecodeError as error:
-            _log.warning("skipped a malformed receipt: %s", error)
-            return
-        if receipt.receipt in self._receipts and self._receipts[receipt.receipt] is None:
-            self._receipts[receipt.receipt] = receipt
-
-    def expect(self, receipts: Iterable[str]) -> None:
-        """Keep the receipts of these names when they come."""
-        self._receipts.update(dict.fromkeys(receipts))
-
-    def receipts(self, wanted: Iterable[str]) -> list[Receipt] | None:
-        """The receipts of these names; None until all of them are there."""
-        found = [self._receipts.get(name) for name in wanted]
-        return None if None in found else [one for one in found if one is not None]
-
-    def expect_no_more(self, receipts: Iterable[str]) -> None:
-        """Stop waiting for these receipts."""
-        for name in receipts:
-            self._receipts.pop(name, None)
 
     def _keep_unclaimed(self, reply: Reply) -> None:
         """Keep a delta of a request that is not followed; its result can be read in the ledger."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenyard.client.build import RequestBuilder
-from tokenyard.client.guest import Guest
 from tokenyard.client.lease import ClientLease
 from tokenyard.client.ledger import read_snapshots, snapshot_commands
 from tokenyard.client.operations import Ask, Steps
@@ -27,7 +26,6 @@ class ClientState:
     builder: RequestBuilder
     router: ReplyRouter
     lease: ClientLease
-    guest: Guest | None = None  # set where the yard does not trust this client's user
     is_closed: bool = False
 
     def catch_up(self, requests: Sequence[PendingRequest]) -> Steps[None]:

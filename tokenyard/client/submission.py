@@ -205,31 +205,18 @@ class Submitter:
     def _send(
         self, first: PreparedRequest, new: Sequence[_New]
     ) -> Steps[tuple[list[Acceptance], str]]:
-        """Submit requests by script, or a guest's through its inbox; `first` has their options.
+        """Submit requests, whose options are those of ``first``.
 
         Returns the answers, and why the requests are not known to be durable ("" if they are).
         """
         state = self._state
-        requests, templates = [request for request, *_ in new], [template for _, template, _ in new]
-        if state.guest is not None:
-            return (
-                yield from state.guest.submit(
-                    first.priority_class,
-                    requests,
-                    templates,
-                    is_watched=first.cancel_on_disconnect,
-                    refuse_late=first.refuse_late,
-                    durability=first.durability,
-                    timeout_s=state.connect_timeout_s,
-                )
-            )
         call = scripts.submit(
             state.keys,
             first.priority_class,
-            requests,
+            [request for request, *_ in new],
             watched=state.client_id if first.cancel_on_disconnect else "",
             refuse_late=first.refuse_late,
-            templates=templates,
+            templates=[template for _, template, _ in new],
             digests=[pending.digest for *_, pending in new],
         )
         wait = wait_command(first.durability)

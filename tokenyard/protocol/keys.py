@@ -268,10 +268,6 @@ class Keys:
         """Stream of clients that have cancel requests, bounded; it wakes the leader."""
         return f"{self._prefix}cancelling"
 
-    def inbox(self, guest: str) -> str:
-        """Stream of the requests and commands of one guest; the leader empties it."""
-        return f"{self._prefix}inbox:{guest}"
-
     @cached_property
     def info(self) -> str:
         """Hash: the contents of the handshake, and the counters of names."""

@@ -29,7 +29,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """
 
     id: str
-    event: Literal["delta", "result", "receipt"]
+    event: Literal["delta", "result"]
     seq: int  # tokens of this request that were published before this reply
     tokens: bytes  # packed: those of a delta, all of them in a result
     text: str | None = None
@@ -44,7 +44,6 @@ class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     timing: str | None = None
     choices: str | None = None  # JSON array of `Choice`, where n > 1
     prompt_logprobs: str | None = None
-    receipt: str | None = None  # JSON, a `tokenyard.protocol.receipts.Receipt`: to guests only
     cached_tokens: int | None = None  # `Usage.cached_tokens`, in the first delta of a stream
     created_cache_tokens: int | None = None  # the same of `Usage.created_cache_tokens`
 

@@ -18,15 +18,11 @@ import msgspec
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
-from tokenyard.protocol.system_clients import why_no_guest
 
 PolicyName = Literal["round_robin", "least_loaded", "prefix_affinity", "megatron", "vllm"]
 EngineName = Literal["vllm", "simulated"]
 StartFailureAction = Literal["exit", "retry"]
 DeviceName = Literal["auto", "cuda", "cpu"]
-
-#: Results of guests are kept so long at least: an id must be known while its entry may come again.
-LEAST_GUEST_TTL_S: Final = 60
 
 
 def default_name(role: str) -> str:
@@ -145,23 +141,12 @@ class CoordinatorSettings(ServiceSettings):
     max_model_wait_s: float = 0.0
     #: Most of a device's time that swaps of models may take, where their cost decides.
     max_swap_share: float = 0.1
-    #: Users of the server that are not trusted: each writes into its own inbox, and nowhere else.
-    guests: tuple[str, ...] = ()
-    #: Most memory in bytes that the inbox of a guest may take before it is deleted unread.
-    guest_inbox_bytes: int = 64 * 1024 * 1024
-    #: Part of ``max_num_queued_reqs`` that guests may fill, all of them together.
-    guest_queue_share: float = 0.5
-    #: Longest time that results of guests are kept.
-    guest_result_ttl_s: int = 3600
-    #: A guest that oversteps is not heard for so long: its inbox is deleted unread.
-    guest_cut_off_s: float = 10.0
     #: A request whose lane entry somebody has deleted ends as lost, unless its worker, which may
     #: have read it before, ends it within so long.
     lost_entry_wait_s: float = 60.0
     dead_maxlen: int = 10_000
 
     def _errors(self) -> Iterator[str]:
-        yield from self._guest_errors()
         if self.expect_workers < 0:
             yield "expect_workers: must not be negative"
         yield from self._schedule_errors()
@@ -196,21 +181,6 @@ class CoordinatorSettings(ServiceSettings):
             yield "max_trial_share: must be above 0 and at most 1, such as 0.5 for half of them"
         if self.trial_s <= 0:
             yield "trial_s: must be positive"
-
-    def _guest_errors(self) -> Iterator[str]:
-        for guest in self.guests:
-            if not is_name(guest):
-                yield f"guests {guest!r}: {NAME_RULE}"
-            elif why := why_no_guest(guest):
-                yield f"guests {guest!r}: {why}"
-        if self.guest_inbox_bytes < self.max_request_bytes:
-            yield "guest_inbox_bytes: must be at least max_request_bytes"
-        if not 0 < self.guest_queue_share <= 1:
-            yield "guest_queue_share: must be above 0 and at most 1"
-        if self.guest_result_ttl_s < LEAST_GUEST_TTL_S:
-            yield f"guest_result_ttl_s: must be at least {LEAST_GUEST_TTL_S}"
-        if self.guest_cut_off_s < 0:
-            yield "guest_cut_off_s: must not be negative"
 
     def _schedule_errors(self) -> Iterator[str]:
         if self.deterministic and not self.expect_workers:

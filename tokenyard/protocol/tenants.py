@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -35,13 +35,10 @@ class TenantSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: Limit = 0  # of one request
     models: Annotated[list[str], Meta(min_length=1)] | None = None
     classes: Annotated[list[PriorityClass], Meta(min_length=1)] | None = None
-    guest: bool = False  # its user of the server may submit, by an inbox of its own
 
 
 #: The settings that can refuse a request.
-LIMITS: Final = tuple(
-    name for name in TenantSettings.__struct_fields__ if name not in {"weight", "guest"}
-)
+LIMITS: Final = tuple(name for name in TenantSettings.__struct_fields__ if name != "weight")
 DEFAULTS: Final = TenantSettings()
 _decoder = msgspec.json.Decoder(TenantSettings)
 
@@ -72,12 +69,6 @@ def decode_each(fields: Mapping[bytes, bytes]) -> dict[str, TenantSettings | Non
         if is_tenant(name):
             found[name] = _settings(packed)
     return found
-
-
-def guests_among(fields: Iterable[tuple[bytes, bytes]]) -> set[str]:
-    """The tenants of the hash `tenants` that are guests; those that are not are hardly read."""
-    found = decode_each({name: packed for name, packed in fields if b'"guest"' in packed})
-    return {name for name, settings in found.items() if settings and settings.guest}
 
 
 def _settings(packed: bytes) -> TenantSettings | None:

@@ -314,15 +314,6 @@ SYSTEM_FIELDS: Final = frozenset(
 #: The fields that differ for each entry; the rest may be in ``common``.
 OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
 
-#: The other fields that a client may write.
-COMMON_FIELDS: Final = frozenset(
-    {
-        *("client", "model", "params", "stream", "reply_to", "priority", "deadline", "result_ttl"),
-        *("tenant", "session", "metadata", "v", *ChatOptions.__struct_fields__),
-        *("cache_salt", "reasoning_ended", "reasoning_parser_kwargs"),
-    }
-)
-
 _encode_json = msgspec.json.Encoder().encode
 
 

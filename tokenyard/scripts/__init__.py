@@ -54,7 +54,6 @@ from tokenyard.scripts.client import (
 )
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
-from tokenyard.scripts.inboxes import Haul, InboxScripts, Notice
 from tokenyard.scripts.leader import (
     ACQUIT_CHANGED,
     ACQUIT_DONE,
@@ -66,7 +65,7 @@ from tokenyard.scripts.leader import (
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
 
 
-class Scripts(ClientScripts, ControlScripts, InboxScripts, LeaderScripts, WorkerScripts):
+class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
     """The scripts of one yard over one synchronous connection pool."""
 
 
@@ -91,11 +90,9 @@ __all__ = [
     "Charge",
     "Dispatched",
     "HandedBack",
-    "Haul",
     "LedgerScan",
     "LostRequest",
     "Move",
-    "Notice",
     "Publication",
     "Published",
     "Reconciled",

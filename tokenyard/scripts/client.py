@@ -104,14 +104,12 @@ def cancel(
     entry: str = "",
     reason: str = "cancelled by the client",
     reply_maxlen: int = 10_000,
-    unknown_ttl_s: int = DEFAULT_RESULT_TTL_S,
 ) -> Call[Cancelled]:
     """Cancel a request whose ledger has ``state`` ("" where it has no ledger).
 
     ``where`` comes from `place_of`: the intake of a waiting request, the worker of an assigned one.
     A request without a ledger is cancelled in an intake: ``where`` is that intake, ``entry`` its
-    entry. MOVED asks the caller to read the ledger again. The result of an unknown id is kept for
-    ``unknown_ttl_s``.
+    entry. MOVED asks the caller to read the ledger again.
     """
     place = keys.ledger(client, request_id)
     if entry or (state == "waiting" and where):
@@ -121,7 +119,7 @@ def cancel(
     call_keys = [keys.ledger(client, request_id), keys.tokens(client, request_id), place]
     call_keys += [keys.reply(client, request_id), keys.replies(client), keys.tally, keys.quarantine]
     error = json_text(ErrorInfo(Code.CANCELLED, reason))
-    args: list[Arg] = [state, where, request_id, unknown_ttl_s, reply_maxlen, error]
+    args: list[Arg] = [state, where, request_id, DEFAULT_RESULT_TTL_S, reply_maxlen, error]
     return Call("cancel", call_keys, [*args, entry], Cancelled)
 
 
@@ -205,14 +203,7 @@ class ClientScripts(Caller):
             submit(self.keys, priority_class, requests, watched=watched, refuse_late=refuse_late)
         )
 
-    def cancel(
-        self,
-        client: str,
-        request_id: str,
-        reason: str,
-        *,
-        unknown_ttl_s: int = DEFAULT_RESULT_TTL_S,
-    ) -> Cancelled:
+    def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
         """Cancel a request wherever it is; MOVED where it moves faster than its ledger is read."""
         code = Cancelled.MOVED
         for _ in range(CANCEL_ATTEMPTS):
@@ -228,7 +219,6 @@ class ClientScripts(Caller):
                     where=where,
                     reason=reason,
                     reply_maxlen=self._reply_maxlen,
-                    unknown_ttl_s=unknown_ttl_s,
                 )
             )
             if code is not Cancelled.MOVED:

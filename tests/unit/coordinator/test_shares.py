@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dispatch.backlog import ModelQueue
-from coordinator.dispatch.shares import WEIGHTS, TurnOf, by_arrival, by_client, by_client_and_guest
+from coordinator.dispatch.shares import WEIGHTS, TurnOf, by_arrival, by_client
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 
@@ -115,19 +115,6 @@ class TestClients:
         for number in range(20):
             queue.add(mine := queued(f"mine-{number}", client="me"))
             assert serve(queue, 5).count(mine) == 1
-
-    def test_a_guest_has_one_turn_for_all_of_its_names(self) -> None:
-        """Given a guest with a name for each request, I expect no advantage."""
-        many = [one for number in range(300) for one in some(1, client=f"eve-{number}")]
-        ann, evelyn = some(9, client="ann"), some(9, client="evelyn")
-
-        served = serve(
-            holding(*many, *ann, *evelyn, turn_of=by_client_and_guest(["eve", "eve-7"])), 12
-        )
-
-        # One of these 300 names is that of another guest, which has a turn of its own.
-        turns = Counter(one.client.partition("-")[0] for one in served)
-        assert turns == {"eve": 4 + 1, "ann": 4, "evelyn": 3}
 
     def test_without_turns_the_order_of_arrival_counts(self) -> None:
         requests = [*some(5, client="ann"), *some(2, client="bob"), *some(1, client="cy")]

@@ -48,8 +48,6 @@ def test_all_errors_of_settings_are_reported_together() -> None:
         ({"max_request_bytes": 0}, "max_request_bytes"),
         ({"max_num_queued_tokens": 0}, "max_num_queued_tokens"),
         ({"max_crashes": 0}, "max_crashes"),
-        ({"guests": ("a b",)}, "guests"),
-        ({"guests": ("ann", "http.bob")}, "guests 'http.bob': the system gives"),
         ({"max_lost_alone": 0}, "max_lost_alone"),
         ({"max_faults": 0}, "max_faults"),
         ({"max_model_wait_s": -1}, "max_model_wait_s"),

@@ -14,7 +14,6 @@ from tokenyard.admin.tenants_file import FIELDS, setting_fault
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.cutting import cut
 from tokenyard.board.yard import MAX_PARAMETER, BadInput, Parameters, Yard
-from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, encode_tenant
 from tokenyard.protocol.texts import counted, printable
@@ -29,10 +28,6 @@ _LABELS: Final = {
     "max_tokens": ("Tokens that one request may ask for", "0: no limit"),
     "models": ("Models that it may use", "with commas; empty: all"),
     "classes": ("Priority classes", "high, normal, low, with commas; empty: all"),
-    "guest": (
-        "Guest",
-        "yes: its own user of Redis may submit (tokenyard tenants acl).",
-    ),
 }
 _LISTS: Final = ("models", "classes")
 _MOST_SHOWN: Final = 20
@@ -61,9 +56,7 @@ def _inputs(settings: TenantSettings) -> Sequence[Input]:
     """A field for each setting; one that no form can send stays as it is."""
     fields = [
         Input(name, *_field(name, getattr(settings, name)), hint=hint)
-        if name != "guest"
-        else Input(name, label, "yes" if settings.guest else "no", ("no", "yes"), hint)
-        for name, (label, hint) in _LABELS.items()
+        for name, (_, hint) in _LABELS.items()
     ]
     return [one for one in fields if len(one.value) <= MAX_PARAMETER]
 
@@ -92,10 +85,7 @@ def _set(yard: Yard, given: Parameters) -> Outcome:
             raise ActionRefused(f"{changed}: go back and look again.")
         return msgspec.structs.replace(before, **values)
 
-    try:
-        change = set_tenant(yard.connection, yard.keys, name, after)
-    except InvalidRequest as error:
-        raise ActionRefused(str(error)) from error
+    change = set_tenant(yard.connection, yard.keys, name, after)
     if change.before is None:
         text = f"{name}: new, {words_of(change.after)}"
     else:
@@ -123,8 +113,6 @@ def _read(key: str, text: str) -> Any:
     """The text of a field as the value of a setting; raises `ValueError`."""
     if key in _LISTS:
         return restriction([word for part in text.split(",") if (word := part.strip())])
-    if key == "guest":
-        return text == "yes"
     if key == "weight":
         return float(text or TenantSettings().weight)
     digits = text.replace(",", "").replace(" ", "")

@@ -6,7 +6,6 @@ from typing import Final
 
 import click
 
-from tokenyard.cli.tenants.acl import acl
 from tokenyard.cli.tenants.apply import apply_file
 from tokenyard.cli.tenants.change import remove, set_one
 from tokenyard.cli.tenants.list import list_all, show
@@ -41,5 +40,5 @@ def tenants() -> None:
     """The group; its commands do the work."""
 
 
-for _command in (list_all, show, set_one, remove, apply_file, show_usage, acl):
+for _command in (list_all, show, set_one, remove, apply_file, show_usage):
     tenants.add_command(_command)

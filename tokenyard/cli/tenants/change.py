@@ -58,11 +58,6 @@ _settings_options = with_options(
     _limit("max_tokens", "Tokens that one request may ask for"),
     click.option("--models", type=words, help="Models that it may use, with commas, or all."),
     click.option("--classes", type=words, help="Priority classes: high, normal, low, or all."),
-    click.option(
-        "--guest/--no-guest",
-        default=None,
-        help="Whether a user of Redis of its own (`tenants acl`) may submit.",
-    ),
 )
 
 

@@ -1,1 +1,0 @@
-"""Clients that are not trusted: the leader empties their inboxes."""
