@@ -18,10 +18,12 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, request_response
 from pydantic_core import SchemaValidator
 from pydantic_core.core_schema import dict_schema, no_info_after_validator_function
+from starlette import responses
 from starlette.requests import Request
 from starlette.responses import Response
 from transformers.utils import chat_template_utils
 
+from gateway.frontend.params import check_asked
 from gateway.frontend.side import SideLoop, at_home
 from gateway.http.context import CURRENT
 from gateway.http.incoming import BODY, Body, check_body, dumps_in_python, is_small
@@ -38,19 +40,26 @@ _OWN: Final[dict[str, Any]] = (
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-def open_door(app: FastAPI) -> None:
-    """Change how the handlers of vLLM's app get a body."""
+def open_door(app: FastAPI, max_grammar_bytes: int) -> None:
+    """Change how the handlers of vLLM's app get a body, and how they write a large answer."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
     side = SideLoop()
-    chat_template_utils.json = _Json("json")
+    for module in (chat_template_utils, responses):
+        vars(module)["json"] = _Json("json")
+    # vLLM's own code makes one of a body for Anthropic's API.
+    ChatCompletionRequest.__pydantic_validator__ = _validator(
+        ChatCompletionRequest.__pydantic_core_schema__
+    )
     for route in app.routes:
         if isinstance(route, APIRoute) and route.dependant.body_params:
             for field in route.dependant.body_params:
                 adapter: Any = field._type_adapter  # noqa: SLF001 - FastAPI has no other way to it
-                adapter.validator = SchemaValidator(_bounded(adapter.core_schema), **_OWN)
-            route.app = request_response(_door(route.get_route_handler(), side))
+                adapter.validator = _validator(adapter.core_schema)
+            route.app = request_response(_door(route.get_route_handler(), side, max_grammar_bytes))
 
 
-def _door(handler: Handler, side: SideLoop) -> Handler:
+def _door(handler: Handler, side: SideLoop, max_grammar_bytes: int) -> Handler:
     async def handle(request: Request) -> Response:
         raw = await request.body()
         body: Body | None = request.scope.get(BODY)
@@ -62,7 +71,11 @@ def _door(handler: Handler, side: SideLoop) -> Handler:
             return await handler(request)
         receive = request.receive
         request._receive = lambda: at_home(receive())  # type: ignore[arg-type]  # noqa: SLF001
-        return await side.run(_client(body), len(raw), lambda: handler(request))
+        return await side.run(_client(body), len(raw), lambda: handle_large(request))
+
+    async def handle_large(request: Request) -> Response:
+        check_asked(await request.json(), max_grammar_bytes)
+        return await handler(request)
 
     return handle
 
@@ -73,6 +86,10 @@ def _client(body: Body | None) -> str:
         return body.client
     context = CURRENT.get()
     return "" if context is None else context.tenant or context.client
+
+
+def _validator(schema: Any) -> SchemaValidator:
+    return SchemaValidator(_bounded(schema), **_OWN)
 
 
 def _bounded(schema: Any) -> Any:
@@ -96,7 +113,7 @@ def _bounded(schema: Any) -> Any:
 
 
 class _Json(ModuleType):
-    """The module ``json`` for chat templates: a large value is no single call of C's."""
+    """The module ``json`` for what large bodies become: a large value is no single call of C's."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(json, name)

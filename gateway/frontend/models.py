@@ -32,6 +32,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
 from gateway.frontend.engine_client import TASKS, QueueEngineClient, take_text_only
+from gateway.frontend.params import bound_constraints
 from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
@@ -154,7 +155,8 @@ class FrontEnds:
         self._room = asyncio.Semaphore(1)
         self._has_made_one = False
         self.app = _build()
-        open_door(self.app)
+        open_door(self.app, max_grammar_bytes)
+        bound_constraints(max_grammar_bytes)
         take_text_only()
         for handler in logging.getLogger().handlers:
             handler.addFilter(_REFUSALS)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
+from gateway.frontend.side import tell_home
+from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError, invalid
-from tokenyard.protocol.sampling import TAKEN, grammar_fault
+from gateway.http.incoming import dumps_in_python
+from tokenyard.protocol.sampling import TAKEN, grammar_fault, grammar_too_large
 from tokenyard.protocol.wire import SamplingParams
 
 if TYPE_CHECKING:
@@ -62,6 +65,45 @@ def check_constraint(params: vllm.SamplingParams, max_bytes: int) -> None:
         return
     if fault := grammar_fault(_constraint(params.structured_outputs), max_bytes):
         raise invalid("structured_outputs", f"the constraint {fault}")
+
+
+def check_asked(body: object, max_bytes: int) -> None:
+    """The same for a body, which vLLM would take apart and repeat before it submits anything."""
+    if CURRENT.get() is None or not isinstance(body, dict):
+        return
+    text = body.get("text")
+    asked = {name: body.get(name) for name in ("structured_outputs", "response_format")}
+    asked["text"] = text.get("format") if isinstance(text, dict) else None
+    for name, constraint in asked.items():
+        if constraint and (size := len(dumps_in_python(constraint))) > max_bytes:
+            _refuse(invalid(name, f"the constraint {grammar_too_large(size, max_bytes)}"))
+
+
+def bound_constraints(max_bytes: int) -> None:
+    """Let vLLM's front end parse no constraint that `check_constraint` refuses.
+
+    Structural tags, and what becomes of tools, are parsed while a body is validated, before there
+    is anything to submit.
+    """
+    from vllm.v1.structured_output import backend_xgrammar
+
+    def validate(sampling_params: vllm.SamplingParams) -> None:
+        try:
+            check_constraint(sampling_params, max_bytes)
+        except GatewayError as error:
+            _refuse(error)
+        parse(sampling_params)
+
+    parse = backend_xgrammar.validate_xgrammar_grammar
+    backend_xgrammar.validate_xgrammar_grammar = validate
+
+
+def _refuse(error: GatewayError) -> NoReturn:
+    """Refuse the request being served out of vLLM's own code, whichever error that makes of it."""
+    context = CURRENT.get()
+    if context is not None:
+        tell_home(context.ticket.fail, error)
+    raise error
 
 
 def _constraint(given: StructuredOutputsParams) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import ContextVar
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 #: Of the large bodies of one client that may wait for their turn.
 _MOST_BYTES: Final = 64 * 1024 * 1024
+#: After which a thread that computes lets the event loop go on, if that has something to do.
+_GIVE_WAY_S: Final = 0.001
 #: After a large body, until what it took is given back.
 _TRIM_S: Final = 0.5
 
@@ -31,6 +34,7 @@ class SideLoop:
         self._loop = asyncio.new_event_loop()
         self._turns: dict[str, _Turn] = {}
         self._trimming: asyncio.TimerHandle | None = None
+        sys.setswitchinterval(_GIVE_WAY_S)
         threading.Thread(target=self._loop.run_forever, name="side-loop", daemon=True).start()
 
     async def run(self, client: str, size: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:

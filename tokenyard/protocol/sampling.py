@@ -82,4 +82,9 @@ def why_unknown(name: str) -> str:
 def grammar_fault(constraint: Mapping[str, Any], most: int) -> str:
     """What is wrong where `structured_outputs` has more than ``most`` bytes, as JSON; else ""."""
     size = len(json.dumps({name: value for name, value in constraint.items() if value}))
-    return f"has {size} bytes; at most {most} are taken (max_grammar_bytes)" if size > most else ""
+    return grammar_too_large(size, most) if size > most else ""
+
+
+def grammar_too_large(size: int, most: int) -> str:
+    """What is wrong with a constraint of so many bytes."""
+    return f"has {size} bytes; at most {most} are taken (max_grammar_bytes)"

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import unavailable
+from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import inner_scope, replay
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
@@ -28,6 +29,12 @@ def _rules(count: int) -> str:
     """A grammar of Lark's, which xgrammar does not know: llguidance recurses from rule to rule."""
     rules = "".join(f'r{n}: "1" r{n + 1}\n' for n in range(count))
     return f'start: r0\n{rules}r{count}: "1"\n'
+
+
+def _tag(count: int) -> str:
+    structures = [{"begin": f"<{n}>", "schema": LARGE | {"enum": ["a"]}} for n in range(count)]
+    whole = [one | {"end": "</>"} for one in structures]
+    return json.dumps({"type": "structural_tag", "structures": whole, "triggers": ["<"]})
 
 
 class Queue:
@@ -123,14 +130,46 @@ def test_a_client_waits_for_its_large_bodies_but_not_for_their_answers() -> None
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LARGE}}},
         {"structured_outputs": {"choice": LARGE["enum"]}},
         {"structured_outputs": {"regex": "a" * 200_000}},
+        {"structured_outputs": {"structural_tag": _tag(2000)}},
     ],
-    ids=["schema", "choice", "regex"],
+    ids=["schema", "choice", "regex", "tag"],
 )
-def test_a_large_constraint_is_refused_before_it_is_read(constraint: dict[str, Any]) -> None:
+def test_a_large_constraint_is_refused_before_it_is_read(
+    constraint: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adder_tokenizer()
+    from vllm.v1.structured_output import backend_xgrammar as backend
+
+    monkeypatch.setattr(backend, "validate_xgrammar_grammar", lambda _: pytest.fail("it is read"))
     body = {"messages": [{"role": "user", "content": "1"}], "max_completion_tokens": 1}
     _, text, queue = ask(CHAT, body | constraint)
+    (name,) = constraint
+    assert f"{name}: the constraint has " in text
     assert "at most 131072 are taken (max_grammar_bytes)" in text
     assert not queue.asked
+
+
+def test_a_large_constraint_that_vllm_makes_itself_is_refused() -> None:
+    adder_tokenizer()
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output import backend_xgrammar as backend
+
+    ask(CHAT, {"messages": []})
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(structural_tag=_tag(2000)))
+    with pytest.raises(GatewayError, match="at most 131072 are taken"):
+        backend.validate_xgrammar_grammar(params)
+
+
+def test_what_vllm_makes_of_a_body_is_validated_item_by_item() -> None:
+    adder_tokenizer()
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    ask(CHAT, {"messages": []})
+    wrong: Any = [{"role": 1}] * 2000
+    with pytest.raises(ValidationError) as raised:
+        ChatCompletionRequest(messages=wrong)
+    assert raised.value.error_count() < 500
 
 
 @pytest.mark.parametrize(

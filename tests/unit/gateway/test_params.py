@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError
 from tests.unit.gateway.conftest import vllm_params
 from tokenyard.protocol.parse import parse_request
@@ -203,3 +204,21 @@ def test_a_large_constraint_is_a_fault_of_its_field() -> None:
     with pytest.raises(GatewayError, match="at most 100 are taken") as refused:
         check_constraint(params, 100)
     assert (refused.value.status, refused.value.param) == (400, "structured_outputs")
+
+
+@pytest.mark.parametrize("name", ["structured_outputs", "response_format", "text"])
+def test_a_large_constraint_of_a_body_is_a_fault_of_its_field(name: str) -> None:
+    from gateway.frontend.params import check_asked
+
+    large = {"schema": {"enum": ["a" * 100]}}
+    body = {name: {"format": large} if name == "text" else large}
+    check_asked(body, 100)  # no request that generates
+    before = CURRENT.set(RequestContext(durable_id="a" * 32, client="me", created=1.0))
+    try:
+        check_asked(body, 200)
+        check_asked({"text": "a" * 200, "structured_outputs": None}, 100)
+        with pytest.raises(GatewayError, match="at most 100 are taken") as refused:
+            check_asked(body, 100)
+    finally:
+        CURRENT.reset(before)
+    assert (refused.value.status, refused.value.param) == (400, name)
