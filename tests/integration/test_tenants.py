@@ -312,7 +312,8 @@ class TestWithoutTenants:
         worker = yard.worker(lane_limit=2)
         yard.ask("", 9)
         leader = yard.lead()
-        leader._roster._due = leader._sweeper._due = leader._reconciler._due = float("inf")
+        for part in (leader._roster, leader._sweeper, leader._reconciler, leader._cancels):
+            part._due = float("inf")
         leader._reconciler._hurries = False  # its first pass may not be over yet
         yard.end(worker, *yard.lane(worker))
 

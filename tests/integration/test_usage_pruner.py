@@ -14,6 +14,7 @@ from coordinator.recovery.usage_pruner import UsagePruner
 from tests.support.lanes import Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard import clock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.usage import KEPT_DAYS, day_before
@@ -39,6 +40,13 @@ def days_of(connection: redis.Redis, keys: Keys, tenant: str) -> set[int]:
     left: Any = connection.hkeys(keys.usage(tenant))
     back = {day_before(time.time(), one).encode(): one for one in range(2 * KEPT_DAYS)}
     return {back[name.partition(b" ")[0]] for name in left}
+
+
+def run_lap(pruner: UsagePruner, token: str) -> None:
+    """Until it rests: how many turns that takes depends on the other keys of the server."""
+    pruner.run_once(token)
+    while pruner._due <= clock.monotonic():
+        pruner.run_once(token)
 
 
 @pytest.mark.long
@@ -81,8 +89,7 @@ class TestPieces:
         connection.set(keys.usage("odd"), "x")
         connection.hset(keys.usage("ann"), mapping={"x": 1, "2020 m in": 1, "\x1b m out": 1})
         use(connection, keys, "bob")
-        for _ in range(1_000):
-            pruner.run_once("1:c")
+        run_lap(pruner, "1:c")
         assert connection.get(keys.usage("odd")) == b"x"
         assert connection.hlen(keys.usage("ann")) == 3
         assert days_of(connection, keys, "bob") == {KEPT_DAYS - 1}
@@ -96,6 +103,5 @@ class TestPieces:
         for _ in range(1_000):
             pruner.run_once("1:c")
         assert len(days_of(connection, keys, "ann")) == 3
-        for _ in range(1_000):
-            pruner.run_once("2:c")
+        run_lap(pruner, "2:c")
         assert days_of(connection, keys, "ann") == {KEPT_DAYS - 1}
