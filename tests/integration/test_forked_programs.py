@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.processes import Plant
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
 
@@ -25,6 +26,7 @@ def test_exit_statuses_and_messages_arrive(plant: Plant) -> None:
 
         killed, stopped = plant.coordinator(name="a"), plant.coordinator(name="b")
         plant.wait_for_leader()
+        eventually(lambda: "stands by" in stopped.log or "leads as" in stopped.log)
         killed.kill()
         assert killed.wait() == -signal.SIGKILL
         assert not killed.is_running
