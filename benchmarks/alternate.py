@@ -29,7 +29,7 @@ from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.progress import limit_option, publish, save, tell, told
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
-from benchmarks.yard import Yard, embedded_broker, end_in_order, models_yard, read_commands
+from benchmarks.yard import ServingYard, embedded_broker, end_in_order, models_yard, read_commands
 from coordinator.placement.turns import LEAST_S, cost_s, turn_s
 from tokenyard import Client
 from tokenyard.admin.snapshot import read_yard
@@ -37,6 +37,7 @@ from tokenyard.client.options import FullPrompt
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.yard import Yard
 
 EXAMPLE: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
 #: The default of a yard.
@@ -106,17 +107,17 @@ def swaps_s(commands: Iterable[tuple[int, Command]]) -> list[float]:
     return [at_ms / 1000 for (_, old), (at_ms, new) in itertools.pairwise(loads) if new != old]
 
 
-def swap_costs(yard: Yard) -> Mapping[str, float]:
+def swap_costs(yard: ServingYard) -> Mapping[str, float]:
     """Seconds of the last swap of each model, as the only host reports."""
     with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:
-        [host] = read_yard(connection, Keys(yard.name)).hosts
+        [host] = read_yard(Yard(connection, Keys(yard.name))).hosts
     return {model.name: cost_s(model) for model in host.models}
 
 
 class Asker:
     """Sends questions to a yard with one device, which holds the adder or the subtractor."""
 
-    def __init__(self, yard: Yard, client: Client, max_model_wait_s: float) -> None:
+    def __init__(self, yard: ServingYard, client: Client, max_model_wait_s: float) -> None:
         self._yard = yard
         self._client = client
         self._told_s = max_model_wait_s

@@ -32,7 +32,7 @@ from benchmarks.measure import (
 )
 from benchmarks.progress import publish
 from benchmarks.simulated import simulated_answer
-from benchmarks.yard import Yard, embedded_broker, simulated_yard
+from benchmarks.yard import ServingYard, embedded_broker, simulated_yard
 from tokenyard import Client, Handle
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
@@ -137,7 +137,7 @@ class Checked:
             sys.exit(f"request {number}: wrong answer {tokens}")
 
 
-def measure_yard(yard: Yard, plan: Plan) -> Round:
+def measure_yard(yard: ServingYard, plan: Plan) -> Round:
     """Measure Tokenyard, with every guarantee."""
     with Client(yard.url, yard=yard.name) as client:
         checked = Checked(client)

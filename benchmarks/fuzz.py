@@ -26,7 +26,7 @@ import redis
 
 from benchmarks.measure import print_table
 from benchmarks.progress import publish
-from benchmarks.yard import Yard, embedded_broker, simulated_yard
+from benchmarks.yard import ServingYard, embedded_broker, simulated_yard
 from tokenyard import Client
 from tokenyard.protocol.digest import entry_digest
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
@@ -170,7 +170,7 @@ def generate(draw: random.Random, count: int) -> Iterator[Fields]:
 class Fuzzer:
     """Sends entries to a yard and checks their outcomes."""
 
-    def __init__(self, yard: Yard, seed: int) -> None:
+    def __init__(self, yard: ServingYard, seed: int) -> None:
         self._keys = Keys(yard.name)
         self._connection = redis.Redis.from_url(yard.url, protocol=2)
         self._draw = random.Random(seed)

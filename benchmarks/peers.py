@@ -30,7 +30,7 @@ import redis
 from benchmarks.broker import RATE, WINDOW, WORKERS, Checked
 from benchmarks.measure import paced, print_table
 from benchmarks.progress import publish
-from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard
+from benchmarks.yard import ServingYard, embedded_broker, end_in_order, simulated_yard
 from tokenyard import Client
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
@@ -141,7 +141,7 @@ def measure_peer(peer: Peer, url: str, requests: int) -> Figures:
     return Figures(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure_yard(yard: Yard, requests: int) -> Figures:
+def measure_yard(yard: ServingYard, requests: int) -> Figures:
     """Measure Tokenyard in the same way."""
     with Client(yard.url, yard=yard.name) as client:
         checked = Checked(client)
@@ -154,7 +154,7 @@ def measure_yard(yard: Yard, requests: int) -> Figures:
 
 
 def measure_all(
-    broker: EmbeddedBroker, yard: Yard, peers: Sequence[Peer], requests: int, scale: float
+    broker: EmbeddedBroker, yard: ServingYard, peers: Sequence[Peer], requests: int, scale: float
 ) -> dict[str, Figures]:
     """Measure each side once."""
     found = {"tokenyard": measure_yard(yard, requests)}

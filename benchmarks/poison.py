@@ -31,7 +31,7 @@ from benchmarks.poison_load import PATIENCE_S, Heard, Onlooker, Streams, hear
 from benchmarks.progress import publish
 from benchmarks.yard import (
     ServerName,
-    Yard,
+    ServingYard,
     embedded_broker,
     end_in_order,
     simulated_yard,
@@ -201,7 +201,7 @@ def _streams(client: AsyncClient, case: Case) -> Streams:
     return Streams(client, case.tokens, _ADDER_IDS if case.engine == "vllm" else 30_000)
 
 
-async def _run(yard: Yard, case: Case) -> tuple[Crash, Poison]:
+async def _run(yard: ServingYard, case: Case) -> tuple[Crash, Poison]:
     onlooker = Onlooker(yard)
     try:
         await onlooker.wait_for(case.spares, "warm")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import redis.asyncio
 
-from benchmarks.yard import Yard
+from benchmarks.yard import ServingYard
 from tokenyard import AsyncClient
 from tokenyard.client.aio import AsyncHandle
 from tokenyard.protocol.errors import RequestFailed
@@ -54,7 +54,7 @@ async def hear(handle: AsyncHandle, heard: Heard) -> None:
 class Onlooker:
     """Observes a yard and crashes its workers."""
 
-    def __init__(self, yard: Yard) -> None:
+    def __init__(self, yard: ServingYard) -> None:
         self._keys = Keys(yard.name)
         self._connection = redis.asyncio.Redis.from_url(yard.url, socket_timeout=10.0)
 

@@ -23,6 +23,7 @@ from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.commands import Command, parse_command
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 #: The embedded server, or the system's own.
 ServerName = Literal["valkey", "redis"]
@@ -33,7 +34,7 @@ _LOG_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Yard:
+class ServingYard:
     """A serving yard."""
 
     url: str
@@ -87,7 +88,7 @@ def simulated_yard(
     max_num_seqs: int,
     coordinator_options: Sequence[str] = (),
     worker_options: Sequence[str] = (),
-) -> AbstractContextManager[Yard]:
+) -> AbstractContextManager[ServingYard]:
     """Run a coordinator and simulated workers, of unlimited speed unless options limit it."""
     engine = ["--engine", "simulated", "--max-num-seqs", str(max_num_seqs), *worker_options]
     expected = ["--expect-workers", str(workers), *coordinator_options]
@@ -101,7 +102,7 @@ def vllm_yard(
     model: Path,
     coordinator_options: Sequence[str] = (),
     worker_options: Sequence[str] = (),
-) -> AbstractContextManager[Yard]:
+) -> AbstractContextManager[ServingYard]:
     """Run a coordinator and vLLM workers that hold one model from the start."""
     expected = ["--expect-workers", str(workers), *coordinator_options]
     return serving_yard(broker, name, workers, ["--model", str(model), *worker_options], expected)
@@ -115,7 +116,7 @@ def models_yard(
     *,
     max_model_wait_s: float,
     sleepers: int = 0,
-) -> Iterator[Yard]:
+) -> Iterator[ServingYard]:
     """Run a coordinator and one device whose processes are warm, without a model."""
     with _yard(
         broker,
@@ -134,7 +135,7 @@ def serving_yard(
     workers: int,
     worker_options: Sequence[str],
     coordinator_options: Sequence[str] = (),
-) -> Iterator[Yard]:
+) -> Iterator[ServingYard]:
     """Run a coordinator and workers that hold the model named by their options."""
     with _yard(
         broker,
@@ -157,7 +158,7 @@ def _yard(
     coordinator_options: Sequence[str],
     worker_options: Sequence[str],
     is_up: Callable[[YardView], bool],
-) -> Iterator[Yard]:
+) -> Iterator[ServingYard]:
     shared = ["--redis-url", broker.url, "--yard", name]
     programs = {"coordinator": coordinator_options, "worker": worker_options}
     with ExitStack() as stack:
@@ -172,7 +173,7 @@ def _yard(
         wait_until(broker.url, name, lambda view: watch.is_well() and is_up(view), START_TIMEOUT_S)
         pids = {program: process.pid for program, process in processes.items()}
         children = [child.pid for child in psutil.Process(pids["worker"]).children(recursive=True)]
-        yield Yard(
+        yield ServingYard(
             broker.url,
             name,
             {
@@ -212,9 +213,8 @@ def wait_until(
 ) -> YardView:
     """Poll a yard until it is as expected; raises `TimeoutError` with its last state."""
     until = time.monotonic() + timeout_s
-    keys = Keys(name)
     with redis.Redis.from_url(url, socket_timeout=10.0) as connection:
-        while not is_so(view := read_yard(connection, keys)):
+        while not is_so(view := read_yard(Yard(connection, Keys(name), url))):
             if time.monotonic() > until:
                 states = [(worker.worker, worker.state) for worker in view.workers]
                 raise TimeoutError(f"the yard did not get there in {timeout_s:g} s: {states}")
@@ -222,7 +222,7 @@ def wait_until(
         return view
 
 
-def read_commands(yard: Yard) -> list[tuple[int, Command]]:
+def read_commands(yard: ServingYard) -> list[tuple[int, Command]]:
     """All commands to controllers, each with its time in unix ms."""
     with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:
         entries = connection.xrange(Keys(yard.name).control)

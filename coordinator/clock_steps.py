@@ -13,12 +13,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import redis
-
 from coordinator.leadership import LostLeadership
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CLIENT_LEASE_MS, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.clock")
@@ -33,12 +31,9 @@ _NEVER: Final = (-1, -1)
 class ClockSteps:
     """The steps that one coordinator has noticed."""
 
-    def __init__(
-        self, connection: redis.Redis, scripts: Scripts, keys: Keys, broker_time: BrokerTime
-    ) -> None:
-        self._connection = connection
+    def __init__(self, yard: Yard, scripts: Scripts, broker_time: BrokerTime) -> None:
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._broker_time = broker_time
         self._is_new = True
         #: Each step in ms, with the last entry of each intake before it.
@@ -76,9 +71,9 @@ class ClockSteps:
             raise LostLeadership
 
     def _newest(self, intakes: list[str]) -> dict[str, tuple[int, int]]:
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._yard.connection.pipeline(transaction=False)
         for intake in intakes:
-            pipeline.xrevrange(self._keys.intake(intake), count=1)
+            pipeline.xrevrange(self._yard.keys.intake(intake), count=1)
         found: list[Any] = pipeline.execute()
         return {
             intake: position(entries[0][0].decode())

@@ -50,6 +50,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
@@ -80,29 +81,30 @@ class Coordinator:
         self._connection = connection = open_connection(
             settings.redis_url, timeout_s=settings.block_ms / 1000 + BLOCK_MARGIN_S, retries=0
         )
+        yard = Yard(connection, keys, settings.redis_url)
         self._scripts = scripts = Scripts(
-            connection, keys, reply_maxlen=settings.reply_maxlen, dead_maxlen=settings.dead_maxlen
+            yard,
+            reply_maxlen=settings.reply_maxlen,
+            dead_maxlen=settings.dead_maxlen,
         )
         self._counts = counts = CoordinatorCounts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
-        self._roster = roster = Roster(connection, keys)
-        self._clock_steps = ClockSteps(connection, scripts, keys, roster.broker_time)
-        self._leadership = Leadership(connection, scripts, keys, settings.name, settings.lease_ms)
+        self._roster = roster = Roster(yard)
+        self._clock_steps = ClockSteps(yard, scripts, roster.broker_time)
+        self._leadership = Leadership(yard, scripts, settings.name, settings.lease_ms)
         self._models = Models()
-        self._tenants = TenantPresence(connection, keys)
+        self._tenants = TenantPresence(yard)
         self._handshake = Handshake(
-            connection,
+            yard,
             scripts,
-            keys,
             settings,
             self._models,
             self._tenants,
             found_bad=counts.found_bad,
         )
-        self._demand = DemandStatement(connection, scripts, keys, roster)
+        self._demand = DemandStatement(yard, scripts, roster)
         self._intake = Intake(
-            connection,
-            keys,
+            yard,
             max_batch=settings.max_batch,
             max_held=settings.max_held,
             turn_of=by_arrival if settings.deterministic else by_client,
@@ -136,25 +138,23 @@ class Coordinator:
             counts=counts,
             spans=spans,
         )
-        self._lane_scanner = LaneScanner(connection, keys, roster, self._selection)
+        self._lane_scanner = LaneScanner(yard, roster, self._selection)
         self._placer = Placer(
             scripts, roster, self._dispatcher, settings, counts, self._selection.record
         )
         self._failover = FailoverDetector(connection, scripts)
-        self._rescuer = Rescuer(connection, scripts, keys, roster, counts)
+        self._rescuer = Rescuer(yard, scripts, roster, counts)
         self._trial_monitor = TrialMonitor(
-            connection,
+            yard,
             scripts,
-            keys,
             roster,
             TrialLimits(settings.trial_tokens, 1000 * settings.trial_s),
             has_suspects=self._dispatcher.has_suspects,
         )
         self._reload_timeouts = ReloadTimeouts(scripts, roster)
         self._sweeper = Sweeper(
-            connection,
+            yard,
             scripts,
-            keys,
             clock_steps=self._clock_steps,
             broker_time=roster.broker_time,
             bounds=bounds_by_class(settings),
@@ -170,9 +170,9 @@ class Coordinator:
             on_ended=lambda intake: counts.answered("", intake, Code.ENTRY_LOST, is_dead=False),
             on_returned=self._intake.tenants.miss,
         )
-        self._cancels = CancelRequests(connection, scripts, keys, counts.found_bad)
+        self._cancels = CancelRequests(yard, scripts, counts.found_bad)
         self._recorder = HistoryRecorder(scripts, roster, counts)
-        self._usage_pruner = UsagePruner(connection, keys, roster.broker_time)
+        self._usage_pruner = UsagePruner(yard, roster.broker_time)
         # A leader that only waits must still renew its lease in time.
         self._block_ms = min(settings.block_ms, settings.lease_ms // 3)
         self._prepared_for = ""  # the token of the term that is prepared

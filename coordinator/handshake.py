@@ -12,10 +12,11 @@ import redis
 
 from coordinator.leadership import LostLeadership
 from tokenyard import clock
-from tokenyard.protocol.keys import TENANT_CAME, Keys
+from tokenyard.protocol.keys import TENANT_CAME
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import OutputDefaults
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Arg, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.handshake")
@@ -119,9 +120,11 @@ def _sole(models: Collection[str]) -> str:
 class TenantPresence:
     """Whether the yard has tenants: then requests without one leave room for them."""
 
-    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(
+        self,
+        yard: Yard,
+    ) -> None:
+        self._yard = yard
         self._due = 0.0
         self._read = -TENANTS_REST_S  # monotonic
         self.has_tenants = False
@@ -145,9 +148,9 @@ class TenantPresence:
 
     def _find(self) -> bool:
         """Whether a tenant has settings, or one has submitted within the last day."""
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.hscan(self._keys.tenants, count=1)
-        pipeline.hget(self._keys.tally, TENANT_CAME)
+        pipeline = self._yard.connection.pipeline(transaction=False)
+        pipeline.hscan(self._yard.keys.tenants, count=1)
+        pipeline.hget(self._yard.keys.tally, TENANT_CAME)
         pipeline.time()
         (cursor, some), came_ms, (seconds, _) = pipeline.execute()
         if cursor or some:
@@ -161,9 +164,8 @@ class Handshake:
 
     def __init__(
         self,
-        connection: redis.Redis,
+        yard: Yard,
         scripts: Scripts,
-        keys: Keys,
         settings: CoordinatorSettings,
         models: Models,
         tenants: TenantPresence,
@@ -171,9 +173,8 @@ class Handshake:
         found_bad: Callable[[str], None],
     ) -> None:
         """``found_bad`` is called with the place of a value that could not be read."""
-        self._connection = connection
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._models = models
         self._tenants = tenants
         self._found_bad = found_bad
@@ -206,11 +207,11 @@ class Handshake:
     @property
     def is_published(self) -> bool:
         """Whether it is there: somebody may delete it, or all keys, under a leader."""
-        return self._connection.hget(self._keys.info, "protocol") is not None
+        return self._yard.connection.hget(self._yard.keys.info, "protocol") is not None
 
     def _recall_models(self) -> None:
-        published: Any = self._connection.hmget(
-            self._keys.info, "models", "adapters", "defaults", "default_model"
+        published: Any = self._yard.connection.hmget(
+            self._yard.keys.info, "models", "adapters", "defaults", "default_model"
         )
         names, adapters, defaults, only = published
         try:

@@ -9,8 +9,8 @@ from typing import Final
 import redis
 
 from tokenyard import clock
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import unix_ms
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.leadership")
@@ -33,13 +33,10 @@ class Leadership:
     moves nothing.
     """
 
-    def __init__(
-        self, connection: redis.Redis, scripts: Scripts, keys: Keys, name: str, lease_ms: int
-    ) -> None:
+    def __init__(self, yard: Yard, scripts: Scripts, name: str, lease_ms: int) -> None:
         self.token = ""
-        self._connection = connection
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._name = name
         self._lease_ms = lease_ms
         self._due = 0.0
@@ -77,9 +74,9 @@ class Leadership:
 
     def _watch(self) -> object:
         """Note whether the lease of the leader moves; returns its token."""
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.get(self._keys.leader)
-        pipeline.pexpiretime(self._keys.leader)
+        pipeline = self._yard.connection.pipeline(transaction=False)
+        pipeline.get(self._yard.keys.leader)
+        pipeline.pexpiretime(self._yard.keys.leader)
         pipeline.time()
         token, ends_ms, now = pipeline.execute()
         if ends_ms != self._ends_ms:

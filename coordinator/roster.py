@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-import redis
 
 from coordinator.routing.lanes import Lanes, in_turn
 from coordinator.routing.policies import Lane
@@ -29,7 +28,6 @@ from tokenyard.protocol.control import (
     model_scope,
     worker_scope,
 )
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import (
     HostInfo,
@@ -40,6 +38,7 @@ from tokenyard.protocol.worker_info import (
     decode_worker,
     split_hosts,
 )
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.coordinator.roster")
 
@@ -93,7 +92,7 @@ class RosterMember:
 class Roster:
     """Reads the roster, the hosts, and the lanes' lengths."""
 
-    def __init__(self, connection: redis.Redis, keys: Keys, *, has_log: bool = True) -> None:
+    def __init__(self, yard: Yard, *, has_log: bool = True) -> None:
         """``has_log`` says whether it logs the workers that begin or cease to serve."""
         self.members: dict[str, RosterMember] = {}
         self.hosts: dict[str, HostInfo] = {}  # by controller; those of workers with a lease
@@ -104,8 +103,7 @@ class Roster:
         self.desired_states = DesiredStates()  # set by operators
         self._unnamed: dict[bytes, float] = {}  # hosts without workers, since when (monotonic)
         self._has_log = has_log
-        self._connection = connection
-        self._keys = keys
+        self._yard = yard
         self._due = 0.0
         self.broker_time = BrokerTime()
         self._counted = (0, 0)  # id of the last event that the loads include
@@ -119,7 +117,7 @@ class Roster:
         """Ask for the broker's time when that is due; `refresh` does it, too."""
         if self.broker_time.is_due:
             asked_at = clock.monotonic()
-            told: Any = self._connection.time()
+            told: Any = self._yard.connection.time()
             self.broker_time.measured(told, asked_at)
 
     def mark_stale(self) -> None:
@@ -135,12 +133,12 @@ class Roster:
         """Read the yard again when that is due; whether it was read."""
         if clock.monotonic() < self._due:
             return False
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.hgetall(self._keys.workers)
-        pipeline.zrange(self._keys.leases, 0, -1, withscores=True)
-        pipeline.hgetall(self._keys.quarantine)
-        pipeline.hgetall(self._keys.hosts)
-        pipeline.hgetall(self._keys.desired)
+        pipeline = self._yard.connection.pipeline(transaction=False)
+        pipeline.hgetall(self._yard.keys.workers)
+        pipeline.zrange(self._yard.keys.leases, 0, -1, withscores=True)
+        pipeline.hgetall(self._yard.keys.quarantine)
+        pipeline.hgetall(self._yard.keys.hosts)
+        pipeline.hgetall(self._yard.keys.desired)
         pipeline.time()
         asked_at = clock.monotonic()
         entries, leases, marks, hosts, desired, now = pipeline.execute()
@@ -199,7 +197,7 @@ class Roster:
         until = clock.monotonic() - HOST_GONE_S
         old = (name for name, since in self._unnamed.items() if since <= until)
         if gone := [name for name in old if name not in kept]:
-            self._connection.hdel(self._keys.hosts, *gone)
+            self._yard.connection.hdel(self._yard.keys.hosts, *gone)
 
     def _is_forgotten(self, host: HostInfo) -> bool:
         """Whether it has been gone for so long that its models count as removed."""
@@ -217,10 +215,10 @@ class Roster:
     def _read_loads(self) -> None:
         # No transaction: a server without memory refuses them. So the last event comes first: what
         # leaves a lane in between is counted twice, not missed, and `dispatch` checks the limit.
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.xrevrange(self._keys.capacity, count=1)
+        pipeline = self._yard.connection.pipeline(transaction=False)
+        pipeline.xrevrange(self._yard.keys.capacity, count=1)
         for worker in self.members:
-            pipeline.xlen(self._keys.lane(worker))
+            pipeline.xlen(self._yard.keys.lane(worker))
         last, *loads = pipeline.execute()
         now_ms = self.broker_time.now_ms
         for member, load in zip(self.members.values(), loads, strict=True):

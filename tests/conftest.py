@@ -27,6 +27,7 @@ from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.servers import Server, ServerName, find_binary
 from tests.support.zygote import stop_zygote
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def connection(broker: Server) -> Iterator[redis.Redis]:
 @pytest.fixture
 def scripts(connection: redis.Redis, keys: Keys) -> Scripts:
     """The scripts of the test's yard on `broker`."""
-    return Scripts(connection, keys)
+    return Scripts(Yard(connection, keys))
 
 
 @pytest.fixture

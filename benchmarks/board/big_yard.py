@@ -16,6 +16,7 @@ from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, pack_tokens, request_fields
+from tokenyard.protocol.yard import Yard
 
 #: What one pipeline writes at once.
 _PAGE: Final = 1_000
@@ -39,47 +40,47 @@ def big_yard(broker: EmbeddedBroker, sizes: Sizes) -> Iterator[Yards]:
     # Lanes of one place each, so that what waits stays in the intakes.
     with scale_yards(broker, Fleet(workers=sizes.workers, max_num_seqs=1)) as yards:
         connection = open_connection(yards.url)
-        keys = Keys(yards.names[0])
+        yard = Yard(connection, Keys(yards.names[0]), yards.url)
         tell(f"board: {sizes}")
-        _settle_tenants(connection, keys, sizes.tenants)
-        _bury(connection, keys, sizes.dead)
+        _settle_tenants(yard, sizes.tenants)
+        _bury(yard, sizes.dead)
         side = Side(yards, sizes.tenants)
         side.fill(sizes.waiting + sizes.ended)
         side.drain(sizes.ended)
-        side.fill(sizes.waiting + _on_lanes(connection, keys))
+        side.fill(sizes.waiting + _on_lanes(yard))
         yield yards
         connection.close()
 
 
-def _on_lanes(connection: Any, keys: Keys) -> int:
+def _on_lanes(yard: Yard) -> int:
     """Requests that wait no more, but for a worker that rests."""
-    workers: list[bytes] = connection.zrange(keys.leases, 0, -1)
-    pipeline = connection.pipeline(transaction=False)
+    workers: Any = yard.connection.zrange(yard.keys.leases, 0, -1)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for worker in workers:
-        pipeline.xlen(keys.lane(worker.decode()))
+        pipeline.xlen(yard.keys.lane(worker.decode()))
     return sum(pipeline.execute())
 
 
-def _settle_tenants(connection: Any, keys: Keys, count: int) -> None:
+def _settle_tenants(yard: Yard, count: int) -> None:
     today = f"{datetime.datetime.now(datetime.UTC):%Y%m%d}"
     for first in range(0, count, _PAGE):
-        pipeline = connection.pipeline(transaction=False)
+        pipeline: Any = yard.connection.pipeline(transaction=False)
         for number in range(first, min(first + _PAGE, count)):
             name = f"tenant-{number:05d}"  # as `Side` names them
             settings = TenantSettings(weight=1 + number % 4, tokens_per_day=10**9)
-            pipeline.hset(keys.tenants, name, encode_tenant(settings))
+            pipeline.hset(yard.keys.tenants, name, encode_tenant(settings))
             usage = {"requests": number, "in": 128 * number, "out": 32 * number, "wait:1024": 1}
             fields = {f"{today} simulated {what}": value for what, value in usage.items()}
-            pipeline.hset(keys.usage(name), mapping=fields)
+            pipeline.hset(yard.keys.usage(name), mapping=fields)
         pipeline.execute()
 
 
-def _bury(connection: Any, keys: Keys, count: int) -> None:
+def _bury(yard: Yard, count: int) -> None:
     for first in range(0, count, _PAGE):
-        pipeline = connection.pipeline(transaction=False)
+        pipeline: Any = yard.connection.pipeline(transaction=False)
         for number in range(first, min(first + _PAGE, count)):
             request = Request(id=f"dead-{number}", client="poisoned", tokens=_PROMPT)
             reason = f"crashed the engines of {2 + number % 3} workers: CUDA error {number % 7}"
             told = {"dead_reason": reason, "dead_sid": f"normal/1-{number}"}
-            pipeline.xadd(keys.dead, {**request_fields(request), **told})
+            pipeline.xadd(yard.keys.dead, {**request_fields(request), **told})
         pipeline.execute()

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
-import redis
 from msgspec import Struct
 
 from benchmarks.chaos.check import History, Story, Violation
@@ -23,6 +22,7 @@ from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.token_windows import DAY
+from tokenyard.protocol.yard import Yard
 
 #: Weighted tokens for one token out; one in counts as one.
 _OUTPUT_WEIGHT: Final = 2
@@ -77,21 +77,21 @@ def tenants_of_a_run(count: int) -> dict[str, TenantSettings]:
     return {f"tenant-{number}": kinds[number % 3] for number in range(count)}
 
 
-def read_accounts(connection: redis.Redis, keys: Keys) -> Accounts:
+def read_accounts(yard: Yard) -> Accounts:
     """Read all counters."""
-    run: Any = connection
+    run: Any = yard.connection
     names = {
         key.decode().removeprefix(prefix)
-        for prefix in (keys.tenant(""), keys.usage(""))
+        for prefix in (yard.keys.tenant(""), yard.keys.usage(""))
         for key in run.scan_iter(f"{prefix}*", count=1000)
     }
-    tally = run.hgetall(keys.tally)
-    ledgers = run.scan_iter(keys.ledger("*", "*"), count=1000)
+    tally = run.hgetall(yard.keys.tally)
+    ledgers = run.scan_iter(yard.keys.ledger("*", "*"), count=1000)
     return Accounts(
-        tenants={name: _account(run, keys, name) for name in sorted(names)},
-        line=[name.decode() for name in run.zrange(keys.line, 0, -1)],
+        tenants={name: _account(run, yard.keys, name) for name in sorted(names)},
+        line=[name.decode() for name in run.zrange(yard.keys.line, 0, -1)],
         sums={name: whole(tally.get(name.encode())) for name in _SUMS},
-        charged=[key.decode() for key in ledgers if _is_charged(run, keys, key)],
+        charged=[key.decode() for key in ledgers if _is_charged(run, yard.keys, key)],
     )
 
 

@@ -36,6 +36,7 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
 
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2
@@ -273,7 +274,7 @@ class Plant:
         """
         keys, found = Keys(self.yard), []
         with self._connection(socket_timeout=10.0) as broker:
-            for _, name in intakes(broker, keys):
+            for _, name in intakes(Yard(broker, keys)):
                 for entry, fields in broker.xrange(keys.intake(name)):
                     key = request_of(fields)
                     if broker.exists(keys.ledger(*key)) and broker.xdel(keys.intake(name), entry):
@@ -287,14 +288,14 @@ class Plant:
         with self._connection(socket_timeout=10.0) as broker:
             for name, settings in self._tenants.items():
                 broker.hset(keys.tenants, name, encode_tenant(settings))
-                self.api_keys[name], _ = create_key(broker, keys, name)
+                self.api_keys[name], _ = create_key(Yard(broker, keys), name)
 
     def accounts(self) -> Accounts:
         """What the yard counts for its tenants, as soon as it is at rest, or after a while."""
         until = time.monotonic() + _REST_S
         with self._connection(socket_timeout=10.0) as broker:
             while True:
-                accounts = read_accounts(broker, Keys(self.yard))
+                accounts = read_accounts(Yard(broker, Keys(self.yard)))
                 if accounts.is_at_rest or time.monotonic() > until:
                     return accounts
                 time.sleep(_POLL_S)

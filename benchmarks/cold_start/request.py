@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.sums import ANSWER_TOKENS
-from benchmarks.yard import Yard, embedded_broker, models_yard, read_commands, wait_until
+from benchmarks.yard import ServingYard, embedded_broker, models_yard, read_commands, wait_until
 from tokenyard import Client
 from tokenyard.admin.snapshot import YardView
 from tokenyard.client.sync import Handle
@@ -54,7 +54,7 @@ def _is_idle(view: YardView) -> bool:
     return any(worker.is_ready and not worker.lane for worker in view.workers)
 
 
-def _phases_s(yard: Yard, task: Task, began: float, end: float) -> Mapping[str, float]:
+def _phases_s(yard: ServingYard, task: Task, began: float, end: float) -> Mapping[str, float]:
     """Seconds by phase, from the control stream and the roster; times are unix seconds."""
     name = task.model.name
     commanded = max(ms for ms, command in read_commands(yard) if command.model == name) / 1000

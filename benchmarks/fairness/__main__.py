@@ -51,7 +51,7 @@ from benchmarks.fairness.run import Phases, Policy, open_load, set_weights
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.progress import publish, save, tell
-from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard
+from benchmarks.yard import ServingYard, embedded_broker, end_in_order, simulated_yard
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
@@ -167,7 +167,11 @@ def _run(
 
 
 async def _run_all(
-    yard: Yard, policy: Policy, speed: Speed, phases: Phases, loads: Sequence[Sequence[Tenant]]
+    yard: ServingYard,
+    policy: Policy,
+    speed: Speed,
+    phases: Phases,
+    loads: Sequence[Sequence[Tenant]],
 ) -> list[list[Sample]]:
     async with open_load(yard, policy, speed) as load:
         return [await load.run(tenants, phases) for tenants in loads]

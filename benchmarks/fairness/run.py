@@ -15,7 +15,7 @@ import redis
 from benchmarks.fairness.figures import Sample, Window
 from benchmarks.fairness.loads import MAX_TOKENS, Ask, Speed, Tenant
 from benchmarks.fairness.vtc import VirtualTokenCounter
-from benchmarks.yard import Yard
+from benchmarks.yard import ServingYard
 from tokenyard import AsyncClient
 from tokenyard.client.aio import AsyncHandle
 from tokenyard.client.options import FullPrompt
@@ -195,7 +195,9 @@ async def _submit(
 class Load:
     """Tenants of a yard, under one policy; each `run` is a load of some of them."""
 
-    def __init__(self, yard: Yard, policy: Policy, speed: Speed, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, yard: ServingYard, policy: Policy, speed: Speed, stack: AsyncExitStack
+    ) -> None:
         self._yard = yard
         self._policy = policy
         self._places = speed.workers * lane_limit(speed.max_num_seqs)
@@ -250,13 +252,13 @@ async def _ask(port: _Port, tenant: Tenant, notes: _Notes, until_s: float) -> No
 
 
 @asynccontextmanager
-async def open_load(yard: Yard, policy: Policy, speed: Speed) -> AsyncIterator[Load]:
+async def open_load(yard: ServingYard, policy: Policy, speed: Speed) -> AsyncIterator[Load]:
     """A load on a yard, whose clients are closed at the end."""
     async with AsyncExitStack() as stack:
         yield Load(yard, policy, speed, stack)
 
 
-def set_weights(yard: Yard, tenants: Iterable[Tenant]) -> None:
+def set_weights(yard: ServingYard, tenants: Iterable[Tenant]) -> None:
     """Give each tenant its weight, before its first request."""
     settings = {one.name: encode_tenant(TenantSettings(weight=one.weight)) for one in tenants}
     with redis.Redis.from_url(yard.url, socket_timeout=10.0) as connection:

@@ -26,7 +26,7 @@ from benchmarks.routing.loads import Loads, Scale, Session
 from benchmarks.routing.run import Figures, Sample, median, run
 from benchmarks.routing.run import figures as figures_of
 from benchmarks.simulated import simulated_answer
-from benchmarks.yard import Yard, embedded_broker, end_in_order, simulated_yard, vllm_yard
+from benchmarks.yard import ServingYard, embedded_broker, end_in_order, simulated_yard, vllm_yard
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.settings import PolicyName
 from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
@@ -62,7 +62,7 @@ VLLM_OPTIONS: Final = (
 )
 
 Measured = Mapping[str, Mapping[str, Figures]]  # by workload and policy
-Open = Callable[[EmbeddedBroker, str, PolicyName], AbstractContextManager[Yard]]
+Open = Callable[[EmbeddedBroker, str, PolicyName], AbstractContextManager[ServingYard]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 def simulated(
     broker: EmbeddedBroker, name: str, policy: PolicyName
-) -> AbstractContextManager[Yard]:
+) -> AbstractContextManager[ServingYard]:
     """Run a yard whose workers have the speed model."""
     return simulated_yard(broker, name, WORKERS, MAX_NUM_SEQS, ["--policy", policy], SPEED)
 
@@ -112,7 +112,7 @@ def measure(
     }
 
 
-def _one(opened: AbstractContextManager[Yard], sessions: Sequence[Session]) -> list[Sample]:
+def _one(opened: AbstractContextManager[ServingYard], sessions: Sequence[Session]) -> list[Sample]:
     with opened as yard:
         gc.collect()
         return asyncio.run(run(yard.url, yard.name, sessions))
@@ -137,7 +137,7 @@ def measure_vllm(policies: Sequence[PolicyName], plan: Plan) -> Measured:
 
         def opened(
             broker: EmbeddedBroker, name: str, policy: PolicyName
-        ) -> AbstractContextManager[Yard]:
+        ) -> AbstractContextManager[ServingYard]:
             options = ["--policy", policy]
             return vllm_yard(broker, name, VLLM_WORKERS, model, options, VLLM_OPTIONS)
 

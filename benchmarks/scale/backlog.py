@@ -27,6 +27,7 @@ from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import decode_replies
 from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts, Submitted
 
 #: Requests per burst of submissions, as in the client.
@@ -50,7 +51,7 @@ class Side:
         # small file during a measurement, but not the deep yard's large one.
         self._connection.config_set("auto-aof-rewrite-percentage", 0)
         self._keys = Keys(yards.names[0])
-        self._scripts = Scripts(self._connection, self._keys)
+        self._scripts = Scripts(Yard(self._connection, self._keys))
         self._payloads = [pack_tokens(one) for one in prompts()]
         self._client = f"client-{secrets.token_hex(8)}"
         self._run = secrets.token_hex(6)

@@ -40,6 +40,7 @@ from tokenyard.protocol.worker_info import (
     WorkerTotals,
     encode_worker,
 )
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication, Published, Renewed, Scripts
 from worker.host.roster_entry import lane_limit
 from worker.process.stream_reader import StreamReader
@@ -222,7 +223,7 @@ def play(url: str, workers: int, max_num_seqs: int, step: int, yards: Sequence[s
     for yard, first in itertools.product(yards, range(0, workers, HOST_WORKERS)):
         name = f"host-{first // HOST_WORKERS:03d}"
         infos = [_info(name, max_num_seqs, at) for at in range(min(HOST_WORKERS, workers - first))]
-        hosts.append(PlayedHost(Scripts(connection, Keys(yard)), name, infos, step, address))
+        hosts.append(PlayedHost(Scripts(Yard(connection, Keys(yard))), name, infos, step, address))
     with selectors.DefaultSelector() as selector:
         # A signal alone does not end `select`, which continues for its remaining time.
         selector.register(bell, selectors.EVENT_READ, bell.clear)

@@ -21,7 +21,7 @@ from benchmarks.serving.case import (
     faults,
 )
 from benchmarks.serving.load import Pieces, put_load
-from benchmarks.yard import Yard, embedded_broker, serving_yard
+from benchmarks.yard import ServingYard, embedded_broker, serving_yard
 from tokenyard import AsyncClient, Client
 from tokenyard.client.aio import AsyncHandle
 from tokenyard.client.options import SharedOptions
@@ -37,7 +37,7 @@ _NAMED_TOO: Final = frozenset({"max_num_seqs", "enforce_eager"})
 class Tokenyard:
     """A yard that serves one workload."""
 
-    def __init__(self, yard: Yard, workload: Workload) -> None:
+    def __init__(self, yard: ServingYard, workload: Workload) -> None:
         self.yard = yard
         self._workload = workload
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import redis
-
 from coordinator.dispatch.audit import PAGE, BacklogReconciler
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.entries import BEGIN, Entry, RawEntry, WakeupEvent, pairs
@@ -22,8 +20,9 @@ from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
+from tokenyard.protocol.yard import Yard
 
 #: Events of arrivals that the broker keeps for a leader at least.
 _MOST_ARRIVALS: Final = 1000
@@ -37,8 +36,7 @@ class Intake:
 
     def __init__(
         self,
-        connection: redis.Redis,
-        keys: Keys,
+        yard: Yard,
         *,
         max_batch: int,
         max_held: int,
@@ -47,19 +45,16 @@ class Intake:
     ) -> None:
         """The backlog has about ``max_held`` requests at most; ``turn_of``, ``shares`` as there."""
         self.backlog = Backlog(turn_of, shares)
-        self.tenants = TenantIntakes(
-            connection, keys, self.backlog, max_batch=max_batch, max_held=max_held
-        )
-        self._connection = connection
-        self._keys = keys
+        self.tenants = TenantIntakes(yard, self.backlog, max_batch=max_batch, max_held=max_held)
+        self._yard = yard
         self._max_batch = max_batch
         self._max_held = max_held
         self._names: dict[bytes, IntakeClass] = {
-            keys.intake(name).encode(): name for name in INTAKE_CLASSES
+            yard.keys.intake(name).encode(): name for name in INTAKE_CLASSES
         }
         self._after: dict[str, str] = {}  # the last entry read, by stream
         # Clients may write an id of the far future, with which these are deleted; it is not kept.
-        self._spoilable = (keys.arrivals, keys.cancelling)
+        self._spoilable = (yard.keys.arrivals, yard.keys.cancelling)
         self._audits: dict[IntakeClass, BacklogReconciler] = {}
         self._next_audit = 0.0  # not before (monotonic)
         self._is_cancelling = False
@@ -75,7 +70,7 @@ class Intake:
         and cancels only wake: a new leader reads the whole yard anyway.
         """
         count, wanted = self._wants(room)
-        keys = self._keys
+        keys = self._yard.keys
         streams = [*map(keys.intake, wanted), keys.events, keys.arrivals, keys.cancelling]
         if with_capacity:
             streams.append(keys.capacity)
@@ -84,7 +79,7 @@ class Intake:
             *(("BLOCK", block_ms) if block_ms else ()),
             *("STREAMS", *streams, *(self._after.get(stream, BEGIN) for stream in streams)),
         )
-        (answer,) = ask_all(self._connection, [command])
+        (answer,) = ask_all(self._yard.connection, [command])
         return self._sort(answer or [], count)
 
     def _wants(self, room: int) -> tuple[int, list[IntakeClass]]:
@@ -109,10 +104,10 @@ class Intake:
                     for entry, (_, values) in zip(ids, items, strict=True)
                     if not self.backlog.get(name, entry)  # read again, see `compare`
                 ]
-            elif key == self._keys.cancelling:
+            elif key == self._yard.keys.cancelling:
                 self._is_cancelling = True
             else:
-                if key == self._keys.arrivals:
+                if key == self._yard.keys.arrivals:
                     self._note_arrivals(ids, count)
                 events += [
                     WakeupEvent(event, pairs(values))
@@ -125,7 +120,7 @@ class Intake:
         if len(ids) >= min(count, _MOST_ARRIVALS):
             self.tenants.miss()
         if position(ids[-1])[0] >= FAR_FUTURE_MS:
-            self._connection.delete(self._keys.arrivals)
+            self._yard.connection.delete(self._yard.keys.arrivals)
 
     def take_cancelling(self) -> bool:
         """Whether clients have requested cancels since the last call; see `CancelRequests`."""
@@ -152,25 +147,25 @@ class Intake:
         again: then its first entry is not known, and all are read again.
         """
         may_audit = clock.monotonic() >= self._next_audit
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._yard.connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
-            pipeline.xlen(self._keys.intake(name))
-        pipeline.zcard(self._keys.line)
+            pipeline.xlen(self._yard.keys.intake(name))
+        pipeline.zcard(self._yard.keys.line)
         *lengths, in_line = pipeline.execute()
         self.tenants.refresh(in_line)
         for name, length in zip(INTAKE_CLASSES, lengths, strict=True):
             count = self.backlog.count(name)
             if length > count and self._has_passed_over(name):
-                del self._after[self._keys.intake(name)]
+                del self._after[self._yard.keys.intake(name)]
             if length != count and count and name not in self._audits and may_audit:
                 self._audits[name] = BacklogReconciler(self.backlog.ids(name))
 
     def _has_passed_over(self, name: IntakeClass) -> bool:
         """Whether an intake begins with an entry that is not known, though later ones were read."""
-        intake = self._keys.intake(name)
+        intake = self._yard.keys.intake(name)
         if intake not in self._after:
             return False
-        first: Any = self._connection.xrange(intake, count=1)
+        first: Any = self._yard.connection.xrange(intake, count=1)
         ids = [entry.decode() for entry, _ in first if not self.backlog.get(name, entry.decode())]
         return bool(ids) and position(ids[0]) <= position(self._after[intake])
 
@@ -178,8 +173,8 @@ class Intake:
         """Requests of the backlog that do not wait any more: a page of each audit."""
         found: list[QueuedRequest | None] = []
         for name, audit in list(self._audits.items()):
-            page: Any = self._connection.xrange(
-                self._keys.intake(name), min=audit.after, max=audit.last, count=PAGE
+            page: Any = self._yard.connection.xrange(
+                self._yard.keys.intake(name), min=audit.after, max=audit.last, count=PAGE
             )
             found += [
                 self.backlog.get(name, entry)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import redis
-
 from coordinator.roster import Roster
 from coordinator.routing.selection import Selection
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import Request
+from tokenyard.protocol.yard import Yard
 
 #: Lanes that are read in one turn after a takeover.
 MOST_AT_ONCE: Final = 32
@@ -23,11 +21,8 @@ MOST_AT_ONCE: Final = 32
 class LaneScanner:
     """Gives the roster and the selection what an earlier leader knew."""
 
-    def __init__(
-        self, connection: redis.Redis, keys: Keys, roster: Roster, selection: Selection
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(self, yard: Yard, roster: Roster, selection: Selection) -> None:
+        self._yard = yard
         self._roster = roster
         self._selection = selection
         self._known: dict[str, None] = {}  # workers, the longest ago read first
@@ -53,9 +48,9 @@ class LaneScanner:
     def _read(self, worker: str, *, is_new: bool) -> None:
         # The last event first, as for the loads: what leaves in between is counted twice, not
         # missed.
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.xrevrange(self._keys.capacity, count=1)
-        pipeline.xrange(self._keys.lane(worker))
+        pipeline = self._yard.connection.pipeline(transaction=False)
+        pipeline.xrevrange(self._yard.keys.capacity, count=1)
+        pipeline.xrange(self._yard.keys.lane(worker))
         last, entries = pipeline.execute()
         work = sum(self._weigh(worker, fields, is_new=is_new) for _, fields in entries)
         self._roster.weigh(worker, work, last[0][0].decode() if last else "0-0")

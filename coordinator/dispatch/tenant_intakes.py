@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-import redis
-
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.plan import PlannedDispatch
@@ -22,9 +20,10 @@ from coordinator.dispatch.tenant_streams import Command, Slice, TenantStreams, i
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, is_tenant
+from tokenyard.protocol.keys import PRIORITY_CLASSES, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Charge
 
 #: Tenants of one page of the line. With 256 the broker took a quarter longer for each request.
@@ -42,21 +41,19 @@ class TenantIntakes:
 
     def __init__(
         self,
-        connection: redis.Redis,
-        keys: Keys,
+        yard: Yard,
         backlog: Backlog,
         *,
         max_batch: int,
         max_held: int,
     ) -> None:
         """``max_batch`` and ``max_held`` as for the `Intake`."""
-        self._connection = connection
-        self._keys = keys
+        self._yard = yard
         self._backlog = backlog
         self._shares = backlog.tenants
         self._held = backlog.tenants.held
         self._max_held = max_held
-        self._streams = TenantStreams(keys, backlog, max_batch=max_batch, max_held=max_held)
+        self._streams = TenantStreams(yard.keys, backlog, max_batch=max_batch, max_held=max_held)
         self._described: set[str] = set()  # tenants whose settings and counts are fresh
         self._described_at = 0.0  # the first of these (monotonic)
         self._depth = 1  # see `look_behind`
@@ -140,8 +137,10 @@ class TenantIntakes:
         strange = [name for name in names if name and name not in self._described]
         if not strange:
             return
-        ask = [("HMGET", self._keys.tenant(name), *_COUNTS) for name in strange]
-        *counts, packed = ask_all(self._connection, [*ask, ("HMGET", self._keys.tenants, *strange)])
+        ask = [("HMGET", self._yard.keys.tenant(name), *_COUNTS) for name in strange]
+        *counts, packed = ask_all(
+            self._yard.connection, [*ask, ("HMGET", self._yard.keys.tenants, *strange)]
+        )
         self._set(strange, packed)
         self._count(strange, counts)
 
@@ -183,7 +182,7 @@ class TenantIntakes:
 
     def read_line(self) -> tuple[list[str], int]:
         """Read who is first; who is in the page behind them, and how many there are."""
-        line = self._keys.line
+        line = self._yard.keys.line
         size = PAGE + min(MOST_HELD, sum(name in self._shares.first for name in self._held))
         cursor = max(self._cursor, size)
         commands: list[Command] = [
@@ -194,7 +193,7 @@ class TenantIntakes:
         looks_behind, self._looks_behind = self._looks_behind and self._shares.has_more, False
         if looks_behind:
             commands.append(("ZRANGE", line, cursor, cursor + PAGE - 1, "WITHSCORES"))
-        first, in_line, common, *behind = ask_all(self._connection, commands)
+        first, in_line, common, *behind = ask_all(self._yard.connection, commands)
         self.has_common = common is not None
         if self._shares.see(_services(first), has_more=in_line > len(first) // 2):
             self._described.intersection_update(self._shares.first)
@@ -216,10 +215,10 @@ class TenantIntakes:
         ]
         counted = list({*strange, *limited, *self._held.next_page(PAGE)})
         reads = self._streams.commands(parts)
-        commands = [*reads, *(("HMGET", self._keys.tenant(one), *_COUNTS) for one in counted)]
+        commands = [*reads, *(("HMGET", self._yard.keys.tenant(one), *_COUNTS) for one in counted)]
         if strange:
-            commands.append(("HMGET", self._keys.tenants, *strange))
-        answers = ask_all(self._connection, commands)
+            commands.append(("HMGET", self._yard.keys.tenants, *strange))
+        answers = ask_all(self._yard.connection, commands)
         if strange:
             self._set(strange, answers.pop())
         self._count(counted, answers[len(reads) :])
@@ -254,7 +253,9 @@ class TenantIntakes:
         page, self._to_check = self._to_check, []
         if not page:
             return []
-        lengths = ask_all(self._connection, [("XLEN", self._keys.intake(one)) for one in page])
+        lengths = ask_all(
+            self._yard.connection, [("XLEN", self._yard.keys.intake(one)) for one in page]
+        )
         return [
             queued
             for intake, length in zip(page, lengths, strict=True)

@@ -14,9 +14,9 @@ from typing import Any
 import redis
 
 from tokenyard import clock
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.cancels")
@@ -33,16 +33,14 @@ class CancelRequests:
 
     def __init__(
         self,
-        connection: redis.Redis,
+        yard: Yard,
         scripts: Scripts,
-        keys: Keys,
         found_bad: Callable[[str], None] = lambda _: None,
     ) -> None:
         """``found_bad`` is called with the place of each unreadable value that was removed."""
         self._found_bad = found_bad
-        self._connection = connection
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._due = 0.0
         self._left = 0  # how many may still be cancelled in this turn
 
@@ -56,7 +54,7 @@ class CancelRequests:
         if not is_woken and clock.monotonic() < self._due:
             return
         self._left = MOST_CANCELLED
-        cancels: Any = self._connection.xrange(self._keys.cancelling, count=MOST_CLIENTS)
+        cancels: Any = self._yard.connection.xrange(self._yard.keys.cancelling, count=MOST_CLIENTS)
         served: dict[str, bool] = {}
         done = []
         for entry, fields in cancels:
@@ -71,7 +69,7 @@ class CancelRequests:
             if served[client]:
                 done.append(entry)
         if done:
-            self._connection.xdel(self._keys.cancelling, *done)
+            self._yard.connection.xdel(self._yard.keys.cancelling, *done)
         if len(done) == len(cancels) < MOST_CLIENTS:
             self._heal()
         has_more = len(done) < len(cancels) or len(cancels) == MOST_CLIENTS
@@ -79,21 +77,21 @@ class CancelRequests:
 
     def _heal(self) -> None:
         """Delete the stream after an id of the far future, which permits no more entries."""
-        cancels = self._keys.cancelling
+        cancels = self._yard.keys.cancelling
         try:
-            last: Any = self._connection.xinfo_stream(cancels)["last-generated-id"]
+            last: Any = self._yard.connection.xinfo_stream(cancels)["last-generated-id"]
         except redis.ResponseError:  # it does not exist
             return
-        if position(last.decode())[0] < FAR_FUTURE_MS or self._connection.xlen(cancels):
+        if position(last.decode())[0] < FAR_FUTURE_MS or self._yard.connection.xlen(cancels):
             return
-        self._connection.delete(cancels)
+        self._yard.connection.delete(cancels)
         self._found_bad("cancels")
         log.warning("deleted the stream of cancels: its last entry was %s", last.decode())
 
     def _serve(self, client: str) -> bool:
         """Cancel the ids of a client; whether none is left."""
-        cancels = self._keys.cancels(client)
-        ids: Any = self._connection.srandmember(cancels, self._left) if self._left else ()
+        cancels = self._yard.keys.cancels(client)
+        ids: Any = self._yard.connection.srandmember(cancels, self._left) if self._left else ()
         has_room = len(ids) < self._left
         self._left -= len(ids)
         done = [self._cancel(client, request_id) for request_id in ids]
@@ -109,6 +107,6 @@ class CancelRequests:
         if code is Cancelled.MOVED:
             return False
         # Only now, so that a successor tries again after a crash in between.
-        self._connection.srem(self._keys.cancels(client), request_id)
+        self._yard.connection.srem(self._yard.keys.cancels(client), request_id)
         log.info("cancelled %s/%s as its client requested: %s", client, name, code.name)
         return True

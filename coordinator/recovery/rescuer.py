@@ -9,17 +9,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import redis
-
 from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import CrashAnalysis, read_mark
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import DEFAULT_CLIENT
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import RESCUE_HELD, RESCUE_NOT_LEADER, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.rescuer")
@@ -37,15 +35,13 @@ class Rescuer:
 
     def __init__(
         self,
-        connection: redis.Redis,
+        yard: Yard,
         scripts: Scripts,
-        keys: Keys,
         roster: Roster,
         counts: CoordinatorCounts,
     ) -> None:
-        self._connection = connection
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._roster = roster
         self._counts = counts
         self._analyses: dict[str, CrashAnalysis] = {}  # of lanes that take several turns
@@ -95,7 +91,7 @@ class Rescuer:
             raise LostLeadership
         if state in (RESCUE_HELD, 0):
             return state
-        entries: Any = self._connection.xrange(self._keys.lane(worker), count=BATCH)
+        entries: Any = self._yard.connection.xrange(self._yard.keys.lane(worker), count=BATCH)
         batch = [(entry.decode(), *_client_and_id(fields)) for entry, fields in entries]
         trials = self._analysis(worker).trials([entry for entry, _, _ in batch])
         member = self._roster.members.get(worker)
@@ -117,9 +113,9 @@ class Rescuer:
     def _analysis(self, worker: str) -> CrashAnalysis:
         """Which requests are suspects if this worker crashed; the script knows whether it did."""
         if worker not in self._analyses:
-            pipeline = self._connection.pipeline(transaction=False)
-            pipeline.hget(self._keys.quarantine, worker)
-            pipeline.xlen(self._keys.lane(worker))
+            pipeline = self._yard.connection.pipeline(transaction=False)
+            pipeline.hget(self._yard.keys.quarantine, worker)
+            pipeline.xlen(self._yard.keys.lane(worker))
             mark, length = pipeline.execute()
             member = self._roster.members.get(worker)
             most = member.info.max_num_seqs if member else sys.maxsize

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-import redis
 
 from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import refuse, refuse_late
@@ -24,12 +23,12 @@ from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
     IntakeClass,
-    Keys,
     PriorityClass,
 )
 from tokenyard.protocol.parse import parse_id, parse_name, parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Request
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.sweeper")
@@ -49,9 +48,8 @@ class Sweeper:
 
     def __init__(
         self,
-        connection: redis.Redis,
+        yard: Yard,
         scripts: Scripts,
-        keys: Keys,
         *,
         clock_steps: ClockSteps,
         broker_time: BrokerTime,
@@ -60,9 +58,8 @@ class Sweeper:
         found_bad: Callable[[str], None] = lambda _: None,
     ) -> None:
         """``found_bad`` is called with the place of each unreadable value that was removed."""
-        self._connection = connection
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._clock_steps = clock_steps
         self._broker_time = broker_time
         self._bounds = bounds
@@ -98,9 +95,9 @@ class Sweeper:
         return max(0, MOST_ACTED_ON - self._acted)
 
     def _lengths(self) -> dict[IntakeClass, int]:
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._yard.connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
-            pipeline.xlen(self._keys.intake(name))
+            pipeline.xlen(self._yard.keys.intake(name))
         return dict(zip(INTAKE_CLASSES, pipeline.execute(), strict=True))
 
     def _expire(self, name: IntakeClass) -> None:
@@ -129,8 +126,8 @@ class Sweeper:
         self._answer(entry, refused)
 
     def _entries(self, name: IntakeClass, ids: Iterable[str]) -> list[Entry]:
-        stream = self._keys.intake(name)
-        found: list[Any] = [self._connection.xrange(stream, one, one) for one in ids]
+        stream = self._yard.keys.intake(name)
+        found: list[Any] = [self._yard.connection.xrange(stream, one, one) for one in ids]
         return [Entry(name, one[0][0].decode(), one[0][1]) for one in found if one]
 
     def _shed(self, lengths: Mapping[IntakeClass, int]) -> None:
@@ -151,7 +148,7 @@ class Sweeper:
         if not (count := min(most, self._left)):
             return 0
         before = self._acted
-        newest: Any = self._connection.xrevrange(self._keys.intake(name), count=count)
+        newest: Any = self._yard.connection.xrevrange(self._yard.keys.intake(name), count=count)
         for item, fields in newest:
             request = parse_request(fields)
             if isinstance(request, Request) and not self._is_known(request):
@@ -160,8 +157,8 @@ class Sweeper:
         return self._acted - before
 
     def _is_known(self, request: Request) -> bool:
-        ledger = self._keys.ledger(request.client, request.id)
-        return bool(self._connection.exists(ledger))
+        ledger = self._yard.keys.ledger(request.client, request.id)
+        return bool(self._yard.connection.exists(ledger))
 
     def _cancel_abandoned(self) -> None:
         names = self._scripts.watch_clients(MOST_ACTED_ON, now_ms=self._broker_time.now_ms)
@@ -170,7 +167,7 @@ class Sweeper:
                 return
             client = parse_name(raw)
             if client is None:
-                self._connection.zrem(self._keys.clients, raw)
+                self._yard.connection.zrem(self._yard.keys.clients, raw)
                 self._found_bad("clients")
                 log.warning("removed %r from the clients: it is not a name", raw[:_SHOWN])
                 continue
@@ -180,10 +177,10 @@ class Sweeper:
 
     def _cancel_all(self, client: str) -> None:
         """Cancel the requests of a client that has disappeared, as many as this round may."""
-        attached = self._keys.attached(client)
-        ids: Any = self._connection.srandmember(attached, self._left)
+        attached = self._yard.keys.attached(client)
+        ids: Any = self._yard.connection.srandmember(attached, self._left)
         if not ids:
-            self._connection.zrem(self._keys.clients, client)
+            self._yard.connection.zrem(self._yard.keys.clients, client)
         for raw in ids or ():
             request_id = parse_id(raw)
             if request_id is None:
@@ -193,7 +190,7 @@ class Sweeper:
                 if code is not Cancelled.OVER:
                     log.info("cancelled %s/%s: its client has disappeared", client, request_id)
             # Only now, so that a successor tries again after a crash in between.
-            self._connection.srem(attached, raw)
+            self._yard.connection.srem(attached, raw)
             self._acted += 1
 
 

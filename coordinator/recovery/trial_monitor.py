@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import QuarantineMark, TrialLimits, TrialMember, has_survived
 from tokenyard import clock
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import ACQUIT_DONE, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.trial_monitor")
@@ -40,18 +38,16 @@ class TrialMonitor:
 
     def __init__(
         self,
-        connection: redis.Redis,
+        yard: Yard,
         scripts: Scripts,
-        keys: Keys,
         roster: Roster,
         limits: TrialLimits,
         *,
         has_suspects: Callable[[str], bool],
     ) -> None:
         """``has_suspects`` returns whether more suspects wait for a model."""
-        self._connection = connection
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._roster = roster
         self._limits = limits
         self._has_suspects = has_suspects
@@ -109,22 +105,22 @@ class TrialMonitor:
 
     def _read_group(self, worker: str, mark: QuarantineMark) -> list[TrialMember]:
         """The group on a lane; read once for each trial by each leader."""
-        entries: Any = self._connection.xrange(self._keys.lane(worker), min=mark.first)
+        entries: Any = self._yard.connection.xrange(self._yard.keys.lane(worker), min=mark.first)
         parsed = [parse_assignment(entry.decode(), fields) for entry, fields in entries]
         group = [one for one in parsed if isinstance(one, Assignment)]
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._yard.connection.pipeline(transaction=False)
         for one in group:
-            ledger = self._keys.ledger(one.request.client, one.request.id)
+            ledger = self._yard.keys.ledger(one.request.client, one.request.id)
             pipeline.hmget(ledger, f"t{one.attempt - 1}", f"r{one.attempt - 1}", "relapsed")
         answers = pipeline.execute()
         return [_member(one, *known) for one, known in zip(group, answers, strict=True)]
 
     def _unproven(self, worker: str, members: Sequence[TrialMember]) -> list[TrialMember]:
         """Those that still run here and have not survived."""
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._yard.connection.pipeline(transaction=False)
         for one in members:
-            pipeline.hmget(self._keys.ledger(one.client, one.id), "worker", "attempt", "state")
-            pipeline.strlen(self._keys.tokens(one.client, one.id))
+            pipeline.hmget(self._yard.keys.ledger(one.client, one.id), "worker", "attempt", "state")
+            pipeline.strlen(self._yard.keys.tokens(one.client, one.id))
         answers = iter(pipeline.execute())
         now_ms = self._roster.broker_time.now_ms
         found: list[TrialMember] = []

@@ -10,14 +10,13 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.usage import outdated
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.coordinator.usage_pruner")
 
@@ -34,9 +33,8 @@ class UsagePruner:
     It needs no fence: what is too old for one leader is so for every other.
     """
 
-    def __init__(self, connection: redis.Redis, keys: Keys, broker_time: BrokerTime) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(self, yard: Yard, broker_time: BrokerTime) -> None:
+        self._yard = yard
         self._broker_time = broker_time
         self._token = ""
         self._lap: Iterator[None] = iter(())
@@ -62,12 +60,12 @@ class UsagePruner:
 
     def _pieces(self) -> Iterator[None]:
         """A lap; it stops behind each piece."""
-        run: Any = self._connection  # redis-py's replies have no types
+        run: Any = self._yard.connection  # redis-py's replies have no types
         cursor, deleted = 0, 0
-        if not run.zrevrange(self._keys.service, 0, 0):
+        if not run.zrevrange(self._yard.keys.service, 0, 0):
             return
         while True:
-            cursor, keys = run.scan(cursor, match=self._keys.usage("*"), count=MOST_READ)
+            cursor, keys = run.scan(cursor, match=self._yard.keys.usage("*"), count=MOST_READ)
             yield
             for key in keys:
                 for pruned in self._prune(run, key):

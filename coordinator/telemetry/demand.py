@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-import redis
-
 from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
 from tokenyard.protocol.demand import FIELD, ModelDemand, YardDemand, encode_demand
-from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING
 from tokenyard.protocol.streams import whole
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 #: Requests that a worker takes at once, for a model of which no worker has said its lane's limit.
@@ -22,12 +21,9 @@ USUAL_LANE: Final = 64
 class DemandStatement:
     """Publishes it."""
 
-    def __init__(
-        self, connection: redis.Redis, scripts: Scripts, keys: Keys, roster: Roster
-    ) -> None:
-        self._connection = connection
+    def __init__(self, yard: Yard, scripts: Scripts, roster: Roster) -> None:
+        self._yard = yard
         self._scripts = scripts
-        self._keys = keys
         self._roster = roster
 
     def publish(self, token: str, waiting: Mapping[str, int]) -> None:
@@ -43,10 +39,10 @@ class DemandStatement:
 
     def _count_waiting(self) -> int:
         """All requests that wait: in the common intakes, and in those of tenants."""
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._yard.connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
-            pipeline.xlen(self._keys.intake(name))
-        pipeline.hget(self._keys.tally, TENANTS_WAITING)
+            pipeline.xlen(self._yard.keys.intake(name))
+        pipeline.hget(self._yard.keys.tally, TENANTS_WAITING)
         *lengths, of_tenants = pipeline.execute()
         total: int = sum(lengths) + max(0, whole(of_tenants))
         return total

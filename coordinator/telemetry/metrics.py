@@ -31,6 +31,7 @@ from tokenyard.protocol.keys import (
 )
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
+from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.batch_queue import read_batch_service
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
@@ -184,7 +185,7 @@ class CoordinatorMetrics:
         Raises `TokenyardError` where that is not known: zero would be taken for no demand.
         """
         with connected(self._url, timeout_s=PATIENCE_S, retries=0) as connection:
-            return read_demand(connection, self._keys).scale(query.get("model"))
+            return read_demand(Yard(connection, self._keys)).scale(query.get("model"))
 
     def collect(self) -> Iterable[Family]:
         """All metrics as they are now."""
@@ -240,13 +241,14 @@ class CoordinatorMetrics:
     def _yard(self, connection: redis.Redis, token: str) -> Iterator[Family]:
         """The state of the yard."""
         keys = self._keys
+        yard = Yard(connection, keys, self._url)
         pipeline = connection.pipeline(transaction=False)
         for name in INTAKE_CLASSES:
             pipeline.xlen(keys.intake(name))
         pipeline.hmget(keys.tally, "queued_tokens", *_TENANTS_WAITING)
         pipeline.info("memory")
         *found, (queued, *of_tenants), memory = pipeline.execute()
-        roster = Roster(connection, keys, has_log=False)
+        roster = Roster(yard, has_log=False)
         roster.refresh()
         now_ms = roster.broker_time.now_ms
         lengths = dict(zip(INTAKE_CLASSES, found, strict=True))
@@ -254,10 +256,10 @@ class CoordinatorMetrics:
             lengths[name] += max(0, whole(count))
         yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
         with contextlib.suppress(TokenyardError):
-            yield from _demand(read_demand(connection, keys))
+            yield from _demand(read_demand(yard))
         tokens = max(0, whole(queued)) if any(lengths.values()) else 0
         yield numbers(TOKENS, {("all",): tokens})
-        oldest = read_oldest_ms(connection, keys, now_ms)
+        oldest = read_oldest_ms(yard, now_ms)
         yield numbers(OLDEST, {(name,): age_ms / 1000 for name, age_ms in oldest.items()})
         loads = sum(member.load for member in roster.members.values())
         models = {model for model, *_ in self._counts.results.copy()}
@@ -266,7 +268,7 @@ class CoordinatorMetrics:
         )
         yield from _workers(roster.members, now_ms)
         with contextlib.suppress(redis.RedisError, SettingsError):
-            batches = read_batch_service(batch_connection(connection, self._url), keys.yard)
+            batches = read_batch_service(batch_connection(yard), keys.yard)
             yield numbers(BATCH_JOBS, {(): batches.waiting})
             yield numbers(BATCH_WORKERS, {(): batches.workers})
         yield numbers(MEMORY, {(): _memory_ratio(memory)})

@@ -14,6 +14,7 @@ from tokenyard import clock
 from tokenyard.protocol.keys import Keys, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.usage import WAIT
+from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.metrics import Metric, bucketed, numbers
 
 if TYPE_CHECKING:
@@ -95,35 +96,35 @@ class TenantSeries:
             (TENANT_RUNNING, running, {(name,): one.running for name, one in figures.items()}),
         ):
             yield numbers(metric, {**found, (OTHER,): max(0, total - sum(found.values()))})
-        yield from _used(self._usage.read(connection, self._keys, token, list(figures), models))
+        yield from _used(
+            self._usage.read(Yard(connection, self._keys), token, list(figures), models)
+        )
 
     def _choose(self, connection: redis.Redis) -> Mapping[str, TenantFigures]:
         """The chosen ones."""
         choice, now_s = self._choice, clock.monotonic()
         names, candidates = set(choice.names), set[str]()
         if choice.is_open(now_s):
-            candidates = _candidates(connection, self._keys)
+            candidates = _candidates(Yard(connection, self._keys))
             names |= candidates | choice.compared
-        found = _figures(connection, self._keys, names)
+        found = _figures(Yard(connection, self._keys), names)
         choice.update(found, candidates, now_s)
         return {name: found[name] for name in choice.names}
 
 
-def _candidates(connection: redis.Redis, keys: Keys) -> set[str]:
-    pipeline: Any = connection.pipeline(transaction=False)
-    pipeline.zrevrange(keys.service, 0, CANDIDATES - 1)
-    pipeline.zrange(keys.line, 0, CANDIDATES - 1)
+def _candidates(yard: Yard) -> set[str]:
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    pipeline.zrevrange(yard.keys.service, 0, CANDIDATES - 1)
+    pipeline.zrange(yard.keys.line, 0, CANDIDATES - 1)
     names = (raw.decode(errors="replace") for page in pipeline.execute() for raw in page)
     return set(filter(is_tenant, names))
 
 
-def _figures(
-    connection: redis.Redis, keys: Keys, names: Collection[str]
-) -> dict[str, TenantFigures]:
-    pipeline: Any = connection.pipeline(transaction=False)
+def _figures(yard: Yard, names: Collection[str]) -> dict[str, TenantFigures]:
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for name in names:
-        pipeline.zscore(keys.service, name)
-        pipeline.hmget(keys.tenant(name), "waiting", "running", "lifted")
+        pipeline.zscore(yard.keys.service, name)
+        pipeline.hmget(yard.keys.tenant(name), "waiting", "running", "lifted")
     found = pipeline.execute()
     figures = {}
     for name, score, counts in zip(names, found[::2], found[1::2], strict=True):

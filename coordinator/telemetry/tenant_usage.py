@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import redis
 from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.usage import FAILED, WAIT, day_before, field_of
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.coordinator.tenant_usage")
 
@@ -53,8 +52,7 @@ class TenantUsageCounts:
 
     def read(
         self,
-        connection: redis.Redis,
-        keys: Keys,
+        yard: Yard,
         token: str,
         tenants: Sequence[str],
         models: Collection[str],
@@ -64,7 +62,7 @@ class TenantUsageCounts:
         ``token`` is that of the term: what was added between two terms is another leader's.
         ``models`` are all models that the yard knows, by which usage is counted.
         """
-        run: Any = connection  # redis-py's replies have no types
+        run: Any = yard.connection  # redis-py's replies have no types
         seconds, _ = run.time()
         today = day_before(seconds, 0)
         # Behind midnight once more what was added before it.
@@ -78,7 +76,7 @@ class TenantUsageCounts:
         self._tenants = {name: self._tenants.get(name) or _Tenant() for name in tenants}
         pipeline = run.pipeline(transaction=False)
         for name in tenants:
-            pipeline.hmget(keys.usage(name), [field for _, field, _ in fields])
+            pipeline.hmget(yard.keys.usage(name), [field for _, field, _ in fields])
         answers = pipeline.execute(raise_on_error=False) if self._is_allowed else ()
         for one, values in zip(self._tenants.values(), answers, strict=False):
             if isinstance(values, NoPermissionError):

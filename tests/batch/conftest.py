@@ -102,7 +102,7 @@ class BatchYard:
 
     def audit(self) -> Sequence[AuditEntry]:
         """The audit of the yard, the oldest first."""
-        return read_audit(self.plant.connection, self.plant.keys)[::-1]
+        return read_audit(self.plant)[::-1]
 
     def work(self, *arguments: object, program: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start a `tokenyard batch worker`, which is killed after the test.

@@ -23,6 +23,7 @@ from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import WaitTimeout
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
 
 
@@ -122,5 +123,5 @@ def test_the_doctor_finds_jobs_without_a_worker(
     alone: Alone, prepare: Callable[[Alone], object], verdicts: list[str]
 ) -> None:
     prepare(alone)
-    evidence = gather(alone.connection, Keys(alone.yard), alone.url)
+    evidence = gather(Yard(alone.connection, Keys(alone.yard), alone.url))
     assert [one.verdict for one in diagnose(evidence) if one.name == "batches"] == verdicts

@@ -20,6 +20,7 @@ from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 CLUSTER = "redis+cluster://127.0.0.1:1"
 
@@ -38,7 +39,7 @@ def test_jobs_go_to_the_redis_that_the_variable_names(
     assert f"{job.id} " in found.output
     with open_connection(valkey_broker.url) as connection:
         assert BatchQueue(connection, yard).find(job.id).id == job.id
-        other = batch_connection(open_connection(CLUSTER), CLUSTER)
+        other = batch_connection(Yard(open_connection(CLUSTER), Keys(random_name("yard")), CLUSTER))
         assert BatchQueue(other, yard).find(job.id).id == job.id
         other.close()
 
@@ -58,7 +59,7 @@ def test_on_a_cluster_the_variable_is_asked_for(
         assert told in refused.stderr
     # `doctor` says it, and looks at everything else. (One server stands in for the Cluster.)
     with open_connection(valkey_broker.url) as connection:
-        evidence = gather(connection, Keys(random_name("yard")), CLUSTER)
+        evidence = gather(Yard(connection, Keys(random_name("yard")), CLUSTER))
     [batches] = [one for one in diagnose(evidence) if one.name == "batches"]
     assert batches.verdict == "unknown"
     assert told in batches.found
@@ -70,7 +71,7 @@ def test_doctor_goes_on_while_that_redis_is_away(
     monkeypatch.setenv(BATCH_URL_VARIABLE, "redis://127.0.0.1:1")
 
     with open_connection(valkey_broker.url) as connection:
-        evidence = gather(connection, Keys(random_name("yard")), valkey_broker.url)
+        evidence = gather(Yard(connection, Keys(random_name("yard")), valkey_broker.url))
 
     [batches] = [one for one in diagnose(evidence) if one.name == "batches"]
     assert batches.found == "RQ's keys cannot be seen: their Redis does not answer"

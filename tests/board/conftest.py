@@ -18,7 +18,7 @@ from tests.board.keyed import Keyed, keyed
 from tests.board.looking import Looker, looking
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.board import access, app
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.requests import listing, one
@@ -33,9 +33,9 @@ def devices(connection: redis.Redis, keys: Keys, scripts: Scripts) -> DeviceYard
 
 
 @pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
     """A yard whose leader and workers the test plays."""
-    return Yard(connection, keys, scripts)
+    return PlayedYard(connection, keys, scripts)
 
 
 @pytest.fixture

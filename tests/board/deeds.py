@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tokenyard.board.action import Action, Outcome, Preview
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.yard import Yard
 
 
 class Deeds:

@@ -13,6 +13,7 @@ from tests.board.asking import Answer, Asking, opened
 from tokenyard.admin.api_keys import create_key
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -38,7 +39,9 @@ class Keyed:
 @contextmanager
 def keyed(url: str, connection: redis.Redis, keys: Keys, **options: Any) -> Iterator[Keyed]:
     """A board with keys of all roles."""
-    made = {role: create_key(connection, keys, role=role, name=f"of {role}") for role in ROLES}
+    made = {
+        role: create_key(Yard(connection, keys), role=role, name=f"of {role}") for role in ROLES
+    }
     with opened(url, keys.yard, needs_keys=True, **options) as ask:
         yield Keyed(
             ask,

@@ -20,6 +20,7 @@ from tokenyard.board.app import ROOT, Board
 from tokenyard.board.settings import BoardOptions
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 ORIGIN = "http://localhost"
 Fields = Mapping[str, str | Sequence[str]]
@@ -86,7 +87,7 @@ class Looker:
 
     def audit(self) -> Sequence[AuditEntry]:
         """The audit, the newest entry first."""
-        return read_audit(self._connection, self._keys)
+        return read_audit(Yard(self._connection, self._keys))
 
 
 @contextmanager

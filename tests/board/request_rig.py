@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.board.looking import Looker, text_of
 from tests.support.builders import make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.board.addresses import request_address
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.errors import Code
@@ -44,7 +44,7 @@ def seen(looker: Looker, request: Request) -> str:
     return text_of(look(looker, request))
 
 
-def fail(yard: Yard, request: Request, reason: str = "POISONED: it kills engines") -> None:
+def fail(yard: PlayedYard, request: Request, reason: str = "POISONED: it kills engines") -> None:
     """End a request as a worker's crashes do, with a dead letter."""
     waiting = yard.submit(request)
     reply = refusal(request, Code.POISONED, reason)
@@ -57,6 +57,6 @@ def ids(page: str) -> list[str]:
     return [text_of(one) for one in re.findall(r'<th scope="row".*?</a>', page, re.DOTALL)]
 
 
-def state_of(yard: Yard, client: str, request_id: str) -> str:
+def state_of(yard: PlayedYard, client: str, request_id: str) -> str:
     state = yard.connection.hget(yard.keys.ledger(client, request_id), "state")
     return (state or b"").decode()

@@ -16,9 +16,10 @@ from tokenyard.admin.audit import read_audit
 from tokenyard.board import app
 from tokenyard.board.action import Outcome
 from tokenyard.board.pages import ACTIONS, PAGES
-from tokenyard.board.yard import RANK, Parameters, Yard
+from tokenyard.board.yard import RANK, Parameters
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "NONE")
@@ -49,7 +50,7 @@ def test_each_verb_of_each_role_at_each_action(
                     else:
                         assert answer.status == (303 if verb == "POST" else 200), seen
                     assert deeds.done == ([name] if may and verb == "POST" else []), seen
-        by_role = {entry.role for entry in read_audit(connection, keys)}
+        by_role = {entry.role for entry in read_audit(Yard(connection, keys))}
         assert by_role <= set(ROLES)
 
 
@@ -81,7 +82,7 @@ def test_an_action_is_recorded_with_who_and_why(
         form = {"why": "  it was\n late  " + "x" * 500, "back": "/board/audit?q=1"}
         cookie = door.log_in("admin")
         answer = door.ask(f"/board/do/{name}", "POST", form=form, cookie=cookie)
-        (entry,) = read_audit(connection, keys)
+        (entry,) = read_audit(Yard(connection, keys))
         assert entry.who == f"{door.ids['admin']} of admin"
         assert (entry.role, entry.action, entry.text) == ("admin", name, "It is done.")
         assert entry.why.startswith("it was\n late  xxx")
@@ -129,7 +130,7 @@ def test_what_breaks_in_the_middle_is_recorded(
         answer = ask(f"/board/do/{name}", "POST", form={})
     assert answer.status == 500
     assert "mistake" not in answer.body
-    assert [entry.error for entry in read_audit(connection, keys)] == ["a mistake of <ours>"]
+    assert [entry.error for entry in read_audit(Yard(connection, keys))] == ["a mistake of <ours>"]
 
 
 @pytest.mark.parametrize("rule", ["nobody", "admin", "operator", "viewer"])

@@ -17,8 +17,9 @@ from tests.support.servers import Server
 from tokenyard.board import app
 from tokenyard.board.page import Page
 from tokenyard.board.pages import ACTIONS, PAGES
-from tokenyard.board.yard import MAX_PARAMETER, Parameters, Yard
+from tokenyard.board.yard import MAX_PARAMETER, Parameters
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 #: What is put wherever the board takes a text.
 HOSTILE = (

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.board.looking import Looker, text_of, values_of
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.board.action import ActionRefused, Input, Preview
 from tokenyard.board.confirming import ASKED, as_first_asked, ask_again
 from tokenyard.board.pages import ACTIONS
@@ -24,13 +24,13 @@ Values = Mapping[str, str]
 
 
 @pytest.fixture
-def yard(yard: Yard) -> Yard:
+def yard(yard: PlayedYard) -> PlayedYard:
     yard.worker("w")
     return yard
 
 
 @pytest.fixture
-def looker(looker: Looker, yard: Yard) -> Looker:
+def looker(looker: Looker, yard: PlayedYard) -> Looker:
     looker.actor = Actor("olga", "admin")
     return looker
 
@@ -170,7 +170,9 @@ def test_a_form_of_another_page_gets_the_error_alone(looker: Looker, asked: str)
     assert 'method="post"' not in answer.text.partition("<main")[2]
 
 
-def test_nothing_is_asked_again_where_nothing_is_left_to_do(looker: Looker, yard: Yard) -> None:
+def test_nothing_is_asked_again_where_nothing_is_left_to_do(
+    looker: Looker, yard: PlayedYard
+) -> None:
     key = looker.post("key.create", {"tenant": "lab"}).text
     assert key
     [made] = looker.audit()

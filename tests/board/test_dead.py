@@ -12,7 +12,7 @@ from tests.board.looking import Looker, text_of
 from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.builders import make_request
 from tests.support.letters import MANY, bury, bury_many, left
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.admin.letter_lists import LOOKED_AT, LetterFilter
 from tokenyard.board.pages.dead_filter import wanted_letters
 from tokenyard.board.yard import Actor, Parameters
@@ -28,7 +28,9 @@ def test_no_letters_are_told_in_words(looker: Looker) -> None:
     assert "Requeue all" not in page
 
 
-def test_letters_are_listed_newest_first_with_why_they_died(looker: Looker, yard: Yard) -> None:
+def test_letters_are_listed_newest_first_with_why_they_died(
+    looker: Looker, yard: PlayedYard
+) -> None:
     bury(yard, make_request("q1", client="ann", model="adder", tenant="lab"))
     bury(yard, make_request("q/2", client="bob"), "INFERENCE_ERROR: failed 3 times", crashes=b"2")
     nobodys: Any = yard.connection.xadd(
@@ -46,7 +48,7 @@ def test_letters_are_listed_newest_first_with_why_they_died(looker: Looker, yard
 
 
 @pytest.mark.long
-def test_a_page_of_ten_thousand_letters_is_bounded(looker: Looker, yard: Yard) -> None:
+def test_a_page_of_ten_thousand_letters_is_bounded(looker: Looker, yard: PlayedYard) -> None:
     names = bury_many(yard, MANY)
     looker.get("/dead", parameters={"show": "100"})  # opens its connection
     calls = Calls(yard.connection)
@@ -65,7 +67,7 @@ def test_a_page_of_ten_thousand_letters_is_bounded(looker: Looker, yard: Yard) -
     assert shown == names[::-1]
 
 
-def test_a_filter_reads_a_bounded_part_and_goes_on(looker: Looker, yard: Yard) -> None:
+def test_a_filter_reads_a_bounded_part_and_goes_on(looker: Looker, yard: PlayedYard) -> None:
     first = bury(yard, make_request("first", client="rare"))
     bury_many(yard, LOOKED_AT + 500)
     looker.get("/dead")
@@ -79,7 +81,7 @@ def test_a_filter_reads_a_bounded_part_and_goes_on(looker: Looker, yard: Yard) -
     assert first in looker.get(further[1].replace("&amp;", "&"))
 
 
-def test_letters_are_filtered(looker: Looker, yard: Yard) -> None:
+def test_letters_are_filtered(looker: Looker, yard: PlayedYard) -> None:
     bury(yard, make_request("a", client="ann"))
     bury(yard, make_request("b", client="bob"))
     page = looker.get("/dead", parameters={"client": "bob"})
@@ -96,7 +98,7 @@ def test_a_form_says_which_letters_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("name", ["since", "until"])
-def test_a_time_bounds_the_list(looker: Looker, yard: Yard, name: str) -> None:
+def test_a_time_bounds_the_list(looker: Looker, yard: PlayedYard, name: str) -> None:
     bury(yard)
     page = looker.get("/dead", parameters={name: "2026-01-01T00:00"})
     assert ("No dead letter matches" in page) == (name == "until")
@@ -123,7 +125,7 @@ def test_a_time_is_in_utc_unless_it_has_an_offset(text: str, since_ms: int) -> N
     assert wanted_letters(given).since_ms == since_ms
 
 
-def test_a_letter_has_the_evidence_of_its_crashes(looker: Looker, yard: Yard) -> None:
+def test_a_letter_has_the_evidence_of_its_crashes(looker: Looker, yard: PlayedYard) -> None:
     request = make_request("q", client="ann", tokens=[5, 6], tenant="")
     for _ in range(2):
         worker = yard.worker()
@@ -150,7 +152,9 @@ def test_a_letter_that_is_gone_is_not_found(looker: Looker) -> None:
         assert "There is no dead letter" in looker.get(f"/dead/{name}", status=404)
 
 
-def test_prompts_and_unknown_fields_are_shown_to_some_only(looker: Looker, yard: Yard) -> None:
+def test_prompts_and_unknown_fields_are_shown_to_some_only(
+    looker: Looker, yard: PlayedYard
+) -> None:
     fields = {"published": b"\x07\0\0\0", "surprise": b"a secret"}
     letter = bury(yard, make_request("q", prompt="my secret " * 2_000), **fields)
     looker.actor = Actor("olga", "admin")
@@ -164,7 +168,7 @@ def test_prompts_and_unknown_fields_are_shown_to_some_only(looker: Looker, yard:
     assert "a secret" in page
 
 
-def test_hostile_letters_are_shown_as_text(looker: Looker, yard: Yard) -> None:
+def test_hostile_letters_are_shown_as_text(looker: Looker, yard: PlayedYard) -> None:
     markup = "<script>alert(1)</script><img src=x onerror=alert(2)>'\""
     evil = f"{markup}{EVIL}"
     long = "x" * 1_000_000
@@ -190,7 +194,7 @@ def test_hostile_letters_are_shown_as_text(looker: Looker, yard: Yard) -> None:
 
 @pytest.mark.parametrize("path", ["/dead", "/batches"])
 def test_an_open_page_changes_only_when_something_has(
-    looker: Looker, yard: Yard, path: str
+    looker: Looker, yard: PlayedYard, path: str
 ) -> None:
     bury(yard)
     first, second = looker.get(path), looker.get(path)

@@ -12,7 +12,7 @@ from tests.board.looking import Looker
 from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.letters import MANY, bury, bury_many, left
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.board.pages.dead import ACTIONS
 from tokenyard.board.yard import Actor
 
@@ -25,7 +25,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", 60.0)
 
 
-def test_one_letter_is_requeued(looker: Looker, yard: Yard) -> None:
+def test_one_letter_is_requeued(looker: Looker, yard: PlayedYard) -> None:
     request = make_request("q", client="ann")
     letter, other = bury(yard, request), bury(yard)
     asked = looker.asked("dead.requeue", {"letter": letter})
@@ -42,7 +42,7 @@ def test_one_letter_is_requeued(looker: Looker, yard: Yard) -> None:
     assert len(yard.intake("low")) == 1
 
 
-def test_selected_letters_are_dropped(looker: Looker, yard: Yard) -> None:
+def test_selected_letters_are_dropped(looker: Looker, yard: PlayedYard) -> None:
     names = bury_many(yard, 300)
     chosen = names[50:250]
     asked = looker.asked("dead.drop", {"letter": chosen})
@@ -54,7 +54,7 @@ def test_selected_letters_are_dropped(looker: Looker, yard: Yard) -> None:
     assert left(yard) == names[:50] + names[250:]
 
 
-def test_what_cannot_run_again_is_told_with_the_reason(looker: Looker, yard: Yard) -> None:
+def test_what_cannot_run_again_is_told_with_the_reason(looker: Looker, yard: PlayedYard) -> None:
     waits = make_request("waits")
     letters = [bury(yard, waits), bury(yard)]
     yard.submit(waits)
@@ -67,7 +67,7 @@ def test_what_cannot_run_again_is_told_with_the_reason(looker: Looker, yard: Yar
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: Yard) -> None:
+def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: PlayedYard) -> None:
     bury_many(yard, 1_000)
     page = looker.get("/dead", parameters={"client": "ann"})
     [upto] = set(re.findall(r'name="upto" value="(\d+-\d+)"', page))
@@ -91,7 +91,9 @@ def test_all_that_match_are_requeued_but_not_later_ones(looker: Looker, yard: Ya
 
 @pytest.mark.long
 @pytest.mark.usefixtures("unhurried")
-def test_ten_thousand_letters_are_dropped_in_bounded_pieces(looker: Looker, yard: Yard) -> None:
+def test_ten_thousand_letters_are_dropped_in_bounded_pieces(
+    looker: Looker, yard: PlayedYard
+) -> None:
     names = bury_many(yard, MANY)
     later = bury(yard)
     fields = {"upto": names[-1]}
@@ -105,7 +107,7 @@ def test_ten_thousand_letters_are_dropped_in_bounded_pieces(looker: Looker, yard
 
 
 def test_the_page_that_asks_counts_for_a_bounded_time(
-    looker: Looker, yard: Yard, fake_clock: FakeClock
+    looker: Looker, yard: PlayedYard, fake_clock: FakeClock
 ) -> None:
     """Given reads that take 50 ms, I expect a few of them, and all to be dropped."""
     names = bury_many(yard, MANY)
@@ -122,7 +124,7 @@ def test_the_page_that_asks_counts_for_a_bounded_time(
 
 
 def test_an_action_that_takes_too_long_says_so(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenyard.board.pages.dead_actions._ACT_S", -1.0)
     monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", -1.0)
@@ -138,7 +140,7 @@ def test_an_action_that_takes_too_long_says_so(
     "fields", [{}, {"upto": "x"}, {"letter": "x"}, {"letter": [f"1-{n}" for n in range(501)]}]
 )
 def test_forms_without_sense_change_nothing(
-    looker: Looker, yard: Yard, fields: dict[str, Any]
+    looker: Looker, yard: PlayedYard, fields: dict[str, Any]
 ) -> None:
     letter = bury(yard)
     looker.get("/do/dead.drop", parameters=fields, status=400)
@@ -147,7 +149,7 @@ def test_forms_without_sense_change_nothing(
 
 
 @pytest.mark.parametrize("action", [each.name for each in ACTIONS])
-def test_viewers_see_letters_and_change_none(looker: Looker, yard: Yard, action: str) -> None:
+def test_viewers_see_letters_and_change_none(looker: Looker, yard: PlayedYard, action: str) -> None:
     letter = bury(yard)
     looker.actor = Actor("olga", "viewer")
     for path in ("/dead", f"/dead/{letter}"):

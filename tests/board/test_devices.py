@@ -14,10 +14,11 @@ from tokenyard.admin.signals import Signals
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, TILES, rates_of
 from tokenyard.board.rendering import Templates
-from tokenyard.board.yard import Actor, Parameters, Yard
+from tokenyard.board.yard import Actor, Parameters
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Move
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
@@ -248,7 +249,7 @@ def test_the_page_of_a_worker_names_its_pauses_and_what_can_be_done(
 ) -> None:
     devices.join("gpu-1-0", controller="gpu-1")
     assert "/do/signal.pause" in looker.get("/devices/gpu-1-0")
-    signals = Signals(devices.connection, devices.keys)
+    signals = Signals(devices)
     signals.give(Order(signal="PAUSE", scope="worker:gpu-1-0", by="olga", why="its fan"))
 
     page = looker.get("/devices/gpu-1-0", parameters={"again": "1"})

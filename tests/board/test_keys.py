@@ -13,6 +13,7 @@ from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key, list_keys
 from tokenyard.admin.audit import read_audit
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 HOSTILE = "<b>x</b>\x1b[31m\u202e"
 
@@ -30,9 +31,9 @@ def test_keys_are_listed_without_what_opens_anything(
     connection: redis.Redis, keys: Keys, ask: Asking
 ) -> None:
     secret, key_id = create_key(
-        connection, keys, "ann", name=HOSTILE, models=[HOSTILE], classes=["low"]
+        Yard(connection, keys), "ann", name=HOSTILE, models=[HOSTILE], classes=["low"]
     )
-    create_key(connection, keys, role="operator", name="of bob")
+    create_key(Yard(connection, keys), role="operator", name="of bob")
     page = ask("/board/keys").body
     assert "2 keys" in page
     assert key_id in page
@@ -48,16 +49,16 @@ def test_keys_are_listed_without_what_opens_anything(
 def test_names_of_a_million_characters_are_cut(
     connection: redis.Redis, keys: Keys, ask: Asking
 ) -> None:
-    create_key(connection, keys, "ann", name="n" * 1_000_000, models=["m" * 1_000_000])
+    create_key(Yard(connection, keys), "ann", name="n" * 1_000_000, models=["m" * 1_000_000])
     for path in ("/board/keys", "/board/tenants/ann"):
         assert len(ask(path).body) < 20_000
-    [key_id] = list_keys(connection, keys)
+    [key_id] = list_keys(Yard(connection, keys))
     assert len(ask(f"/board/do/key.revoke?key={key_id}").body) < 20_000
 
 
 def test_many_keys_are_paged(connection: redis.Redis, keys: Keys, ask: Asking) -> None:
     for number in range(120):
-        create_key(connection, keys, "ann", name=f"number-{number:03}")
+        create_key(Yard(connection, keys), "ann", name=f"number-{number:03}")
     page = ask("/board/keys").body
     assert "Page 1 of 2" in page
     assert page.count('name="key"') == 100
@@ -74,12 +75,12 @@ def test_a_new_key_is_shown_once(connection: redis.Redis, keys: Keys, ask: Askin
     # I expect it on this page,
     assert answer.status == 200
     [secret] = re.findall(r"ty-[\w-]{43}", answer.body)
-    [(key_id, key)] = list_keys(connection, keys).items()
+    [(key_id, key)] = list_keys(Yard(connection, keys)).items()
     assert (key.tenant, key.role, key.name) == ("ann", "viewer", "demo")
     assert (key.models, key.classes) == (["a", "b"], ["low", "normal"])
     assert answer.headers["cache-control"] == "no-store"
     # and nowhere else: not in the keys, not in the audit.
-    [entry] = read_audit(connection, keys)
+    [entry] = read_audit(Yard(connection, keys))
     assert key_id in entry.target
     assert entry.why == "for the demo"
     assert secret not in repr(entry)
@@ -102,21 +103,21 @@ def test_mistakes_create_nothing(
     assert answer.status == 400
     assert reason in answer.body
     assert "<b>x" not in answer.body
-    assert not list_keys(connection, keys)
+    assert not list_keys(Yard(connection, keys))
 
 
 def test_selected_keys_are_revoked(connection: redis.Redis, keys: Keys, ask: Asking) -> None:
-    ids = [create_key(connection, keys, "ann", name=HOSTILE)[1] for _ in range(3)]
+    ids = [create_key(Yard(connection, keys), "ann", name=HOSTILE)[1] for _ in range(3)]
     asked = ask(f"/board/do/key.revoke?key={ids[0]}&key={ids[1]}&key=nothing").body
     assert "Revoke 2 keys." in asked
     assert "<b>x" not in asked
-    assert len(list_keys(connection, keys)) == 3
+    assert len(list_keys(Yard(connection, keys))) == 3
     form = {"key": [ids[0], ids[1], "nothing"], "back": "/board/keys"}
     done = ask("/board/do/key.revoke", "POST", form=form)
     assert done.status == 303
     assert "2 keys revoked." in ask(done.location).body
-    assert list(list_keys(connection, keys)) == [ids[2]]
-    assert ids[0] in read_audit(connection, keys)[0].target
+    assert list(list_keys(Yard(connection, keys))) == [ids[2]]
+    assert ids[0] in read_audit(Yard(connection, keys))[0].target
     # Again there is nothing to do.
     assert "no such key" in ask(f"/board/do/key.revoke?key={ids[0]}").body
     assert ask("/board/do/key.revoke", "POST", form=form).status == 400
@@ -126,7 +127,7 @@ def test_selected_keys_are_revoked(connection: redis.Redis, keys: Keys, ask: Ask
 def test_ones_own_key_ends_ones_session(
     broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
-    secret, key_id = create_key(connection, keys, role="admin", name="mine")
+    secret, key_id = create_key(Yard(connection, keys), role="admin", name="mine")
     with opened(broker.url, keys.yard, needs_keys=True) as ask:
         bearer = {"authorization": f"Bearer {secret}"}
         asked = ask(f"/board/do/key.revoke?key={key_id}", **bearer).body
@@ -137,7 +138,7 @@ def test_ones_own_key_ends_ones_session(
 def test_only_an_admin_sees_and_changes_keys(
     broker: Server, connection: redis.Redis, keys: Keys, role: Any
 ) -> None:
-    secret, key_id = create_key(connection, keys, role=role)
+    secret, key_id = create_key(Yard(connection, keys), role=role)
     with opened(broker.url, keys.yard, needs_keys=True) as ask:
         bearer = {"authorization": f"Bearer {secret}"}
         assert 'href="/board/keys"' not in ask("/board/tenants", **bearer).body
@@ -146,4 +147,4 @@ def test_only_an_admin_sees_and_changes_keys(
             form = {"tenant": "ann", "role": "admin", "key": key_id}
             assert ask(f"/board/do/{name}?key={key_id}", **bearer).status == 403
             assert ask(f"/board/do/{name}", "POST", form=form, **bearer).status == 403
-    assert list(list_keys(connection, keys)) == [key_id]
+    assert list(list_keys(Yard(connection, keys))) == [key_id]

@@ -14,8 +14,9 @@ from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.board import access, live
-from tokenyard.board.yard import Actor, Yard
+from tokenyard.board.yard import Actor
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 
 def looking(ask: Asking, count: int, most_bytes: int = 2**24) -> Any:

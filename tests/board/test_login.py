@@ -16,6 +16,7 @@ from tokenyard.board import access
 from tokenyard.board.pages import ACTIONS
 from tokenyard.protocol.api_keys import ApiKey, encode_key, key_digest
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
 
@@ -34,8 +35,8 @@ def test_a_lookup_is_used_again_for_two_seconds_at_most() -> None:
 def test_only_a_key_with_a_role_opens_the_board(
     door: Keyed, connection: redis.Redis, keys: Keys
 ) -> None:
-    tenants, _ = create_key(connection, keys, "research")
-    both, _ = create_key(connection, keys, "research", role="viewer")
+    tenants, _ = create_key(Yard(connection, keys), "research")
+    both, _ = create_key(Yard(connection, keys), "research", role="viewer")
     broken = "ty-broken"
     connection.hset(keys.api_keys, key_digest(broken), b"\xff{")
     strange = "ty-strange"

@@ -34,9 +34,7 @@ def test_models_are_listed_with_workers_costs_and_faults(
         ModelInfo(name="coder", fault="no such file", faults=2, faulted_ms=1, ranks=2),
     ]
     devices.offer("gpu-1", *offers)
-    Signals(devices.connection, devices.keys).give(
-        Order(signal="SET_GENERATION_EPOCH", scope="model:adder", epoch=7)
-    )
+    Signals(devices).give(Order(signal="SET_GENERATION_EPOCH", scope="model:adder", epoch=7))
 
     text = text_of(looker.get("/models")).replace("\N{EN DASH}", "-")
 
@@ -92,15 +90,13 @@ def test_reasons_for_waiting(devices: DeviceYard, looker: Looker, case: str, why
     if case != "leaderless":
         devices.lead()
     if case == "paused":
-        signals = Signals(devices.connection, devices.keys)
+        signals = Signals(devices)
         signals.give(Order(signal="PAUSE", scope="model:coder"))
     if case == "commanded":
         fields = {"model": "coder", "worker": "gpu-1-0", "why": "the test wants it"}
         looker.do("model.load", fields)
     if case == "nowhere":  # or nobody would know it
-        Signals(devices.connection, devices.keys).give(
-            Order(signal="SET_GENERATION_EPOCH", scope="model:coder", epoch=1)
-        )
+        Signals(devices).give(Order(signal="SET_GENERATION_EPOCH", scope="model:coder", epoch=1))
     devices.wait_for("coder", 1)
     assert re.search(why, text_of(looker.get("/model", parameters={"name": "coder"})))
 

@@ -16,7 +16,7 @@ from tests.board.asking import HOST
 from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.board import app
 from tokenyard.board.page import Page
 from tokenyard.board.reading import Busy, YardReader
@@ -44,7 +44,7 @@ def test_a_read_that_fails_fails_for_all_and_is_tried_again(
     tried = []
     both_ask = threading.Event()
 
-    def fail(yard: Yard) -> int:
+    def fail(yard: PlayedYard) -> int:
         tried.append(1)
         assert both_ask.wait(WAIT_S)
         raise ValueError(len(tried))
@@ -68,12 +68,12 @@ def test_who_asks_first_and_leaves_spoils_nothing(
     begun: list[str] = []
     may_end, has_failed = threading.Event(), threading.Event()
 
-    def slow(yard: Yard) -> int:
+    def slow(yard: PlayedYard) -> int:
         begun.append("slow")
         assert may_end.wait(WAIT_S)
         return 7
 
-    def fail(yard: Yard) -> int:
+    def fail(yard: PlayedYard) -> int:
         begun.append("fail")
         assert has_failed.wait(WAIT_S)
         raise ValueError
@@ -106,7 +106,7 @@ def test_what_waits_too_long_is_refused_and_not_done_later(
     done: list[str] = []
     may_end = threading.Event()
 
-    def slow(yard: Yard) -> None:
+    def slow(yard: PlayedYard) -> None:
         begun.append("slow")
         assert may_end.wait(WAIT_S)
         done.append("slow")
@@ -162,7 +162,7 @@ def test_who_looks_at_the_same_costs_one_read(
     monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 1000.0)
     reads = []
 
-    def view(yard: Yard, given: Parameters) -> dict[str, Any]:
+    def view(yard: PlayedYard, given: Parameters) -> dict[str, Any]:
         reads.append(given)
         return {"entries": [], "is_newest": True, "before": "", "most": 1}
 

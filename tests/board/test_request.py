@@ -14,7 +14,7 @@ from tests.board.request_rig import ANSWER, PROMPT, SEES, asking, look, seen
 from tests.board.test_requests import HOSTILE, fail
 from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.admin.listed import STATES
 from tokenyard.board.requests import one
 from tokenyard.board.requests.bar import WIDTH, bar_of
@@ -27,7 +27,7 @@ from tokenyard.scripts import Publication
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 
 
-def finish(yard: Yard, worker: str, request: Request, text: str = ANSWER) -> None:
+def finish(yard: PlayedYard, worker: str, request: Request, text: str = ANSWER) -> None:
     assignment = yard.assign(worker, request)
     said = {
         "text": text,
@@ -44,7 +44,7 @@ def finish(yard: Yard, worker: str, request: Request, text: str = ANSWER) -> Non
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_request_of_each_state(looker: Looker, yard: Yard, state: str) -> None:
+def test_a_request_of_each_state(looker: Looker, yard: PlayedYard, state: str) -> None:
     one_of_each_state(yard)
     client = "ann" if state in {"completed", "assigned", "cancelled"} else "bob"
     page = looker.get(f"/request?client={client}&id={state}")
@@ -54,7 +54,7 @@ def test_a_request_of_each_state(looker: Looker, yard: Yard, state: str) -> None
     assert "request.requeue" not in page  # none of them was kept
 
 
-def test_an_ended_request_tells_its_result_and_its_times(looker: Looker, yard: Yard) -> None:
+def test_an_ended_request_tells_its_result_and_its_times(looker: Looker, yard: PlayedYard) -> None:
     request = asking()
     worker = yard.worker("w")
     finish(yard, worker, request)
@@ -73,7 +73,9 @@ def test_an_ended_request_tells_its_result_and_its_times(looker: Looker, yard: Y
         assert words in shown
 
 
-def test_a_rescued_request_tells_each_attempt_and_the_fence(looker: Looker, yard: Yard) -> None:
+def test_a_rescued_request_tells_each_attempt_and_the_fence(
+    looker: Looker, yard: PlayedYard
+) -> None:
     request = asking(stream=True)
     first, second = yard.worker("first"), yard.worker("second")
     assignment = yard.assign(first, request)
@@ -98,7 +100,7 @@ def test_a_rescued_request_tells_each_attempt_and_the_fence(looker: Looker, yard
     assert "3 published" in shown
 
 
-def test_a_waiting_request_says_why(looker: Looker, yard: Yard) -> None:
+def test_a_waiting_request_says_why(looker: Looker, yard: PlayedYard) -> None:
     request = asking(tenant="acme", deadline_ms=2**53, priority=3, session="s1")
     yard.scripts.submit("low", [request])
     page = look(looker, request)
@@ -111,7 +113,7 @@ def test_a_waiting_request_says_why(looker: Looker, yard: Yard) -> None:
     assert "session s1" in shown
 
 
-def test_parameters_are_those_that_were_asked_for(looker: Looker, yard: Yard) -> None:
+def test_parameters_are_those_that_were_asked_for(looker: Looker, yard: PlayedYard) -> None:
     params = SamplingParams(max_tokens=77, top_p=0.5, stop=["<b>", "x" * 5000], seed=7)
     request = asking(params=params, metadata={"a": 1}, model="adder", stream=True)
     yard.submit(request)
@@ -125,7 +127,7 @@ def test_parameters_are_those_that_were_asked_for(looker: Looker, yard: Yard) ->
     assert "top_k" not in shown
 
 
-def test_a_dead_letter_is_linked_and_keeps_what_was_asked(looker: Looker, yard: Yard) -> None:
+def test_a_dead_letter_is_linked_and_keeps_what_was_asked(looker: Looker, yard: PlayedYard) -> None:
     request = asking(params=SamplingParams(max_tokens=77))
     fail(yard, request, "POISONED: <i>it kills engines</i>")
     fail(yard, asking("other"))
@@ -140,7 +142,7 @@ def test_a_dead_letter_is_linked_and_keeps_what_was_asked(looker: Looker, yard: 
 
 
 def test_a_ledger_that_names_the_entry_of_another_shows_nothing_of_it(
-    looker: Looker, yard: Yard
+    looker: Looker, yard: PlayedYard
 ) -> None:
     looker.actor = SEES
     waiting = yard.submit(asking("victim"))
@@ -152,7 +154,7 @@ def test_a_ledger_that_names_the_entry_of_another_shows_nothing_of_it(
 
 
 @pytest.mark.parametrize("odd", ["9" * 5000, "9" * 19, "999999999", "-1", "x", ""])
-def test_a_forged_ledger_is_shown_without_error(looker: Looker, yard: Yard, odd: str) -> None:
+def test_a_forged_ledger_is_shown_without_error(looker: Looker, yard: PlayedYard, odd: str) -> None:
     request = asking()
     yard.assign(yard.worker(), request)
     fields = {
@@ -178,7 +180,7 @@ def test_an_unknown_request_is_not_found(looker: Looker) -> None:
     assert "client: give" in looker.get("/request?client=a*&id=q", 400)
 
 
-def test_the_client_may_be_left_out_where_one_has_the_id(looker: Looker, yard: Yard) -> None:
+def test_the_client_may_be_left_out_where_one_has_the_id(looker: Looker, yard: PlayedYard) -> None:
     yard.submit(make_request("q", client="ann"))
     assert "Client ann" in text_of(looker.get("/request?id=q"))
     yard.submit(make_request("q", client="bob"))
@@ -187,7 +189,7 @@ def test_the_client_may_be_left_out_where_one_has_the_id(looker: Looker, yard: Y
 
 
 def test_a_search_for_the_client_that_stopped_early_says_so(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = yard.connection.pipeline(transaction=False)
     for number in range(4000):
@@ -199,7 +201,7 @@ def test_a_search_for_the_client_that_stopped_early_says_so(
 
 
 @pytest.mark.parametrize("request_id", HOSTILE)
-def test_hostile_names_are_text(looker: Looker, yard: Yard, request_id: str) -> None:
+def test_hostile_names_are_text(looker: Looker, yard: PlayedYard, request_id: str) -> None:
     looker.actor = SEES
     request = make_request(
         request_id,
@@ -224,7 +226,7 @@ def test_hostile_names_are_text(looker: Looker, yard: Yard, request_id: str) -> 
 # The bar
 
 
-def test_the_bar_has_all_its_width_and_all_parts(looker: Looker, yard: Yard) -> None:
+def test_the_bar_has_all_its_width_and_all_parts(looker: Looker, yard: PlayedYard) -> None:
     request = asking()
     first = yard.worker("first")
     yard.assign(first, request)
@@ -242,19 +244,19 @@ def test_the_bar_has_all_its_width_and_all_parts(looker: Looker, yard: Yard) -> 
     assert x == WIDTH
 
 
-def test_a_request_that_never_arrived_has_no_bar(yard: Yard, looker: Looker) -> None:
+def test_a_request_that_never_arrived_has_no_bar(yard: PlayedYard, looker: Looker) -> None:
     yard.scripts.cancel("ann", "q", "for a test")
     page = looker.get("/request?client=ann&id=q")
     assert "<rect class" not in page.partition("<main")[2]
     assert "cancelled: 0 tokens" in page
-    timeline = one.read_timeline(yard.connection, yard.keys, "ann", "q")
+    timeline = one.read_timeline(yard, "ann", "q")
     assert bar_of(timeline) == []
 
 
 # What is hidden
 
 
-def test_without_permission_only_lengths_are_shown(looker: Looker, yard: Yard) -> None:
+def test_without_permission_only_lengths_are_shown(looker: Looker, yard: PlayedYard) -> None:
     running, ended, dead = asking("running", stream=True), asking("ended"), asking("dead")
     worker = yard.worker()
     assignment = yard.assign(worker, running)
@@ -290,7 +292,7 @@ def test_without_permission_only_lengths_are_shown(looker: Looker, yard: Yard) -
     ],
 )
 def test_prompts_of_each_kind(
-    looker: Looker, yard: Yard, fields: dict[str, Any], length: str, shown: str
+    looker: Looker, yard: PlayedYard, fields: dict[str, Any], length: str, shown: str
 ) -> None:
     request = make_request("q", client="ann", **fields)
     yard.submit(request)
@@ -301,7 +303,7 @@ def test_prompts_of_each_kind(
     assert "<b>" not in look(looker, request)
 
 
-def test_a_million_characters_are_not_sent(looker: Looker, yard: Yard) -> None:
+def test_a_million_characters_are_not_sent(looker: Looker, yard: PlayedYard) -> None:
     looker.actor = SEES
     request = make_request("q", client="ann", prompt="\u202e<x>" * 250_000, tokens=None)
     finish(yard, yard.worker(), request, text="<y>" * 300_000)
@@ -323,7 +325,7 @@ def test_cut_content_says_how_much_is_missing() -> None:
     assert content_of(None, range(MOST_IDS + 1)).cut.startswith("1 of 2,001 token ids")
 
 
-def test_several_choices_are_all_shown(looker: Looker, yard: Yard) -> None:
+def test_several_choices_are_all_shown(looker: Looker, yard: PlayedYard) -> None:
     looker.actor = SEES
     request = asking(params=SamplingParams(n=2))
     worker = yard.worker()
@@ -338,7 +340,7 @@ def test_several_choices_are_all_shown(looker: Looker, yard: Yard) -> None:
     assert "Answer 0 one Answer 1 two" in shown
 
 
-def test_an_expired_request_tells_its_error(looker: Looker, yard: Yard) -> None:
+def test_an_expired_request_tells_its_error(looker: Looker, yard: PlayedYard) -> None:
     request = asking()
     yard.answer(yard.submit(request), Code.DEADLINE_EXCEEDED)
     assert "DEADLINE_EXCEEDED the test says so" in seen(looker, request)

@@ -13,7 +13,7 @@ from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_request, make_result
 from tests.support.letters import bury_many
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.board.addresses import request_name
 from tokenyard.board.requests import actions
 from tokenyard.board.yard import Actor
@@ -24,12 +24,12 @@ from tokenyard.scripts import Publication
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 
 
-def server_ms(yard: Yard) -> int:
+def server_ms(yard: PlayedYard) -> int:
     seconds, micros = yard.connection.time()
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def test_viewers_see_no_buttons_and_may_do_nothing(looker: Looker, yard: Yard) -> None:
+def test_viewers_see_no_buttons_and_may_do_nothing(looker: Looker, yard: PlayedYard) -> None:
     yard.submit(make_request("q", client="ann"))
     looker.actor = Actor("vera", "viewer")
     page = looker.get("/requests")
@@ -42,7 +42,7 @@ def test_viewers_see_no_buttons_and_may_do_nothing(looker: Looker, yard: Yard) -
     assert looker.audit() == []
 
 
-def test_one_is_cancelled(looker: Looker, yard: Yard) -> None:
+def test_one_is_cancelled(looker: Looker, yard: PlayedYard) -> None:
     request = make_request("q", client="ann")
     yard.submit(request)
     asked = text_of(looker.ask("request.cancel", {"request": request_name("ann", "q")}))
@@ -56,7 +56,7 @@ def test_one_is_cancelled(looker: Looker, yard: Yard) -> None:
     assert "cancelled by an operator: a mistake" in str(result.error)
 
 
-def test_a_long_reason_is_cut_in_the_result_too(looker: Looker, yard: Yard) -> None:
+def test_a_long_reason_is_cut_in_the_result_too(looker: Looker, yard: PlayedYard) -> None:
     request = make_request("q", client="ann")
     yard.submit(request)
     looker.do("request.cancel", {"request": "ann/q", "why": "x" * 9_000})
@@ -67,7 +67,7 @@ def test_a_long_reason_is_cut_in_the_result_too(looker: Looker, yard: Yard) -> N
 
 
 def test_selected_ones_are_cancelled_and_those_that_had_ended_are_told(
-    looker: Looker, yard: Yard
+    looker: Looker, yard: PlayedYard
 ) -> None:
     one_of_each_state(yard)
     chosen = {"request": ["ann/assigned", "bob/waiting", "bob/failed", "ann/assigned"]}
@@ -81,7 +81,7 @@ def test_selected_ones_are_cancelled_and_those_that_had_ended_are_told(
     assert state_of(yard, "bob", "failed") == "failed"
 
 
-def test_a_plain_request_without_a_ledger_is_cancelled(looker: Looker, yard: Yard) -> None:
+def test_a_plain_request_without_a_ledger_is_cancelled(looker: Looker, yard: PlayedYard) -> None:
     fields: Any = request_fields(make_request("q", client="ann"))
     waiting = yard.push(fields)
     assert ids(looker.get("/requests")) == ["q"]
@@ -90,7 +90,9 @@ def test_a_plain_request_without_a_ledger_is_cancelled(looker: Looker, yard: Yar
     assert waiting.entry  # the coordinator drops it, as its id has ended
 
 
-def test_all_that_match_are_cancelled_but_not_what_came_later(looker: Looker, yard: Yard) -> None:
+def test_all_that_match_are_cancelled_but_not_what_came_later(
+    looker: Looker, yard: PlayedYard
+) -> None:
     for number in range(30):
         yard.submit(make_request(f"q{number}", client="ann"))
         yard.submit(make_request(f"q{number}", client="bob"))
@@ -111,7 +113,7 @@ def test_all_that_match_are_cancelled_but_not_what_came_later(looker: Looker, ya
 
 
 def test_all_that_match_are_bounded_and_say_so(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "MOST", 20)
     for number in range(30):
@@ -130,14 +132,14 @@ def test_nothing_selected_is_refused_and_in_the_audit(looker: Looker) -> None:
     assert looker.audit()[0].error.startswith("No request is selected")
 
 
-def test_what_has_ended_is_not_cancelled(looker: Looker, yard: Yard) -> None:
+def test_what_has_ended_is_not_cancelled(looker: Looker, yard: PlayedYard) -> None:
     one_of_each_state(yard)
     assert "There is nothing to cancel" in looker.ask("request.cancel", {"request": "bob/failed"})
     assert looker.post("request.cancel", {"request": "bob/failed"}).status_code == 400
     assert state_of(yard, "bob", "failed") == "failed"
 
 
-def test_failed_ones_are_requeued_from_their_letters(looker: Looker, yard: Yard) -> None:
+def test_failed_ones_are_requeued_from_their_letters(looker: Looker, yard: PlayedYard) -> None:
     request = make_request("q", client="ann")
     fail(yard, request)
     one_of_each_state(yard)
@@ -155,7 +157,7 @@ def test_failed_ones_are_requeued_from_their_letters(looker: Looker, yard: Yard)
     assert looker.post("request.requeue", {"request": "ann/q"}).status_code == 400
 
 
-def test_what_has_completed_since_is_not_requeued(looker: Looker, yard: Yard) -> None:
+def test_what_has_completed_since_is_not_requeued(looker: Looker, yard: PlayedYard) -> None:
     # Given two letters, and the request of the later one submitted again and completed,
     fail(yard, make_request("first", client="ann"))
     again = make_request("again", client="ann")
@@ -172,7 +174,7 @@ def test_what_has_completed_since_is_not_requeued(looker: Looker, yard: Yard) ->
 
 
 def test_letters_between_those_of_selected_requests_are_not_read(
-    looker: Looker, yard: Yard
+    looker: Looker, yard: PlayedYard
 ) -> None:
     def let_time_pass() -> None:
         begin = server_ms(yard)
@@ -190,7 +192,7 @@ def test_letters_between_those_of_selected_requests_are_not_read(
 
 
 def test_a_search_of_letters_that_takes_too_long_says_so(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury_many(yard, 1_000)
     monkeypatch.setattr(actions, "_SEARCH_S", -1.0)
@@ -208,7 +210,7 @@ def test_no_more_can_be_selected_than_are_done_at_once(
     assert "more than 2 requests are selected" in looker.post("request.cancel", chosen).text
 
 
-def test_all_failed_ones_that_match_are_requeued(looker: Looker, yard: Yard) -> None:
+def test_all_failed_ones_that_match_are_requeued(looker: Looker, yard: PlayedYard) -> None:
     for number in range(12):
         fail(yard, make_request(f"q{number}", client="ann"), f"POISONED: fault {number % 2}")
     # Nobody could be answered about this one.

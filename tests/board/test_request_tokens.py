@@ -16,20 +16,20 @@ from tests.board.looking import Looker, text_of
 from tests.board.request_rig import SEES, asking, look
 from tests.support.builders import make_delta, worker_json
 from tests.support.waiting import eventually
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.board.addresses import request_address
 from tokenyard.board.requests import one, tokens
 from tokenyard.board.requests.rates import TokenRates
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers
-from tokenyard.board.yard import Yard as BoardYard
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication
 
 pytestmark = pytest.mark.valkey_only
 
 
 def test_tokens_grow_in_the_live_block_and_only_the_last_are_read(
-    looker: Looker, yard: Yard
+    looker: Looker, yard: PlayedYard
 ) -> None:
     looker.actor = SEES
     request = asking(stream=True, params=SamplingParams(max_tokens=100_000))
@@ -82,7 +82,7 @@ class Upper:
 
 
 def test_tokens_are_text_where_the_tokenizer_is_on_this_host(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     looker.actor = SEES
     loaded: list[str] = []
@@ -111,7 +111,7 @@ def test_tokens_are_text_where_the_tokenizer_is_on_this_host(
 
 
 def test_ids_are_shown_where_the_tokenizer_cannot_be_loaded(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     looker.actor = SEES
 
@@ -128,11 +128,11 @@ def test_ids_are_shown_where_the_tokenizer_cannot_be_loaded(
 
 
 def test_unused_tokenizers_make_room_for_others(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    yard: PlayedYard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Given workers of more models than tokenizers are kept
     monkeypatch.setattr(tokens, "load_tokenizer", lambda _: Upper())
-    board, tokenizers, workers = BoardYard(yard.connection, yard.keys, ""), Tokenizers(), []
+    board, tokenizers, workers = Yard(yard.connection, yard.keys, ""), Tokenizers(), []
     for number in range(5):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -151,7 +151,7 @@ def test_unused_tokenizers_make_room_for_others(
 
 @pytest.mark.parametrize("path", ["", "gpt2", "../..", "/no/such/folder"])
 def test_no_tokenizer_is_fetched_from_elsewhere(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch, path: str
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     looker.actor = SEES
     monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
@@ -163,7 +163,7 @@ def test_no_tokenizer_is_fetched_from_elsewhere(
     assert "41 42" in look(looker, request)
 
 
-def test_tokens_that_are_none_break_nothing(looker: Looker, yard: Yard) -> None:
+def test_tokens_that_are_none_break_nothing(looker: Looker, yard: PlayedYard) -> None:
     looker.actor = SEES
     request = asking(stream=True)
     yard.assign(yard.worker(), request)
@@ -171,7 +171,7 @@ def test_tokens_that_are_none_break_nothing(looker: Looker, yard: Yard) -> None:
     assert "1 published" in text_of(look(looker, request))
 
 
-def test_a_request_that_does_not_stream_says_so(looker: Looker, yard: Yard) -> None:
+def test_a_request_that_does_not_stream_says_so(looker: Looker, yard: PlayedYard) -> None:
     request = asking()
     yard.assign(yard.worker(), request)
     assert "It does not stream" in look(looker, request)
@@ -190,7 +190,7 @@ def running(publish: Callable[[], None], ended: threading.Event) -> Iterator[Non
 
 @pytest.mark.long
 def test_an_open_page_is_sent_its_tokens_as_they_are_published(
-    yard: Yard, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    yard: PlayedYard, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 0.0)
     request = asking(stream=True)

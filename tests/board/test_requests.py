@@ -16,14 +16,14 @@ from tests.board.request_rig import HOSTILE, fail, ids, state_of
 from tests.integration.test_listing import fill, one_of_each_state
 from tests.support.builders import make_request
 from tests.support.counting import Counting
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.board.addresses import named_request
 from tokenyard.board.requests import listing
 from tokenyard.board.requests.filters import given_place, place_text
 from tokenyard.board.requests.listing import view_requests
 from tokenyard.board.yard import Actor, BadInput, Parameters
-from tokenyard.board.yard import Yard as BoardYard
 from tokenyard.protocol.wire import request_fields
+from tokenyard.protocol.yard import Yard
 
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 #: Commands of a page of twenty requests, however many there are.
@@ -39,15 +39,15 @@ def test_an_empty_yard_has_words(looker: Looker) -> None:
 
 
 def test_without_a_question_only_requests_in_flight_are_shown_and_nothing_is_scanned(
-    looker: Looker, yard: Yard, counting: redis.Redis
+    looker: Looker, yard: PlayedYard, counting: redis.Redis
 ) -> None:
     one_of_each_state(yard)
     assert ids(looker.get("/requests")) == ["assigned", "waiting"]
-    view_requests(BoardYard(counting, yard.keys, ""), Parameters({}, looker.actor))
+    view_requests(Yard(counting, yard.keys, ""), Parameters({}, looker.actor))
     assert not {"SCAN", "KEYS"} & set(Counting.sent)
 
 
-def test_a_state_can_be_asked_for(looker: Looker, yard: Yard) -> None:
+def test_a_state_can_be_asked_for(looker: Looker, yard: PlayedYard) -> None:
     one_of_each_state(yard)
     page = looker.get("/requests?state=expired")
     assert ids(page) == ["expired"]
@@ -71,12 +71,12 @@ def test_a_state_can_be_asked_for(looker: Looker, yard: Yard) -> None:
         ("tenant=acme", []),
     ],
 )
-def test_filters(looker: Looker, yard: Yard, question: str, found: list[str]) -> None:
+def test_filters(looker: Looker, yard: PlayedYard, question: str, found: list[str]) -> None:
     one_of_each_state(yard)
     assert sorted(ids(looker.get(f"/requests?{question}"))) == sorted(found)
 
 
-def test_requests_of_a_tenant_are_found_in_its_intakes(looker: Looker, yard: Yard) -> None:
+def test_requests_of_a_tenant_are_found_in_its_intakes(looker: Looker, yard: PlayedYard) -> None:
     yard.scripts.submit("low", [make_request("own", tenant="acme")])
     yard.submit(make_request("other"))
     page = looker.get("/requests?tenant=acme")
@@ -104,7 +104,7 @@ def test_questions_that_make_no_sense(looker: Looker, question: str, told: str) 
 # Pages
 
 
-def numbered(yard: Yard, numbers: range) -> None:
+def numbered(yard: PlayedYard, numbers: range) -> None:
     for number in numbers:
         fields: Any = request_fields(make_request(f"q{number}", client="ann"))
         yard.push(fields, entry=f"{1000 + number}-0")
@@ -121,7 +121,7 @@ def pages_of(looker: Looker, first: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("order", ["oldest", "newest"])
-def test_pages_show_each_request_once(looker: Looker, yard: Yard, order: str) -> None:
+def test_pages_show_each_request_once(looker: Looker, yard: PlayedYard, order: str) -> None:
     numbered(yard, range(120))
     seen = list(pages_of(looker, f"/requests?order={order}"))
     assert [len(page) for page in seen] == [50, 50, 20]
@@ -131,7 +131,7 @@ def test_pages_show_each_request_once(looker: Looker, yard: Yard, order: str) ->
 
 @pytest.mark.parametrize("order", ["oldest", "newest"])
 def test_pages_stay_stable_while_requests_come_and_go(
-    looker: Looker, yard: Yard, order: str
+    looker: Looker, yard: PlayedYard, order: str
 ) -> None:
     numbered(yard, range(120))
     following = pages_of(looker, f"/requests?order={order}")
@@ -145,7 +145,7 @@ def test_pages_stay_stable_while_requests_come_and_go(
     assert set(rest) == {f"q{number}" for number in range(120)} - set(first) | came
 
 
-def test_requests_of_one_millisecond_are_shown_once(looker: Looker, yard: Yard) -> None:
+def test_requests_of_one_millisecond_are_shown_once(looker: Looker, yard: PlayedYard) -> None:
     for number in range(80):
         fields: Any = request_fields(make_request(f"q{number}", client="ann"))
         for intake in ("normal", "low"):  # the same entry in both
@@ -183,15 +183,15 @@ def test_a_place_that_is_none(text: str) -> None:
 # Bounds
 
 
-def asked(counting: redis.Redis, yard: Yard, **given: str) -> dict[str, Any]:
+def asked(counting: redis.Redis, yard: PlayedYard, **given: str) -> dict[str, Any]:
     values = {name: [value] for name, value in given.items()}
     return view_requests(
-        BoardYard(counting, yard.keys, ""), Parameters(values, Actor("olga", "operator"))
+        Yard(counting, yard.keys, ""), Parameters(values, Actor("olga", "operator"))
     )
 
 
 def test_thousands_that_wait_cost_as_few_commands_as_one_page(
-    yard: Yard, counting: redis.Redis
+    yard: PlayedYard, counting: redis.Redis
 ) -> None:
     fill(yard, 5000)
     found = asked(counting, yard)
@@ -200,7 +200,7 @@ def test_thousands_that_wait_cost_as_few_commands_as_one_page(
     assert len(Counting.sent) - listing.LIMIT <= FEW, Counting.sent
 
 
-def test_many_tenants_and_workers_are_not_all_read(yard: Yard, counting: redis.Redis) -> None:
+def test_many_tenants_and_workers_are_not_all_read(yard: PlayedYard, counting: redis.Redis) -> None:
     for number in range(60):
         yard.scripts.submit("normal", [make_request(f"q{number}", tenant=f"t{number}")])
         yard.assign(yard.worker(f"w{number}"), make_request(f"a{number}"))
@@ -221,7 +221,9 @@ def test_many_tenants_and_workers_are_not_all_read(yard: Yard, counting: redis.R
     assert running.id == "a59"
 
 
-def test_a_search_in_the_queues_says_where_it_stopped(yard: Yard, counting: redis.Redis) -> None:
+def test_a_search_in_the_queues_says_where_it_stopped(
+    yard: PlayedYard, counting: redis.Redis
+) -> None:
     fill(yard, 3000, client="ann")
     found = asked(counting, yard, client="nobody")
     assert found["found"].missed == {"entries"}
@@ -231,7 +233,7 @@ def test_a_search_in_the_queues_says_where_it_stopped(yard: Yard, counting: redi
 
 @pytest.mark.long
 def test_a_search_of_ledgers_goes_on_where_it_stopped(
-    looker: Looker, yard: Yard, counting: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: PlayedYard, counting: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "MOST_KEYS", 1000)
     pipeline = yard.connection.pipeline(transaction=False)
@@ -267,7 +269,7 @@ def test_a_list_of_ended_ones_is_not_live(looker: Looker) -> None:
 
 @pytest.mark.parametrize("request_id", HOSTILE)
 def test_hostile_ids_are_shown_linked_and_selected(
-    looker: Looker, yard: Yard, request_id: str
+    looker: Looker, yard: PlayedYard, request_id: str
 ) -> None:
     yard.submit(make_request(request_id, client="ann", model=request_id))
     page = looker.get("/requests")
@@ -292,14 +294,14 @@ def test_names_of_no_request(name: str) -> None:
         named_request(name)
 
 
-def test_a_long_error_is_cut(looker: Looker, yard: Yard) -> None:
+def test_a_long_error_is_cut(looker: Looker, yard: PlayedYard) -> None:
     fail(yard, make_request("q"), "POISONED: " + "<b>" * 300_000)
     page = looker.get("/requests?state=failed")
     assert len(page) < 20_000
     assert "<b>" not in page
 
 
-def test_a_page_leads_back_to_itself(looker: Looker, yard: Yard) -> None:
+def test_a_page_leads_back_to_itself(looker: Looker, yard: PlayedYard) -> None:
     yard.submit(make_request("q", client="ann"))
     page = looker.get("/requests?client=ann&order=newest")
     back = values_of(page, "back")[0]

@@ -15,9 +15,10 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.api_keys import revoke_key
 from tokenyard.board import access
-from tokenyard.board.yard import Actor, Yard
+from tokenyard.board.yard import Actor
 from tokenyard.protocol.api_keys import key_digest
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
 
@@ -133,7 +134,7 @@ def test_a_revoked_key_ends_its_sessions(
     bearer = f"Bearer {door.secrets['operator']}"
     assert door.ask("/board/", cookie=cookie).status == 200
     assert door.ask("/board/", authorization=bearer).status == 200
-    assert revoke_key(connection, keys, door.ids["operator"])
+    assert revoke_key(Yard(connection, keys), door.ids["operator"])
     assert door.ask("/board/", cookie=cookie).status == 303
     assert door.ask("/board/", authorization=bearer).status == 401
 
@@ -160,7 +161,7 @@ def test_a_revoked_key_ends_its_open_pages(
         await asyncio.to_thread(eventually, lambda: looked.count("session") >= 3)
         assert not looking.done()
         began = asyncio.get_running_loop().time()
-        revoke_key(connection, keys, door.ids["viewer"])
+        revoke_key(Yard(connection, keys), door.ids["viewer"])
         answer = await looking
         assert "still here" in answer.body
         return asyncio.get_running_loop().time() - began

@@ -10,7 +10,7 @@ import pytest
 from tests.board.calls import Calls
 from tests.board.looking import Looker, text_of
 from tests.support.builders import worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.admin.signals import Signals
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.commands import Acknowledgement
@@ -19,24 +19,24 @@ from tokenyard.protocol.control import ALL, DesiredState, Order, RunState, model
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 
 
-def signals(yard: Yard) -> Signals:
-    return Signals(yard.connection, yard.keys)
+def signals(yard: PlayedYard) -> Signals:
+    return Signals(yard)
 
 
-def desired(yard: Yard, scope: str) -> DesiredState:
+def desired(yard: PlayedYard, scope: str) -> DesiredState:
     return signals(yard).desired_states().by_scope.get(scope, DesiredState())
 
 
-def verbs(yard: Yard) -> list[str]:
+def verbs(yard: PlayedYard) -> list[str]:
     return [text.split('"')[3] for text in control(yard) if text.startswith('{"verb"')]
 
 
-def control(yard: Yard) -> list[str]:
+def control(yard: PlayedYard) -> list[str]:
     entries = yard.connection.xrange(yard.keys.control)
     return [next(iter(fields.values())).decode() for _, fields in entries]
 
 
-def obey(yard: Yard, worker: str, run_state: RunState = "RUNNING", **info: Any) -> None:
+def obey(yard: PlayedYard, worker: str, run_state: RunState = "RUNNING", **info: Any) -> None:
     """Let a worker follow the last change."""
     changed = yard.connection.hget(yard.keys.desired, "changed") or b"0-0"
     values = {"run_state": run_state, "obeyed": changed.decode(), **info}
@@ -53,7 +53,9 @@ def test_an_empty_yard_says_so(looker: Looker) -> None:
     assert "No signal was given lately." in page
 
 
-def test_a_pause_is_given_at_once_and_shows_who_has_not_obeyed(looker: Looker, yard: Yard) -> None:
+def test_a_pause_is_given_at_once_and_shows_who_has_not_obeyed(
+    looker: Looker, yard: PlayedYard
+) -> None:
     # Given two workers that will not answer soon
     slow, quick = yard.worker("slow"), yard.worker("quick")
     # and a page that asks whether to pause them,
@@ -85,7 +87,7 @@ def test_a_pause_is_given_at_once_and_shows_who_has_not_obeyed(looker: Looker, y
     assert "PAUSED wait olga@board: the driver" in row
 
 
-def test_why_a_worker_refuses_is_shown(looker: Looker, yard: Yard) -> None:
+def test_why_a_worker_refuses_is_shown(looker: Looker, yard: PlayedYard) -> None:
     one = yard.worker()
     receipt = signals(yard).give(Order(signal="PAUSE"))
     refused = Acknowledgement(worker=one, done=False, reason=f"no sleep here {HOSTILE}")
@@ -98,7 +100,7 @@ def test_why_a_worker_refuses_is_shown(looker: Looker, yard: Yard) -> None:
     assert "\x1b" not in page
 
 
-def test_the_way_through_all_run_states(looker: Looker, yard: Yard) -> None:
+def test_the_way_through_all_run_states(looker: Looker, yard: PlayedYard) -> None:
     one = yard.worker("w", model="adder")
     scope = model_scope("adder")
     for action, state in (
@@ -117,7 +119,7 @@ def test_the_way_through_all_run_states(looker: Looker, yard: Yard) -> None:
 
 @pytest.mark.parametrize(("action", "verb"), [("drain", "drain"), ("stop", "stop")])
 def test_a_worker_that_shall_end_is_shown_until_it_has(
-    looker: Looker, yard: Yard, action: str, verb: str
+    looker: Looker, yard: PlayedYard, action: str, verb: str
 ) -> None:
     one, other = yard.worker("one"), yard.worker("other")
 
@@ -134,7 +136,7 @@ def test_a_worker_that_shall_end_is_shown_until_it_has(
     assert "not ended" not in looker.live("/signals", "live_left")
 
 
-def test_a_drain_of_many_is_one_line(looker: Looker, yard: Yard) -> None:
+def test_a_drain_of_many_is_one_line(looker: Looker, yard: PlayedYard) -> None:
     for number in range(30):
         yard.worker(f"w{number:02}", model="adder")
     asked = text_of(looker.ask("signal.drain", {"scope": model_scope("adder")}))
@@ -159,7 +161,7 @@ def test_a_drain_of_many_is_one_line(looker: Looker, yard: Yard) -> None:
     ],
 )
 def test_what_is_not_possible_is_refused_and_changes_nothing(
-    looker: Looker, yard: Yard, action: str, scope: str
+    looker: Looker, yard: PlayedYard, action: str, scope: str
 ) -> None:
     yard.worker()
 
@@ -172,7 +174,7 @@ def test_what_is_not_possible_is_refused_and_changes_nothing(
     assert looker.audit()[0].error, "the refusal is in the audit"
 
 
-def test_nothing_is_asked_where_there_is_nothing_to_do(looker: Looker, yard: Yard) -> None:
+def test_nothing_is_asked_where_there_is_nothing_to_do(looker: Looker, yard: PlayedYard) -> None:
     one = yard.worker()
     looker.post("signal.pause", {"scope": ALL})
     obey(yard, one, "PAUSED")
@@ -190,7 +192,7 @@ def test_nothing_is_asked_where_there_is_nothing_to_do(looker: Looker, yard: Yar
     assert "0 workers" in text_of(looker.ask("signal.unpause", {"scope": worker_scope("w")}))
 
 
-def test_an_unpause_says_what_still_holds_the_workers(looker: Looker, yard: Yard) -> None:
+def test_an_unpause_says_what_still_holds_the_workers(looker: Looker, yard: PlayedYard) -> None:
     yard.worker("w", model="adder")
     looker.post("signal.pause", {"scope": ALL})
     looker.post("signal.pause", {"scope": model_scope("adder")})
@@ -200,7 +202,7 @@ def test_an_unpause_says_what_still_holds_the_workers(looker: Looker, yard: Yard
     assert "Still PAUSED: all workers." in asked
 
 
-def test_epochs_are_shown(looker: Looker, yard: Yard) -> None:
+def test_epochs_are_shown(looker: Looker, yard: PlayedYard) -> None:
     one = yard.worker()
     signals(yard).give(Order(signal="SET_GENERATION_EPOCH", epoch=1234))
     obey(yard, one, epoch=1234)
@@ -210,7 +212,7 @@ def test_epochs_are_shown(looker: Looker, yard: Yard) -> None:
     assert "epoch 1234" in looker.live("/signals", "live_given")
 
 
-def test_many_workers_come_in_pages_and_by_name(looker: Looker, yard: Yard) -> None:
+def test_many_workers_come_in_pages_and_by_name(looker: Looker, yard: PlayedYard) -> None:
     for number in range(60):
         yard.worker(f"gpu-{number:02}")
 
@@ -226,7 +228,7 @@ def test_many_workers_come_in_pages_and_by_name(looker: Looker, yard: Yard) -> N
     looker.get("/signals?page=x", status=400)
 
 
-def test_texts_of_others_are_text(looker: Looker, yard: Yard) -> None:
+def test_texts_of_others_are_text(looker: Looker, yard: PlayedYard) -> None:
     yard.worker("w", model=HOSTILE)
     order = Order(signal="PAUSE", scope=ALL, why=HOSTILE + "y" * 100_000, by=HOSTILE)
     signals(yard).give(order)
@@ -237,7 +239,7 @@ def test_texts_of_others_are_text(looker: Looker, yard: Yard) -> None:
     assert len(page) < 40_000
 
 
-def test_the_page_asks_for_as_many_keys_of_many_workers(looker: Looker, yard: Yard) -> None:
+def test_the_page_asks_for_as_many_keys_of_many_workers(looker: Looker, yard: PlayedYard) -> None:
     def commands() -> int:
         calls = Calls(yard.connection)
         looker.get("/signals")
@@ -250,7 +252,7 @@ def test_the_page_asks_for_as_many_keys_of_many_workers(looker: Looker, yard: Ya
     assert commands() <= few + 3
 
 
-def test_a_viewer_sees_it_and_may_do_nothing(looker: Looker, yard: Yard) -> None:
+def test_a_viewer_sees_it_and_may_do_nothing(looker: Looker, yard: PlayedYard) -> None:
     yard.worker()
 
     looker.actor = Actor("eve", "viewer")

@@ -17,6 +17,7 @@ from tokenyard.admin.audit import read_audit
 from tokenyard.admin.tenants import read_tenants, set_tenant
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+from tokenyard.protocol.yard import Yard
 
 DASH = "\N{EN DASH}"
 HOSTILE = "<b>x</b>\x1b[31m\u202e"
@@ -196,8 +197,8 @@ def test_one_tenant_shows_limits_usage_refusals_and_keys(
         f"{earlier} llama in": 4,
     }
     connection.hset(keys.usage("ann"), mapping=used)
-    key, key_id = create_key(connection, keys, "ann", name=HOSTILE)
-    create_key(connection, keys, "bob", name="of bob")
+    key, key_id = create_key(Yard(connection, keys), "ann", name=HOSTILE)
+    create_key(Yard(connection, keys), "bob", name="of bob")
 
     page = ask("/board/tenants/ann").body
 
@@ -246,9 +247,9 @@ def test_settings_of_a_million_characters_are_cut(
         assert len(ask(f"/board/{path}").body) < 20_000
     # What no form can hold stays as it is.
     assert set_by_form(ask, tenant="ann", weight="2").status == 303
-    [one] = read_tenants(connection, keys, ["ann"])
+    [one] = read_tenants(Yard(connection, keys), ["ann"])
     assert one.settings == TenantSettings(weight=2, models=["m" * 1_000_000])
-    assert len(repr(read_audit(connection, keys))) < 20_000
+    assert len(repr(read_audit(Yard(connection, keys)))) < 20_000
 
 
 # Setting and removing
@@ -278,12 +279,12 @@ def test_a_tenant_is_set_as_on_the_command_line(
     # I expect its settings, an event for the leader and an entry in the audit.
     assert done.status == 303
     assert done.location.startswith("/board/tenants?done=")
-    [one] = read_tenants(connection, keys, ["ann"])
+    [one] = read_tenants(Yard(connection, keys), ["ann"])
     assert one.settings == TenantSettings(
         weight=2.5, tokens_per_day=1_000_000, classes=["low", "normal"]
     )
     assert [fields for _, fields in connection.xrange(keys.events)] == [{b"event": b"tenants"}]
-    [entry] = read_audit(connection, keys)
+    [entry] = read_audit(Yard(connection, keys))
     assert (entry.action, entry.target, entry.why) == ("tenant.set", "tenant ann", "asked by them")
     assert entry.text == "ann: new, weight 2.5, tokens_per_day 1,000,000, classes low+normal"
     assert "ann: new, weight 2.5" in ask(done.location).body
@@ -292,11 +293,11 @@ def test_a_tenant_is_set_as_on_the_command_line(
 def test_what_somebody_else_has_changed_meanwhile_stays(
     connection: redis.Redis, keys: Keys, ask: Asking
 ) -> None:
-    set_tenant(connection, keys, "ann", lambda _: TenantSettings(weight=2, max_tokens=7))
+    set_tenant(Yard(connection, keys), "ann", lambda _: TenantSettings(weight=2, max_tokens=7))
     form = ask("/board/do/tenant.set?tenant=ann").body
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
     assert (fields["weight"], fields["max_tokens"]) == ("2", "7")
-    set_tenant(connection, keys, "ann", lambda _: TenantSettings(weight=9))
+    set_tenant(Yard(connection, keys), "ann", lambda _: TenantSettings(weight=9))
     answer = set_by_form(ask, **{**fields, "weight": "3"})
     assert answer.status == 400
     assert "Somebody else has changed ann" in answer.body
@@ -304,7 +305,7 @@ def test_what_somebody_else_has_changed_meanwhile_stays(
     form = ask("/board/do/tenant.set?tenant=ann").body
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
     assert set_by_form(ask, **{**fields, "weight": "3"}).status == 303
-    [one] = read_tenants(connection, keys, ["ann"])
+    [one] = read_tenants(Yard(connection, keys), ["ann"])
     assert one.settings == TenantSettings(weight=3)
 
 
@@ -329,14 +330,14 @@ def test_mistakes_set_nothing(
 
 def test_removed_is_as_never_set(connection: redis.Redis, keys: Keys, ask: Asking) -> None:
     for name in ("ann", "bob", "cem"):
-        set_tenant(connection, keys, name, lambda _: TenantSettings(weight=2))
+        set_tenant(Yard(connection, keys), name, lambda _: TenantSettings(weight=2))
     asked = ask("/board/do/tenant.remove?tenant=ann&tenant=bob&tenant=nobody").body
     assert "for 2 tenants" in asked
     assert connection.hlen(keys.tenants) == 3
     form = {"tenant": ["ann", "bob", "nobody"], "back": "/board/tenants"}
     assert ask("/board/do/tenant.remove", "POST", form=form).status == 303
     assert connection.hkeys(keys.tenants) == [b"cem"]
-    assert read_audit(connection, keys)[0].target == "tenant ann, tenant bob"
+    assert read_audit(Yard(connection, keys))[0].target == "tenant ann, tenant bob"
     assert ask("/board/do/tenant.remove", "POST", form=form).status == 400
 
 
@@ -344,8 +345,8 @@ def test_removed_is_as_never_set(connection: redis.Redis, keys: Keys, ask: Askin
 def test_only_an_admin_sets_and_removes(
     broker: Server, connection: redis.Redis, keys: Keys, role: Any
 ) -> None:
-    set_tenant(connection, keys, "ann", lambda _: TenantSettings(weight=2))
-    key, _ = create_key(connection, keys, role=role)
+    set_tenant(Yard(connection, keys), "ann", lambda _: TenantSettings(weight=2))
+    key, _ = create_key(Yard(connection, keys), role=role)
     with opened(broker.url, keys.yard, needs_keys=True) as ask:
         bearer = {"authorization": f"Bearer {key}"}
         page = ask("/board/tenants/ann", **bearer)
@@ -355,7 +356,7 @@ def test_only_an_admin_sets_and_removes(
             form = {"tenant": "ann", "weight": "9"}
             assert ask(f"/board/do/{name}?tenant=ann", **bearer).status == 403
             assert ask(f"/board/do/{name}", "POST", form=form, **bearer).status == 403
-    [one] = read_tenants(connection, keys, ["ann"])
+    [one] = read_tenants(Yard(connection, keys), ["ann"])
     assert one.settings.weight == 2
 
 

@@ -11,7 +11,7 @@ from tests.board.calls import Calls
 from tests.board.looking import Looker, looking, text_of
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard import doctor
 from tokenyard.admin.signals import Signals
 from tokenyard.board import checkup
@@ -27,7 +27,7 @@ from tokenyard.telemetry.intake_ages import MOST_OF_LINE
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 
 
-def record(yard: Yard, ago_s: float, **fields: object) -> None:
+def record(yard: PlayedYard, ago_s: float, **fields: object) -> None:
     """Add an entry to the history, some time ago."""
     seconds, _ = yard.connection.time()
     values = {"at_ms": 0, "waiting": {}, "seconds": 10.0, **fields}
@@ -49,12 +49,12 @@ def test_an_empty_yard_is_told_in_words(looker: Looker) -> None:
     assert "no model is served" in page
 
 
-def test_without_a_leader_it_says_what_that_means(looker: Looker, yard: Yard) -> None:
+def test_without_a_leader_it_says_what_that_means(looker: Looker, yard: PlayedYard) -> None:
     yard.scripts.resign(yard.token)
     assert "No coordinator leads" in text_of(looker.live("/", "live_state"))
 
 
-def test_figures_of_the_last_minute_and_of_the_last_hour(looker: Looker, yard: Yard) -> None:
+def test_figures_of_the_last_minute_and_of_the_last_hour(looker: Looker, yard: PlayedYard) -> None:
     # Given a minute in which 300 requests ended, 6 of them failed, and an hour with more
     record(yard, 1_800, finished=1_000, tokens=70_000, dead=2)
     for ago_s in range(55, 0, -10):
@@ -73,7 +73,7 @@ def test_figures_of_the_last_minute_and_of_the_last_hour(looker: Looker, yard: Y
     assert "Dead letters 0 2 in the last hour" in page
 
 
-def test_charts_have_gaps_where_nobody_wrote(looker: Looker, yard: Yard) -> None:
+def test_charts_have_gaps_where_nobody_wrote(looker: Looker, yard: PlayedYard) -> None:
     for ago_s in (*range(1_495, 900, -10), *range(295, 0, -10)):
         record(yard, ago_s, finished=50, wait=[0] * 7 + [9, 1])
 
@@ -86,7 +86,7 @@ def test_charts_have_gaps_where_nobody_wrote(looker: Looker, yard: Yard) -> None
     assert all(one.count("M") == 2 for one in lines), "one gap in each"
 
 
-def test_waiting_requests_and_the_wait_to_expect(looker: Looker, yard: Yard) -> None:
+def test_waiting_requests_and_the_wait_to_expect(looker: Looker, yard: PlayedYard) -> None:
     yard.worker()
     yard.connection.hset(yard.keys.info, "rate", "2.0")
     for _ in range(10):
@@ -98,14 +98,14 @@ def test_waiting_requests_and_the_wait_to_expect(looker: Looker, yard: Yard) -> 
     assert "at 2 requests per second" in page
 
 
-def test_nobody_knows_the_wait_while_no_worker_serves(looker: Looker, yard: Yard) -> None:
+def test_nobody_knows_the_wait_while_no_worker_serves(looker: Looker, yard: PlayedYard) -> None:
     yard.connection.hset(yard.keys.info, "rate", "2.0")
     yard.submit(make_request(), "low")
 
     assert "No worker serves now" in text_of(looker.live("/", "live_queue"))
 
 
-def test_tenants_in_line_with_share_and_wait(looker: Looker, yard: Yard) -> None:
+def test_tenants_in_line_with_share_and_wait(looker: Looker, yard: PlayedYard) -> None:
     yard.worker()
     yard.connection.hset(yard.keys.info, "rate", "1.0")
     yard.connection.hset(yard.keys.tenants, "ann", encode_tenant(TenantSettings(weight=3.0)))
@@ -118,7 +118,7 @@ def test_tenants_in_line_with_share_and_wait(looker: Looker, yard: Yard) -> None
     assert "12 of these are of tenants" in text_of(looker.live("/", "live_queue"))
 
 
-def test_of_many_tenants_a_bounded_number_is_read(looker: Looker, yard: Yard) -> None:
+def test_of_many_tenants_a_bounded_number_is_read(looker: Looker, yard: PlayedYard) -> None:
     for number in range(150):
         yard.submit(make_request(tenant=f"t{number:03}"))
 
@@ -127,7 +127,7 @@ def test_of_many_tenants_a_bounded_number_is_read(looker: Looker, yard: Yard) ->
     assert "140 more are in line; these have most, of the 100 that are served next." in page
 
 
-def test_errors_are_named_and_are_text(looker: Looker, yard: Yard) -> None:
+def test_errors_are_named_and_are_text(looker: Looker, yard: PlayedYard) -> None:
     queued = yard.submit(make_request(f"q-{HOSTILE}"))
     reply = refusal(queued.request, Code.POISONED, "bad", published=b"")
     place = (queued.intake, queued.entry, queued.request)
@@ -146,15 +146,15 @@ def test_errors_are_named_and_are_text(looker: Looker, yard: Yard) -> None:
     assert "Dead letters 1 Look at them" in text_of(page)
 
 
-def test_a_pause_is_told(looker: Looker, yard: Yard) -> None:
+def test_a_pause_is_told(looker: Looker, yard: PlayedYard) -> None:
     order = Order(signal="PAUSE", by="ann@host", why="new driver")
-    Signals(yard.connection, yard.keys).give(order)
+    Signals(yard).give(order)
 
     state = text_of(looker.live("/", "live_state"))
     assert "all workers PAUSED by ann@host: new driver" in state
 
 
-def test_standbys_are_named_and_the_leader_is_none(looker: Looker, yard: Yard) -> None:
+def test_standbys_are_named_and_the_leader_is_none(looker: Looker, yard: PlayedYard) -> None:
     for name in ("north", "south", "coordinator"):
         yard.scripts.stand_by(name, 60_000)
 
@@ -261,7 +261,7 @@ def test_a_doctor_who_cannot_look_says_why(looker: Looker, monkeypatch: pytest.M
 
 
 def test_the_page_asks_for_as_many_keys_of_a_large_yard(
-    looker: Looker, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkup, "gather", lambda *_: Evidence())
 
@@ -282,7 +282,7 @@ def test_the_page_asks_for_as_many_keys_of_a_large_yard(
     assert commands() <= few + 3 + 100 + 2 * MOST_OF_LINE * len(PRIORITY_CLASSES)
 
 
-def test_an_open_page_gets_blocks_only_when_they_change(looker: Looker, yard: Yard) -> None:
+def test_an_open_page_gets_blocks_only_when_they_change(looker: Looker, yard: PlayedYard) -> None:
     record(yard, 5, finished=50)
     first = {name: looker.live("/", name) for name in ("live_figures", "live_charts")}
     assert first == {name: looker.live("/", name) for name in first}

@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from tests.cli.running import Up, tokenyard
 from tests.support.builders import random_name
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.cli import main
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 #: Slow enough that a test can observe a request of thousands of tokens while it runs.
@@ -73,15 +74,15 @@ def ask(yard: dict[str, Any], invoke: Callable[..., Result]) -> Callable[..., Re
 
 
 @pytest.fixture
-def quiet(yard: dict[str, Any]) -> Iterator[Yard]:
+def quiet(yard: dict[str, Any]) -> Iterator[PlayedYard]:
     """A yard of the shared broker without coordinator and workers."""
     keys = Keys(random_name("quiet"))
     with redis.Redis.from_url(yard["url"]) as connection:
-        yield Yard(connection, keys, Scripts(connection, keys))
+        yield PlayedYard(connection, keys, Scripts(Yard(connection, keys)))
 
 
 @pytest.fixture
-def run(yard: dict[str, Any], quiet: Yard) -> Callable[..., Any]:
+def run(yard: dict[str, Any], quiet: PlayedYard) -> Callable[..., Any]:
     """A function that runs a command on the quiet yard, in a new process."""
 
     def run(*arguments: str, **options: Any) -> Any:

@@ -16,6 +16,7 @@ from tests.support.servers import Server
 from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 Ask = Callable[..., Result]
@@ -107,7 +108,7 @@ def test_a_user_without_rights_is_named(own: Server) -> None:
 
     # If a user with the rights looks, I expect the refused user in the findings
     with redis.Redis.from_url(own.url) as connection:
-        findings = list(diagnose(gather(connection, Keys("main"), own.url)))
+        findings = list(diagnose(gather(Yard(connection, Keys("main"), own.url))))
     assert any("user blind was refused command" in finding.found for finding in findings)
 
 
@@ -123,13 +124,15 @@ def test_foreign_lanes_and_groups_are_found(
     scripts.submit("low", [make_request()])
     connection.xgroup_create(keys.intake("low"), "somebody", id="0")
 
-    findings = {f.name: f for f in diagnose(gather(connection, keys, broker.url)) if f.todo}
+    findings = {f.name: f for f in diagnose(gather(Yard(connection, keys, broker.url))) if f.todo}
 
     assert worker in findings["leases"].found
     assert "nobody.9 (1)" in findings["lanes"].found
-    groups = [f.found for f in diagnose(gather(connection, keys, broker.url)) if f.name == "groups"]
+    groups = [
+        f.found for f in diagnose(gather(Yard(connection, keys, broker.url))) if f.name == "groups"
+    ]
     assert any("'somebody'" in each for each in groups)
-    kinds = gather(connection, keys, broker.url).sample
+    kinds = gather(Yard(connection, keys, broker.url)).sample
     assert kinds
     assert kinds.kinds["lane"].count == 2
     assert kinds.kinds["request"].bytes > 0

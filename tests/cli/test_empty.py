@@ -15,12 +15,12 @@ import pytest
 
 from tests.cli.running import environment, objects
 from tests.support.builders import framed, make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.process.program import Exit
 from tokenyard.protocol.wire import Request, request_fields
 
 
-def only_result(yard: Yard, request: Request) -> Any:
+def only_result(yard: PlayedYard, request: Request) -> Any:
     """Check for the same single result in reply stream and ledger; return it."""
     replies = [reply for reply in yard.replies(request) if reply.id == request.id]
     results = [reply for reply in replies if reply.event == "result"]
@@ -29,7 +29,7 @@ def only_result(yard: Yard, request: Request) -> Any:
 
 
 @pytest.mark.long
-def test_each_waiting_request_gets_one_result(quiet: Yard, run: Any) -> None:
+def test_each_waiting_request_gets_one_result(quiet: PlayedYard, run: Any) -> None:
     """Given requests of `submit` and of plain XADDs, I expect one `cancelled` for each."""
     submitted, plain, low = make_request(), framed(), framed()
     quiet.submit(submitted)
@@ -51,7 +51,7 @@ def test_each_waiting_request_gets_one_result(quiet: Yard, run: Any) -> None:
 
 
 @pytest.mark.long
-def test_empty_of_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
+def test_empty_of_one_priority_leaves_the_others(quiet: PlayedYard, run: Any) -> None:
     kept, low = quiet.submit(), quiet.submit(priority_class="low")
     done = run("empty", "--class", "low", "--yes")
     assert (done.returncode, done.stdout) == (Exit.OK, "1 request cancelled: 1 low\n")
@@ -60,7 +60,7 @@ def test_empty_of_one_priority_leaves_the_others(quiet: Yard, run: Any) -> None:
 
 
 @pytest.mark.long
-def test_empty_cancels_rescued_but_not_running_requests(quiet: Yard, run: Any) -> None:
+def test_empty_cancels_rescued_but_not_running_requests(quiet: PlayedYard, run: Any) -> None:
     dying, living = quiet.worker("dying"), quiet.worker("living")
     rescued = quiet.assign(dying)
     running = quiet.assign(living)
@@ -78,7 +78,7 @@ def test_empty_cancels_rescued_but_not_running_requests(quiet: Yard, run: Any) -
 
 
 @pytest.mark.long
-def test_empty_leaves_entries_without_a_client(quiet: Yard, run: Any) -> None:
+def test_empty_leaves_entries_without_a_client(quiet: PlayedYard, run: Any) -> None:
     quiet.push({"prompt": "whose?"})
     done = run("empty", "--yes")
     assert (done.returncode, done.stdout) == (Exit.OK, "0 requests cancelled\n")
@@ -93,7 +93,7 @@ def test_empty_of_an_empty_yard_asks_no_question(run: Any) -> None:
 
 
 @pytest.mark.long
-def test_empty_without_a_terminal_needs_yes(quiet: Yard, run: Any) -> None:
+def test_empty_without_a_terminal_needs_yes(quiet: PlayedYard, run: Any) -> None:
     waiting = quiet.submit()
     done = run("empty")
     assert done.returncode == Exit.USAGE
@@ -128,7 +128,7 @@ def on_a_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes
     [(b"y\n", Exit.OK, "cancelled"), (b"n\n", Exit.FAILED, "waiting")],
 )
 def test_empty_on_a_terminal_asks(
-    quiet: Yard, yard: dict[str, Any], answer: bytes, status: Exit, state: str
+    quiet: PlayedYard, yard: dict[str, Any], answer: bytes, status: Exit, state: str
 ) -> None:
     waiting = quiet.submit()
     command = ("--redis-url", yard["url"], "--yard", quiet.keys.yard, "empty")
@@ -141,7 +141,7 @@ def test_empty_on_a_terminal_asks(
 
 
 @pytest.mark.long
-def test_empty_cancels_many_pages(quiet: Yard, run: Any) -> None:
+def test_empty_cancels_many_pages(quiet: PlayedYard, run: Any) -> None:
     pipeline = quiet.connection.pipeline(transaction=False)
     for _ in range(1203):
         pipeline.xadd(quiet.keys.intake("high"), request_fields(make_request()))
@@ -154,7 +154,7 @@ def test_empty_cancels_many_pages(quiet: Yard, run: Any) -> None:
 # requeue
 
 
-def dead_letter(yard: Yard, client: str = "anon") -> Request:
+def dead_letter(yard: PlayedYard, client: str = "anon") -> Request:
     """The dead letter of a failed request."""
     request = make_request(client=client)
     fields = {"dead_reason": "it killed its worker", "dead_sid": "low/1-0"}
@@ -163,7 +163,7 @@ def dead_letter(yard: Yard, client: str = "anon") -> Request:
 
 
 @pytest.mark.long
-def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> None:
+def test_a_failed_request_waits_again_under_its_id(quiet: PlayedYard, run: Any) -> None:
     request, namesake = dead_letter(quiet, "ann"), dead_letter(quiet)
     done = run("requeue", request.id, "--client", "ann")
     assert done.returncode == Exit.OK, done.stderr
@@ -176,7 +176,7 @@ def test_a_failed_request_waits_again_under_its_id(quiet: Yard, run: Any) -> Non
 
 
 @pytest.mark.long
-def test_requeue_takes_all_letters_or_those_of_a_client(quiet: Yard, run: Any) -> None:
+def test_requeue_takes_all_letters_or_those_of_a_client(quiet: PlayedYard, run: Any) -> None:
     ann, bob = dead_letter(quiet, "ann"), dead_letter(quiet, "bob")
     quiet.connection.xadd(quiet.keys.dead, {"dead_reason": "id: is missing", "dead_sid": "low/1-0"})
     [only] = objects(run("requeue", "--all", "--client", "ann", "--json"))
@@ -188,7 +188,7 @@ def test_requeue_takes_all_letters_or_those_of_a_client(quiet: Yard, run: Any) -
 
 
 @pytest.mark.long
-def test_requeue_prints_why_it_is_impossible(quiet: Yard, run: Any) -> None:
+def test_requeue_prints_why_it_is_impossible(quiet: PlayedYard, run: Any) -> None:
     quiet.connection.hset(quiet.keys.ledger("anon", "q"), "state", "failed")
     done = run("requeue", "q")
     assert done.returncode == Exit.FAILED

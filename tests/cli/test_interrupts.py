@@ -24,6 +24,7 @@ from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.process.interrupted import Interrupted
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 END_S = 60.0
 #: Runs the command and interrupts it during an import or at another odd moment.
@@ -178,7 +179,9 @@ def test_ctrl_c_ends_the_wait_for_an_answer(yard: dict[str, Any]) -> None:
         press_ctrl_c(at)
         assert b"Traceback" not in read_until(at, b"")
         assert process.wait(END_S) == Exit.INTERRUPTED
-        eventually(lambda: not any(one.lane for one in read_yard(connection, Keys("main")).workers))
+        eventually(
+            lambda: not any(one.lane for one in read_yard(Yard(connection, Keys("main"))).workers)
+        )
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ def test_an_empty_list_is_not_a_key_that_opens_nothing(
 
     assert refused.returncode == Exit.USAGE
     assert f"{option[2:]}: name one or more" in refused.stderr
-    assert list_keys(quiet.connection, quiet.keys) == {}
+    assert list_keys(quiet) == {}
 
 
 def test_a_name_is_short_enough_for_a_list(run: Run, quiet: Any) -> None:
@@ -31,7 +31,7 @@ def test_a_name_is_short_enough_for_a_list(run: Run, quiet: Any) -> None:
 
     assert refused.returncode == Exit.USAGE
     assert "--name: give 200 characters at most" in refused.stderr
-    assert list_keys(quiet.connection, quiet.keys) == {}
+    assert list_keys(quiet) == {}
 
 
 def test_a_key_that_may_use_nothing_is_listed_as_such(run: Run, quiet: Any) -> None:

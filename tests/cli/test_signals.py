@@ -16,7 +16,7 @@ from tests.cli.conftest import SLOW
 from tests.cli.running import Up, said, tokenyard
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard import Client
 from tokenyard.process.program import Exit
 from tokenyard.protocol.commands import Acknowledgement
@@ -30,21 +30,21 @@ LEASE_MS = 600_000
 # Workers that the test plays
 
 
-def join(quiet: Yard, name: str, model: str = "", **more: Any) -> str:
+def join(quiet: PlayedYard, name: str, model: str = "", **more: Any) -> str:
     """Register a worker that does nothing by itself."""
     state = "ready" if model else "warm"
     info = WorkerInfo(name=name, state=state, model=model, **more)
     return quiet.scripts.register(name, LEASE_MS, encode_worker(info))
 
 
-def told(quiet: Yard, verb: str) -> set[str]:
+def told(quiet: PlayedYard, verb: str) -> set[str]:
     """The workers with a command."""
     entries = quiet.connection.xrange(quiet.keys.control)
     commands = [json.loads(fields[b"command"]) for _, fields in entries if b"command" in fields]
     return {each["worker"] for each in commands if each["verb"] == verb}
 
 
-def signals(quiet: Yard, signal: str) -> list[str]:
+def signals(quiet: PlayedYard, signal: str) -> list[str]:
     """The ids of the entries of a signal."""
     entries = quiet.connection.xrange(quiet.keys.control)
     orders = [(entry.decode(), json.loads(fields[b"signal"])) for entry, fields in entries]
@@ -52,7 +52,7 @@ def signals(quiet: Yard, signal: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_worker_without_an_answer_is_named(quiet: Yard, run: Run) -> None:
+def test_worker_without_an_answer_is_named(quiet: PlayedYard, run: Run) -> None:
     """Given two workers of which one obeys, I expect the other in the answer, and status 3."""
     lazy = join(quiet, "lazy")
     obeyed = said(run("pause", "--no-wait", "--json"))["ids"][0]
@@ -71,7 +71,7 @@ def test_worker_without_an_answer_is_named(quiet: Yard, run: Run) -> None:
 
 
 @pytest.mark.long
-def test_refusal_ends_the_wait(quiet: Yard, run: Run) -> None:
+def test_refusal_ends_the_wait(quiet: PlayedYard, run: Run) -> None:
     worker = join(quiet, "insomniac")
     run("pause", "--no-wait")
     with ThreadPoolExecutor(1) as pool:
@@ -87,7 +87,7 @@ def test_refusal_ends_the_wait(quiet: Yard, run: Run) -> None:
 
 
 @pytest.mark.long
-def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
+def test_redundant_signal_prints_one_line(quiet: PlayedYard, run: Run) -> None:
     """Given each signal twice, I expect the second to write no entry."""
     pairs = [
         (("pause",), "paused", "paused already"),
@@ -120,7 +120,11 @@ def test_redundant_signal_prints_one_line(quiet: Yard, run: Run) -> None:
     ],
 )
 def test_an_invalid_signal_prints_the_way_to_it(
-    quiet: Yard, run: Run, before: list[tuple[str, ...]], command: tuple[str, ...], reason: str
+    quiet: PlayedYard,
+    run: Run,
+    before: list[tuple[str, ...]],
+    command: tuple[str, ...],
+    reason: str,
 ) -> None:
     join(quiet, "w")
     for each in before:
@@ -131,7 +135,7 @@ def test_an_invalid_signal_prints_the_way_to_it(
 
 
 @pytest.mark.long
-def test_unpause_names_the_remaining_pauses(quiet: Yard, run: Run) -> None:
+def test_unpause_names_the_remaining_pauses(quiet: PlayedYard, run: Run) -> None:
     """Given a worker paused in all its scopes, I expect the other scopes to be named."""
     join(quiet, "gpu-0", "adder")
     join(quiet, "gpu-1", "subtractor")
@@ -153,7 +157,7 @@ def test_unpause_names_the_remaining_pauses(quiet: Yard, run: Run) -> None:
 
 
 @pytest.mark.long
-def test_every_view_shows_a_pause(quiet: Yard, run: Run) -> None:
+def test_every_view_shows_a_pause(quiet: PlayedYard, run: Run) -> None:
     """Given a request that waits for a pause, I expect its operator and reason in each command."""
     join(quiet, "gpu-0", "adder", pid=7)
     quiet.submit(make_request("held", client="ann", model="adder"))
@@ -189,14 +193,14 @@ def test_every_view_shows_a_pause(quiet: Yard, run: Run) -> None:
 
 
 @pytest.mark.long
-def test_the_default_operator_is_user_and_host(quiet: Yard, run: Run) -> None:
+def test_the_default_operator_is_user_and_host(quiet: PlayedYard, run: Run) -> None:
     run("pause", "--no-wait")
     shown = json.loads(run("info", "--json").stdout)["desired_states"]["by_scope"]["all"]["by"]
     assert shown == f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 @pytest.mark.long
-def test_info_says_that_requests_wait_for_a_pause(quiet: Yard, run: Run) -> None:
+def test_info_says_that_requests_wait_for_a_pause(quiet: PlayedYard, run: Run) -> None:
     join(quiet, "gpu-0", "adder")
     quiet.submit(make_request(model="adder"))
     assert "until the pause is over" not in run("info").stdout
@@ -205,7 +209,7 @@ def test_info_says_that_requests_wait_for_a_pause(quiet: Yard, run: Run) -> None
 
 
 @pytest.mark.long
-def test_unknown_names_are_errors_with_suggestions(quiet: Yard, run: Run) -> None:
+def test_unknown_names_are_errors_with_suggestions(quiet: PlayedYard, run: Run) -> None:
     incarnation = join(quiet, "gpu-0", "adder")
     model = run("pause", "--model", "added")
     assert model.returncode == Exit.FAILED
@@ -220,7 +224,7 @@ def test_unknown_names_are_errors_with_suggestions(quiet: Yard, run: Run) -> Non
 
 
 @pytest.mark.long
-def test_a_departed_worker_can_be_unpaused(quiet: Yard, run: Run) -> None:
+def test_a_departed_worker_can_be_unpaused(quiet: PlayedYard, run: Run) -> None:
     worker = join(quiet, "gpu-0")
     run("pause", "--worker", "gpu-0", "--no-wait")
     quiet.scripts.retire(worker, "left")
@@ -246,7 +250,7 @@ def test_wrong_usage_prints_the_reason(run: Run, arguments: tuple[str, ...], rea
 
 
 @pytest.mark.long
-def test_only_workers_in_scope_are_commanded_to_end(quiet: Yard, run: Run) -> None:
+def test_only_workers_in_scope_are_commanded_to_end(quiet: PlayedYard, run: Run) -> None:
     adder, other = join(quiet, "gpu-0", "adder"), join(quiet, "gpu-1", "subtractor")
     late = run("drain", "--model", "adder", "--timeout", "0")
     assert late.returncode == Exit.UNAVAILABLE

@@ -22,6 +22,7 @@ from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 Invoke = Callable[..., Result]
@@ -48,7 +49,7 @@ def ask(server: Ailing, ailment: Ailment, invoke: Invoke, fake_clock: FakeClock)
     """A function that runs a command on the server while it takes no writes."""
     yard = random_name("yard")
     with redis.Redis.from_url(server.url) as connection:
-        scripts = Scripts(connection, Keys(yard))
+        scripts = Scripts(Yard(connection, Keys(yard)))
         scripts.submit("normal", [make_request("q1", client="ann")])
     server.fall_ill(ailment)
     return lambda *words: invoke("--redis-url", server.url, "--yard", yard, *words)

@@ -21,6 +21,7 @@ from tokenyard.client.sync import Client
 from tokenyard.process.program import Exit
 from tokenyard.process.running import running_up
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 StartUp = Callable[..., Up]
 
@@ -149,8 +150,8 @@ def test_up_warns_of_a_foreign_redis(
     assert ready["url"] == broker.url
     assert "broker" not in ready["pids"]
     assert "Set appendonly yes." in up.said
-    assert read_yard(connection, keys).ready_workers == 1
+    assert read_yard(Yard(connection, keys)).ready_workers == 1
     up.signal(signal.SIGTERM)
     assert up.wait() == Exit.OK
     assert connection.ping()
-    assert read_yard(connection, keys).leader is None
+    assert read_yard(Yard(connection, keys)).leader is None

@@ -24,6 +24,7 @@ from tokenyard import Cancellation, Code, QueueFull, RequestFailed, WaitTimeout
 from tokenyard.client.core import ClientCore
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import unix_ms
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Call, Scripts
 from tokenyard.scripts import client as client_scripts
 
@@ -32,7 +33,7 @@ RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
 
 def expired(scripts: Scripts) -> list[bytes]:
     """The clients whose leases have expired."""
-    told: Any = scripts._connection.time()
+    told: Any = scripts._yard.connection.time()
     return scripts.watch_clients(10, now_ms=unix_ms(told))
 
 
@@ -40,7 +41,7 @@ class Granting:
     """A leader that only carries out requested cancels."""
 
     def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
-        self.cancelling = CancelRequests(connection, scripts, scripts.keys)
+        self.cancelling = CancelRequests(Yard(connection, scripts.keys), scripts)
 
     def once(self) -> None:
         self.cancelling.run_once(is_woken=True)

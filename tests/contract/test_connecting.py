@@ -25,6 +25,7 @@ from tokenyard import (
 from tokenyard.client.core import ClientCore
 from tokenyard.client.operations import Delay, Steps
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 
@@ -116,7 +117,7 @@ class TestClosing:
 def own_yard(own_broker: Server, keys: Keys) -> Iterator[StandIn]:
     """A yard on a server that the test may stop."""
     with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
-        yard = StandIn(connection, Scripts(connection, keys))
+        yard = StandIn(connection, Scripts(Yard(connection, keys)))
         yard.open()
         yield yard
 

@@ -16,6 +16,7 @@ from tokenyard import InvalidRequest, NotDurable
 from tokenyard.client import durability, submission
 from tokenyard.client.durability import Durability
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 pytestmark = pytest.mark.usefixtures("no_leftover_processes")
@@ -36,7 +37,7 @@ def primary(tmp_path: Path) -> Iterator[ServerWith]:
 def there(primary: ServerWith, keys: Keys) -> Iterator[redis.Redis]:
     """A connection to the server, and a yard on it."""
     with redis.Redis.from_url(primary.url) as connection:
-        StandIn(connection, Scripts(connection, keys)).open()
+        StandIn(connection, Scripts(Yard(connection, keys))).open()
         yield connection
 
 
@@ -166,7 +167,7 @@ def test_a_server_without_waitaof_is_named(
     server.start()
     try:
         with redis.Redis.from_url(server.url) as connection:
-            StandIn(connection, Scripts(connection, keys)).open()
+            StandIn(connection, Scripts(Yard(connection, keys))).open()
             if connection.info("server")["redis_version"] >= "7.2":
                 pytest.skip("this Redis has WAITAOF; Debian's 7.0, on which this runs, has not")
             with pytest.raises(NotDurable, match="the server has no WAITAOF"):

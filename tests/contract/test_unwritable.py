@@ -17,6 +17,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.unwritable import CODES, Ailing, Ailment
 from tokenyard import BrokerNotWritable, NoCoordinator
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 AILMENTS = get_args(Ailment)
@@ -33,7 +34,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ailing]:
 @pytest.fixture
 def stand_in(server: Ailing, keys: Keys) -> Iterator[StandIn]:
     with redis.Redis.from_url(server.url, socket_timeout=30.0) as connection:
-        somebody = StandIn(connection, Scripts(connection, keys))
+        somebody = StandIn(connection, Scripts(Yard(connection, keys)))
         somebody.open()
         yield somebody
 

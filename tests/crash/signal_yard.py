@@ -28,7 +28,7 @@ class Cast:
     def __init__(self, plant: Plant, scope: str = ALL) -> None:
         self.plant = plant
         self.scope = scope
-        self.signals = Signals(plant.connection, plant.keys)
+        self.signals = Signals(plant)
         self.hosts: dict[str, Program] = {}
         self.sent: list[Request] = []
         plant.coordinator()

@@ -88,7 +88,7 @@ def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant
     stopped[0].resume()
     at_ms, *said = refused.split(" ")
     assert said == [late, "1", "tokens"]
-    timeline = read_timeline(plant.connection, plant.keys, request.client, request.id)
+    timeline = read_timeline(plant, request.client, request.id)
     told = f"attempt 1: the fence refused tokens of {late}"
     assert any(event.text.startswith(told) for event in timeline.events())
     given_back_ms = timeline.attempts[0].given_back_ms

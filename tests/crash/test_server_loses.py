@@ -21,6 +21,7 @@ from tests.support.streams import attempts, check_exact, streams, wait_mid_strea
 from tests.support.waiting import eventually
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 pytestmark = pytest.mark.crash
@@ -66,7 +67,7 @@ def become_another_server(copy: Path, name: str, keys: Keys) -> None:
     other.start()
     with redis.Redis.from_url(other.url) as connection:
         token = connection.get(keys.leader).decode()
-        assert Scripts(connection, keys).recognize(token, "another", was_replica=True) == 1
+        assert Scripts(Yard(connection, keys)).recognize(token, "another", was_replica=True) == 1
     other.stop()
 
 

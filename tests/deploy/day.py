@@ -26,6 +26,7 @@ from tokenyard.board.pages import PAGES
 from tokenyard.cli import main
 from tokenyard.protocol.control import Order, Signal, Trial, model_scope
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from worker.engines.crash_points import FAULTY, POISON
 
@@ -150,7 +151,7 @@ def client_vanishes(day: Day) -> None:
     """Let a watched request end with its client."""
     left = request(max_tokens=2000)
     with day.connect("client") as connection:
-        scripts = Scripts(connection, day.keys)
+        scripts = Scripts(Yard(connection, day.keys))
         scripts.submit("normal", [left], watched="client")
         connection.zadd(day.keys.clients, {"client": 1})
     assert day.plant.result(left.id, "client").status == "cancelled"
@@ -234,8 +235,8 @@ def operator_acts(day: Day) -> None:
     day.command("tenants", "usage")
     day.command("tenants", "remove", "research")
     with day.connect("admin") as connection:  # as the board does
-        list_tenants(connection, day.keys, 0, 50)
-        search_tenants(connection, day.keys, "search")
+        list_tenants(Yard(connection, day.keys), 0, 50)
+        search_tenants(Yard(connection, day.keys), "search")
     running = make_request(
         client="client", model="large", stream=True, params=LONG, tenant="research"
     )
@@ -294,7 +295,7 @@ def operator_signals(day: Day) -> None:
     """Give desired states, wait until they are obeyed, and take them back."""
     ways: tuple[Signal, ...] = ("SET_GENERATION_EPOCH", "PAUSE", "SUSPEND", "RESUME", "UNPAUSE")
     with day.connect("admin") as connection:
-        signals = Signals(connection, day.keys)
+        signals = Signals(Yard(connection, day.keys))
         for signal in ways:
             assert signals.wait(signals.give(Order(signal=signal, epoch=1)), 30.0) == []
         # One pause belongs to a reload whose caller has died: the leader ends it.

@@ -32,6 +32,7 @@ from tokenyard.admin.api_keys import create_key
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.yard import Yard
 
 ADDER = DEPLOY.parent / "examples" / "arithmetic" / "models" / "adder"
 START_S = 60.0
@@ -184,7 +185,7 @@ def batch_job(site: Site) -> None:
 def batch_by_http(site: Site, gateway: Started) -> None:
     """Run a batch as OpenAI's clients do, with one key."""
     with redis.Redis.from_url(site.server.url_of("admin")) as admin:
-        key, _ = create_key(admin, Keys("main"), "research")
+        key, _ = create_key(Yard(admin, Keys("main")), "research")
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions",
             "body": {"model": "adder", "prompt": "12+34=", "max_tokens": 4}}  # fmt: skip
     url = f"http://127.0.0.1:{gateway.port}/v1"
@@ -222,7 +223,7 @@ def gateway_serves(site: Site, gateway: Started) -> None:
     """Wait until the gateway is ready, and ask it without a key and with one."""
     eventually(lambda: asked(gateway, "/health") == 200, timeout_s=GATEWAY_S, every_s=0.2)
     with redis.Redis.from_url(site.server.url_of("admin")) as admin:
-        key, _ = create_key(admin, Keys("main"), "research")
+        key, _ = create_key(Yard(admin, Keys("main")), "research")
     needs_key = "TOKENYARD_GATEWAY_HOST" in gateway.launch.env
     assert asked(gateway, "/v1/models") == (401 if needs_key else 200)
     assert asked(gateway, "/v1/models", key) == 200

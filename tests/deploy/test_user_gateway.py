@@ -23,6 +23,7 @@ from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.yard import Yard
 
 pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
 
@@ -124,8 +125,8 @@ def test_a_gateway_needs_exactly_the_rights_of_its_user(guarded: GuardedServer) 
         day.worker("w", model_name="sim", max_num_seqs=4)
         day.plant.wait_for_workers(1)
         with day.connect("admin") as admin:
-            key, key_id = create_key(admin, day.keys, "research")
-            _, other = create_key(admin, day.keys, "other")
+            key, key_id = create_key(Yard(admin, day.keys), "research")
+            _, other = create_key(Yard(admin, day.keys), "other")
             assert revoke_key(admin, day.keys, other)
             assert list(list_keys(admin, day.keys)) == [key_id]
         denied(guarded)

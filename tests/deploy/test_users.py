@@ -13,6 +13,7 @@ from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 #: The scripts that each user calls.
 SCRIPTS = {
@@ -94,7 +95,7 @@ def test_the_coordinator_s_user_may_prune_usage(guarded: GuardedServer) -> None:
         keeper.zadd(keys.service, {"ann": 1})
         keeper.hset(usage, mapping={"20200101 m in": 1, "29990101 m in": 1})
         denied(guarded)
-        pruner = UsagePruner(connection, keys, BrokerTime())
+        pruner = UsagePruner(Yard(connection, keys), BrokerTime())
 
         def is_pruned() -> bool:
             pruner.run_once("1:c")

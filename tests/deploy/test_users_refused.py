@@ -17,6 +17,7 @@ from tokenyard.admin.signals import Signals
 from tokenyard.broker.check import check_broker
 from tokenyard.protocol.control import DesiredState, Order
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CancelRequested, Scripts, request_cancel
 
 MANAGEMENT = [
@@ -122,7 +123,7 @@ def test_coordinator_cancels_a_clients_own_requests(guarded: GuardedServer, name
 def is_refused_to_cancel(guarded: GuardedServer, keys: Keys, client: str, request_id: str) -> bool:
     with redis.Redis.from_url(guarded.url_of("client")) as connection:
         try:
-            Scripts(connection, keys).cancel(client, request_id, "by itself")
+            Scripts(Yard(connection, keys)).cancel(client, request_id, "by itself")
         except redis.exceptions.NoPermissionError:
             return True
     return False
@@ -132,7 +133,7 @@ def test_client_cancels_no_requests_of_others(
     client: redis.Redis, guarded: GuardedServer, yard: Keys
 ) -> None:
     # Given a client that may cancel its own requests
-    scripts = Scripts(client, yard)
+    scripts = Scripts(Yard(client, yard))
     assert scripts.call(request_cancel(yard, "client-1", "q1")) is CancelRequested.REQUESTED
 
     # I expect it to cancel none of others,
@@ -181,7 +182,7 @@ def test_operators_give_signals_but_delete_no_desired_states(
     guarded: GuardedServer, yard: Keys
 ) -> None:
     with redis.Redis.from_url(guarded.url_of("admin")) as connection:
-        signals = Signals(connection, yard)
+        signals = Signals(Yard(connection, yard))
         given = signals.give(Order(signal="PAUSE"))
         assert signals.wait(given, 30.0) == []
         [(scope, desired_state)] = signals.desired_states().by_scope.items()

@@ -15,6 +15,7 @@ from tests.support.brokers import GuardedServer
 from tokenyard.broker.check import write_error
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 USERS = ("client", "coordinator", "worker", "admin", "batch")
 
@@ -34,7 +35,7 @@ def test_each_user_sees_a_server_without_memory(server: GuardedServer) -> None:
         errors = set()
         for user in USERS:
             with open_connection(server.url_of(user)) as connection:
-                errors.add(write_error(connection, Keys("main")))
+                errors.add(write_error(Yard(connection, Keys("main"))))
         return errors
 
     assert seen() == {""}

@@ -11,6 +11,7 @@ from tokenyard import Client, Handle
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.control import PAUSE_MODES, Order, PauseMode, Signal
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -26,7 +27,7 @@ class Operator:
     """Gives signals, and waits until both workers obey."""
 
     def __init__(self, connection: redis.Redis, keys: Keys) -> None:
-        self._signals = Signals(connection, keys)
+        self._signals = Signals(Yard(connection, keys))
 
     def say(self, what: Signal, mode: PauseMode = "abort") -> None:
         given = self._signals.give(Order(signal=what, mode=mode))

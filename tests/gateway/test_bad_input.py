@@ -94,7 +94,7 @@ serve_args.enable_auto_tool_choice = true
 serve_args.tool_call_parser = "hermes"
 """
     with Plant(shared_server(SERVERS[0]).url) as plant:
-        keys = [create_key(plant.connection, plant.keys, name)[0] for name in ("evil", "neighbour")]
+        keys = [create_key(plant, name)[0] for name in ("evil", "neighbour")]
         plant.coordinator(lease_ms=15_000)
         plant.host(plant.write("models.toml", models), simulated_step_s=0.005)
         options = {"keys": "required", "files_dir": folder / "files", "record_ttl_s": 60}

@@ -69,7 +69,7 @@ class Slow:
 
     def has_full_lane(self) -> bool:
         """Whether the worker takes no more."""
-        [worker] = read_yard(self.plant.connection, self.plant.keys).workers
+        [worker] = read_yard(self.plant).workers
         return worker.info is not None and worker.lane >= worker.info.lane_limit
 
     def cancel(self, asked: list[Request]) -> None:

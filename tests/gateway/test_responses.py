@@ -51,7 +51,7 @@ def other_sdk(other_door: Door) -> Iterator[OpenAI]:
 @contextmanager
 def paused(stand: Stand) -> Iterator[None]:
     """Nothing is generated in this block; what runs stays where it is."""
-    signals = Signals(stand.plant.connection, stand.plant.keys)
+    signals = Signals(stand.plant)
     assert signals.wait(signals.give(Order(signal="PAUSE", mode="keep")), 60.0) == []
     try:
         yield

@@ -18,9 +18,10 @@ from tests.support.lanes import Lanes
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.watched import Keep
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.admin.signals import Signals
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from worker import WorkerController
 
@@ -55,9 +56,9 @@ def plant(valkey_broker: Server) -> Iterator[Plant]:
 
 
 @pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
     """A yard whose leader and workers are calls of scripts."""
-    return Yard(connection, keys, scripts)
+    return PlayedYard(connection, keys, scripts)
 
 
 #: Options that add up to the number of a host's processes, with their defaults.
@@ -96,7 +97,7 @@ def operator(plant: Plant) -> Operator:
 
 @pytest.fixture
 def signals(connection: redis.Redis, keys: Keys) -> Signals:
-    return Signals(connection, keys)
+    return Signals(Yard(connection, keys))
 
 
 @pytest.fixture

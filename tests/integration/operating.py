@@ -27,7 +27,7 @@ class Operator:
     """Gives signals to a yard, and waits until all workers have obeyed."""
 
     def __init__(self, plant: Plant) -> None:
-        self.signals = Signals(plant.connection, plant.keys)
+        self.signals = Signals(plant)
 
     def give(self, what: Signal, scope: str = ALL, **fields: Any) -> SignalReceipt:
         return self.signals.give(Order(signal=what, scope=scope, **fields))

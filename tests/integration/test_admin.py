@@ -13,11 +13,12 @@ from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import read_yard
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, Order, model_scope
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 
 def test_view_of_an_empty_yard_has_no_leader(connection: redis.Redis, keys: Keys) -> None:
-    view = read_yard(connection, keys)
+    view = read_yard(Yard(connection, keys))
     assert view.leader is None
     assert view.workers == []
     assert view.waiting == {"retry": 0, "high": 0, "normal": 0, "low": 0}
@@ -30,7 +31,7 @@ def test_view_has_leader_queues_and_dead_letters(
     scripts.lead("north", LONG_MS)
     scripts.submit("high", [make_request(), make_request()])
     connection.xadd(keys.dead, {"reason": "no id"})
-    view = read_yard(connection, keys)
+    view = read_yard(Yard(connection, keys))
     assert view.leader
     assert (view.leader.name, view.leader.epoch) == ("north", 1)
     assert 0 < view.leader.lease_ms <= LONG_MS
@@ -42,10 +43,10 @@ def test_view_has_workers_with_lanes_and_leases(
 ) -> None:
     worker = scripts.register("gpu", LONG_MS, worker_json("gpu"))
     connection.xadd(keys.lane(worker), {"id": "q"})
-    [seen] = read_yard(connection, keys).workers
+    [seen] = read_yard(Yard(connection, keys)).workers
     assert (seen.worker, seen.state, seen.lane) == (worker, "ready", 1)
     assert 0 < seen.lease_ms <= LONG_MS
-    assert read_yard(connection, keys).models == {"adder": 1}
+    assert read_yard(Yard(connection, keys)).models == {"adder": 1}
 
 
 def test_view_tells_lost_left_and_unreadable_workers_apart(
@@ -58,7 +59,7 @@ def test_view_tells_lost_left_and_unreadable_workers_apart(
     odd = scripts.register("d", LONG_MS, b"{broken")
 
     def states() -> dict[str, str]:
-        seen = {each.worker: each.state for each in read_yard(connection, keys).workers}
+        seen = {each.worker: each.state for each in read_yard(Yard(connection, keys)).workers}
         return seen if seen[expired] == "lost" else {}
 
     assert eventually(states) == {
@@ -67,20 +68,20 @@ def test_view_tells_lost_left_and_unreadable_workers_apart(
         left: "left",
         odd: "unreadable",
     }
-    assert read_yard(connection, keys).ready_workers == 0
+    assert read_yard(Yard(connection, keys)).ready_workers == 0
 
 
 def test_yard_without_signals_has_no_desired_states(connection: redis.Redis, keys: Keys) -> None:
-    assert read_yard(connection, keys).desired_states == DesiredStates()
+    assert read_yard(Yard(connection, keys)).desired_states == DesiredStates()
 
 
 def test_desired_states_of_all_scopes(connection: redis.Redis, keys: Keys) -> None:
     # Given two scopes with a desired state, and one that nobody can read
-    signals = Signals(connection, keys)
+    signals = Signals(Yard(connection, keys))
     signals.give(Order(signal="PAUSE", mode="keep", by="kim@north", why="night"))
     last = signals.give(Order(signal="SET_GENERATION_EPOCH", scope=model_scope("a"), epoch=3))
     connection.hset(keys.desired, "worker:w", b"{")
-    view = read_yard(connection, keys)
+    view = read_yard(Yard(connection, keys))
 
     # I expect the two, for Python and for scripts.
     since_ms = view.desired_states.by_scope[ALL].since_ms
@@ -116,7 +117,7 @@ def test_run_state_of_each_worker(connection: redis.Redis, keys: Keys, scripts: 
     }
     for name, packed in roster.items():
         scripts.register(name, LONG_MS, packed)
-    view = read_yard(connection, keys)
+    view = read_yard(Yard(connection, keys))
 
     # I expect to see it, and who may be given requests now.
     assert [one.run_state for one in view.workers] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]

@@ -21,6 +21,7 @@ from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_dige
 from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 pytest.importorskip("starlette", reason="the gateway is not installed")
 
@@ -51,24 +52,24 @@ def command(broker: Server, yard: Keys) -> Command:
 def test_redis_has_the_digest_of_a_key_and_nothing_else_of_it(
     connection: redis.Redis, yard: Keys
 ) -> None:
-    key, key_id = create_key(connection, yard, "research", models=["m"], classes=["low"])
+    key, key_id = create_key(Yard(connection, yard), "research", models=["m"], classes=["low"])
     stored: Any = connection.hgetall(yard.api_keys)
     assert list(stored) == [key_digest(key).encode()]
     assert key.encode() not in b"".join([*stored, *stored.values()])
-    (found,) = list_keys(connection, yard).items()
+    (found,) = list_keys(Yard(connection, yard)).items()
     assert found[0] == key_id
     assert (found[1].tenant, found[1].models, found[1].classes) == ("research", ["m"], ["low"])
 
 
 def test_a_key_is_revoked_by_its_id_or_by_itself_only(connection: redis.Redis, yard: Keys) -> None:
-    first, second = (create_key(connection, yard, "research") for _ in range(2))
+    first, second = (create_key(Yard(connection, yard), "research") for _ in range(2))
     for wrong in ("", first[1][:-1], "f" * 12, "ty-unknown", "*"):
-        assert not revoke_key(connection, yard, wrong)
-    assert revoke_key(connection, yard, first[0])
-    assert not revoke_key(connection, yard, first[1])
-    assert list(list_keys(connection, yard)) == [second[1]]
-    assert revoke_key(connection, yard, second[1])
-    assert list_keys(connection, yard) == {}
+        assert not revoke_key(Yard(connection, yard), wrong)
+    assert revoke_key(Yard(connection, yard), first[0])
+    assert not revoke_key(Yard(connection, yard), first[1])
+    assert list(list_keys(Yard(connection, yard))) == [second[1]]
+    assert revoke_key(Yard(connection, yard), second[1])
+    assert list_keys(Yard(connection, yard)) == {}
 
 
 @pytest.mark.parametrize("tenant", ["", "a/b", "a b", "x" * 91, "a\n", "é"])
@@ -76,7 +77,7 @@ def test_a_tenant_that_cannot_name_a_client_is_refused(
     connection: redis.Redis, yard: Keys, tenant: str
 ) -> None:
     with pytest.raises(InvalidRequest):
-        create_key(connection, yard, tenant)
+        create_key(Yard(connection, yard), tenant)
     assert not connection.exists(yard.api_keys)
 
 
@@ -153,12 +154,12 @@ async def status_of(lookup: PrincipalLookup, headers: Headers) -> int:
 def test_a_key_works_by_both_headers_until_it_is_revoked(
     broker: Server, connection: redis.Redis, yard: Keys, fake_clock: FakeClock
 ) -> None:
-    key, key_id = create_key(connection, yard, "research")
+    key, key_id = create_key(Yard(connection, yard), "research")
 
     async def test(lookup: PrincipalLookup) -> None:
         assert (await lookup.find(bearer(key))).client == "http.research"
         assert (await lookup.find(Headers({"x-api-key": key}))).tenant == "research"
-        revoke_key(connection, yard, key_id)
+        revoke_key(Yard(connection, yard), key_id)
         fake_clock.advance(2 * principals._TRUSTED_S)
         assert await status_of(lookup, bearer(key)) == 401
 
@@ -168,10 +169,10 @@ def test_a_key_works_by_both_headers_until_it_is_revoked(
 def test_keys_of_another_yard_and_hostile_headers_are_refused(
     broker: Server, connection: redis.Redis, yard: Keys
 ) -> None:
-    other, _ = create_key(connection, Keys(random_name("yard")), "research")
+    other, _ = create_key(Yard(connection, Keys(random_name("yard"))), "research")
     broken = "ty-broken"
     connection.hset(yard.api_keys, key_digest(broken), b"\xff{")
-    digest = key_digest(create_key(connection, yard, "research")[0])
+    digest = key_digest(create_key(Yard(connection, yard), "research")[0])
     hostile = ["", " ", "*", "ty-", "x" * 513, "x" * 100_000, "\xff\xfe", "ty-a\tb", digest, "{}"]
 
     async def test(lookup: PrincipalLookup) -> None:
@@ -268,18 +269,18 @@ def test_a_gateway_of_before_roles_cannot_take_a_key_without_a_tenant_for_one() 
 
 def test_a_key_opens_something(connection: redis.Redis, yard: Keys) -> None:
     with pytest.raises(InvalidRequest, match="a tenant, a role for the board, or both"):
-        create_key(connection, yard)
-    create_key(connection, yard, role="viewer")
-    create_key(connection, yard, "research", role="admin")
-    found = [(key.tenant, key.role) for key in list_keys(connection, yard).values()]
+        create_key(Yard(connection, yard))
+    create_key(Yard(connection, yard), role="viewer")
+    create_key(Yard(connection, yard), "research", role="admin")
+    found = [(key.tenant, key.role) for key in list_keys(Yard(connection, yard)).values()]
     assert sorted(found) == [("", "viewer"), ("research", "admin")]
 
 
 def test_the_api_refuses_a_key_without_a_tenant(
     broker: Server, connection: redis.Redis, yard: Keys
 ) -> None:
-    key, _ = create_key(connection, yard, role="admin")
-    both, _ = create_key(connection, yard, "research", role="viewer")
+    key, _ = create_key(Yard(connection, yard), role="admin")
+    both, _ = create_key(Yard(connection, yard), "research", role="viewer")
     empty = "ty-empty"
     connection.hset(yard.api_keys, key_digest(empty), b"{}")
 

@@ -15,6 +15,7 @@ from tests.support.servers import Server
 from tokenyard.admin.audit import MAX_CHARACTERS, AuditEntry, find_entry, read_audit, record
 from tokenyard.cli import main
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 Command = Callable[..., Any]
 EVIL = "<b>\x1b[31m\u202e\r\n"
@@ -42,21 +43,21 @@ def deed(number: int = 0, **more: Any) -> AuditEntry:
 
 def test_entries_come_back_as_they_went_page_by_page(connection: redis.Redis, yard: Keys) -> None:
     for number in range(7):
-        record(connection, yard, deed(number, why=EVIL, details={"a": EVIL}))
-    first = read_audit(connection, yard, 4)
+        record(Yard(connection, yard), deed(number, why=EVIL, details={"a": EVIL}))
+    first = read_audit(Yard(connection, yard), 4)
     assert [one.target for one in first] == ["t6", "t5", "t4", "t3"]
-    rest = read_audit(connection, yard, 4, before=first[-1].entry)
+    rest = read_audit(Yard(connection, yard), 4, before=first[-1].entry)
     assert [one.target for one in rest] == ["t2", "t1", "t0"]
     assert (rest[0].why, rest[0].details) == (EVIL, {"a": EVIL})
-    assert find_entry(connection, yard, rest[0].entry) == rest[0]
+    assert find_entry(Yard(connection, yard), rest[0].entry) == rest[0]
 
 
 def test_what_is_too_long_is_cut_and_what_is_no_unicode_replaced(
     connection: redis.Redis, yard: Keys
 ) -> None:
     details = {f"n{number}": "x" * 10_000 for number in range(100)}
-    record(connection, yard, deed(target="x" * 10**6, text="\ud800", details=details))
-    (entry,) = read_audit(connection, yard)
+    record(Yard(connection, yard), deed(target="x" * 10**6, text="\ud800", details=details))
+    (entry,) = read_audit(Yard(connection, yard))
     assert len(entry.target) == MAX_CHARACTERS
     assert entry.target.endswith("x…")
     assert entry.text == "?"
@@ -69,15 +70,15 @@ def test_what_is_too_long_is_cut_and_what_is_no_unicode_replaced(
     [*("", "x", "-", "0-0", "1", "+", "(1-1", "99999999999999999999-0", "1-99999999999999999999")],
 )
 def test_a_name_that_can_be_none_is_none(connection: redis.Redis, yard: Keys, name: str) -> None:
-    record(connection, yard, deed())
-    assert find_entry(connection, yard, name) is None
-    assert len(read_audit(connection, yard, before=name)) == 1
+    record(Yard(connection, yard), deed())
+    assert find_entry(Yard(connection, yard), name) is None
+    assert len(read_audit(Yard(connection, yard), before=name)) == 1
 
 
 def test_what_others_have_written_there_breaks_nothing(connection: redis.Redis, yard: Keys) -> None:
     for fields in ({"a": "b"}, {"details": "[1]", "who": b"\xff"}, {"details": b"\xff"}):
         connection.xadd(yard.audit, fields)  # type: ignore[arg-type]
-    assert [one.details for one in read_audit(connection, yard)] == [{}, {}, {}]
+    assert [one.details for one in read_audit(Yard(connection, yard))] == [{}, {}, {}]
 
 
 def test_the_audit_is_bounded(connection: redis.Redis, yard: Keys) -> None:
@@ -85,7 +86,7 @@ def test_the_audit_is_bounded(connection: redis.Redis, yard: Keys) -> None:
     for _ in range(10_500):
         pipeline.xadd(yard.audit, {"who": "x"})
     pipeline.execute()
-    record(connection, yard, deed())
+    record(Yard(connection, yard), deed())
     assert connection.xlen(yard.audit) <= 10_200
 
 
@@ -98,7 +99,7 @@ def test_the_command_line_writes_it(command: Command, connection: redis.Redis, y
     command("tenants", "remove", "research")
     command("cancel", "q1", "q2", "--client", "ann")
     command("pause", "--no-wait", "--why", "a move")
-    entries = read_audit(connection, yard)[::-1]
+    entries = read_audit(Yard(connection, yard))[::-1]
     assert [(one.action, one.target, one.why) for one in entries] == [
         ("key.create", f"key {made['id']}", ""),
         ("key.revoke", f"key {made['id']}", ""),
@@ -114,8 +115,8 @@ def test_the_command_line_writes_it(command: Command, connection: redis.Redis, y
 def test_the_command_lists_it(command: Command, connection: redis.Redis, yard: Keys) -> None:
     assert command("audit").stdout == "0 entries\n"
     for number in range(3):
-        record(connection, yard, deed(number, text="done" + EVIL, why="why" + EVIL))
-    record(connection, yard, deed(3, error="not now"))
+        record(Yard(connection, yard), deed(number, text="done" + EVIL, why="why" + EVIL))
+    record(Yard(connection, yard), deed(3, error="not now"))
     table = command("audit", "--limit", "3").stdout
     assert "3 entries" in table
     assert "refused: not now" in table

@@ -76,7 +76,7 @@ def test_a_requested_cancel_happens_immediately(yard: Yard, looks_never: None) -
 def test_a_requested_cancel_happens_during_a_pause(yard: Yard, looks_never: None) -> None:
     yard.worker()
     yard.coordinator()
-    Signals(yard.connection, yard.keys).give(Order(signal="PAUSE", scope=ALL))
+    Signals(yard).give(Order(signal="PAUSE", scope=ALL))
     yard.submit("waits")
 
     yard.request_cancel("waits")
@@ -110,7 +110,7 @@ def test_a_deleted_stream_is_created_again(yard: Yard) -> None:
 class TestOneTurn:
     @pytest.fixture
     def granting(self, yard: Yard) -> CancelRequests:
-        return CancelRequests(yard.connection, yard.scripts, yard.keys)
+        return CancelRequests(yard, yard.scripts)
 
     def test_a_turn_is_bounded_and_reports_whether_there_is_more(
         self, yard: Yard, granting: CancelRequests, monkeypatch: pytest.MonkeyPatch

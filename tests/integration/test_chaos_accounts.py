@@ -6,6 +6,7 @@ import redis
 
 from benchmarks.chaos.accounts import read_accounts
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 C, ACME = "client-0", "acme"
 
@@ -27,7 +28,7 @@ def test_the_counters_are_read_from_the_broker(connection: redis.Redis, keys: Ke
         fields = {"state": "cancelled", "worker": worker, "charge": "9 1 2 acme m"}
         connection.hset(keys.ledger(C, request), mapping=fields)
 
-    accounts = read_accounts(connection, keys)
+    accounts = read_accounts(Yard(connection, keys))
 
     assert accounts.tenants[ACME].used == {"in": 7, "dispatched": 7}
     idle = accounts.tenants["idle"]

@@ -13,6 +13,7 @@ from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.control import DesiredState, Order
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from worker.host.command_reader import COUNT, CommandReader
 
@@ -33,7 +34,7 @@ def reader(
 ) -> Iterator[CommandReader]:
     own = open_connection(broker.url, timeout_s=30.0, retries=0)
     made = CommandReader(
-        own, keys, lambda *one: taken.append(one), lambda: returns.append("now"), block_ms=100
+        Yard(own, keys), lambda *one: taken.append(one), lambda: returns.append("now"), block_ms=100
     )
     yield made
     made.stop()

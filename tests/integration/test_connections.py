@@ -29,7 +29,7 @@ from tests.support.servers import Server, ServerName, free_port
 from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
-from tests.support.yard import LONG_MS, QueuedRequest, Yard
+from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
@@ -38,6 +38,7 @@ from tokenyard.doctor import gather
 from tokenyard.doctor.broker_checks import check_replication
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import (
     Call,
     Publication,
@@ -293,7 +294,7 @@ def test_an_open_slot_stops_no_script_half_way(keep: Keep, tmp_path: Path) -> No
     source, target, _ = cluster.masters
     keys = Keys(yard_on(cluster, source))
     with redis.Redis(port=source.port) as here, redis.Redis(port=target.port) as there:
-        yard = Yard(here, keys, Scripts(here, keys))
+        yard = PlayedYard(here, keys, Scripts(Yard(here, keys)))
         worker = yard.worker()
         [accepted] = yard.scripts.submit("normal", [request := make_request(tenant="acme")])
         intake, _, entry = accepted.sid.partition("/")
@@ -324,7 +325,7 @@ def test_an_open_slot_stops_no_script_half_way(keep: Keep, tmp_path: Path) -> No
 
         # and that it ends where the slot has gone, with all that hangs on it.
         close_slot(keys.yard, source, target)
-        scripts = Scripts(there, keys)
+        scripts = Scripts(Yard(there, keys))
         assert scripts.finish(worker, [publication]) == [Published.PUBLISHED]
         assert not there.xlen(keys.lane(worker))
         assert not there.exists(keys.quarantine)
@@ -345,7 +346,7 @@ def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
     ask(promoted, "CLUSTER", "FAILOVER")
     eventually(lambda: all(is_master(node, promoted) for node in cluster.nodes))
     with open_connection(cluster.url) as connection:
-        yard = Yard(connection, keys, Scripts(connection, keys))
+        yard = PlayedYard(connection, keys, Scripts(Yard(connection, keys)))
         detector = FailoverDetector(connection, yard.scripts)
         worker = yard.worker()
         assert not detector.check(yard.token)
@@ -358,7 +359,7 @@ def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
         assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
         # `doctor` and a check of the server to look at that node, whichever the URL names first,
         keyless = gather(
-            open_connection(f"redis+cluster://127.0.0.1:{old.port}"), keys, "redis://x"
+            Yard(open_connection(f"redis+cluster://127.0.0.1:{old.port}"), keys, "redis://x")
         )
         assert [one.found for one in check_replication(keyless)] == ["master, 1 replicas"]
         # and that a replica of the node that has the yard now fences all.

@@ -24,7 +24,7 @@ class Yard(Lanes):
     """A yard with operators; its workers obey when the test lets them."""
 
     def give(self, signal: Signal, scope: str = ALL) -> None:
-        Signals(self.connection, self.keys).give(Order(signal=signal, scope=scope))
+        Signals(self).give(Order(signal=signal, scope=scope))
 
     def ask(self, *names: str, model: str = "", **fields: Any) -> list[str]:
         return self.push([make_request(name, model=model, **fields) for name in names])

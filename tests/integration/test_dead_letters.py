@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.letters import bury, left
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.admin import letter_lists
 from tokenyard.admin.letter_changes import (
     GONE,
@@ -39,19 +39,19 @@ YEAR_2026_MS = 1_767_225_600_000
         ({"since_ms": YEAR_2026_MS}, ["d", "c", "b", "a"]),
     ],
 )
-def test_letters_are_filtered(yard: Yard, wanted: dict[str, Any], found: list[str]) -> None:
+def test_letters_are_filtered(yard: PlayedYard, wanted: dict[str, Any], found: list[str]) -> None:
     bury(yard, make_request("a", client="ann", model="adder"))
     bury(yard, make_request("b", client="bob"), "INFERENCE_ERROR: no memory")
     bury(yard, make_request("c", client="ann", tenant="lab"), "POISONED: ended by SIGSEGV")
     bury(yard, make_request("d", client="ann"), "it died")
     fitting = LetterFilter(**wanted)
-    heads = read_page(yard.connection, yard.keys, fitting).heads
+    heads = read_page(yard, fitting).heads
     assert [head.id for head in heads] == found
-    counted = count_letters(yard.connection, yard.keys, fitting, left(yard)[-1], 60.0)
+    counted = count_letters(yard, fitting, left(yard)[-1], 60.0)
     assert (counted.count, [head.id for head in counted.first]) == (len(found), found[::-1])
 
 
-def test_what_cannot_run_again_has_a_reason(yard: Yard) -> None:
+def test_what_cannot_run_again_has_a_reason(yard: PlayedYard) -> None:
     waits, fine, runs = make_request("waits"), make_request("fine"), make_request("runs")
     letters = [bury(yard, each) for each in (waits, fine, runs)]
     other = make_request("other")
@@ -61,7 +61,7 @@ def test_what_cannot_run_again_has_a_reason(yard: Yard) -> None:
     yard.assign(yard.worker(), runs)
     yard.connection.hset(yard.keys.ledger(other.client, other.id), "state", "completed")
 
-    changed = change_named(yard.connection, yard.keys, [*letters, "1-1"], requeue_letters)
+    changed = change_named(yard, [*letters, "1-1"], requeue_letters)
 
     assert changed.done == 1
     assert changed.problems == {
@@ -74,26 +74,28 @@ def test_what_cannot_run_again_has_a_reason(yard: Yard) -> None:
     assert left(yard) == [letters[0], *letters[2:]] == changed.examples
 
 
-def test_a_letter_that_disappears_meanwhile_was_gone(yard: Yard) -> None:
+def test_a_letter_that_disappears_meanwhile_was_gone(yard: PlayedYard) -> None:
     bury(yard)
-    heads = read_page(yard.connection, yard.keys, LetterFilter()).heads
+    heads = read_page(yard, LetterFilter()).heads
     yard.connection.delete(yard.keys.dead)
-    assert requeue_letters(yard.connection, yard.keys, heads) == [GONE]
-    assert drop_letters(yard.connection, yard.keys, heads) == [GONE]
+    assert requeue_letters(yard, heads) == [GONE]
+    assert drop_letters(yard, heads) == [GONE]
 
 
-def test_pieces_of_long_letters_are_small(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_long_letters_are_small(
+    yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(letter_lists, "_PIECE_BYTES", 100_000)
     for number in range(60):
         bury(yard, make_request(f"q{number}", prompt="x" * 20_000))
     pieces: list[int] = []
 
-    def drop(connection: Any, keys: Any, heads: Any) -> list[str]:
+    def drop(yard: Any, heads: Any) -> list[str]:
         pieces.append(len(heads))
-        return drop_letters(connection, keys, heads)
+        return drop_letters(yard, heads)
 
     last = left(yard)[-1]
-    changed = change_wanted(yard.connection, yard.keys, LetterFilter(), last, drop, 60.0)
+    changed = change_wanted(yard, LetterFilter(), last, drop, 60.0)
 
     assert (changed.done, left(yard)) == (60, [])
     # Twenty, and then less than five at a time.

@@ -32,7 +32,7 @@ PATH = "/checkpoints/7"
 
 @pytest.fixture
 def signals(plant: Plant) -> Signals:
-    return Signals(plant.connection, plant.keys)
+    return Signals(plant)
 
 
 def quiet(count: int) -> list[Request]:

@@ -34,7 +34,7 @@ class Yard(Lanes):
 
 def history_of(yard: Lanes | Plant) -> list[HistorySample]:
     seconds, micros = yard.connection.time()
-    return read_history(yard.connection, yard.keys, seconds * 1000 + micros // 1000)
+    return read_history(yard, seconds * 1000 + micros // 1000)
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def test_only_the_leader_writes_and_a_standby_is_shown(yard: Yard) -> None:
     yard.coordinator(name="second")
     eventually(yard.history)
 
-    view = read_yard(yard.connection, yard.keys)
+    view = read_yard(yard)
     assert view.leader is not None
     assert view.leader.name == "first"
-    standbys = read_standbys(yard.connection, yard.keys, view.leader, view.at_ms)
+    standbys = read_standbys(yard, view.leader, view.at_ms)
     assert standbys == ["second"]
     assert {one.epoch for one in yard.history()} == {1}
 
@@ -144,7 +144,7 @@ def test_after_a_kill_the_standby_continues_the_history(plant: Plant) -> None:
     killed.kill()
     plant.end_lead()
     more = [make_request() for _ in range(5)]
-    eventually(lambda: read_yard(plant.connection, plant.keys).leader, timeout_s=20)
+    eventually(lambda: read_yard(plant).leader, timeout_s=20)
     eventually(lambda: [one for one in history_of(plant) if one.epoch == 2], timeout_s=40)
     plant.push_all(more)
     plant.results(more)

@@ -15,6 +15,7 @@ from coordinator.routing.queued_request import QueuedRequest
 from tests.support.servers import Server
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import IntakeClass, Keys
+from tokenyard.protocol.yard import Yard
 
 BATCH = 8
 
@@ -28,10 +29,10 @@ def connection(broker: Server) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
-    return Intake(connection, keys, max_batch=BATCH, max_held=5 * BATCH)
+    return Intake(Yard(connection, keys), max_batch=BATCH, max_held=5 * BATCH)
 
 
-class Yard:
+class IntakeYard:
     """Clients add entries, and the test reads the intake."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, intake: Intake) -> None:
@@ -68,12 +69,12 @@ class Yard:
 
 
 @pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, intake: Intake) -> Yard:
-    return Yard(connection, keys, intake)
+def yard(connection: redis.Redis, keys: Keys, intake: Intake) -> IntakeYard:
+    return IntakeYard(connection, keys, intake)
 
 
 class TestAhead:
-    def test_a_turn_reads_a_batch_of_each_class(self, yard: Yard) -> None:
+    def test_a_turn_reads_a_batch_of_each_class(self, yard: IntakeYard) -> None:
         normal, high = yard.push(20), yard.push(5, "high")
 
         sizes = [len(yard.read()) for _ in range(4)]
@@ -81,7 +82,7 @@ class TestAhead:
         assert sizes == [BATCH + 5, BATCH, 4, 0]
         assert (yard.backlog(), yard.backlog("high")) == (normal, high)
 
-    def test_beyond_the_bound_only_entries_with_room_are_read(self, yard: Yard) -> None:
+    def test_beyond_the_bound_only_entries_with_room_are_read(self, yard: IntakeYard) -> None:
         # Given more than the backlog may have
         yard.push(10 * BATCH)
         yard.read_all()
@@ -93,7 +94,7 @@ class TestAhead:
         assert (len(yard.backlog()), len(yard.backlog("high"))) == (5 * BATCH, BATCH)
 
     def test_beyond_the_bound_each_class_is_read_as_far_as_there_is_room(
-        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+        self, yard: IntakeYard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(coordinator.dispatch.intake, "LOOK_AHEAD", 3)
         yard.push(10 * BATCH)
@@ -106,7 +107,7 @@ class TestAhead:
 
 
 class TestAgain:
-    def test_a_new_term_begins_with_the_first_entry(self, yard: Yard) -> None:
+    def test_a_new_term_begins_with_the_first_entry(self, yard: IntakeYard) -> None:
         # Given entries that were read, some of them gone since, and new ones
         ids = yard.push(20)
         yard.read_all()
@@ -123,7 +124,7 @@ class TestAgain:
         assert yard.backlog() == ids[:3] + ids[6:]
         assert yard.backlog("low") == low
 
-    def test_reading_again_is_bounded(self, yard: Yard) -> None:
+    def test_reading_again_is_bounded(self, yard: IntakeYard) -> None:
         ids = yard.push(100)
         yard.read_all()
 
@@ -138,7 +139,7 @@ class TestAgain:
         yard.leave(ids[:BATCH])
         assert [one.id for one in yard.read()] == ids[5 * BATCH : 6 * BATCH]
 
-    def test_reading_again_queues_no_entry_twice(self, yard: Yard) -> None:
+    def test_reading_again_queues_no_entry_twice(self, yard: IntakeYard) -> None:
         ids = yard.push(20)
         yard.read_all()
 
@@ -150,7 +151,7 @@ class TestAgain:
 
 
 class TestCompare:
-    def test_equal_counts_change_nothing(self, yard: Yard) -> None:
+    def test_equal_counts_change_nothing(self, yard: IntakeYard) -> None:
         yard.push(20)
         yard.read_all()
 
@@ -159,7 +160,7 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert len(yard.backlog()) == 20
 
-    def test_what_is_not_read_yet_is_not_missed(self, yard: Yard) -> None:
+    def test_what_is_not_read_yet_is_not_missed(self, yard: IntakeYard) -> None:
         ids = yard.push(20)
         yard.read()
 
@@ -169,7 +170,7 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert yard.read_all() == ids[BATCH:]
 
-    def test_entries_below_those_that_were_read_are_read(self, yard: Yard) -> None:
+    def test_entries_below_those_that_were_read_are_read(self, yard: IntakeYard) -> None:
         # Given an intake that was read, deleted and created again with lower ids
         yard.push(3, "high")
         yard.push(5)
@@ -188,7 +189,7 @@ class TestCompare:
         yard.intake.compare()
         assert yard.read_all() == []
 
-    def test_reading_an_intake_again_queues_no_entry_twice(self, yard: Yard) -> None:
+    def test_reading_an_intake_again_queues_no_entry_twice(self, yard: IntakeYard) -> None:
         # Given entries that are known, and one below them
         ids = yard.push(20)
         yard.read_all()
@@ -204,7 +205,7 @@ class TestCompare:
         assert yard.intake.backlog.get("normal", ids[5]) is queued
 
     def test_entries_that_are_gone_are_found_page_by_page(
-        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+        self, yard: IntakeYard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given cancelled requests here and there, and whole pages of them
         monkeypatch.setattr(coordinator.dispatch.intake, "PAGE", 3)
@@ -231,7 +232,7 @@ class TestCompare:
         assert not yard.intake.is_auditing
         assert set(yard.backlog()) == set(ids) - set(gone)
 
-    def test_entries_that_leave_during_an_audit_are_not_reported(self, yard: Yard) -> None:
+    def test_entries_that_leave_during_an_audit_are_not_reported(self, yard: IntakeYard) -> None:
         ids = yard.push(6)
         yard.read_all()
         yard.leave(ids[:3])
@@ -244,7 +245,7 @@ class TestCompare:
         assert [one.entry for one in yard.intake.gone()] == ids[1:3]
 
     def test_audits_do_not_follow_each_other_immediately(
-        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+        self, yard: IntakeYard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given one that has just ended
         ids = yard.push(6)
@@ -263,7 +264,7 @@ class TestCompare:
         assert yard.backlog() == ids[1:]
 
 
-def test_cancels_wake_the_leader_once(yard: Yard) -> None:
+def test_cancels_wake_the_leader_once(yard: IntakeYard) -> None:
     # Given a client that requests a cancel
     yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
@@ -278,7 +279,7 @@ def test_cancels_wake_the_leader_once(yard: Yard) -> None:
 
 
 class TestEvents:
-    def add(self, yard: Yard, count: int) -> list[str]:
+    def add(self, yard: IntakeYard, count: int) -> list[str]:
         added = [yard.connection.xadd(yard.keys.events, {"event": "changed"}) for _ in range(count)]
         return [entry.decode() for entry in added]
 
@@ -286,7 +287,7 @@ class TestEvents:
         _, events = intake.read(0, 0)
         return [event.id for event in events]
 
-    def test_each_event_is_read_once(self, yard: Yard) -> None:
+    def test_each_event_is_read_once(self, yard: IntakeYard) -> None:
         first = self.add(yard, 3)
         assert self.hear(yard.intake) == first
 
@@ -295,13 +296,15 @@ class TestEvents:
         assert self.hear(yard.intake) == []
 
     @pytest.mark.parametrize("count", [1, LOOK_AHEAD, 3 * LOOK_AHEAD])
-    def test_a_new_leader_reads_all_events_that_are_left(self, yard: Yard, count: int) -> None:
+    def test_a_new_leader_reads_all_events_that_are_left(
+        self, yard: IntakeYard, count: int
+    ) -> None:
         # Given a leader that has read events, of which it may have minded none
         events = self.add(yard, count)
         self.hear(yard.intake)
 
         # If another takes over, I expect it to read each once, in order.
-        successor = Intake(yard.connection, yard.keys, max_batch=BATCH, max_held=BATCH)
+        successor = Intake(yard, max_batch=BATCH, max_held=BATCH)
         successor.read_again()
         heard: list[str] = []
         while len(heard) < len(events):
@@ -309,7 +312,7 @@ class TestEvents:
         assert heard == events
         assert self.hear(successor) == []
 
-    def test_a_read_that_fails_loses_no_event(self, yard: Yard) -> None:
+    def test_a_read_that_fails_loses_no_event(self, yard: IntakeYard) -> None:
         # Given events, and an intake that somebody has replaced
         events = self.add(yard, 3)
         yard.connection.set(yard.keys.intake("low"), "x")

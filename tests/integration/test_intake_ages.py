@@ -30,7 +30,7 @@ class WaitingYard:
             self.connection.zadd(self.keys.line, {tenant: self.connection.zcard(self.keys.line)})
 
     def oldest_s(self) -> dict[Any, int]:
-        found = read_oldest_ms(self.connection, self.keys, NOW_MS)
+        found = read_oldest_ms(self, NOW_MS)
         return {name: age_ms // 1000 for name, age_ms in found.items()}
 
 
@@ -48,8 +48,8 @@ def test_where_all_have_tenants_the_oldest_of_each_class_counts(yard: WaitingYar
     yard.wait("normal", "bob", 90, 20)
     yard.wait("low", "bob", 500)
     assert yard.oldest_s() == {"retry": 0, "high": 0, "normal": 90, "low": 500}
-    assert read_snapshot(yard.connection, yard.keys).oldest_ms.keys() == yard.oldest_s().keys()
-    ages = read_ages_ms(yard.connection, yard.keys, ["ann", "no/name"], NOW_MS)
+    assert read_snapshot(yard).oldest_ms.keys() == yard.oldest_s().keys()
+    ages = read_ages_ms(yard, ["ann", "no/name"], NOW_MS)
     assert ages == {"ann": {"high": 0, "normal": 40_000, "low": 0}}
 
 

@@ -10,8 +10,9 @@ import redis
 
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.yard import Yard
 from worker.process.reader import LaneReader
 
 
@@ -27,12 +28,11 @@ def cancelled() -> list[str]:
 
 @pytest.fixture
 def reader(
-    yard: Yard, broker: Server, delivered: list[Assignment], cancelled: list[str]
+    yard: PlayedYard, broker: Server, delivered: list[Assignment], cancelled: list[str]
 ) -> Iterator[LaneReader]:
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         reader = LaneReader(
-            own,
-            yard.keys,
+            Yard(own, yard.keys),
             yard.worker(),
             delivered.extend,
             lambda entry, charged: cancelled.append(f"{entry} {charged}"),
@@ -44,7 +44,7 @@ def reader(
 
 
 def test_each_assignment_comes_once_and_in_order(
-    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
     worker = reader._stream.rpartition(":")[2]
     placed = [yard.assign(worker) for _ in range(3)]
@@ -57,7 +57,7 @@ def test_each_assignment_comes_once_and_in_order(
 
 
 def test_forged_entries_are_removed(
-    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
     for fields in (
         {"x": "y"},
@@ -74,7 +74,7 @@ def test_forged_entries_are_removed(
 
 
 def test_cancels_are_passed_on_and_taken_off_the_lane(
-    yard: Yard, reader: LaneReader, cancelled: list[str]
+    yard: PlayedYard, reader: LaneReader, cancelled: list[str]
 ) -> None:
     yard.connection.xadd(reader._stream, {"cancel": "7-0"})
     yard.connection.xadd(reader._stream, {"cancel": "8-0", "request": "ann/q/1"})
@@ -85,7 +85,7 @@ def test_cancels_are_passed_on_and_taken_off_the_lane(
 
 
 def test_the_lane_is_read_again_after_an_outage(
-    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
     # Given an entry that was read, and is before the reader's position
     worker = reader._stream.rpartition(":")[2]
@@ -104,7 +104,7 @@ def test_the_lane_is_read_again_after_an_outage(
 
 
 def test_nothing_is_delivered_after_a_stop(
-    yard: Yard, reader: LaneReader, delivered: list[Assignment]
+    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
 ) -> None:
     worker = reader._stream.rpartition(":")[2]
     reader.start()
@@ -116,7 +116,7 @@ def test_nothing_is_delivered_after_a_stop(
     assert delivered == []
 
 
-def test_a_cancel_comes_after_its_request(yard: Yard, broker: Server) -> None:
+def test_a_cancel_comes_after_its_request(yard: PlayedYard, broker: Server) -> None:
     """Given a request and its cancel, if one read returns both, I expect that order."""
     heard: list[str] = []
     worker = yard.worker()
@@ -125,8 +125,7 @@ def test_a_cancel_comes_after_its_request(yard: Yard, broker: Server) -> None:
     later = yard.assign(worker)
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         reader = LaneReader(
-            own,
-            yard.keys,
+            Yard(own, yard.keys),
             worker,
             lambda found: heard.extend(each.entry for each in found),
             lambda entry, _: heard.append(f"cancel {entry}"),
@@ -138,26 +137,30 @@ def test_a_cancel_comes_after_its_request(yard: Yard, broker: Server) -> None:
 
 
 def test_the_first_entry_of_a_long_read_does_not_wait_for_the_last(
-    yard: Yard, broker: Server
+    yard: PlayedYard, broker: Server
 ) -> None:
     parts: list[Sequence[Assignment]] = []
     worker = yard.worker()
     placed = [yard.assign(worker) for _ in range(100)]
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        LaneReader(own, yard.keys, worker, parts.append, lambda *_: None, block_ms=100).run_once()
+        LaneReader(
+            Yard(own, yard.keys), worker, parts.append, lambda *_: None, block_ms=100
+        ).run_once()
 
     assert [each for part in parts for each in part] == placed
     assert 2 <= len(parts) <= 10
 
 
-def test_entries_before_a_fault_are_delivered_once(yard: Yard, broker: Server) -> None:
+def test_entries_before_a_fault_are_delivered_once(yard: PlayedYard, broker: Server) -> None:
     """Given a forged entry after a request, if it cannot be removed, I expect the request."""
     delivered: list[Assignment] = []
     worker = yard.worker()
     assigned = yard.assign(worker)
     yard.connection.xadd(yard.keys.lane(worker), {"x": "y"})
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        reader = LaneReader(own, yard.keys, worker, delivered.extend, lambda *_: None, block_ms=100)
+        reader = LaneReader(
+            Yard(own, yard.keys), worker, delivered.extend, lambda *_: None, block_ms=100
+        )
         broken = mock.patch.object(own, "xdel", side_effect=redis.ConnectionError("gone"))
         with broken, pytest.raises(redis.ConnectionError):
             reader.run_once()

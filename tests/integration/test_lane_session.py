@@ -13,7 +13,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.loop_rig import INFO, finished
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.clock import MEASURE_EVERY_S
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import to_result
@@ -32,7 +32,7 @@ SPEC = ModelSpec(name="sim", path="models/sim", sampling={"temperature": 0.5})
 class Rig:
     """A lane session; the test plays the engine loop."""
 
-    def __init__(self, yard: Yard, url: str) -> None:
+    def __init__(self, yard: PlayedYard, url: str) -> None:
         self.yard = yard
         self.worker = yard.worker()
         self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
@@ -56,7 +56,7 @@ class Rig:
 
 @pytest.fixture
 def rig(connection: redis.Redis, keys: Keys, scripts: Scripts, broker: Server) -> Iterator[Rig]:
-    made = Rig(Yard(connection, keys, scripts), broker.url)
+    made = Rig(PlayedYard(connection, keys, scripts), broker.url)
     yield made
     made.session.end()
 
@@ -122,7 +122,7 @@ def test_an_ended_session_reads_nothing(rig: Rig) -> None:
 
 
 def test_deadlines_are_by_the_brokers_clock_whatever_ours_says(
-    yard: Yard, broker: Server, connection: redis.Redis, fake_clock: FakeClock
+    yard: PlayedYard, broker: Server, connection: redis.Redis, fake_clock: FakeClock
 ) -> None:
     # Given a worker whose clock is years from the broker's
     rig = Rig(yard, broker.url)

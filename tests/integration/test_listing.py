@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.counting import Counting
-from tests.support.yard import LONG_MS, QueuedRequest, Yard
+from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
 from tokenyard.admin.listed import STATES
 from tokenyard.admin.owners import Owners, find_owners
 from tokenyard.admin.requests import Query, RequestList, list_requests
@@ -21,6 +21,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Provenance, Usage, json_text, refusal
 from tokenyard.protocol.wire import Request, request_fields
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication
 
 IN_FLIGHT = frozenset({"waiting", "assigned"})
@@ -29,15 +30,15 @@ IN_FLIGHT = frozenset({"waiting", "assigned"})
 FEW = 50
 
 
-def listed(yard: Yard, **query: Any) -> RequestList:
-    return list_requests(yard.connection, yard.keys, Query(**query))
+def listed(yard: PlayedYard, **query: Any) -> RequestList:
+    return list_requests(yard, Query(**query))
 
 
-def ids(yard: Yard, **query: Any) -> list[str]:
+def ids(yard: PlayedYard, **query: Any) -> list[str]:
     return [one.id for one in listed(yard, **query).requests]
 
 
-def complete(yard: Yard, worker: str, request: Request, model: str = "adder") -> None:
+def complete(yard: PlayedYard, worker: str, request: Request, model: str = "adder") -> None:
     assignment = yard.assign(worker, request)
     said = {
         "provenance": json_text(Provenance(model, "", "vllm", "1", worker, 1)),
@@ -47,7 +48,7 @@ def complete(yard: Yard, worker: str, request: Request, model: str = "adder") ->
     yard.scripts.finish(worker, [Publication(assignment, result)])
 
 
-def one_of_each_state(yard: Yard) -> None:
+def one_of_each_state(yard: PlayedYard) -> None:
     """Six requests, each called like its state."""
     worker = yard.worker("w")
     complete(yard, worker, make_request("completed", client="ann", model="adder"))
@@ -61,19 +62,19 @@ def one_of_each_state(yard: Yard) -> None:
     yard.submit(make_request("waiting", client="bob", model="other"))
 
 
-def test_an_empty_yard_has_no_requests(yard: Yard) -> None:
+def test_an_empty_yard_has_no_requests(yard: PlayedYard) -> None:
     assert listed(yard).requests == []
     assert listed(yard).is_whole
 
 
-def test_every_state_is_found_and_can_be_asked_for(yard: Yard) -> None:
+def test_every_state_is_found_and_can_be_asked_for(yard: PlayedYard) -> None:
     one_of_each_state(yard)
     assert sorted(ids(yard)) == sorted(STATES)
     for state in STATES:
         assert ids(yard, states=frozenset({state})) == [state]
 
 
-def test_fields_of_listed_requests(yard: Yard) -> None:
+def test_fields_of_listed_requests(yard: PlayedYard) -> None:
     one_of_each_state(yard)
     found = {one.id: one for one in listed(yard).requests}
     completed, assigned, waiting = found["completed"], found["assigned"], found["waiting"]
@@ -88,7 +89,7 @@ def test_fields_of_listed_requests(yard: Yard) -> None:
     assert waiting.server_id == ledger["sid"]
 
 
-def test_clients_and_models(yard: Yard) -> None:
+def test_clients_and_models(yard: PlayedYard) -> None:
     one_of_each_state(yard)
     assert sorted(ids(yard, client="bob")) == ["expired", "failed", "waiting"]
     assert sorted(ids(yard, model="adder")) == ["assigned", "completed"]
@@ -115,12 +116,12 @@ def test_clients_and_models(yard: Yard) -> None:
         ({"tenant": "acme"}, []),
     ],
 )
-def test_ids_workers_and_errors(yard: Yard, query: dict[str, Any], found: list[str]) -> None:
+def test_ids_workers_and_errors(yard: PlayedYard, query: dict[str, Any], found: list[str]) -> None:
     one_of_each_state(yard)
     assert sorted(ids(yard, **query)) == found
 
 
-def test_requests_of_a_tenant_in_each_state(yard: Yard) -> None:
+def test_requests_of_a_tenant_in_each_state(yard: PlayedYard) -> None:
     worker = yard.worker()
     for tenant in ("acme", "bolt"):
         for state in ("waits", "runs", "done"):
@@ -136,7 +137,7 @@ def test_requests_of_a_tenant_in_each_state(yard: Yard) -> None:
     assert {one.tenant for one in listed(yard).requests} == {"acme", "bolt"}
 
 
-def test_one_id_of_several_clients(yard: Yard) -> None:
+def test_one_id_of_several_clients(yard: PlayedYard) -> None:
     for client in ("anon", "ann", "bob"):
         yard.submit(make_request("q", client=client))
     yard.push(request_fields(make_request("plain", client="cid")))
@@ -145,14 +146,14 @@ def test_one_id_of_several_clients(yard: Yard) -> None:
     assert [one.client for one in listed(yard, id="plain").requests] == ["cid"]
 
 
-def test_an_id_with_its_client_costs_no_search(yard: Yard, counting: redis.Redis) -> None:
+def test_an_id_with_its_client_costs_no_search(yard: PlayedYard, counting: redis.Redis) -> None:
     one_of_each_state(yard)
-    found = list_requests(counting, yard.keys, Query(id="failed", client="bob"))
+    found = list_requests(Yard(counting, yard.keys), Query(id="failed", client="bob"))
     assert [one.error for one in found.requests] == ["MODEL_UNAVAILABLE"]
     assert not {"SCAN", "XRANGE", "XREVRANGE"} & set(Counting.sent)
 
 
-def test_a_request_that_waits_again_is_found_by_its_fault(yard: Yard) -> None:
+def test_a_request_that_waits_again_is_found_by_its_fault(yard: PlayedYard) -> None:
     worker = yard.worker()
     yard.scripts.hand_back(worker, yard.assign(worker, make_request("q")), 0, "Out of memory")
     [found] = listed(yard, error="out of").requests
@@ -161,14 +162,14 @@ def test_a_request_that_waits_again_is_found_by_its_fault(yard: Yard) -> None:
     assert found.message == "Out of memory"
 
 
-def test_client_filter_is_not_a_glob_pattern(yard: Yard) -> None:
+def test_client_filter_is_not_a_glob_pattern(yard: PlayedYard) -> None:
     """What SCAN takes for a pattern is a name here."""
     yard.scripts.cancel("ann", "q", "for a test")
     for client in ("a*", "*", "a?n", "[a]nn", "ann\\"):
         assert ids(yard, client=client) == []
 
 
-def test_order_and_limit(yard: Yard) -> None:
+def test_order_and_limit(yard: PlayedYard) -> None:
     names = [f"q{number}" for number in range(7)]
     for name in names:
         yard.push(request_fields(make_request(name)), entry=f"{1000 + int(name[1:])}-0")
@@ -177,7 +178,7 @@ def test_order_and_limit(yard: Yard) -> None:
     assert len(ids(yard)) == 7
 
 
-def test_order_within_a_millisecond(yard: Yard) -> None:
+def test_order_within_a_millisecond(yard: PlayedYard) -> None:
     for number in range(12):
         yard.push(request_fields(make_request(f"q{number}")), entry=f"1000-{number}")
     names = [f"q{number}" for number in range(12)]
@@ -185,7 +186,7 @@ def test_order_within_a_millisecond(yard: Yard) -> None:
     assert ids(yard, limit=3) == names[:-4:-1]
 
 
-def test_listing_by_age(yard: Yard) -> None:
+def test_listing_by_age(yard: PlayedYard) -> None:
     seconds, _ = yard.connection.time()
     for name, ago_s in (("old", 600), ("young", 60), ("new", 0)):
         made = request_fields(make_request(name))
@@ -198,7 +199,7 @@ def test_listing_by_age(yard: Yard) -> None:
         assert order(both) == ["young"]
 
 
-def test_rescued_request_keeps_its_age(yard: Yard) -> None:
+def test_rescued_request_keeps_its_age(yard: PlayedYard) -> None:
     worker = yard.worker("w")
     assignment = yard.assign(worker, make_request("again"))
     yard.submit(make_request("later"))
@@ -209,28 +210,26 @@ def test_rescued_request_keeps_its_age(yard: Yard) -> None:
     assert ids(yard, oldest_first=True, limit=1) == ["again"]
 
 
-def test_control_entries_are_not_listed(yard: Yard) -> None:
+def test_control_entries_are_not_listed(yard: PlayedYard) -> None:
     worker = yard.worker("w")
     yard.connection.xadd(yard.keys.lane(worker), {"cancel": "1-0"})
     yard.push({"prompt": "from nobody"})
     assert listed(yard).requests == []
 
 
-def test_waiting_request_names_its_pause(yard: Yard) -> None:
+def test_waiting_request_names_its_pause(yard: PlayedYard) -> None:
     yard.worker("w")
     yard.scripts.register("x", LONG_MS, worker_json("x", model="other"))
     yard.submit(make_request("held", model="adder"))
     yard.submit(make_request("free", model="other"))
-    Signals(yard.connection, yard.keys).give(
-        Order(signal="PAUSE", scope="model:adder", by="kim@north", why="its driver")
-    )
+    Signals(yard).give(Order(signal="PAUSE", scope="model:adder", by="kim@north", why="its driver"))
     found = {one.id: one for one in listed(yard).requests}
     [pause] = found["held"].pauses
     assert (pause.scope, pause.by, pause.why) == ("model:adder", "kim@north", "its driver")
     assert found["free"].pauses == []
 
 
-def fill(yard: Yard, count: int, **fields: Any) -> None:
+def fill(yard: PlayedYard, count: int, **fields: Any) -> None:
     pipeline = yard.connection.pipeline(transaction=False)
     for number in range(count):
         made: Any = request_fields(make_request(f"many-{number}", **fields))
@@ -238,9 +237,11 @@ def fill(yard: Yard, count: int, **fields: Any) -> None:
     pipeline.execute()
 
 
-def test_thousands_that_wait_cost_no_more_than_a_few(yard: Yard, counting: redis.Redis) -> None:
+def test_thousands_that_wait_cost_no_more_than_a_few(
+    yard: PlayedYard, counting: redis.Redis
+) -> None:
     fill(yard, 5000)
-    found = list_requests(counting, yard.keys, Query(limit=20, states=IN_FLIGHT))
+    found = list_requests(Yard(counting, yard.keys), Query(limit=20, states=IN_FLIGHT))
     assert [one.id for one in found.requests] == [f"many-{4999 - at}" for at in range(20)]
     sent = Counting.sent
     assert 3 <= sent.count("XREVRANGE") + sent.count("XRANGE") <= 5, sent
@@ -249,29 +250,29 @@ def test_thousands_that_wait_cost_no_more_than_a_few(yard: Yard, counting: redis
     assert not {"KEYS", "SCAN"} & set(sent)
 
 
-def test_listing_reports_that_it_reached_its_limit(yard: Yard, counting: redis.Redis) -> None:
+def test_listing_reports_that_it_reached_its_limit(yard: PlayedYard, counting: redis.Redis) -> None:
     fill(yard, 3000, client="ann")
     waiting = frozenset({"waiting"})
-    found = list_requests(counting, yard.keys, Query(client="nobody", states=waiting, most=1000))
+    found = list_requests(
+        Yard(counting, yard.keys), Query(client="nobody", states=waiting, most=1000)
+    )
     assert (found.requests, found.is_whole) == ([], False)
     assert 10 <= Counting.sent.count("XREVRANGE") + Counting.sent.count("XRANGE") <= 14
-    whole = list_requests(yard.connection, yard.keys, Query(client="nobody", states=waiting))
+    whole = list_requests(yard, Query(client="nobody", states=waiting))
     assert (whole.requests, whole.is_whole) == ([], True)
 
 
-def test_scan_of_ledgers_is_limited(yard: Yard) -> None:
+def test_scan_of_ledgers_is_limited(yard: PlayedYard) -> None:
     pipeline = yard.connection.pipeline(transaction=False)
     for number in range(4000):
         pipeline.hset(yard.keys.ledger("ann", str(number)), mapping={"state": "waiting"})
     pipeline.execute()
     over = frozenset({"completed"})
     assert not listed(yard, states=over, most_keys=1000).is_whole
-    assert find_owners(yard.connection, yard.keys, "nobodys", most_keys=1000) == Owners(
-        [], is_whole=False
-    )
+    assert find_owners(yard, "nobodys", most_keys=1000) == Owners([], is_whole=False)
 
 
-def test_a_user_without_scan_sees_what_is_in_flight(yard: Yard, redis_url: str) -> None:
+def test_a_user_without_scan_sees_what_is_in_flight(yard: PlayedYard, redis_url: str) -> None:
     one_of_each_state(yard)
     name = random_name("user")
     yard.connection.execute_command(
@@ -279,11 +280,11 @@ def test_a_user_without_scan_sees_what_is_in_flight(yard: Yard, redis_url: str) 
     )  # fmt: skip
     try:
         with redis.Redis.from_url(redis_url, username=name, password="secret") as connection:
-            found = list_requests(connection, yard.keys, Query())
+            found = list_requests(Yard(connection, yard.keys), Query())
             assert not found.may_scan
             assert sorted(one.id for one in found.requests) == ["assigned", "waiting"]
             with pytest.raises(NoPermissionError):
-                find_owners(connection, yard.keys, "completed")
+                find_owners(Yard(connection, yard.keys), "completed")
     finally:
         yard.connection.execute_command("ACL", "DELUSER", name)
 
@@ -291,51 +292,51 @@ def test_a_user_without_scan_sees_what_is_in_flight(yard: Yard, redis_url: str) 
 # Whose an id is
 
 
-def test_the_only_client_that_has_an_id(yard: Yard) -> None:
+def test_the_only_client_that_has_an_id(yard: PlayedYard) -> None:
     one_of_each_state(yard)
-    assert find_owners(yard.connection, yard.keys, "completed") == Owners(["ann"])
-    assert find_owners(yard.connection, yard.keys, "waiting") == Owners(["bob"])
-    assert find_owners(yard.connection, yard.keys, "unheard-of") == Owners([])
+    assert find_owners(yard, "completed") == Owners(["ann"])
+    assert find_owners(yard, "waiting") == Owners(["bob"])
+    assert find_owners(yard, "unheard-of") == Owners([])
 
 
-def test_several_clients_that_have_an_id(yard: Yard) -> None:
+def test_several_clients_that_have_an_id(yard: PlayedYard) -> None:
     for client in ("bob", "ann"):
         yard.scripts.cancel(client, "q1", "for a test")
-    assert find_owners(yard.connection, yard.keys, "q1") == Owners(["ann", "bob"])
+    assert find_owners(yard, "q1") == Owners(["ann", "bob"])
     # anon is who is meant where nobody is named
     yard.scripts.cancel("anon", "q1", "for a test")
-    assert find_owners(yard.connection, yard.keys, "q1") == Owners(["anon"])
+    assert find_owners(yard, "q1") == Owners(["anon"])
 
 
 @pytest.mark.parametrize("name", ["q*", "q?", "[q]1", "q\\", "a/q1", "^q", "é"])
-def test_request_id_is_not_a_glob_pattern(yard: Yard, name: str) -> None:
+def test_request_id_is_not_a_glob_pattern(yard: PlayedYard, name: str) -> None:
     for other in ("q1", "qq", "q", "b/a/q1"):
         yard.scripts.cancel("bob", other, "for a test")
-    assert find_owners(yard.connection, yard.keys, name) == Owners([])
+    assert find_owners(yard, name) == Owners([])
     yard.scripts.cancel("ann", name, "for a test")
-    assert find_owners(yard.connection, yard.keys, name) == Owners(["ann"])
+    assert find_owners(yard, name) == Owners(["ann"])
 
 
-def test_the_client_of_a_plain_request_that_waits(yard: Yard) -> None:
+def test_the_client_of_a_plain_request_that_waits(yard: PlayedYard) -> None:
     yard.push(request_fields(make_request("plain", client="ann")))
-    assert find_owners(yard.connection, yard.keys, "plain") == Owners(["ann"])
+    assert find_owners(yard, "plain") == Owners(["ann"])
 
 
-def test_other_yards_are_others(yard: Yard) -> None:
+def test_other_yards_are_others(yard: PlayedYard) -> None:
     other = Keys(random_name("other"))
     yard.connection.hset(other.ledger("ann", "q1"), mapping={"state": "completed"})
-    assert find_owners(yard.connection, yard.keys, "q1") == Owners([])
+    assert find_owners(yard, "q1") == Owners([])
     assert ids(yard) == []
 
 
-def test_a_worker_that_is_paused_holds_what_is_on_its_lane(yard: Yard) -> None:
+def test_a_worker_that_is_paused_holds_what_is_on_its_lane(yard: PlayedYard) -> None:
     worker = yard.scripts.register("w", LONG_MS, worker_json("w", run_state="PAUSED"))
     yard.assign(worker, make_request("kept"))
     [kept] = listed(yard).requests
     assert [pause.scope for pause in kept.pauses] == ["worker:w"]
 
 
-def test_numbers_that_a_client_wrote_into_its_ledger(yard: Yard) -> None:
+def test_numbers_that_a_client_wrote_into_its_ledger(yard: PlayedYard) -> None:
     # The operator saw no request of anybody.
     one_of_each_state(yard)
     odd = "9" * 5000

@@ -10,7 +10,7 @@ import redis
 
 from tests.support.builders import make_worker_info
 from tests.support.waiting import eventually
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import (
     HostInfo,
@@ -29,7 +29,7 @@ HOST = HostInfo(name="host", models=[ModelInfo(name="adder")])
 class Members:
     """A membership, with its reports recorded."""
 
-    def __init__(self, yard: Yard, lease_ms: int = LONG_MS) -> None:
+    def __init__(self, yard: PlayedYard, lease_ms: int = LONG_MS) -> None:
         self.yard = yard
         self.lost: list[str] = []
         self.membership = Membership(yard.scripts, lease_ms, self.lost.append)
@@ -45,7 +45,7 @@ class Members:
 
 @pytest.fixture
 def members(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Iterator[Members]:
-    made = Members(Yard(connection, keys, scripts))
+    made = Members(PlayedYard(connection, keys, scripts))
     yield made
     made.membership.stop()
 

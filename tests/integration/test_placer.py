@@ -47,7 +47,7 @@ class Leader:
     ) -> None:
         self.lanes = lanes
         self.queue = Queue()
-        self.roster = Roster(lanes.connection, lanes.keys)
+        self.roster = Roster(lanes)
         self.token = lanes.scripts.lead("leader", LONG_MS)
         self.placer = Placer(
             lanes.scripts,

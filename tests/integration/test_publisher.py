@@ -15,10 +15,11 @@ from tests.support.builders import make_request, worker_json
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Published, Scripts, Settled
 from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
 from worker.process.outcomes import Aborted, Run, charged_name
@@ -35,7 +36,7 @@ def finished(key: str, tokens: list[int]) -> Finished:
 class Rig:
     """A publisher on a yard of its own, and its reports."""
 
-    yard: Yard
+    yard: PlayedYard
     worker: str
     publisher: Publisher
     stale: list[str]
@@ -50,13 +51,13 @@ class Rig:
 
 
 @pytest.fixture
-def rig(yard: Yard, broker: Server) -> Iterator[Rig]:
+def rig(yard: PlayedYard, broker: Server) -> Iterator[Rig]:
     worker = yard.scripts.register("w", LONG_MS, worker_json("w"))
     stale: list[str] = []
     lost: list[bool] = []
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
         publisher = Publisher(
-            Scripts(own, yard.keys),
+            Scripts(Yard(own, yard.keys)),
             worker,
             INFO,
             on_stale=lambda entry, charged: stale.append(entry + charged),

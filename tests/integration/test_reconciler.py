@@ -15,12 +15,13 @@ from tests.support.fake_clock import FakeClock
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard import Client, RequestFailed
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication, Published, Scripts
 
 
@@ -160,11 +161,11 @@ class TestRounds:
     """The reconciler by itself, in a yard that the test leads."""
 
     @pytest.fixture
-    def yard(self, broker: Server, lanes: Lanes) -> Yard:
-        return Yard(lanes.connection, lanes.keys, Scripts(lanes.connection, lanes.keys))
+    def yard(self, broker: Server, lanes: Lanes) -> PlayedYard:
+        return PlayedYard(lanes.connection, lanes.keys, Scripts(lanes))
 
     def test_rounds_continue_immediately_until_all_found_requests_are_ended(
-        self, yard: Yard, monkeypatch: pytest.MonkeyPatch
+        self, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(coordinator.recovery.reconciler, "MOST_ENDED", 10)
         for request in requests(35):
@@ -184,7 +185,7 @@ class TestRounds:
         assert set(ended) == {"normal"}
 
     def test_a_missed_entry_hurries_a_pass_but_not_all_the_time(
-        self, yard: Yard, fake_clock: FakeClock
+        self, yard: PlayedYard, fake_clock: FakeClock
     ) -> None:
         fake_clock.ticks_s = 1.0  # so that a pass takes some
         reconciler = LedgerReconciler(yard.scripts, broker_time=BrokerTime(), patience_s=60)
@@ -197,7 +198,7 @@ class TestRounds:
         reconciler.hurry()
         assert reconciler.has_more
 
-    def test_a_former_leader_is_notified(self, yard: Yard) -> None:
+    def test_a_former_leader_is_notified(self, yard: PlayedYard) -> None:
         yard.submit()
         yard.connection.delete(yard.keys.intake("normal"))
         reconciler = LedgerReconciler(yard.scripts, broker_time=BrokerTime(), patience_s=60)
@@ -211,7 +212,7 @@ class TestRounds:
             run()
 
     def test_a_user_without_scan_is_warned(
-        self, yard: Yard, broker: Server, caplog: pytest.LogCaptureFixture
+        self, yard: PlayedYard, broker: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
         name, password = f"user-{yard.keys.yard}", "secret"
         yard.connection.execute_command(
@@ -221,7 +222,7 @@ class TestRounds:
             url = broker.url.replace("//", f"//{name}:{password}@")
             with redis.Redis.from_url(url) as connection:
                 reconciler = LedgerReconciler(
-                    Scripts(connection, Keys(yard.keys.yard)),
+                    Scripts(Yard(connection, Keys(yard.keys.yard))),
                     broker_time=BrokerTime(),
                     patience_s=60,
                 )

@@ -19,6 +19,7 @@ from tokenyard.protocol.control import (
 )
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo, encode_host
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 LONG_MS = 600_000
@@ -28,10 +29,10 @@ OTHER = ModelInfo(name="other")
 
 @pytest.fixture
 def roster(connection: redis.Redis, keys: Keys) -> Roster:
-    return Roster(connection, keys)
+    return Roster(Yard(connection, keys))
 
 
-class Yard:
+class RosterYard:
     """Workers and hosts of a yard."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
@@ -57,8 +58,8 @@ class Yard:
 
 
 @pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
-    return Yard(connection, keys, scripts)
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> RosterYard:
+    return RosterYard(connection, keys, scripts)
 
 
 def given(roster: Roster) -> list[str]:
@@ -73,7 +74,7 @@ def read_again(roster: Roster) -> None:
 
 @pytest.mark.parametrize("state", WORKER_STATES)
 def test_only_a_ready_worker_with_a_model_is_given_requests(
-    yard: Yard, roster: Roster, state: str
+    yard: RosterYard, roster: Roster, state: str
 ) -> None:
     worker = yard.worker("a", state=state, model="adder")
     yard.worker("b", state=state, model="")
@@ -91,7 +92,7 @@ class TestDesiredStates:
         [(ALL, []), (model_scope("adder"), ["c"]), (worker_scope("a"), ["b", "c"])],
     )
     def test_paused_workers_have_no_lanes(
-        self, yard: Yard, roster: Roster, scope: str, left: list[str], run_state: RunState
+        self, yard: RosterYard, roster: Roster, scope: str, left: list[str], run_state: RunState
     ) -> None:
         yard.worker("a", model="adder")
         yard.worker("b", model="adder")
@@ -107,7 +108,7 @@ class TestDesiredStates:
         assert given(roster) == ["a", "b", "c"]
 
     def test_a_worker_that_is_not_running_again_yet_has_no_lane(
-        self, yard: Yard, roster: Roster
+        self, yard: RosterYard, roster: Roster
     ) -> None:
         """Given a desired state RUNNING, and a worker that has yet to obey it."""
         worker = yard.worker("a", run_state="PAUSED")
@@ -118,7 +119,7 @@ class TestDesiredStates:
         read_again(roster)
         assert given(roster) == ["a"]
 
-    def test_the_next_incarnation_is_paused_too(self, yard: Yard, roster: Roster) -> None:
+    def test_the_next_incarnation_is_paused_too(self, yard: RosterYard, roster: Roster) -> None:
         yard.tell(worker_scope("a"), "PAUSED")
         yard.worker("a")
         yard.worker("a")
@@ -127,7 +128,7 @@ class TestDesiredStates:
 
         assert [member.run_state for member in roster.members.values()] == ["PAUSED", "PAUSED"]
 
-    def test_models_of_paused_workers_are_served(self, yard: Yard, roster: Roster) -> None:
+    def test_models_of_paused_workers_are_served(self, yard: RosterYard, roster: Roster) -> None:
         """So that requests for them wait."""
         yard.worker("a", model="adder")
         yard.worker("b", model="subtractor", state="asleep", run_state="SUSPENDED")
@@ -137,7 +138,9 @@ class TestDesiredStates:
 
         assert roster.servable == {"adder", "subtractor"}
 
-    def test_unreadable_desired_states_pause_no_worker(self, yard: Yard, roster: Roster) -> None:
+    def test_unreadable_desired_states_pause_no_worker(
+        self, yard: RosterYard, roster: Roster
+    ) -> None:
         yard.worker("a")
         yard.connection.hset(yard.keys.desired, mapping={ALL: "{", b"\xff": "?"})
 
@@ -147,7 +150,9 @@ class TestDesiredStates:
 
 
 class TestHosts:
-    def test_a_host_counts_while_a_living_worker_names_it(self, yard: Yard, roster: Roster) -> None:
+    def test_a_host_counts_while_a_living_worker_names_it(
+        self, yard: RosterYard, roster: Roster
+    ) -> None:
         # Given a host with a worker, one whose worker has gone, and one without any
         yard.worker("a", state="warm", model="", controller="lives")
         gone = yard.worker("b", state="warm", model="", controller="gone")
@@ -166,7 +171,9 @@ class TestHosts:
         assert (roster.hosts, roster.servable) == ({}, set())
         assert set(roster.bases()) == {f"model of {name}" for name in ("lives", "gone", "unnamed")}
 
-    def test_a_host_whose_workers_are_lost_does_not_count(self, yard: Yard, roster: Roster) -> None:
+    def test_a_host_whose_workers_are_lost_does_not_count(
+        self, yard: RosterYard, roster: Roster
+    ) -> None:
         worker = yard.worker(controller="c")
         yard.host("c", ModelInfo(name="subtractor"))
         yard.connection.xadd(yard.keys.lane(worker), {"id": "r"})  # so it stays in the roster
@@ -177,7 +184,7 @@ class TestHosts:
         assert roster.lost == [worker]
         assert (roster.hosts, roster.servable) == ({}, set())
 
-    def test_unreadable_host_entries_are_ignored(self, yard: Yard, roster: Roster) -> None:
+    def test_unreadable_host_entries_are_ignored(self, yard: RosterYard, roster: Roster) -> None:
         yard.worker(controller="c")
         yard.host("c", ModelInfo(name="adder"))
         yard.connection.hset(yard.keys.hosts, "rubbish", "{")
@@ -188,7 +195,7 @@ class TestHosts:
         assert set(roster.hosts) == {"c"}
 
     def test_host_entries_without_workers_are_deleted_in_the_end(
-        self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
+        self, yard: RosterYard, roster: Roster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given a host with a worker, and one without
         yard.worker(controller="stays")
@@ -208,7 +215,7 @@ class TestHosts:
         assert yard.hosts() == {b"stays", b"new"}
 
     def test_a_yard_without_workers_knows_its_models(
-        self, yard: Yard, roster: Roster, fake_clock: FakeClock
+        self, yard: RosterYard, roster: Roster, fake_clock: FakeClock
     ) -> None:
         # Given hosts that have stopped, two of which could load the same
         yard.host("first", ADDER, left_ms=1)
@@ -226,7 +233,7 @@ class TestHosts:
 
     @pytest.mark.parametrize("seen_s", [120.0, LIST_KEPT_S], ids=["stopped earlier", "died"])
     def test_a_model_is_known_for_long_after_its_hosts_where_others_are(
-        self, yard: Yard, roster: Roster, fake_clock: FakeClock, seen_s: float
+        self, yard: RosterYard, roster: Roster, fake_clock: FakeClock, seen_s: float
     ) -> None:
         # Given a host that is gone, and one that is there with another list
         ago_s = LIST_KEPT_S - seen_s
@@ -251,7 +258,7 @@ class TestHosts:
         assert yard.hosts() == {b"there"}
 
     def test_a_host_that_announces_another_list_replaces_its_own(
-        self, yard: Yard, roster: Roster
+        self, yard: RosterYard, roster: Roster
     ) -> None:
         yard.host("c", ADDER, left_ms=1)
         yard.worker(controller="c", model="other")
@@ -261,7 +268,7 @@ class TestHosts:
         assert (roster.gone, roster.bases()) == ([], {"other": "other"})
 
     def test_a_host_that_is_named_again_is_kept(
-        self, yard: Yard, roster: Roster, monkeypatch: pytest.MonkeyPatch
+        self, yard: RosterYard, roster: Roster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         yard.host("c")
         roster.refresh()
@@ -276,7 +283,7 @@ class TestHosts:
 
 class TestModels:
     def test_models_are_those_that_workers_hold_and_hosts_may_load(
-        self, yard: Yard, roster: Roster
+        self, yard: RosterYard, roster: Roster
     ) -> None:
         yard.worker("a", model="adder", adapters=["roman"], controller="c")
         yard.worker("b", state="warm", model="", controller="c")
@@ -292,7 +299,9 @@ class TestModels:
             "greek": "subtractor",
         }
 
-    def test_the_name_of_a_model_is_never_an_adapters(self, yard: Yard, roster: Roster) -> None:
+    def test_the_name_of_a_model_is_never_an_adapters(
+        self, yard: RosterYard, roster: Roster
+    ) -> None:
         yard.worker("a", model="adder", adapters=["subtractor"], controller="c")
         yard.host("c", ModelInfo(name="subtractor", adapters=["adder"]))
 
@@ -300,7 +309,9 @@ class TestModels:
 
         assert roster.bases() == {"adder": "adder", "subtractor": "subtractor"}
 
-    def test_an_adapter_of_two_models_stays_with_one(self, yard: Yard, roster: Roster) -> None:
+    def test_an_adapter_of_two_models_stays_with_one(
+        self, yard: RosterYard, roster: Roster
+    ) -> None:
         yard.worker("a", model="b", adapters=["roman"])
         yard.worker("b", model="a", adapters=["roman"])
 
@@ -311,7 +322,7 @@ class TestModels:
 
 class TestJoined:
     def test_a_warm_worker_has_joined_where_it_may_get_several_models(
-        self, yard: Yard, roster: Roster
+        self, yard: RosterYard, roster: Roster
     ) -> None:
         for name, state in (("a", "warm"), ("b", "asleep"), ("c", "warming"), ("d", "attached")):
             yard.worker(name, state=state, model="", controller="c")
@@ -323,7 +334,7 @@ class TestJoined:
         assert roster.joined() == {"a", "b", "d", "e"}
 
     def test_a_warm_worker_has_not_joined_where_it_is_about_to_get_its_model(
-        self, yard: Yard, roster: Roster
+        self, yard: RosterYard, roster: Roster
     ) -> None:
         yard.worker("a", state="warm", model="", controller="c")
         yard.worker("b", state="attached", model="", controller="c")
@@ -334,7 +345,7 @@ class TestJoined:
         assert roster.joined() == {"b"}
 
     @pytest.mark.parametrize("state", ["ready", "warm", "asleep", "attached"])
-    def test_a_paused_worker_has_joined(self, yard: Yard, roster: Roster, state: str) -> None:
+    def test_a_paused_worker_has_joined(self, yard: RosterYard, roster: Roster, state: str) -> None:
         yard.worker("a", state=state)
         yard.worker("b", state="warming", model="")
         yard.tell(ALL, "SUSPENDED")
@@ -344,7 +355,7 @@ class TestJoined:
         assert roster.joined() == {"a"}
 
     def test_the_deterministic_order_includes_paused_workers(
-        self, yard: Yard, roster: Roster
+        self, yard: RosterYard, roster: Roster
     ) -> None:
         yard.worker("c")
         yard.worker("b", state="asleep", run_state="SUSPENDED")
@@ -358,7 +369,7 @@ class TestJoined:
 
 
 class TestRoom:
-    def test_lanes_follow_added_and_freed_loads(self, yard: Yard, roster: Roster) -> None:
+    def test_lanes_follow_added_and_freed_loads(self, yard: RosterYard, roster: Roster) -> None:
         """Between two readings, so that one request does not need a read of all lanes."""
         a = yard.worker("a", model="adder", lane_limit=2)
         b = yard.worker("b", model="adder", lane_limit=2)
@@ -378,7 +389,7 @@ class TestRoom:
         assert lanes.next_open("") == lanes[0]
 
     def test_lanes_of_a_paused_worker_follow_when_it_runs_again(
-        self, yard: Yard, roster: Roster
+        self, yard: RosterYard, roster: Roster
     ) -> None:
         worker = yard.worker("a", model="adder", lane_limit=2)
         yard.tell(worker_scope("a"), "PAUSED")
@@ -392,7 +403,7 @@ class TestRoom:
         read_again(roster)
         assert roster.lanes["adder"].room == 2
 
-    def test_the_time_of_last_work_is_remembered(self, yard: Yard, roster: Roster) -> None:
+    def test_the_time_of_last_work_is_remembered(self, yard: RosterYard, roster: Roster) -> None:
         """Given a worker with an entry on its lane, and one whose only entry has come and gone."""
         busy, quick, idle = (yard.worker(name, model="adder") for name in "abc")
         yard.connection.xadd(yard.keys.lane(busy), {"id": "q"})

@@ -27,7 +27,7 @@ def place(lanes: Lanes, request: Request) -> str:
 
 def why(lanes: Lanes, request_id: str) -> str:
     """The reason that `tokenyard explain` shows for the last attempt."""
-    return read_timeline(lanes.connection, lanes.keys, "anon", request_id).attempts[-1].why
+    return read_timeline(lanes, "anon", request_id).attempts[-1].why
 
 
 def prompt(first: int, count: int = 320) -> list[int]:

@@ -27,6 +27,7 @@ from tokenyard.protocol.control import (
 )
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 
@@ -151,7 +152,7 @@ def test_of_two_operators_who_pause_at_once_one_is_redundant(
     # Given somebody who pauses between this operator's look and change
     def interrupted(self: Scripts, order: Order, seen: bytes, now: DesiredState) -> str | None:
         monkeypatch.undo()
-        Signals(connection, keys).give(PAUSE)
+        Signals(Yard(connection, keys)).give(PAUSE)
         return self.signal(order, seen, now)
 
     monkeypatch.setattr(Scripts, "signal", interrupted)
@@ -170,7 +171,7 @@ def test_signal_that_became_invalid_is_refused(
 
     def interrupted(self: Scripts, order: Order, seen: bytes, now: DesiredState) -> str | None:
         monkeypatch.undo()
-        Signals(connection, keys).give(Order(signal="UNPAUSE"))
+        Signals(Yard(connection, keys)).give(Order(signal="UNPAUSE"))
         return self.signal(order, seen, now)
 
     monkeypatch.setattr(Scripts, "signal", interrupted)

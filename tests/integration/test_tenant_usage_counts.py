@@ -29,7 +29,7 @@ class UsedYard:
         self.connection.hincrby(self.keys.usage(tenant), f"{self.day} {model} {what}", count)
 
     def read(self, what: str = "in", token: str = "1:c", tenant: str = "ann") -> int:
-        found = self.counts.read(self.connection, self.keys, token, [tenant], MODELS)
+        found = self.counts.read(self, token, [tenant], MODELS)
         return found[tenant][what]
 
 
@@ -96,6 +96,6 @@ def test_what_is_no_hash_hides_no_other_tenant(yard: UsedYard) -> None:
     yard.connection.set(yard.keys.usage("odd"), "x")
     tenants = ["odd", "ann"]
     for _ in range(2):
-        found = yard.counts.read(yard.connection, yard.keys, "1:c", tenants, MODELS)
+        found = yard.counts.read(yard, "1:c", tenants, MODELS)
         yard.use(2)
     assert (found["odd"]["in"], found["ann"]["in"]) == (0, 2)

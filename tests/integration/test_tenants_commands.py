@@ -20,6 +20,7 @@ from tokenyard.cli import main
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+from tokenyard.protocol.yard import Yard
 
 Command = Callable[..., Result]
 FILE = """
@@ -99,10 +100,10 @@ def test_two_operators_at_once_both_count(connection: redis.Redis, yard: Keys) -
     # Given an operator whose change comes between reading and writing of another one's
     def slow(before: TenantSettings) -> TenantSettings:
         if not stored(connection, yard):
-            set_tenant(connection, yard, "ann", lambda _: TenantSettings(max_tokens=7))
+            set_tenant(Yard(connection, yard), "ann", lambda _: TenantSettings(max_tokens=7))
         return TenantSettings(weight=2, max_tokens=before.max_tokens)
 
-    set_tenant(connection, yard, "ann", slow)
+    set_tenant(Yard(connection, yard), "ann", slow)
     assert stored(connection, yard) == {"ann": {"weight": 2, "max_tokens": 7}}
 
 
@@ -246,7 +247,7 @@ def test_settings_that_cannot_be_read_are_said_and_repaired(
     text = command("list").stdout
     assert "cannot be read: set them again" in " ".join(text.split())
     assert "\x1b" not in text
-    (one,) = read_tenants(connection, yard)
+    (one,) = read_tenants(Yard(connection, yard))
     assert (one.waiting, one.running, one.is_readable) == (0, 0, False)
     assert "~ ann" not in command("apply", str(file), "--yes").stdout
     assert set(stored(connection, yard)) == {"research", "team:eu"}

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from tests.support.builders import make_request, make_result, worker_json
 from tests.support.servers import Server
-from tests.support.yard import LONG_MS, QueuedRequest, Yard
+from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
 from tokenyard.admin.history import SnapshotHistory, read_snapshot
 from tokenyard.admin.line import read_line, shares_between
 from tokenyard.admin.owners import find_owners
@@ -31,12 +31,12 @@ Command = Callable[..., Result]
 
 
 @pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Yard:
-    return Yard(connection, keys, scripts)
+def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
+    return PlayedYard(connection, keys, scripts)
 
 
 @pytest.fixture
-def command(broker: Server, yard: Yard) -> Command:
+def command(broker: Server, yard: PlayedYard) -> Command:
     def run(*words: str) -> Result:
         options = ["--redis-url", broker.url, "--yard", yard.keys.yard]
         return CliRunner().invoke(main, [*options, *words])
@@ -44,7 +44,7 @@ def command(broker: Server, yard: Yard) -> Command:
     return run
 
 
-def submit(yard: Yard, tenant: str, count: int = 1, name: str = "") -> list[QueuedRequest]:
+def submit(yard: PlayedYard, tenant: str, count: int = 1, name: str = "") -> list[QueuedRequest]:
     """Requests of a tenant, under a client of its name."""
     requests = [
         make_request(f"{name}{at}" if name else None, tenant=tenant, client=tenant or "anon")
@@ -59,7 +59,7 @@ def submit(yard: Yard, tenant: str, count: int = 1, name: str = "") -> list[Queu
 
 
 def serve(
-    yard: Yard, worker: str, waiting: QueuedRequest, tokens: int, weight: float = 1.0
+    yard: PlayedYard, worker: str, waiting: QueuedRequest, tokens: int, weight: float = 1.0
 ) -> None:
     """Dispatch a request, and end it with so many tokens."""
     charge = Charge(waiting.request.tenant, 100 / weight, 1 / weight, 2 / weight, "sim")
@@ -70,20 +70,20 @@ def serve(
     yard.scripts.finish(worker, [Publication(assignment, result)])
 
 
-def settle(yard: Yard, **weights: float) -> None:
+def settle(yard: PlayedYard, **weights: float) -> None:
     wanted = {name: TenantSettings(weight=weight) for name, weight in weights.items()}
-    assert apply_changes(yard.connection, yard.keys, changes_to({}, wanted))
+    assert apply_changes(yard, changes_to({}, wanted))
 
 
-def test_a_yard_without_tenants_has_nobody_in_line(yard: Yard, command: Command) -> None:
+def test_a_yard_without_tenants_has_nobody_in_line(yard: PlayedYard, command: Command) -> None:
     yard.submit()
-    line = read_line(yard.connection, yard.keys)
+    line = read_line(yard)
     assert (line.tenants, line.waiting) == ((), 0)
     assert "enant" not in command("info").stdout
 
 
 def test_info_shows_who_waits_with_the_share_that_each_should_have(
-    yard: Yard, command: Command
+    yard: PlayedYard, command: Command
 ) -> None:
     settle(yard, ann=3)
     submit(yard, "ann", 5)
@@ -97,38 +97,38 @@ def test_info_shows_who_waits_with_the_share_that_each_should_have(
     assert "7 requests of tenants waiting" in command("top", "--once", "--interval", "0.1").stdout
 
 
-def test_the_share_had_is_what_was_served_between_two_looks(yard: Yard) -> None:
+def test_the_share_had_is_what_was_served_between_two_looks(yard: PlayedYard) -> None:
     # Given two tenants with the weights 1 and 3, and one that comes back after a rest
     settle(yard, ann=1, bob=3)
     worker = yard.worker()
     ann, bob = submit(yard, "ann", 5), submit(yard, "bob", 5)
     submit(yard, "cem", 1)
     history = SnapshotHistory()
-    history.add(read_snapshot(yard.connection, yard.keys))
+    history.add(read_snapshot(yard))
     assert history.tenant_shares() == {}
 
     # If ann is served 20 tokens and bob 60,
     serve(yard, worker, ann[0], 10)
     serve(yard, worker, ann[1], 10)
     serve(yard, worker, bob[0], 60, weight=3)
-    history.add(read_snapshot(yard.connection, yard.keys))
+    history.add(read_snapshot(yard))
 
     # I expect their shares of what both have had.
     shares = history.tenant_shares()
     assert shares == pytest.approx({"ann": 0.25, "bob": 0.75, "cem": 0})
 
 
-def test_what_rest_has_added_is_nothing_that_a_tenant_has_had(yard: Yard) -> None:
+def test_what_rest_has_added_is_nothing_that_a_tenant_has_had(yard: PlayedYard) -> None:
     worker = yard.worker()
     ann, _ = submit(yard, "ann", 3), submit(yard, "bob", 1)
-    before = read_line(yard.connection, yard.keys)
+    before = read_line(yard)
     serve(yard, worker, ann[0], 50)
     yard.connection.zadd(yard.keys.line, {"bob": 500})  # as if it had been served much
     yard.connection.zadd(yard.keys.service, {"bob": 500})
     yard.connection.zrem(yard.keys.line, "ann")
     # If ann comes back and is put beside bob,
     submit(yard, "ann", 1)
-    now = read_line(yard.connection, yard.keys)
+    now = read_line(yard)
     ann_now, ann_before = now.of("ann"), before.of("ann")
     assert ann_now
     assert ann_before
@@ -138,14 +138,14 @@ def test_what_rest_has_added_is_nothing_that_a_tenant_has_had(yard: Yard) -> Non
 
 
 def test_explain_names_the_tenants_that_are_served_before_and_why(
-    yard: Yard, command: Command
+    yard: PlayedYard, command: Command
 ) -> None:
     yard.scripts.register("w", LONG_MS, worker_json("w"))
     settle(yard, ann=1, bob=3)
     submit(yard, "ann", 2, "a")
     submit(yard, "bob", 1, "b")
     yard.connection.zadd(yard.keys.line, {"ann": 200, "bob": 100})
-    timeline = read_timeline(yard.connection, yard.keys, "ann", "a1")
+    timeline = read_timeline(yard, "ann", "a1")
     assert (timeline.tenant, timeline.before) == ("ann", ["bob"])
     text = " ".join(command("explain", "a1", "--client", "ann").stdout.split())
     assert "tenant ann has 2 waiting: 2 normal; served before it" in text
@@ -165,31 +165,33 @@ def test_explain_names_the_tenants_that_are_served_before_and_why(
     assert "requests of no tenant share with 2 tenants" in text
 
 
-def test_a_tenants_requests_are_listed_found_and_emptied(yard: Yard, command: Command) -> None:
+def test_a_tenants_requests_are_listed_found_and_emptied(
+    yard: PlayedYard, command: Command
+) -> None:
     submit(yard, "ann", 3, "a")
     submit(yard, "bob", 2, "b")
     yard.submit(make_request("plain"))
     query = Query(states=frozenset({"waiting"}))
-    found = list_requests(yard.connection, yard.keys, query).requests
+    found = list_requests(yard, query).requests
     assert {one.id for one in found} == {"a0", "a1", "a2", "b0", "b1", "plain"}
     yard.connection.delete(yard.keys.ledger("bob", "b1"))
-    assert find_owners(yard.connection, yard.keys, "b1").clients == ["bob"]
+    assert find_owners(yard, "b1").clients == ["bob"]
     done = json.loads(command("empty", "--class", "high", "--yes", "--json").stdout)
     assert done["cancelled"] == {"high": 0}
     done = json.loads(command("empty", "--yes", "--json").stdout)
     assert done["cancelled"]["normal"] == 6
-    assert read_line(yard.connection, yard.keys).tenants == ()
+    assert read_line(yard).tenants == ()
 
 
-def test_usage_is_what_the_results_have(yard: Yard, command: Command) -> None:
+def test_usage_is_what_the_results_have(yard: PlayedYard, command: Command) -> None:
     worker = yard.worker()
     for waiting in submit(yard, "ann", 3):
         serve(yard, worker, waiting, 7)
-    (row,) = read_usage(yard.connection, yard.keys, ["ann"], days=1)
+    (row,) = read_usage(yard, ["ann"], days=1)
     assert (row.model, row.requests, row.tokens_out, row.failed) == ("sim", 3, 21, 0)
     assert row.wait_p99_ms is not None
     assert "3 requests" in command("tenants", "usage").stdout
-    (one,) = read_tenants(yard.connection, yard.keys)
+    (one,) = read_tenants(yard)
     assert (one.name, one.waiting, one.running) == ("ann", 0, 0)
 
 
@@ -201,15 +203,15 @@ def looked_at(command: Command) -> str:
 
 
 def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
-    yard: Yard, command: Command
+    yard: PlayedYard, command: Command
 ) -> None:
     # Given a tenant with room for the 3 tokens and 16 more of four requests in a minute
     command("tenants", "set", "ann", "--tokens-per-minute", "80", "--tokens-per-day", "1000")
     submit(yard, "ann", 15)
-    (one,) = read_tenants(yard.connection, yard.keys)
+    (one,) = read_tenants(yard)
     assert one.waiting == 4
     assert one.refused == one.refused_lately == {"tokens_per_minute": 11}
-    assert read_windows(yard.connection, yard.keys, "ann") == {
+    assert read_windows(yard, "ann") == {
         "tokens_per_minute": 76,
         "tokens_per_day": 76,
     }
@@ -230,7 +232,9 @@ def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
     assert "none at its limits" in looked_at(command)
 
 
-def test_the_doctor_names_a_tenant_that_is_held_all_the_time(yard: Yard, command: Command) -> None:
+def test_the_doctor_names_a_tenant_that_is_held_all_the_time(
+    yard: PlayedYard, command: Command
+) -> None:
     # Given a tenant that runs as many as it may, with others that have just come
     command("tenants", "set", "ann", "--max-running-requests", "2")
     submit(yard, "ann", 7)

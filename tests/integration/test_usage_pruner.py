@@ -18,6 +18,7 @@ from tokenyard import clock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.usage import KEPT_DAYS, day_before
+from tokenyard.protocol.yard import Yard
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def test_a_leader_keeps_the_last_days(broker: Server) -> None:
 class TestPieces:
     @pytest.fixture
     def pruner(self, connection: redis.Redis, keys: Keys) -> Iterator[UsagePruner]:
-        return UsagePruner(connection, keys, BrokerTime())
+        return UsagePruner(Yard(connection, keys), BrokerTime())
 
     def test_a_turn_reads_a_bounded_part(
         self, connection: redis.Redis, keys: Keys, pruner: UsagePruner

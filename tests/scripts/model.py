@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tests.support.builders import make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
@@ -134,7 +134,7 @@ class Snapshot:
     tenants_waiting: list[int] = field(default_factory=list)  # by class, then together
 
     @classmethod
-    def take(cls, yard: Yard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
+    def take(cls, yard: PlayedYard, workers: Iterable[str], known: dict[Name, Known]) -> Self:
         """Read the yard."""
         workers, keys = list(workers), yard.keys
         with yard.connection.pipeline(transaction=False) as pipe:

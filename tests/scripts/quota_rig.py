@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.scripts.tenant_rig import TOKENS
 from tests.support.builders import make_request
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.scripts import Acceptance, Submitted
@@ -20,7 +20,7 @@ WIDTH = {"tokens_per_minute": ("m", 5_000, 13), "tokens_per_day": ("d", 1_800_00
 WINDOWS = sorted(WIDTH)
 
 
-def limit(yard: Yard, tenant: str = "acme", **limits: object) -> None:
+def limit(yard: PlayedYard, tenant: str = "acme", **limits: object) -> None:
     """Set the limits of a tenant."""
     yard.connection.hset(yard.keys.tenants, tenant, encode_tenant(TenantSettings(**limits)))
 
@@ -30,11 +30,11 @@ def ask(tenant: str = "acme", **fields: object) -> Request:
     return make_request(tenant=tenant, tokens=range(TOKENS), params=params, **fields)
 
 
-def submit(yard: Yard, count: int = 1, priority_class="normal") -> Sequence[Acceptance]:
+def submit(yard: PlayedYard, count: int = 1, priority_class="normal") -> Sequence[Acceptance]:
     return yard.scripts.submit(priority_class, [ask() for _ in range(count)])
 
 
-def accept(yard: Yard) -> QueuedRequest:
+def accept(yard: PlayedYard) -> QueuedRequest:
     """Submit one request, which must be accepted."""
     request = ask()
     [accepted] = yard.scripts.submit("normal", [request])
@@ -47,7 +47,7 @@ def codes(answers: Sequence[Acceptance]) -> list[Submitted]:
     return [answer.code for answer in answers]
 
 
-def counted(yard: Yard, window: str) -> int:
+def counted(yard: PlayedYard, window: str) -> int:
     """The tokens that a window counts."""
     mark = WIDTH[window][0]
     fields = yard.connection.hgetall(yard.keys.tenant("acme"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tests.support.builders import make_request
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.replies import ErrorInfo, Reply, Usage, json_text
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
@@ -18,7 +18,7 @@ from tokenyard.scripts import (
 TOKENS = 10  # of each prompt here
 
 
-def submit(yard: Yard, tenant: str = "acme", priority_class: str = "normal") -> QueuedRequest:
+def submit(yard: PlayedYard, tenant: str = "acme", priority_class: str = "normal") -> QueuedRequest:
     """Submit a request of a tenant."""
     request = make_request(tenant=tenant, tokens=range(TOKENS))
     (accepted,) = yard.scripts.submit(priority_class, [request])
@@ -26,7 +26,9 @@ def submit(yard: Yard, tenant: str = "acme", priority_class: str = "normal") -> 
     return QueuedRequest(request, intake, entry)
 
 
-def dispatch(yard: Yard, worker: str, waiting: QueuedRequest, amount: float = 100) -> Assignment:
+def dispatch(
+    yard: PlayedYard, worker: str, waiting: QueuedRequest, amount: float = 100
+) -> Assignment:
     """Charge a waiting request and move it onto a lane."""
     tenant = waiting.request.tenant
     charge = Charge(tenant, amount, 1.0, 2.0, "adder")
@@ -58,7 +60,7 @@ def generated(assignment: Assignment, output: int, tokens: int | None = TOKENS) 
     return CancelledUse(request.client, request.id, assignment.entry, tokens, output=output)
 
 
-def line(yard: Yard) -> dict[str, float]:
+def line(yard: PlayedYard) -> dict[str, float]:
     """Who is in line, with what they have had."""
     return {
         tenant.decode(): had
@@ -66,11 +68,11 @@ def line(yard: Yard) -> dict[str, float]:
     }
 
 
-def service(yard: Yard, tenant: str = "acme") -> float | None:
+def service(yard: PlayedYard, tenant: str = "acme") -> float | None:
     return yard.connection.zscore(yard.keys.service, tenant)
 
 
-def counts(yard: Yard, tenant: str = "acme") -> dict[str, int]:
+def counts(yard: PlayedYard, tenant: str = "acme") -> dict[str, int]:
     """The counts of a tenant that are not 0."""
     fields = yard.connection.hgetall(yard.keys.tenant(tenant))
     return {
@@ -80,7 +82,7 @@ def counts(yard: Yard, tenant: str = "acme") -> dict[str, int]:
     }
 
 
-def usage(yard: Yard, tenant: str = "acme") -> dict[str, int]:
+def usage(yard: PlayedYard, tenant: str = "acme") -> dict[str, int]:
     """What a tenant has used, without the day and the waits."""
     fields = yard.connection.hgetall(yard.keys.usage(tenant))
     named = {name.decode().partition(" ")[2]: int(count) for name, count in fields.items()}

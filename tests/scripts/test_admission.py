@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tests.support.yard import QueuedRequest, Yard, requests
+from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.keys import PRIORITY_CLASSES, TENANTS_QUEUED_TOKENS
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Publication, Submitted
@@ -16,12 +16,14 @@ from tokenyard.scripts import Acceptance, Publication, Submitted
 FAR_MS = 9_999_999_999_999
 
 
-def tell(yard: Yard, **limits: float) -> None:
+def tell(yard: PlayedYard, **limits: float) -> None:
     """Write limits and rate as the leader does."""
     yard.connection.hset(yard.keys.info, mapping=limits)
 
 
-def submit(yard: Yard, *wanted: Request, priority_class="normal", **how) -> Sequence[Acceptance]:
+def submit(
+    yard: PlayedYard, *wanted: Request, priority_class="normal", **how
+) -> Sequence[Acceptance]:
     return yard.scripts.submit(priority_class, wanted, **how)
 
 
@@ -29,12 +31,14 @@ def sized(tokens: int) -> Request:
     return make_request(tokens=range(tokens))
 
 
-def now_ms(yard: Yard) -> int:
+def now_ms(yard: PlayedYard) -> int:
     seconds, micros = yard.connection.time()
     return int(seconds * 1000 + micros // 1000)
 
 
-def test_position_counts_all_requests_that_are_served_earlier(yard: Yard, worker: str) -> None:
+def test_position_counts_all_requests_that_are_served_earlier(
+    yard: PlayedYard, worker: str
+) -> None:
     """Given retries and other classes, I expect only those that are served earlier to count."""
     yard.assign(worker)
     yard.lose(worker)
@@ -48,7 +52,7 @@ def test_position_counts_all_requests_that_are_served_earlier(yard: Yard, worker
     assert [position(name) for name in ("low", "normal", "high")] == [1 + 2 + 3 + 4, 1 + 2 + 3, 3]
 
 
-def test_requests_of_a_burst_have_successive_positions(yard: Yard) -> None:
+def test_requests_of_a_burst_have_successive_positions(yard: PlayedYard) -> None:
     tell(yard, rate=10)
 
     answers = submit(yard, *requests(3))
@@ -57,7 +61,7 @@ def test_requests_of_a_burst_have_successive_positions(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 0])
-def test_without_a_measured_rate_there_is_no_estimate(yard: Yard, rate) -> None:
+def test_without_a_measured_rate_there_is_no_estimate(yard: PlayedYard, rate) -> None:
     if rate is not None:
         tell(yard, rate=rate)
 
@@ -75,7 +79,7 @@ def test_without_a_measured_rate_there_is_no_estimate(yard: Yard, rate) -> None:
     ],
 )
 def test_full_yard_returns_the_likely_time_of_a_free_place(
-    yard: Yard, told: dict[str, float], retry_after_ms: int
+    yard: PlayedYard, told: dict[str, float], retry_after_ms: int
 ) -> None:
     tell(yard, max_num_queued_reqs=2, **told)
     submit(yard, *requests(2))
@@ -94,7 +98,7 @@ def test_full_yard_returns_the_likely_time_of_a_free_place(
     ],
 )
 def test_retry_pauses_of_a_long_queue_have_jitter(
-    yard: Yard, queued: int, rate: int, pause_ms: int
+    yard: PlayedYard, queued: int, rate: int, pause_ms: int
 ) -> None:
     tell(yard, max_num_queued_reqs=queued, rate=rate)
     submit(yard, *requests(queued))
@@ -106,7 +110,7 @@ def test_retry_pauses_of_a_long_queue_have_jitter(
     assert len(times) > 20, "they do not all come back at the same moment"
 
 
-def test_later_requests_of_a_refused_burst_retry_later(yard: Yard) -> None:
+def test_later_requests_of_a_refused_burst_retry_later(yard: PlayedYard) -> None:
     tell(yard, max_num_queued_reqs=1, rate=1)
 
     first, *_, last = submit(yard, *requests(12))[1:]
@@ -114,7 +118,7 @@ def test_later_requests_of_a_refused_burst_retry_later(yard: Yard) -> None:
     assert last.retry_after_ms > 5 * first.retry_after_ms
 
 
-def test_overfull_yard_returns_longer_retry_pauses(yard: Yard) -> None:
+def test_overfull_yard_returns_longer_retry_pauses(yard: PlayedYard) -> None:
     tell(yard, max_num_queued_reqs=2, rate=2)
     for request in requests(5):
         yard.push({"id": request.id, "prompt": "x"}, request)
@@ -126,7 +130,7 @@ def test_overfull_yard_returns_longer_retry_pauses(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reqs", "tokens"])
-def test_reserved_room_is_for_higher_classes_only(yard: Yard, kind: str) -> None:
+def test_reserved_room_is_for_higher_classes_only(yard: PlayedYard, kind: str) -> None:
     """If low or normal requests flood the yard, I expect higher classes to be accepted."""
     tell(yard, **{f"max_num_queued_{kind}": 10}, max_normal_share=0.7, max_low_share=0.4)
 
@@ -141,7 +145,7 @@ def test_reserved_room_is_for_higher_classes_only(yard: Yard, kind: str) -> None
     assert accepted == {"low": 4, "normal": 3, "high": 3}
 
 
-def test_a_flood_of_higher_classes_leaves_room_for_low_ones(yard: Yard) -> None:
+def test_a_flood_of_higher_classes_leaves_room_for_low_ones(yard: PlayedYard) -> None:
     tell(yard, max_num_queued_reqs=10, max_normal_share=0.7, max_low_share=0.4)
     yard.scripts.submit("high", [one("high", number) for number in range(8)])
 
@@ -155,7 +159,7 @@ def one(name: str, number: int) -> Request:
     return make_request(f"{name}-{number}", prompt="abcd")
 
 
-def test_queued_tokens_are_bounded(yard: Yard) -> None:
+def test_queued_tokens_are_bounded(yard: PlayedYard) -> None:
     tell(yard, max_num_queued_tokens=100)
 
     answers = submit(yard, sized(60), sized(50), sized(40), sized(1))
@@ -166,7 +170,7 @@ def test_queued_tokens_are_bounded(yard: Yard) -> None:
     assert yard.queued_tokens() == 100
 
 
-def test_request_larger_than_the_bound_is_accepted_only_by_an_empty_yard(yard: Yard) -> None:
+def test_request_larger_than_the_bound_is_accepted_only_by_an_empty_yard(yard: PlayedYard) -> None:
     """Given a request above the bound, I expect an idle yard to accept it."""
     tell(yard, max_num_queued_tokens=100)
 
@@ -175,7 +179,7 @@ def test_request_larger_than_the_bound_is_accepted_only_by_an_empty_yard(yard: Y
     assert (first.code, second.code) == (Submitted.ACCEPTED, Submitted.FULL)
 
 
-def test_refused_requests_add_nothing_to_the_count(yard: Yard) -> None:
+def test_refused_requests_add_nothing_to_the_count(yard: PlayedYard) -> None:
     tell(yard, max_num_queued_reqs=1)
     waiting = yard.submit(sized(10))
 
@@ -184,7 +188,7 @@ def test_refused_requests_add_nothing_to_the_count(yard: Yard) -> None:
     assert yard.queued_tokens() == 10
 
 
-def test_an_unmeetable_deadline_is_refused_on_request(yard: Yard) -> None:
+def test_an_unmeetable_deadline_is_refused_on_request(yard: PlayedYard) -> None:
     tell(yard, rate=1)
     submit(yard, *requests(5))
     soon = make_request(deadline_ms=now_ms(yard) + 2000)
@@ -204,7 +208,7 @@ def test_an_unmeetable_deadline_is_refused_on_request(yard: Yard) -> None:
         pytest.param(0, 1, id="no rate"),
     ],
 )
-def test_a_deadline_is_accepted(yard: Yard, rate: int, deadline_ms: int | None) -> None:
+def test_a_deadline_is_accepted(yard: PlayedYard, rate: int, deadline_ms: int | None) -> None:
     tell(yard, rate=rate)
     submit(yard, *requests(5))
 
@@ -213,7 +217,7 @@ def test_a_deadline_is_accepted(yard: Yard, rate: int, deadline_ms: int | None) 
     assert accepted.code is Submitted.ACCEPTED
 
 
-def test_intake_emptied_by_hand_resets_the_count(yard: Yard) -> None:
+def test_intake_emptied_by_hand_resets_the_count(yard: PlayedYard) -> None:
     tell(yard, max_num_queued_tokens=100)
     yard.submit(sized(90))
     yard.connection.xtrim(yard.keys.intake("normal"), maxlen=0)
@@ -222,7 +226,7 @@ def test_intake_emptied_by_hand_resets_the_count(yard: Yard) -> None:
     assert yard.queued_tokens() == 50
 
 
-def test_negative_count_does_not_raise_the_bound(yard: Yard) -> None:
+def test_negative_count_does_not_raise_the_bound(yard: PlayedYard) -> None:
     """Given a count that an operator made invalid, I expect the bound to hold immediately."""
     tell(yard, max_num_queued_tokens=100)
     yard.connection.hset(yard.keys.tally, "queued_tokens", -1000)
@@ -235,7 +239,7 @@ def test_negative_count_does_not_raise_the_bound(yard: Yard) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_count_equals_the_queued_tokens_after_every_change(
-    yard: Yard, worker: str, seed: int
+    yard: PlayedYard, worker: str, seed: int
 ) -> None:
     """If requests leave the intake in every way and return, I expect an exact count."""
     draw = random.Random(seed)

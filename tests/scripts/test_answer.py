@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import refusal
@@ -17,7 +17,7 @@ from tokenyard.scripts import Answered, Publication, destination
 
 @pytest.mark.parametrize("kind", [make_request, framed])
 @pytest.mark.parametrize("pushed", [True, False])
-def test_waiting_request_gets_its_result(yard: Yard, kind, pushed: bool) -> None:
+def test_waiting_request_gets_its_result(yard: PlayedYard, kind, pushed: bool) -> None:
     request = kind(result_ttl_s=10_000)
     fields = request_fields(request)
     waiting = yard.push(fields, request, "high") if pushed else yard.submit(request)
@@ -37,7 +37,7 @@ def test_waiting_request_gets_its_result(yard: Yard, kind, pushed: bool) -> None
         assert yard.lives_for(key, 10_000)
 
 
-def test_invalid_entry_with_an_id_gets_a_failed_result(yard: Yard) -> None:
+def test_invalid_entry_with_an_id_gets_a_failed_result(yard: PlayedYard) -> None:
     refused = Refused("q1", "anon", "", Code.INVALID_REQUEST, "prompt: is empty")
     entry = yard.push({"id": "q1", "prompt": ""}).entry
     reply = refusal(refused, refused.code, refused.message)
@@ -58,14 +58,14 @@ def test_invalid_entry_with_an_id_gets_a_failed_result(yard: Yard) -> None:
     ],
 )
 def test_state_of_the_ledger_is_the_status(
-    yard: Yard, waiting: QueuedRequest, code: Code, status: str
+    yard: PlayedYard, waiting: QueuedRequest, code: Code, status: str
 ) -> None:
     yard.answer(waiting, code)
 
     assert yard.ledger(waiting.request)["state"] == status
 
 
-def test_request_on_a_lane_is_not_answered(yard: Yard, waiting: QueuedRequest) -> None:
+def test_request_on_a_lane_is_not_answered(yard: PlayedYard, waiting: QueuedRequest) -> None:
     yard.place(waiting, yard.worker())
 
     assert yard.answer(waiting) is Answered.GONE
@@ -75,7 +75,7 @@ def test_request_on_a_lane_is_not_answered(yard: Yard, waiting: QueuedRequest) -
 @pytest.mark.parametrize("state", ["waiting", "assigned", "completed", "failed"])
 @pytest.mark.parametrize("intake", ["normal", "high"])
 def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
-    yard: Yard, worker: str, intake: IntakeClass, state: str
+    yard: PlayedYard, worker: str, intake: IntakeClass, state: str
 ) -> None:
     """Given a running request, I expect an invalid duplicate not to fail it."""
     first = yard.submit()
@@ -94,7 +94,7 @@ def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
     assert twin.entry not in [entry for entry, _ in yard.intake(intake)]
 
 
-def test_rescued_request_keeps_its_published_tokens(yard: Yard, worker: str) -> None:
+def test_rescued_request_keeps_its_published_tokens(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [1, 2]))])
@@ -109,7 +109,7 @@ def test_rescued_request_keeps_its_published_tokens(yard: Yard, worker: str) -> 
     assert yard.ledger(request)["sid"] == assignment.sid
 
 
-def test_a_short_result_ttl_does_not_shorten_the_life_of_other_results(yard: Yard) -> None:
+def test_a_short_result_ttl_does_not_shorten_the_life_of_other_results(yard: PlayedYard) -> None:
     yard.answer(yard.submit(framed(client="ann", result_ttl_s=10_000)))
     yard.answer(yard.submit(framed(client="ann", result_ttl_s=10)))
 
@@ -117,7 +117,7 @@ def test_a_short_result_ttl_does_not_shorten_the_life_of_other_results(yard: Yar
 
 
 def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
-    yard: Yard, worker: str
+    yard: PlayedYard, worker: str
 ) -> None:
     """Given a retry that is given up, I expect the letter to have its history."""
     request = make_request(stream=True)
@@ -143,7 +143,7 @@ def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
 
 @pytest.mark.parametrize("why_not", ["succeeded", "twin", "gone"])
 def test_dead_letter_is_written_only_with_the_answer(
-    yard: Yard, waiting: QueuedRequest, why_not: str
+    yard: PlayedYard, waiting: QueuedRequest, why_not: str
 ) -> None:
     if why_not == "succeeded":
         yard.depose()
@@ -156,7 +156,7 @@ def test_dead_letter_is_written_only_with_the_answer(
     assert yard.connection.xlen(yard.keys.dead) == 0
 
 
-def test_an_answered_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> None:
+def test_an_answered_plain_entry_leaves_its_digest_in_the_ledger(yard: PlayedYard) -> None:
     request = make_request()
     waiting = yard.push(request_fields(request), request)
 
@@ -165,7 +165,7 @@ def test_an_answered_plain_entry_leaves_its_digest_in_the_ledger(yard: Yard) -> 
     assert yard.ledger(request)["digest"] == "abc"
 
 
-def test_another_request_under_a_known_id_is_a_dead_letter(yard: Yard) -> None:
+def test_another_request_under_a_known_id_is_a_dead_letter(yard: PlayedYard) -> None:
     """If another request under a known id is refused, I expect the first one's reply to stay."""
     request = make_request()
     yard.assign(yard.worker(), request)
@@ -183,7 +183,7 @@ def test_another_request_under_a_known_id_is_a_dead_letter(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_who_reuses_an_id_is_told_on_its_reply_stream(yard: Yard, kept: bool) -> None:
+def test_who_reuses_an_id_is_told_on_its_reply_stream(yard: PlayedYard, kept: bool) -> None:
     # Given a request with a delta that was published, and perhaps deleted
     request = make_request(stream=True)
     worker = yard.worker()
@@ -209,7 +209,7 @@ def test_who_reuses_an_id_is_told_on_its_reply_stream(yard: Yard, kept: bool) ->
 
 
 @pytest.mark.parametrize("again", ["same", ""])
-def test_the_same_request_refused_twice_is_a_duplicate(yard: Yard, again: str) -> None:
+def test_the_same_request_refused_twice_is_a_duplicate(yard: PlayedYard, again: str) -> None:
     request = make_request()
     for _ in range(2):
         waiting = yard.push(request_fields(request), request)

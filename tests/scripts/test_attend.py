@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_request
-from tests.support.yard import Yard, requests
+from tests.support.yard import PlayedYard, requests
 from tokenyard.scripts import CLIENT_LEASE_MS, attend
 
 
-def submit(yard: Yard, *names: str) -> None:
+def submit(yard: PlayedYard, *names: str) -> None:
     wanted = [make_request(name, client="ann") for name in names]
     yard.scripts.submit("normal", wanted, watched="ann")
 
 
-def attached(yard: Yard) -> set[str]:
+def attached(yard: PlayedYard) -> set[str]:
     return {name.decode() for name in yard.connection.smembers(yard.keys.attached("ann"))}
 
 
-def lease_ms(yard: Yard) -> int:
+def lease_ms(yard: PlayedYard) -> int:
     """The client's remaining lease in ms, approximately."""
     seconds, micros = yard.connection.time()
     return int(yard.connection.zscore(yard.keys.clients, "ann") or 0) - (
@@ -26,20 +26,20 @@ def lease_ms(yard: Yard) -> int:
     )
 
 
-def test_submitting_attaches_a_request_to_its_clients_lease(yard: Yard) -> None:
+def test_submitting_attaches_a_request_to_its_clients_lease(yard: PlayedYard) -> None:
     submit(yard, "a", "b")
 
     assert attached(yard) == {"a", "b"}
     assert lease_ms(yard) == pytest.approx(CLIENT_LEASE_MS, abs=5000)
 
 
-def test_clients_are_watched_only_on_request(yard: Yard) -> None:
+def test_clients_are_watched_only_on_request(yard: PlayedYard) -> None:
     yard.scripts.submit("normal", requests(2))
 
     assert not yard.connection.exists(yard.keys.clients)
 
 
-def test_ended_requests_are_detached_and_the_lease_is_renewed(yard: Yard) -> None:
+def test_ended_requests_are_detached_and_the_lease_is_renewed(yard: PlayedYard) -> None:
     submit(yard, "a", "b")
     yard.connection.zadd(yard.keys.clients, {"ann": 1})
 
@@ -49,7 +49,7 @@ def test_ended_requests_are_detached_and_the_lease_is_renewed(yard: Yard) -> Non
     assert lease_ms(yard) == pytest.approx(CLIENT_LEASE_MS, abs=5000)
 
 
-def test_a_client_without_requests_is_not_watched(yard: Yard) -> None:
+def test_a_client_without_requests_is_not_watched(yard: PlayedYard) -> None:
     submit(yard, "a")
 
     assert yard.scripts.call(attend(yard.keys, "ann", ["a", "unheard of"])) == 0
@@ -58,7 +58,7 @@ def test_a_client_without_requests_is_not_watched(yard: Yard) -> None:
     assert yard.scripts.call(attend(yard.keys, "ann", [])) == 0, "again does no harm"
 
 
-def test_a_client_that_leaves_is_listed_as_gone(yard: Yard) -> None:
+def test_a_client_that_leaves_is_listed_as_gone(yard: PlayedYard) -> None:
     submit(yard, "a", "b")
     assert yard.scripts.watch_clients(10, now_ms=yard.now_ms) == []
 
@@ -68,7 +68,7 @@ def test_a_client_that_leaves_is_listed_as_gone(yard: Yard) -> None:
     assert attached(yard) == {"b"}
 
 
-def test_an_ended_request_is_not_attached_again(yard: Yard) -> None:
+def test_an_ended_request_is_not_attached_again(yard: PlayedYard) -> None:
     submit(yard, "a")
     yard.scripts.cancel("ann", "a", "for a test")
     yard.scripts.call(attend(yard.keys, "ann", ["a"]))

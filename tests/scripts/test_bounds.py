@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.builders import framed, worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.commands import Command
 from tokenyard.scripts import Scripts, request_cancel
 
 LOAD = Command(verb="load", worker="w.1", model="adder")
 
 
-def bury(yard: Yard, _: int) -> None:
-    scripts = Scripts(yard.connection, yard.keys, dead_maxlen=100)
+def bury(yard: PlayedYard, _: int) -> None:
+    scripts = Scripts(yard, dead_maxlen=100)
     scripts.bury(yard.token, "normal", yard.push({"prompt": "x"}).entry, "x")
 
 
-def answer(yard: Yard, _: int) -> None:
+def answer(yard: PlayedYard, _: int) -> None:
     yard.scripts._reply_maxlen = 100
     yard.answer(yard.submit(framed(client="ann")))
 
@@ -47,9 +47,9 @@ def answer(yard: Yard, _: int) -> None:
     ids=["dead letters", "answers", "commands", "joins", "changes", "requested cancels"],
 )
 def test_a_stream_is_bounded(
-    yard: Yard,
+    yard: PlayedYard,
     worker: str,
-    write: Callable[[Yard, int], object],
+    write: Callable[[PlayedYard, int], object],
     stream: str,
     least: int,
     most: int,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.scripts import Answered
 
 
-def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
+def test_entry_moves_to_the_dead_letters_with_the_reason(yard: PlayedYard) -> None:
     entry = yard.push({b"prompt": b"\xff\0", b"\xfe": b""}).entry
 
     assert yard.scripts.bury(yard.token, "normal", entry, "id: is missing") is Answered.DONE
@@ -21,14 +21,14 @@ def test_entry_moves_to_the_dead_letters_with_the_reason(yard: Yard) -> None:
     assert yard.intake() == []
 
 
-def test_deleted_entry_is_gone(yard: Yard) -> None:
+def test_deleted_entry_is_gone(yard: PlayedYard) -> None:
     entry = yard.push({"prompt": "x"}).entry
     yard.connection.xdel(yard.keys.intake("normal"), entry)
 
     assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.GONE
 
 
-def test_entry_of_thousands_of_fields_keeps_its_beginning(yard: Yard) -> None:
+def test_entry_of_thousands_of_fields_keeps_its_beginning(yard: PlayedYard) -> None:
     entry = yard.push({f"field-{i}": "x" for i in range(20_000)}).entry
 
     assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.DONE

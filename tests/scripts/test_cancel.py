@@ -8,7 +8,7 @@ import pytest
 
 from tests.scripts.test_hostile_ledgers import NOWHERE
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import (
@@ -32,11 +32,11 @@ KINDS = [make_request, framed]
 REASON = "changed my mind"
 
 
-def stop(yard: Yard, request: Request) -> Cancelled:
+def stop(yard: PlayedYard, request: Request) -> Cancelled:
     return yard.scripts.cancel(request.client, request.id, REASON)
 
 
-def seen_in_an_intake(yard: Yard, request: Request, entry: str) -> Call[Cancelled]:
+def seen_in_an_intake(yard: PlayedYard, request: Request, entry: str) -> Call[Cancelled]:
     """Cancel as a caller that saw an entry in an intake, and no ledger."""
     return cancel(
         yard.keys,
@@ -49,7 +49,7 @@ def seen_in_an_intake(yard: Yard, request: Request, entry: str) -> Call[Cancelle
     )
 
 
-def only_result(yard: Yard, request: Request) -> Reply:
+def only_result(yard: PlayedYard, request: Request) -> Reply:
     """Check for the same single result in ledger and reply stream; return it."""
     replies = yard.replies(request)
     results = [reply for reply in replies if reply.event == "result"]
@@ -60,7 +60,7 @@ def only_result(yard: Yard, request: Request) -> Reply:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind) -> None:
+def test_cancel_of_a_waiting_request_answers_immediately(yard: PlayedYard, kind) -> None:
     request = kind(result_ttl_s=10_000)
     yard.submit(request)
 
@@ -78,7 +78,9 @@ def test_cancel_of_a_waiting_request_answers_immediately(yard: Yard, kind) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_running_request_ends_with_its_published_tokens(yard: Yard, worker: str, kind) -> None:
+def test_running_request_ends_with_its_published_tokens(
+    yard: PlayedYard, worker: str, kind
+) -> None:
     request = kind(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 0]))])
@@ -92,7 +94,7 @@ def test_running_request_ends_with_its_published_tokens(yard: Yard, worker: str,
     assert yard.published(request) == b""
 
 
-def test_late_writes_of_its_worker_change_nothing(yard: Yard, worker: str) -> None:
+def test_late_writes_of_its_worker_change_nothing(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     stop(yard, request)
@@ -108,7 +110,7 @@ def test_late_writes_of_its_worker_change_nothing(yard: Yard, worker: str) -> No
     assert yard.intake("retry") == []
 
 
-def test_rescued_request_ends_with_its_published_tokens(yard: Yard, worker: str) -> None:
+def test_rescued_request_ends_with_its_published_tokens(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
@@ -120,7 +122,7 @@ def test_rescued_request_ends_with_its_published_tokens(yard: Yard, worker: str)
     assert yard.intake("retry") == []
 
 
-def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: Yard, worker: str) -> None:
+def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: PlayedYard, worker: str) -> None:
     """Given a worker that died unnoticed, I expect its lane to end despite the cancel entry."""
     request = make_request()
     yard.assign(worker, request)
@@ -136,7 +138,7 @@ def test_cancelled_request_of_a_lost_worker_is_not_rescued(yard: Yard, worker: s
 
 
 @pytest.mark.parametrize("state", ["completed", "cancelled"])
-def test_ended_request_is_unchanged(yard: Yard, worker: str, state: str) -> None:
+def test_ended_request_is_unchanged(yard: PlayedYard, worker: str, state: str) -> None:
     request = make_request()
     assignment = yard.assign(worker, request)
     if state == "completed":
@@ -151,7 +153,7 @@ def test_ended_request_is_unchanged(yard: Yard, worker: str, state: str) -> None
 
 @pytest.mark.parametrize("seen", ["other intake", "still waiting", "other worker", "unknown"])
 def test_an_outdated_read_of_the_ledger_cancels_nothing(
-    yard: Yard, worker: str, waiting: QueuedRequest, seen: str
+    yard: PlayedYard, worker: str, waiting: QueuedRequest, seen: str
 ) -> None:
     """Given a request that moved between read and call, I expect MOVED."""
     request = waiting.request
@@ -175,7 +177,7 @@ def test_an_outdated_read_of_the_ledger_cancels_nothing(
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
-    yard: Yard, worker: str, is_there: bool
+    yard: PlayedYard, worker: str, is_there: bool
 ) -> None:
     """Given an XADD that arrives after its cancel, or is unread, I expect it to be dropped."""
     request = make_request()
@@ -196,7 +198,7 @@ def test_plain_entry_without_a_ledger_is_cancelled_before_arrival(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, worker: str, kind) -> None:
+def test_plain_entry_is_cancelled_where_it_was_seen(yard: PlayedYard, worker: str, kind) -> None:
     """Given an undispatched XADD, I expect its result on its reply stream."""
     request = kind(result_ttl_s=10_000)
     pushed = yard.push(request_fields(request), request)
@@ -213,7 +215,9 @@ def test_plain_entry_is_cancelled_where_it_was_seen(yard: Yard, worker: str, kin
     assert yard.scripts.call(call) is Cancelled.OVER
 
 
-def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(yard: Yard, worker: str) -> None:
+def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(
+    yard: PlayedYard, worker: str
+) -> None:
     request = make_request()
     pushed = yard.push(request_fields(request), request)
     yard.place(pushed, worker)
@@ -225,7 +229,7 @@ def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(yard: Yard, w
     assert yard.scripts.call(gone) is Cancelled.MOVED
 
 
-def test_cancelled_suspect_gives_its_lane_to_others(yard: Yard, worker: str) -> None:
+def test_cancelled_suspect_gives_its_lane_to_others(yard: PlayedYard, worker: str) -> None:
     request = make_request()
     yard.assign(worker, request, alone=True)
 
@@ -235,7 +239,7 @@ def test_cancelled_suspect_gives_its_lane_to_others(yard: Yard, worker: str) -> 
     assert yard.assign(worker)
 
 
-def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: Yard) -> None:
+def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: PlayedYard) -> None:
     one, two = yard.worker(), yard.worker()
     suspect, other = yard.assign(one, alone=True), yard.assign(two)
 
@@ -246,7 +250,7 @@ def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: Yard) -> None:
 
 @pytest.mark.parametrize("ttl", ["", "-5", "0", "1e9", "abc", "99999999999999999999"])
 def test_entry_with_an_invalid_result_ttl_is_cancelled(
-    yard: Yard, waiting: QueuedRequest, ttl: str
+    yard: PlayedYard, waiting: QueuedRequest, ttl: str
 ) -> None:
     """Given unvalidated fields, I expect the result to have the default TTL."""
     request = waiting.request
@@ -263,20 +267,20 @@ def test_entry_with_an_invalid_result_ttl_is_cancelled(
 class TestLedgersThatAClientWrote:
     """With the users of deploy/ a client may write the ledgers of its own requests."""
 
-    def forge(self, yard: Yard, **fields: str | bytes) -> Request:
+    def forge(self, yard: PlayedYard, **fields: str | bytes) -> Request:
         """A request whose client has forged its ledger."""
         request = make_request(client="mallory")
         yard.connection.hset(yard.keys.ledger("mallory", request.id), mapping=fields)
         return request
 
-    def test_request_with_an_empty_intake_is_cancelled(self, yard: Yard) -> None:
+    def test_request_with_an_empty_intake_is_cancelled(self, yard: PlayedYard) -> None:
         # The leader retried such a requested cancel without a pause.
         mine = self.forge(yard, state="waiting", sid="normal/1-1", intake="")
 
         assert stop(yard, mine) is Cancelled.CANCELLED
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_waiting_request_of_another_client_is_unchanged(self, yard: Yard, kind) -> None:
+    def test_waiting_request_of_another_client_is_unchanged(self, yard: PlayedYard, kind) -> None:
         theirs = yard.submit(kind(client="framed"))
         tokens = yard.queued_tokens()
 
@@ -288,7 +292,9 @@ class TestLedgersThatAClientWrote:
         assert yard.result(mine) is not None
         assert yard.result(theirs.request) is None
 
-    def test_running_request_of_another_client_is_unchanged(self, yard: Yard, worker: str) -> None:
+    def test_running_request_of_another_client_is_unchanged(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         theirs = yard.assign(worker, make_request(), alone=True)
 
         mine = self.forge(yard, state="assigned", worker=worker, entry=theirs.entry)
@@ -300,7 +306,7 @@ class TestLedgersThatAClientWrote:
         item = Publication(theirs, make_result(theirs.request.id, [1]))
         assert yard.scripts.finish(worker, [item]) == [Published.PUBLISHED]
 
-    def test_entry_of_another_client_without_a_ledger_is_unchanged(self, yard: Yard) -> None:
+    def test_entry_of_another_client_without_a_ledger_is_unchanged(self, yard: PlayedYard) -> None:
         theirs = make_request()
         entry = yard.push(request_fields(theirs), theirs).entry
         mine = make_request(client="mallory")
@@ -309,7 +315,9 @@ class TestLedgersThatAClientWrote:
         assert len(yard.intake()) == 1
 
     @pytest.mark.parametrize("fields", NOWHERE)
-    def test_request_whose_ledger_names_no_place_is_cancelled(self, yard: Yard, fields) -> None:
+    def test_request_whose_ledger_names_no_place_is_cancelled(
+        self, yard: PlayedYard, fields
+    ) -> None:
         mine = self.forge(yard, **fields)
         yard.submit()
 
@@ -319,7 +327,9 @@ class TestLedgersThatAClientWrote:
         assert result.status == "cancelled"
 
 
-def test_cancel_of_a_suspect_with_a_deleted_entry_opens_its_lane(yard: Yard, worker: str) -> None:
+def test_cancel_of_a_suspect_with_a_deleted_entry_opens_its_lane(
+    yard: PlayedYard, worker: str
+) -> None:
     assignment = yard.assign(worker, alone=True)
     yard.connection.delete(yard.keys.lane(worker))
 

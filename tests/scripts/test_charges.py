@@ -21,7 +21,7 @@ from tests.scripts.tenant_rig import (
 )
 from tests.scripts.test_headers import LUA
 from tests.support.builders import make_delta
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.admin.dead_letters import dead_letters, requeue_letter
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
@@ -36,7 +36,7 @@ from tokenyard.scripts import (
 
 
 class TestFinish:
-    def test_charge_is_settled_by_what_was_used(self, yard: Yard, worker: str) -> None:
+    def test_charge_is_settled_by_what_was_used(self, yard: PlayedYard, worker: str) -> None:
         assignment = dispatch(yard, worker, submit(yard), amount=100)
         submit(yard)
 
@@ -52,7 +52,7 @@ class TestFinish:
             "adder out": 3,
         }
 
-    def test_repeated_result_is_paid_once(self, yard: Yard, worker: str) -> None:
+    def test_repeated_result_is_paid_once(self, yard: PlayedYard, worker: str) -> None:
         assignment = dispatch(yard, worker, submit(yard))
         yard.scripts.finish(worker, [result(assignment)])
         before = service(yard), usage(yard)
@@ -61,7 +61,7 @@ class TestFinish:
 
         assert (service(yard), usage(yard)) == before
 
-    def test_failures_are_counted_by_code(self, yard: Yard, worker: str) -> None:
+    def test_failures_are_counted_by_code(self, yard: PlayedYard, worker: str) -> None:
         codes = ["WORKER_LOST", "WORKER_LOST", "INFERENCE_ERROR", "odd <code>", ""]
         ends = [
             result(dispatch(yard, worker, submit(yard)), status="failed", code=code)
@@ -82,7 +82,7 @@ class TestFinish:
 
 class TestGivenBack:
     @pytest.mark.parametrize("how", ["hand_back", "rescue"])
-    def test_charge_is_given_back(self, yard: Yard, worker: str, how: str) -> None:
+    def test_charge_is_given_back(self, yard: PlayedYard, worker: str, how: str) -> None:
         assignment = dispatch(yard, worker, submit(yard))
 
         if how == "hand_back":
@@ -98,7 +98,7 @@ class TestGivenBack:
 
 
 class TestCancel:
-    def test_waiting_request_leaves_the_line(self, yard: Yard) -> None:
+    def test_waiting_request_leaves_the_line(self, yard: PlayedYard) -> None:
         waiting = submit(yard)
 
         code = yard.scripts.cancel(waiting.request.client, waiting.request.id, "enough")
@@ -108,7 +108,7 @@ class TestCancel:
         assert usage(yard) == {" requests": 1, " cancelled": 1}
 
     def test_running_request_keeps_its_estimate_until_its_worker_reports(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         assignment = cancelled(yard, worker, [7, 8])
 
@@ -119,7 +119,7 @@ class TestCancel:
         name = f"{assignment.request.client}/{assignment.request.id}".encode()
         assert told[1] == {b"cancel": assignment.entry.encode(), b"request": name}
 
-    def test_request_without_a_charge_is_not_reported(self, yard: Yard, worker: str) -> None:
+    def test_request_without_a_charge_is_not_reported(self, yard: PlayedYard, worker: str) -> None:
         assignment = yard.assign(worker)
 
         yard.scripts.cancel(assignment.request.client, assignment.request.id, "enough")
@@ -132,7 +132,7 @@ class TestCancel:
         assert yard.ledger(assignment.request) == ledger
 
     def test_request_whose_worker_cannot_be_told_pays_at_once(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         assignment = dispatch(yard, worker, submit(yard))
         yard.connection.xdel(yard.keys.lane(worker), assignment.entry)
@@ -143,7 +143,7 @@ class TestCancel:
         assert counts(yard) == {}
 
 
-def cancelled(yard: Yard, worker: str, shown: list[int], tenant: str = "acme") -> Assignment:
+def cancelled(yard: PlayedYard, worker: str, shown: list[int], tenant: str = "acme") -> Assignment:
     """A running request that is cancelled when it has published these tokens."""
     assignment = dispatch(yard, worker, submit(yard, tenant))
     request = assignment.request
@@ -154,7 +154,7 @@ def cancelled(yard: Yard, worker: str, shown: list[int], tenant: str = "acme") -
 
 
 class TestSettleCancelled:
-    def test_it_pays_what_was_generated(self, yard: Yard, worker: str) -> None:
+    def test_it_pays_what_was_generated(self, yard: PlayedYard, worker: str) -> None:
         assignment = cancelled(yard, worker, [])
         submit(yard)
         was = structs.replace(generated(assignment, 90), cached=4)
@@ -175,7 +175,7 @@ class TestSettleCancelled:
         assert ledger["used"] == f"{TOKENS} 90"
         assert "charge" not in ledger
 
-    def test_a_second_call_changes_nothing(self, yard: Yard, worker: str) -> None:
+    def test_a_second_call_changes_nothing(self, yard: PlayedYard, worker: str) -> None:
         assignment = cancelled(yard, worker, [])
         yard.scripts.settle_cancelled(worker, [generated(assignment, 9)])
         before = service(yard), usage(yard), counts(yard), yard.ledger(assignment.request)
@@ -186,7 +186,7 @@ class TestSettleCancelled:
         assert (service(yard), usage(yard), counts(yard), yard.ledger(assignment.request)) == before
 
     def test_published_tokens_are_the_least_and_are_counted_once(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         one, two = cancelled(yard, worker, [7, 8]), cancelled(yard, worker, [7, 8])
 
@@ -198,7 +198,9 @@ class TestSettleCancelled:
         assert usage(yard)["adder out"] == 2 + 5
         assert usage(yard)["adder in"] == 2 * TOKENS
 
-    def test_a_request_that_had_not_begun_pays_its_input(self, yard: Yard, worker: str) -> None:
+    def test_a_request_that_had_not_begun_pays_its_input(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         assignment = cancelled(yard, worker, [])
 
         yard.scripts.settle_cancelled(worker, [generated(assignment, 0, None)])
@@ -208,7 +210,7 @@ class TestSettleCancelled:
 
     @pytest.mark.parametrize("fault", ["worker", "entry", "running", "waiting"])
     def test_only_the_worker_of_the_cancelled_attempt_settles(
-        self, yard: Yard, worker: str, fault: str
+        self, yard: PlayedYard, worker: str, fault: str
     ) -> None:
         if fault in ("running", "waiting"):
             assignment = dispatch(yard, worker, submit(yard))
@@ -226,7 +228,9 @@ class TestSettleCancelled:
 
         assert (service(yard), usage(yard), yard.ledger(assignment.request)) == before
 
-    def test_a_result_that_a_cancel_has_overtaken_settles(self, yard: Yard, worker: str) -> None:
+    def test_a_result_that_a_cancel_has_overtaken_settles(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         assignment = cancelled(yard, worker, [])
 
         assert yard.scripts.finish(worker, [result(assignment, 20)]) == [Published.REPEATED]
@@ -239,7 +243,7 @@ class TestSettleCancelled:
         assert late == [Settled.STALE]
 
     def test_a_request_without_a_tenant_pays_too_while_others_wait(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         assignment = cancelled(yard, worker, [], tenant="")
 
@@ -250,7 +254,7 @@ class TestSettleCancelled:
 
     @pytest.mark.parametrize("text", ["", "x", "-1 -1", "1e9 1", "99999999999999999999 0", "1"])
     def test_a_field_that_a_client_wrote_counts_as_none(
-        self, yard: Yard, worker: str, text: str
+        self, yard: PlayedYard, worker: str, text: str
     ) -> None:
         assignment = cancelled(yard, worker, [])
         request = assignment.request
@@ -265,7 +269,7 @@ class TestSettleCancelled:
 class TestEnds:
     """What becomes of a charge where a request ends without a worker's result."""
 
-    def test_answer_counts_a_request_that_never_ran(self, yard: Yard) -> None:
+    def test_answer_counts_a_request_that_never_ran(self, yard: PlayedYard) -> None:
         waiting = submit(yard)
 
         assert yard.answer(waiting) is Answered.DONE
@@ -276,7 +280,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("how", ["answer", "cancel"])
     def test_retry_that_ends_pays_for_what_was_published(
-        self, yard: Yard, worker: str, how: str
+        self, yard: PlayedYard, worker: str, how: str
     ) -> None:
         # Given a request that has published two tokens and was taken back
         assignment = dispatch(yard, worker, submit(yard))
@@ -305,7 +309,7 @@ class TestEnds:
         assert counts(yard) == {}
 
     def test_running_request_whose_entry_is_deleted_pays_for_what_was_published(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         assignment = dispatch(yard, worker, submit(yard))
         delta = Publication(assignment, make_delta(assignment.request.id, 0, [7]))
@@ -319,7 +323,7 @@ class TestEnds:
         assert counts(yard) == {}
         assert usage(yard)["adder failed"] == usage(yard)["adder out"] == 1
 
-    def test_waiting_request_whose_entry_is_deleted_leaves_the_line(self, yard: Yard) -> None:
+    def test_waiting_request_whose_entry_is_deleted_leaves_the_line(self, yard: PlayedYard) -> None:
         waiting = submit(yard)
         yard.connection.xdel(yard.keys.intake(waiting.intake), waiting.entry)
 
@@ -329,7 +333,7 @@ class TestEnds:
 
         assert line(yard) == counts(yard) == {}
 
-    def test_buried_entry_leaves_the_line(self, yard: Yard) -> None:
+    def test_buried_entry_leaves_the_line(self, yard: PlayedYard) -> None:
         waiting = submit(yard)
 
         code = yard.scripts.bury(yard.token, waiting.intake, waiting.entry, "rubbish")
@@ -337,19 +341,19 @@ class TestEnds:
         assert code is Answered.DONE
         assert line(yard) == counts(yard) == {}
 
-    def test_dead_letter_goes_back_to_its_tenant(self, yard: Yard) -> None:
+    def test_dead_letter_goes_back_to_its_tenant(self, yard: PlayedYard) -> None:
         waiting = submit(yard)
         yard.answer(waiting, dead="poisoned")
-        (letter,) = dead_letters(yard.connection, yard.keys)
+        (letter,) = dead_letters(yard)
 
-        sid = requeue_letter(yard.connection, yard.keys, letter)
+        sid = requeue_letter(yard, letter)
 
         assert sid.startswith("normal:acme/")
         assert counts(yard) == {"waiting": 1, "waiting:normal": 1, "waiting_tokens": TOKENS}
         assert line(yard) == {"acme": 0}
 
 
-def test_results_of_one_call_are_counted_as_those_of_several(yard: Yard, worker: str) -> None:
+def test_results_of_one_call_are_counted_as_those_of_several(yard: PlayedYard, worker: str) -> None:
     tenants, lengths = ("acme", "other", "acme", "acme"), (3, 100, 40, 7)
     waiting = [submit(yard, one) for one in tenants]
     running = [dispatch(yard, worker, one) for one in waiting]
@@ -369,7 +373,7 @@ def test_results_of_one_call_are_counted_as_those_of_several(yard: Yard, worker:
     assert float(found or 0) == pytest.approx(usual, abs=0.1)
 
 
-def test_wait_before_the_first_attempt_is_counted_once(yard: Yard, worker: str) -> None:
+def test_wait_before_the_first_attempt_is_counted_once(yard: PlayedYard, worker: str) -> None:
     first = dispatch(yard, worker, submit(yard))
     yard.lose(worker)
     dispatch(yard, yard.worker("again"), yard.waiting(first.request))
@@ -379,7 +383,7 @@ def test_wait_before_the_first_attempt_is_counted_once(yard: Yard, worker: str) 
     assert sum(int(count) for name, count in fields.items() if b" wait:" in name) == 1
 
 
-def test_usage_is_counted_under_the_servers_day(yard: Yard, worker: str) -> None:
+def test_usage_is_counted_under_the_servers_day(yard: PlayedYard, worker: str) -> None:
     seconds, _ = yard.connection.time()
     assignment = dispatch(yard, worker, submit(yard))
     yard.scripts.finish(worker, [result(assignment)])

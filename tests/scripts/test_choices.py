@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.recovery.history import RetryLimits, read_history
 from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 from tokenyard.scripts import Publication, Published
 
@@ -17,7 +17,9 @@ def several(count: int = 2) -> Request:
     return make_request(stream=True, params=SamplingParams(n=count))
 
 
-def emit(yard: Yard, assignment: Assignment, *deltas: tuple[int, int, list[int]]) -> list[int]:
+def emit(
+    yard: PlayedYard, assignment: Assignment, *deltas: tuple[int, int, list[int]]
+) -> list[int]:
     """Emit deltas, given as (seq, index, tokens), in one call."""
     request = assignment.request
     made = [
@@ -27,11 +29,11 @@ def emit(yard: Yard, assignment: Assignment, *deltas: tuple[int, int, list[int]]
     return [int(code) for code in yard.scripts.emit("w.1", made)]
 
 
-def noted(yard: Yard, request: Request) -> bytes | None:
+def noted(yard: PlayedYard, request: Request) -> bytes | None:
     return yard.connection.get(yard.keys.choices(request.client, request.id))
 
 
-def test_each_token_is_noted_with_its_choice(yard: Yard) -> None:
+def test_each_token_is_noted_with_its_choice(yard: PlayedYard) -> None:
     assignment = yard.assign(yard.worker(), several())
 
     emit(yard, assignment, (0, 0, [1, 2]), (2, 1, [3]))
@@ -41,7 +43,7 @@ def test_each_token_is_noted_with_its_choice(yard: Yard) -> None:
     assert yard.ttl_s(yard.keys.choices("anon", assignment.request.id)) > 23 * 3600
 
 
-def test_repeated_or_stale_deltas_are_not_noted_again(yard: Yard) -> None:
+def test_repeated_or_stale_deltas_are_not_noted_again(yard: PlayedYard) -> None:
     assignment = yard.assign(yard.worker(), several())
     emit(yard, assignment, (0, 1, [1]))
 
@@ -50,7 +52,7 @@ def test_repeated_or_stale_deltas_are_not_noted_again(yard: Yard) -> None:
     assert noted(yard, assignment.request) == b"\1"
 
 
-def test_retry_carries_no_choices_of_an_earlier_request_of_its_id(yard: Yard) -> None:
+def test_retry_carries_no_choices_of_an_earlier_request_of_its_id(yard: PlayedYard) -> None:
     # Given a cancelled stream whose ledger expires before its noted choices
     request = several()
     emit(yard, yard.assign(yard.worker(), request), (0, 1, [1]))
@@ -69,7 +71,7 @@ def test_retry_carries_no_choices_of_an_earlier_request_of_its_id(yard: Yard) ->
     assert read_history(fields).failure(LIMITS, 2) is None
 
 
-def test_a_stream_of_one_choice_notes_no_choices(yard: Yard, worker: str) -> None:
+def test_a_stream_of_one_choice_notes_no_choices(yard: PlayedYard, worker: str) -> None:
     one, two = yard.assign(worker, several(1)), yard.assign(worker, several(2))
     made = [
         Publication(one, make_delta(one.request.id, 0, [1]), 7),
@@ -84,7 +86,7 @@ def test_a_stream_of_one_choice_notes_no_choices(yard: Yard, worker: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["rescue", "hand_back"])
-def test_the_next_attempt_gets_the_noted_choices(yard: Yard, worker: str, how: str) -> None:
+def test_the_next_attempt_gets_the_noted_choices(yard: PlayedYard, worker: str, how: str) -> None:
     assignment = yard.assign(worker, several())
     emit(yard, assignment, (0, 1, [1, 2]), (2, 0, [3]))
 
@@ -99,7 +101,7 @@ def test_the_next_attempt_gets_the_noted_choices(yard: Yard, worker: str, how: s
     assert [again.published_of(index) for index in (0, 1)] == [[3], [1, 2]]
 
 
-def test_result_deletes_the_noted_choices(yard: Yard, worker: str) -> None:
+def test_result_deletes_the_noted_choices(yard: PlayedYard, worker: str) -> None:
     assignment = yard.assign(worker, several())
     emit(yard, assignment, (0, 1, [1]))
 
@@ -109,7 +111,7 @@ def test_result_deletes_the_noted_choices(yard: Yard, worker: str) -> None:
     assert noted(yard, assignment.request) is None
 
 
-def test_choices_of_an_earlier_life_are_overwritten(yard: Yard) -> None:
+def test_choices_of_an_earlier_life_are_overwritten(yard: PlayedYard) -> None:
     request = several()
     yard.connection.set(yard.keys.choices("anon", request.id), b"\1\1\1")
     assignment = yard.assign(yard.worker(), request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.commands import (
     Acknowledgement,
     Command,
@@ -13,19 +13,19 @@ from tokenyard.protocol.commands import (
 LOAD = Command(verb="load", worker="w.1", model="adder", why="the test says so")
 
 
-def commands(yard: Yard) -> list[tuple[str, Command | None]]:
+def commands(yard: PlayedYard) -> list[tuple[str, Command | None]]:
     """The entries of the control stream, as a controller reads them."""
     entries = yard.connection.xrange(yard.keys.control)
     return [(entry.decode(), parse_command(fields)) for entry, fields in entries]
 
 
-def test_the_leader_writes_a_command(yard: Yard) -> None:
+def test_the_leader_writes_a_command(yard: PlayedYard) -> None:
     command = yard.scripts.command(LOAD, yard.token)
 
     assert commands(yard) == [(command, LOAD)]
 
 
-def test_an_operator_needs_no_token(yard: Yard) -> None:
+def test_an_operator_needs_no_token(yard: PlayedYard) -> None:
     yard.depose()
 
     command = yard.scripts.command(LOAD)
@@ -33,13 +33,13 @@ def test_an_operator_needs_no_token(yard: Yard) -> None:
     assert commands(yard) == [(command, LOAD)]
 
 
-def test_without_a_leader_no_token_is_valid(yard: Yard) -> None:
+def test_without_a_leader_no_token_is_valid(yard: PlayedYard) -> None:
     yard.scripts.resign(yard.token)
 
     assert yard.scripts.command(LOAD, yard.token) is None
 
 
-def test_an_acknowledgement_wakes_the_leader_and_expires(yard: Yard) -> None:
+def test_an_acknowledgement_wakes_the_leader_and_expires(yard: PlayedYard) -> None:
     command = yard.scripts.command(LOAD, yard.token)
     assert command
     refused = Acknowledgement(worker="w.1", done=False, reason="no such model")
@@ -54,7 +54,7 @@ def test_an_acknowledgement_wakes_the_leader_and_expires(yard: Yard) -> None:
     assert yard.events()[-1] == {b"event": b"command", b"worker": b"w.1"}
 
 
-def test_acknowledgements_are_per_worker_and_repeatable(yard: Yard) -> None:
+def test_acknowledgements_are_per_worker_and_repeatable(yard: PlayedYard) -> None:
     done = Acknowledgement(worker="w.1", done=True)
     other = Acknowledgement(worker="w.2", done=True)
 

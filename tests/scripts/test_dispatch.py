@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_assignment, make_delta, make_request, make_result
-from tests.support.yard import QueuedRequest, Yard, requests
+from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import MAX_FIELDS, Request, request_fields
@@ -14,7 +14,7 @@ from tokenyard.scripts import Dispatched, Publication
 HIGHEST = "18446744073709551615-18446744073709551615"
 
 
-def test_entry_moves_whole_with_its_fencing_token(yard: Yard, worker: str) -> None:
+def test_entry_moves_whole_with_its_fencing_token(yard: PlayedYard, worker: str) -> None:
     waiting = yard.submit(make_request(model="adder", stream=True))
 
     assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.DISPATCHED]
@@ -35,11 +35,11 @@ def test_entry_moves_whole_with_its_fencing_token(yard: Yard, worker: str) -> No
     }
 
 
-def test_round_without_moves_changes_nothing(yard: Yard) -> None:
+def test_round_without_moves_changes_nothing(yard: PlayedYard) -> None:
     assert yard.scripts.dispatch(yard.token, []) == []
 
 
-def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
+def test_entry_named_twice_in_one_round_moves_once(yard: PlayedYard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     waiting = yard.submit()
 
@@ -49,14 +49,14 @@ def test_entry_named_twice_in_one_round_moves_once(yard: Yard) -> None:
     assert [len(yard.lane(one)), len(yard.lane(two))] == [1, 0]
 
 
-def test_deleted_entry_is_gone(yard: Yard, waiting: QueuedRequest) -> None:
+def test_deleted_entry_is_gone(yard: PlayedYard, waiting: QueuedRequest) -> None:
     yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
 
     assert yard.scripts.dispatch(yard.token, [waiting.to(yard.worker())]) == [Dispatched.GONE]
 
 
 @pytest.mark.parametrize("state", ["waiting", "assigned", "completed"])
-def test_second_entry_of_a_known_id_is_dropped(yard: Yard, worker: str, state: str) -> None:
+def test_second_entry_of_a_known_id_is_dropped(yard: PlayedYard, worker: str, state: str) -> None:
     first = yard.submit()
     if state != "waiting":
         assignment = yard.place(first, worker)
@@ -72,7 +72,7 @@ def test_second_entry_of_a_known_id_is_dropped(yard: Yard, worker: str, state: s
     assert second.entry not in [entry for entry, _ in yard.intake()]
 
 
-def test_plain_entry_before_and_after_a_submission_runs_once(yard: Yard, worker: str) -> None:
+def test_plain_entry_before_and_after_a_submission_runs_once(yard: PlayedYard, worker: str) -> None:
     request = make_request()
     early = yard.push(request_fields(request), request)
     submitted = yard.submit(request)
@@ -86,7 +86,7 @@ def test_plain_entry_before_and_after_a_submission_runs_once(yard: Yard, worker:
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("how", ["unknown", "left", "lost"])
 def test_worker_without_a_lease_gets_nothing(
-    yard: Yard, worker: str, how: str, alone: bool
+    yard: PlayedYard, worker: str, how: str, alone: bool
 ) -> None:
     yard.assign(worker)
     worker, waiting = yard.fence(worker, how), yard.submit()
@@ -98,7 +98,7 @@ def test_worker_without_a_lease_gets_nothing(
     assert yard.ledger(waiting.request)["state"] == "waiting"
 
 
-def test_full_lane_takes_no_more_even_within_one_round(yard: Yard, worker: str) -> None:
+def test_full_lane_takes_no_more_even_within_one_round(yard: PlayedYard, worker: str) -> None:
     waiting = [yard.submit() for _ in range(3)]
 
     codes = yard.scripts.dispatch(yard.token, [item.to(worker, 2) for item in waiting])
@@ -107,7 +107,7 @@ def test_full_lane_takes_no_more_even_within_one_round(yard: Yard, worker: str) 
     assert [entry for entry, _ in yard.intake()] == [waiting[2].entry]
 
 
-def test_entries_with_others_in_between_are_found(yard: Yard) -> None:
+def test_entries_with_others_in_between_are_found(yard: PlayedYard) -> None:
     """Given other entries in between, and some in another intake, I expect each on its lane."""
     one, two = yard.worker("one"), yard.worker("two")
     normal = [yard.submit() for _ in range(9)]
@@ -124,7 +124,7 @@ def test_entries_with_others_in_between_are_found(yard: Yard) -> None:
     assert len(yard.intake()) + len(yard.intake("high")) == 7
 
 
-def test_large_entries_with_gaps_are_moved(yard: Yard, worker: str) -> None:
+def test_large_entries_with_gaps_are_moved(yard: PlayedYard, worker: str) -> None:
     """Given deleted and unwanted entries in between, I expect the others to be moved."""
     text = "x" * 300_000  # so large that one page does not hold all
     waiting = [yard.submit(make_request(prompt=f"{at}{text}")) for at in range(50)]
@@ -142,7 +142,7 @@ def test_large_entries_with_gaps_are_moved(yard: Yard, worker: str) -> None:
     assert [entry for entry, _ in yard.intake()] == rest
 
 
-def test_spoofed_system_fields_are_dropped(yard: Yard, worker: str) -> None:
+def test_spoofed_system_fields_are_dropped(yard: PlayedYard, worker: str) -> None:
     names = ("attempt", "crashes", "suspected", "crashed_alone", "lost_alone", "faults", "epoch")
     spoofed = dict.fromkeys((*names, "not_before", "trial", "reason"), "9")
     spoofed |= {"sid": "high/9-9", "published": b"\1\0\0\0", "choices": b"\1"}
@@ -162,7 +162,7 @@ def test_spoofed_system_fields_are_dropped(yard: Yard, worker: str) -> None:
     assert not retry.get(b"published")
 
 
-def test_spoofed_retry_starts_without_published_tokens(yard: Yard, worker: str) -> None:
+def test_spoofed_retry_starts_without_published_tokens(yard: PlayedYard, worker: str) -> None:
     request = Request(id="q1", prompt="x", stream=True)
     fields = {"id": "q1", "prompt": "x", "stream": "1", "published": b"\1\0\0\0"}
     fields["epoch"] = "5"
@@ -176,7 +176,7 @@ def test_spoofed_retry_starts_without_published_tokens(yard: Yard, worker: str) 
 
 
 def test_field_named_thousands_of_times_counts_once_and_the_last_wins(
-    yard: Yard, worker: str
+    yard: PlayedYard, worker: str
 ) -> None:
     """Given more fields than Lua can unpack, I expect the lane to have the validated values."""
     stream = yard.keys.intake("normal")
@@ -194,7 +194,7 @@ def test_field_named_thousands_of_times_counts_once_and_the_last_wins(
     assert yard.lane(worker)[0].request == request
 
 
-def test_most_fields_that_are_allowed_survive_a_rescue(yard: Yard, worker: str) -> None:
+def test_most_fields_that_are_allowed_survive_a_rescue(yard: PlayedYard, worker: str) -> None:
     extra = {f"unknown-{i}": "x" for i in range(MAX_FIELDS - 3)}
     request = Request(id="q1", prompt="x", stream=True)
     pushed = yard.push({"id": "q1", "prompt": "x", "stream": "1", **extra}, request)
@@ -209,7 +209,7 @@ def test_most_fields_that_are_allowed_survive_a_rescue(yard: Yard, worker: str) 
     assert all(name.encode() in fields for name in extra)
 
 
-def test_entry_of_thousands_of_fields_fails_no_round(yard: Yard, worker: str) -> None:
+def test_entry_of_thousands_of_fields_fails_no_round(yard: PlayedYard, worker: str) -> None:
     """The coordinator refuses such an entry, but the script must not fail on it."""
     request = Request(id="q1", prompt="x")
     extra = {f"unknown-{i}": "x" for i in range(10_000)}
@@ -222,7 +222,7 @@ def test_entry_of_thousands_of_fields_fails_no_round(yard: Yard, worker: str) ->
     assert [item.request.id for item in yard.lane(worker)] == ["q1", neighbour.request.id]
 
 
-def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: Yard, worker: str) -> None:
+def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: PlayedYard, worker: str) -> None:
     ids = ["a/b", "a{b}", "a b\n\0", "é" * 100, "*", "%s", "'\"\\"]
     waiting = [yard.submit(make_request(request_id)) for request_id in ids]
 
@@ -235,7 +235,7 @@ def test_binary_and_odd_ids_keep_their_ledgers_apart(yard: Yard, worker: str) ->
 @pytest.mark.parametrize("how", ["dispatch", "duplicate", "answer", "bury"])
 @pytest.mark.parametrize("entry_id", [HIGHEST, "18446744073709551615-1"])
 def test_highest_entry_id_does_not_close_the_intake(
-    yard: Yard, worker: str, how: str, entry_id: str
+    yard: PlayedYard, worker: str, how: str, entry_id: str
 ) -> None:
     """Given the highest id, after which a stream takes no other, I expect the next to get in."""
     request = Request(id="q1", prompt="x")
@@ -256,7 +256,9 @@ def test_highest_entry_id_does_not_close_the_intake(
     assert len(accepted.entry.partition("-")[0]) == 13
 
 
-def test_intake_after_the_highest_id_recovers_once_it_is_empty(yard: Yard, worker: str) -> None:
+def test_intake_after_the_highest_id_recovers_once_it_is_empty(
+    yard: PlayedYard, worker: str
+) -> None:
     before = yard.submit()
     highest = yard.push({"id": "q1", "prompt": "x"}, Request(id="q1", prompt="x"), entry=HIGHEST)
 
@@ -267,7 +269,7 @@ def test_intake_after_the_highest_id_recovers_once_it_is_empty(yard: Yard, worke
     assert len(yard.submit().entry.partition("-")[0]) == 13
 
 
-def test_round_of_a_thousand_moves_is_dispatched(yard: Yard, worker: str) -> None:
+def test_round_of_a_thousand_moves_is_dispatched(yard: PlayedYard, worker: str) -> None:
     answers = yard.scripts.submit("normal", batch := requests(1000))
     moves = [
         QueuedRequest(request, "normal", answer.sid.partition("/")[2]).to(worker)
@@ -278,14 +280,14 @@ def test_round_of_a_thousand_moves_is_dispatched(yard: Yard, worker: str) -> Non
     assert [item.request for item in yard.lane(worker)] == batch
 
 
-def reusing(yard: Yard, request: Request) -> QueuedRequest:
+def reusing(yard: PlayedYard, request: Request) -> QueuedRequest:
     """Push a plain entry under a known id with another prompt."""
     other = make_request(request.id, prompt="something else")
     return yard.push(request_fields(other), other)
 
 
 def test_plain_entry_moves_like_a_submitted_one_and_leaves_its_digest(
-    yard: Yard, worker: str
+    yard: PlayedYard, worker: str
 ) -> None:
     request = make_request(prompt="Hello")
     pushed = yard.push(request_fields(request), request)
@@ -299,7 +301,7 @@ def test_plain_entry_moves_like_a_submitted_one_and_leaves_its_digest(
 
 @pytest.mark.parametrize("is_first_plain", [True, False])
 def test_another_request_under_a_known_id_stays_to_be_buried(
-    yard: Yard, worker: str, is_first_plain: bool
+    yard: PlayedYard, worker: str, is_first_plain: bool
 ) -> None:
     request = make_request()
     first = yard.push(request_fields(request), request) if is_first_plain else yard.submit(request)
@@ -316,7 +318,7 @@ def test_another_request_under_a_known_id_stays_to_be_buried(
 
 @pytest.mark.parametrize("known", ["", None])
 def test_a_first_request_without_a_digest_makes_any_other_a_duplicate(
-    yard: Yard, worker: str, known: str | None
+    yard: PlayedYard, worker: str, known: str | None
 ) -> None:
     request = make_request()
     yard.assign(worker, request)

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment, pack_tokens, unpack_tokens
 from tokenyard.scripts import Publication, Published
@@ -24,7 +24,7 @@ def tokens_of(replies: list[Reply]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_deltas_appear_in_order_and_are_counted(yard: Yard, worker: str, kind) -> None:
+def test_deltas_appear_in_order_and_are_counted(yard: PlayedYard, worker: str, kind) -> None:
     assignment = yard.assign(worker, kind(stream=True))
     first = delta(assignment, 0, [1, 0, 2**31 - 1], text="a\0é", logprobs='[{"1":-0.5}]')
     second = delta(assignment, 3, [256], index=2)
@@ -36,11 +36,13 @@ def test_deltas_appear_in_order_and_are_counted(yard: Yard, worker: str, kind) -
     assert yard.published(assignment.request) == pack_tokens([1, 0, 2**31 - 1, 256])
 
 
-def test_step_without_deltas_is_empty(yard: Yard) -> None:
+def test_step_without_deltas_is_empty(yard: PlayedYard) -> None:
     assert yard.scripts.emit(yard.worker(), []) == []
 
 
-def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, worker: str) -> None:
+def test_one_step_of_many_destinations_answers_in_the_order_given(
+    yard: PlayedYard, worker: str
+) -> None:
     """Given flat and framed requests, I expect one frame for each client, and codes in order."""
     ann = [yard.assign(worker, framed(client="ann", stream=True)) for _ in range(3)]
     flat = [yard.assign(worker, make_request(stream=True)) for _ in range(2)]
@@ -65,7 +67,7 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, wo
 
 
 def test_repeated_delta_does_not_block_a_new_one_in_its_step(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     yard.scripts.emit(worker, [delta(assignment, 0, [1])])
 
@@ -77,7 +79,7 @@ def test_repeated_delta_does_not_block_a_new_one_in_its_step(
 
 @pytest.mark.parametrize("seq", [1, 3, 99])
 def test_delta_that_would_skip_or_half_repeat_tokens_is_refused(
-    yard: Yard, worker: str, assignment: Assignment, seq: int
+    yard: PlayedYard, worker: str, assignment: Assignment, seq: int
 ) -> None:
     yard.scripts.emit(worker, [delta(assignment, 0, [1, 2])])
 
@@ -86,7 +88,7 @@ def test_delta_that_would_skip_or_half_repeat_tokens_is_refused(
 
 
 def test_delta_without_tokens_is_never_published(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     """It would be indistinguishable from its repetition."""
 
@@ -95,14 +97,14 @@ def test_delta_without_tokens_is_never_published(
 
 
 def test_expired_lease_is_valid_until_the_rescue(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     yard.expire(worker)
 
     assert yard.scripts.emit(worker, [delta(assignment, 0, [1])]) == [Published.PUBLISHED]
 
 
-def test_only_the_holder_of_the_attempt_publishes(yard: Yard) -> None:
+def test_only_the_holder_of_the_attempt_publishes(yard: PlayedYard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     old = yard.assign(one, make_request(stream=True))
     yard.lose(one)
@@ -115,7 +117,7 @@ def test_only_the_holder_of_the_attempt_publishes(yard: Yard) -> None:
     assert yard.scripts.emit(two, [delta(again, 0, [1])]) == [Published.PUBLISHED]
 
 
-def test_the_next_attempt_continues_after_the_last_published_token(yard: Yard) -> None:
+def test_the_next_attempt_continues_after_the_last_published_token(yard: PlayedYard) -> None:
     first, second = yard.worker(), yard.worker()
     request = make_request(stream=True)
     assignment = yard.assign(first, request)
@@ -129,7 +131,7 @@ def test_the_next_attempt_continues_after_the_last_published_token(yard: Yard) -
     assert tokens_of(yard.replies(request)) == [1, 2, 3]
 
 
-def test_epoch_of_the_first_token_is_kept_for_the_next_attempt(yard: Yard) -> None:
+def test_epoch_of_the_first_token_is_kept_for_the_next_attempt(yard: PlayedYard) -> None:
     # Given a stream that began in epoch 0, and another of the same step without an epoch
     first, second = yard.worker(), yard.worker()
     request, other = make_request(stream=True), framed(stream=True)
@@ -151,7 +153,7 @@ def test_epoch_of_the_first_token_is_kept_for_the_next_attempt(yard: Yard) -> No
     assert yard.place(yard.waiting(other), second).first_epoch is None
 
 
-def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard, worker: str) -> None:
+def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     late = msgspec.structs.replace(assignment, attempt=7)
@@ -164,7 +166,7 @@ def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: Yard, worker: 
 
 @pytest.mark.parametrize("when", ["waits", "finished", "unknown"])
 def test_request_that_does_not_run_takes_no_deltas(
-    yard: Yard, worker: str, assignment: Assignment, when: str
+    yard: PlayedYard, worker: str, assignment: Assignment, when: str
 ) -> None:
     if when == "waits":
         yard.lose(worker)
@@ -184,7 +186,7 @@ def test_request_that_does_not_run_takes_no_deltas(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 31, 32, 63, 64, 255, 256, 65_535, 65_536, 70_000])
 def test_every_length_of_text_and_tokens_arrives_whole(
-    yard: Yard, worker: str, kind, size: int
+    yard: PlayedYard, worker: str, kind, size: int
 ) -> None:
     """Given each msgpack encoding of a length, I expect the same bytes back."""
     assignment = yard.assign(worker, kind(stream=True))
@@ -195,7 +197,7 @@ def test_every_length_of_text_and_tokens_arrives_whole(
 
 
 @pytest.mark.parametrize("seq", [127, 128, 255, 256, 65_535, 65_536, 100_000, 1_000_000])
-def test_count_of_tokens_is_a_plain_decimal(yard: Yard, worker: str, seq: int) -> None:
+def test_count_of_tokens_is_a_plain_decimal(yard: PlayedYard, worker: str, seq: int) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
     yard.scripts.emit(worker, [delta(assignment, 0, [1] * seq)])
@@ -207,7 +209,7 @@ def test_count_of_tokens_is_a_plain_decimal(yard: Yard, worker: str, seq: int) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reply_stream_is_bounded(yard: Yard, worker: str, kind) -> None:
+def test_reply_stream_is_bounded(yard: PlayedYard, worker: str, kind) -> None:
     """Given a client that does not read, I expect roughly its oldest entries to be trimmed."""
     yard.scripts._reply_maxlen = 100
     assignment = yard.assign(worker, kind(stream=True))
@@ -221,7 +223,7 @@ def test_reply_stream_is_bounded(yard: Yard, worker: str, kind) -> None:
     assert yard.published(assignment.request) == pack_tokens(range(500))
 
 
-def test_wide_step_is_published_in_one_call(yard: Yard, worker: str) -> None:
+def test_wide_step_is_published_in_one_call(yard: PlayedYard, worker: str) -> None:
     running = [yard.assign(worker, framed(stream=True)) for _ in range(300)]
 
     codes = yard.scripts.emit(worker, [delta(item, 0, [at]) for at, item in enumerate(running)])

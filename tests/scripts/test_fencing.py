@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.builders import make_delta, make_result
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import (
@@ -25,13 +25,13 @@ from tokenyard.scripts import (
 LOAD = Command(verb="load", worker="w.1", model="adder")
 
 
-def everything(yard: Yard) -> dict[bytes, object]:
+def everything(yard: PlayedYard) -> dict[bytes, object]:
     """All keys of a yard with their values."""
     found = yard.connection.scan_iter(f"tokenyard:{{{yard.keys.yard}}}:*", count=1000)
     return {key: value_of(yard, key) for key in found}
 
 
-def value_of(yard: Yard, key: bytes) -> object:
+def value_of(yard: PlayedYard, key: bytes) -> object:
     """What a key holds; the server dumps a hash in any order."""
     is_hash = yard.connection.type(key) == b"hash"
     return yard.connection.hgetall(key) if is_hash else yard.connection.dump(key)
@@ -75,7 +75,7 @@ def held(assignment: Assignment) -> tuple[str, str, str]:
     ids=["answer", "bury", "dispatch", "rescue", "acquit", "recognize", "take_over", "command"],
 )
 def test_a_former_leader_changes_nothing(
-    yard: Yard, worker: str, waiting: QueuedRequest, call: Callable[..., object], code: object
+    yard: PlayedYard, worker: str, waiting: QueuedRequest, call: Callable[..., object], code: object
 ) -> None:
     alone = yard.assign(worker, alone=True)
     yard.expire(worker)
@@ -87,7 +87,7 @@ def test_a_former_leader_changes_nothing(
 
 
 @pytest.fixture
-def lost(yard: Yard) -> LostRequest:
+def lost(yard: PlayedYard) -> LostRequest:
     """A request whose entry was deleted by hand."""
     waiting = yard.submit()
     yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
@@ -95,7 +95,7 @@ def lost(yard: Yard) -> LostRequest:
     return LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
 
 
-def test_a_former_leader_ends_no_lost_request(yard: Yard, lost: LostRequest) -> None:
+def test_a_former_leader_ends_no_lost_request(yard: PlayedYard, lost: LostRequest) -> None:
     yard.depose()
     before = everything(yard)
 
@@ -105,7 +105,7 @@ def test_a_former_leader_ends_no_lost_request(yard: Yard, lost: LostRequest) -> 
     assert everything(yard) == before
 
 
-def test_a_lost_request_ends_once(yard: Yard, lost: LostRequest) -> None:
+def test_a_lost_request_ends_once(yard: PlayedYard, lost: LostRequest) -> None:
     codes = yard.scripts.reconcile(yard.token, [lost, lost])
 
     assert codes == [Reconciled.ENDED, Reconciled.STAYS]
@@ -134,7 +134,7 @@ def test_a_lost_request_ends_once(yard: Yard, lost: LostRequest) -> None:
     ids=["answer", "bury", "dispatch", "emit"],
 )
 def test_a_call_repeated_after_a_lost_answer_changes_nothing(
-    yard: Yard,
+    yard: PlayedYard,
     waiting: QueuedRequest,
     assignment: Assignment,
     call: Callable[..., object],
@@ -150,7 +150,7 @@ def test_a_call_repeated_after_a_lost_answer_changes_nothing(
 
 @pytest.mark.parametrize("how", ["lost", "rescued", "unknown"])
 def test_a_worker_without_a_lease_changes_nothing(
-    yard: Yard, worker: str, assignment: Assignment, how: str
+    yard: PlayedYard, worker: str, assignment: Assignment, how: str
 ) -> None:
     sender = yard.fence(worker, how)
     results = [Publication(assignment, make_result(assignment.request.id))] * 2
@@ -165,7 +165,7 @@ def test_a_worker_without_a_lease_changes_nothing(
     assert everything(yard) == before
 
 
-def refusals(yard: Yard, assignment: Assignment) -> tuple[str, ...]:
+def refusals(yard: PlayedYard, assignment: Assignment) -> tuple[str, ...]:
     """What a ledger says of its fence: how often it refused, and the last worker, attempt, what."""
     request = assignment.request
     ledger = yard.keys.ledger(request.client, request.id)
@@ -179,12 +179,12 @@ def refusals(yard: Yard, assignment: Assignment) -> tuple[str, ...]:
     return (count.decode(), *words)
 
 
-def forget_refusals(yard: Yard, assignment: Assignment) -> None:
+def forget_refusals(yard: PlayedYard, assignment: Assignment) -> None:
     request = assignment.request
     yard.connection.hdel(yard.keys.ledger(request.client, request.id), "refusals", "refused")
 
 
-def write_late(yard: Yard, worker: str, assignment: Assignment, what: str) -> list[Published]:
+def write_late(yard: PlayedYard, worker: str, assignment: Assignment, what: str) -> list[Published]:
     if what == "tokens":
         return yard.scripts.emit(worker, deltas(assignment)[:1])
     return yard.scripts.finish(
@@ -195,7 +195,7 @@ def write_late(yard: Yard, worker: str, assignment: Assignment, what: str) -> li
 @pytest.mark.parametrize("what", ["tokens", "result"])
 @pytest.mark.parametrize("since", ["it waits", "it runs", "it ended"])
 def test_an_earlier_attempt_changes_only_what_its_fence_notes(
-    yard: Yard, what: str, since: str
+    yard: PlayedYard, what: str, since: str
 ) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     old = yard.assign(one)
@@ -218,7 +218,7 @@ def test_an_earlier_attempt_changes_only_what_its_fence_notes(
 @pytest.mark.parametrize("what", ["tokens", "result"])
 @pytest.mark.parametrize("held", [True, False])
 def test_the_fence_notes_nothing_without_a_ledger(
-    yard: Yard, worker: str, assignment: Assignment, what: str, held: bool
+    yard: PlayedYard, worker: str, assignment: Assignment, what: str, held: bool
 ) -> None:
     """A result that has expired stays forgotten."""
     request = assignment.request
@@ -233,7 +233,7 @@ def test_the_fence_notes_nothing_without_a_ledger(
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("end", ["finish", "cancel"])
 def test_the_fence_does_not_note_what_comes_after_the_end_of_its_own_attempt(
-    yard: Yard, worker: str, assignment: Assignment, end: str, what: str, held: bool
+    yard: PlayedYard, worker: str, assignment: Assignment, end: str, what: str, held: bool
 ) -> None:
     request = assignment.request
     if end == "finish":
@@ -250,7 +250,9 @@ def test_the_fence_does_not_note_what_comes_after_the_end_of_its_own_attempt(
     assert refusals(yard, assignment) == ()
 
 
-def test_a_ledger_keeps_one_refusal_and_their_number(yard: Yard, assignment: Assignment) -> None:
+def test_a_ledger_keeps_one_refusal_and_their_number(
+    yard: PlayedYard, assignment: Assignment
+) -> None:
     for worker in ("gone.1", "gone.2"):
         for what in ("result", "tokens"):
             write_late(yard, worker, assignment, what)
@@ -259,7 +261,7 @@ def test_a_ledger_keeps_one_refusal_and_their_number(yard: Yard, assignment: Ass
 
 
 def test_what_is_accepted_costs_no_command_for_the_fence(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     """Given a server that counts, I expect the ledger to be read once for each and written once."""
 

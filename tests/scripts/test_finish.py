@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import Publication, Published
 
@@ -18,7 +18,7 @@ def result(assignment: Assignment, tokens: list[int] | None = None, **fields) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_result_is_published_kept_and_frees_its_place(yard: Yard, worker: str, kind) -> None:
+def test_result_is_published_kept_and_frees_its_place(yard: PlayedYard, worker: str, kind) -> None:
     assignment = yard.assign(worker, kind(result_ttl_s=10_000))
     done = result(assignment, [1, 0], text="", usage='{"total_tokens":2}', finish_reason="stop")
 
@@ -39,7 +39,9 @@ def test_result_is_published_kept_and_frees_its_place(yard: Yard, worker: str, k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_result_follows_the_deltas_and_deletes_their_tokens(yard: Yard, worker: str, kind) -> None:
+def test_result_follows_the_deltas_and_deletes_their_tokens(
+    yard: PlayedYard, worker: str, kind
+) -> None:
     assignment = yard.assign(worker, kind(stream=True))
     delta = Publication(assignment, make_delta(assignment.request.id, 0, [1]))
     yard.scripts.emit(worker, [delta])
@@ -52,7 +54,7 @@ def test_result_follows_the_deltas_and_deletes_their_tokens(yard: Yard, worker: 
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_tokens_of_an_earlier_attempt_are_deleted(yard: Yard, is_read: bool) -> None:
+def test_tokens_of_an_earlier_attempt_are_deleted(yard: PlayedYard, is_read: bool) -> None:
     """Given tokens published before a rescue, I expect the result to delete them.
 
     This also holds if the next worker cannot read the request and knows only client and id.
@@ -76,21 +78,23 @@ def test_tokens_of_an_earlier_attempt_are_deleted(yard: Yard, is_read: bool) -> 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "expired"])
 def test_state_of_the_ledger_is_the_status_of_the_result(
-    yard: Yard, worker: str, assignment: Assignment, status
+    yard: PlayedYard, worker: str, assignment: Assignment, status
 ) -> None:
     yard.scripts.finish(worker, [result(assignment, status=status)])
 
     assert yard.ledger(assignment.request)["state"] == status
 
 
-def test_step_without_results_wakes_no_leader(yard: Yard, worker: str) -> None:
+def test_step_without_results_wakes_no_leader(yard: PlayedYard, worker: str) -> None:
     before = yard.freed()
 
     assert yard.scripts.finish(worker, []) == []
     assert yard.freed() == before
 
 
-def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, worker: str) -> None:
+def test_one_step_of_many_destinations_answers_in_the_order_given(
+    yard: PlayedYard, worker: str
+) -> None:
     ann = [yard.assign(worker, framed(client="ann")) for _ in range(2)]
     flat = [yard.assign(worker) for _ in range(2)]
     yard.scripts.finish(worker, [result(flat[1], [9])])
@@ -107,7 +111,7 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(yard: Yard, wo
 
 
 def test_result_repeated_after_a_lost_answer_appears_once(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     first = result(assignment, [1])
     yard.scripts.finish(worker, [first])
@@ -120,7 +124,7 @@ def test_result_repeated_after_a_lost_answer_appears_once(
 
 
 def test_request_twice_in_one_step_finishes_once(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     codes = yard.scripts.finish(worker, [result(assignment, [1]), result(assignment, [2])])
 
@@ -128,7 +132,7 @@ def test_request_twice_in_one_step_finishes_once(
     assert len(yard.replies(assignment.request)) == 1
 
 
-def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
+def test_stale_attempt_finishes_nothing(yard: PlayedYard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     old = yard.assign(one)
     yard.lose(one)
@@ -144,7 +148,7 @@ def test_stale_attempt_finishes_nothing(yard: Yard) -> None:
 
 
 def test_wrong_attempt_leaves_the_workers_own_entry(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     wrong = Assignment(
         request=assignment.request, entry=assignment.entry, sid=assignment.sid, attempt=7
@@ -154,7 +158,7 @@ def test_wrong_attempt_leaves_the_workers_own_entry(
     assert yard.lane(worker) == [assignment]
 
 
-def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard, worker: str) -> None:
+def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: PlayedYard, worker: str) -> None:
     stream = yard.keys.replies("ann")
 
     for ttl_s, expected in ((1_000, 1_000), (10_000, 10_000), (2_000, 10_000)):
@@ -164,7 +168,7 @@ def test_the_longest_result_ttl_keeps_a_shared_reply_stream(yard: Yard, worker: 
 
 
 @pytest.mark.long
-def test_wide_step_is_published_in_one_call(yard: Yard, worker: str) -> None:
+def test_wide_step_is_published_in_one_call(yard: PlayedYard, worker: str) -> None:
     running = [yard.assign(worker, kind()) for _ in range(200) for kind in KINDS]
 
     codes = yard.scripts.finish(worker, [result(item, [1]) for item in running])
@@ -173,7 +177,7 @@ def test_wide_step_is_published_in_one_call(yard: Yard, worker: str) -> None:
     assert yard.lane(worker) == []
 
 
-def test_result_with_every_field_arrives_whole(yard: Yard, worker: str) -> None:
+def test_result_with_every_field_arrives_whole(yard: PlayedYard, worker: str) -> None:
     """Given more fields than a small msgpack map holds, I expect all of them, flat and framed."""
     names = ("logprobs", "finish_reason", "stop_reason", "usage", "error", "provenance", "timing")
     fields = dict.fromkeys((*names, "choices", "prompt_logprobs", "text"), "x" * 300)

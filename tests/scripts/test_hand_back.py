@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import HandedBack, Publication
 
 
-def test_request_waits_again_with_tokens_faults_and_a_pause(yard: Yard, worker: str) -> None:
+def test_request_waits_again_with_tokens_faults_and_a_pause(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
     yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]), epoch=4)])
@@ -35,7 +35,7 @@ def test_request_waits_again_with_tokens_faults_and_a_pause(yard: Yard, worker: 
     assert yard.freed()[-1] == {b"event": b"capacity", b"worker": worker.encode(), b"count": b"1"}
 
 
-def test_next_attempt_has_the_number_of_faults(yard: Yard, worker: str) -> None:
+def test_next_attempt_has_the_number_of_faults(yard: PlayedYard, worker: str) -> None:
     request = make_request()
     assignment = yard.assign(worker, request)
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_next_attempt_has_the_number_of_faults(yard: Yard, worker: str) -> None:
     assert values == 2 * len(fields), "a field stands there twice"
 
 
-def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard, worker: str) -> None:
+def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: PlayedYard, worker: str) -> None:
     request = make_request()
     yard.scripts.hand_back(worker, yard.assign(worker, request), 60_000, "no memory")
     yard.place(yard.waiting(request), worker)
@@ -64,7 +64,7 @@ def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: Yard, worker: s
 
 
 @pytest.mark.parametrize("how", ["twice", "finished", "elsewhere", "again here", "not on the lane"])
-def test_request_of_another_worker_is_unchanged(yard: Yard, worker: str, how: str) -> None:
+def test_request_of_another_worker_is_unchanged(yard: PlayedYard, worker: str, how: str) -> None:
     request = make_request()
     assignment = yard.assign(worker, request)
     match how:
@@ -86,7 +86,7 @@ def test_request_of_another_worker_is_unchanged(yard: Yard, worker: str, how: st
     assert (yard.ledger(request), yard.intake("retry"), yard.lane(worker)) == before
 
 
-def test_handed_back_suspect_opens_its_lane(yard: Yard, worker: str) -> None:
+def test_handed_back_suspect_opens_its_lane(yard: PlayedYard, worker: str) -> None:
     assignment = yard.assign(worker, alone=True)
 
     yard.scripts.hand_back(worker, assignment, 0, "x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import Publication
 
@@ -22,7 +22,7 @@ def counts(fields: dict[bytes, bytes]) -> tuple[int, ...]:
     [("left", (0, 0, 0, 0)), ("lost", (1, 0, 0, 1)), ("crashed", (1, 1, 1, 0))],
 )
 def test_departure_is_noted_in_the_retry(
-    yard: Yard, worker: str, why, alone: bool, expected
+    yard: PlayedYard, worker: str, why, alone: bool, expected
 ) -> None:
     assignment = yard.assign(worker, alone=alone)
     yard.scripts.retire(worker, why, "signal 11 in the kernel")
@@ -38,7 +38,7 @@ def test_departure_is_noted_in_the_retry(
 
 
 def test_expired_lease_is_a_loss_with_that_reason(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     yard.expire(worker)
 
@@ -51,7 +51,7 @@ def test_expired_lease_is_a_loss_with_that_reason(
 
 
 def test_crash_makes_all_running_requests_suspects_and_a_lone_one_guilty(
-    yard: Yard, worker: str
+    yard: PlayedYard, worker: str
 ) -> None:
     neighbours = [yard.assign(worker) for _ in range(3)]
     yard.scripts.retire(worker, "crashed", "exit status 1")
@@ -69,7 +69,7 @@ def test_crash_makes_all_running_requests_suspects_and_a_lone_one_guilty(
     assert [counts(entries[item.id]) for item in innocent] == [(1, 1, 0, 0)] * 2
 
 
-def test_history_adds_up_with_a_record_for_each_attempt(yard: Yard) -> None:
+def test_history_adds_up_with_a_record_for_each_attempt(yard: PlayedYard) -> None:
     request = make_request(stream=True)
     waiting = yard.submit(request)
     for at, why in enumerate(("crashed", "left", "lost", "lost", "crashed")):
@@ -94,7 +94,9 @@ def test_history_adds_up_with_a_record_for_each_attempt(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0), ("crashed", -2)])
-def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, worker: str, why, score: int) -> None:
+def test_reason_is_kept_until_the_lane_is_rescued(
+    yard: PlayedYard, worker: str, why, score: int
+) -> None:
     held = [yard.assign(worker) for _ in range(2)]
 
     assert yard.scripts.retire(worker, why, "signal 9") == 2
@@ -118,7 +120,7 @@ def test_reason_is_kept_until_the_lane_is_rescued(yard: Yard, worker: str, why, 
     ],
 )
 def test_first_reason_stays_with_its_message(
-    yard: Yard, worker: str, assignment: Assignment, first, then, expected
+    yard: PlayedYard, worker: str, assignment: Assignment, first, then, expected
 ) -> None:
     yard.scripts.retire(worker, first, "signal 11")
     yard.scripts.retire(worker, then, "thrown out")
@@ -131,7 +133,7 @@ def test_first_reason_stays_with_its_message(
 
 
 @pytest.mark.parametrize("why", ["left", "crashed"])
-def test_end_of_an_idle_worker_leaves_no_key_behind(yard: Yard, worker: str, why) -> None:
+def test_end_of_an_idle_worker_leaves_no_key_behind(yard: PlayedYard, worker: str, why) -> None:
     assert yard.scripts.retire(worker, why, "signal 11") == 0
 
     for key in (yard.keys.departed, yard.keys.quarantine, yard.keys.leases, yard.keys.workers):

@@ -11,7 +11,7 @@ from coordinator.recovery.trial_monitor import TrialMonitor
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import TrialLimits
 from tests.support.builders import make_request, make_result
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import (
     Answered,
@@ -41,17 +41,19 @@ NOWHERE: list[dict[str, str | bytes]] = [
 ]
 
 
-def write(yard: Yard, request: Request, **fields: str | bytes) -> None:
+def write(yard: PlayedYard, request: Request, **fields: str | bytes) -> None:
     yard.connection.hset(yard.keys.ledger(request.client, request.id), mapping=fields)
 
 
-def count(yard: Yard, request: Request, field: str) -> bytes | None:
+def count(yard: PlayedYard, request: Request, field: str) -> bytes | None:
     return yard.connection.hget(yard.keys.ledger(request.client, request.id), field)
 
 
 @pytest.mark.parametrize("odd", ODD)
 class TestCounts:
-    def test_invalid_attempt_fails_no_round_of_dispatch(self, yard: Yard, worker: str, odd) -> None:
+    def test_invalid_attempt_fails_no_round_of_dispatch(
+        self, yard: PlayedYard, worker: str, odd
+    ) -> None:
         # Each round of dispatch failed as a whole, so no request got a worker.
         mine, theirs = yard.submit(make_request()), yard.submit(make_request())
         write(yard, mine.request, attempt=odd)
@@ -62,7 +64,7 @@ class TestCounts:
         assert [one.attempt for one in yard.lane(worker)] == [1, 1]
 
     @pytest.mark.parametrize("why", ["crashed", "lost"])
-    def test_invalid_history_stops_no_rescue(self, yard: Yard, worker: str, odd, why) -> None:
+    def test_invalid_history_stops_no_rescue(self, yard: PlayedYard, worker: str, odd, why) -> None:
         # The lane of a lost worker, with requests of other clients, could not be rescued.
         mine, theirs = yard.assign(worker, alone=True), make_request()
         fields = dict.fromkeys(("crashes", "suspected", "crashed_alone", "lost_alone"), odd)
@@ -80,7 +82,7 @@ class TestCounts:
         assert codes == [Dispatched.DISPATCHED] * 2
         assert [one.crashes for one in yard.lane(again)] == [1, 0]
 
-    def test_invalid_faults_stop_no_hand_back(self, yard: Yard, worker: str, odd) -> None:
+    def test_invalid_faults_stop_no_hand_back(self, yard: PlayedYard, worker: str, odd) -> None:
         # The worker could not hand the request back, and took the server for broken.
         mine = yard.assign(worker)
         write(yard, mine.request, faults=odd, crashes=odd)
@@ -93,13 +95,11 @@ class TestCounts:
 
 
 @pytest.mark.parametrize("odd", [*ODD, "9" * 5000, "9" * 5000 + "-1 w.1"])
-def test_invalid_fields_stop_no_trial_monitor(yard: Yard, worker: str, odd) -> None:
+def test_invalid_fields_stop_no_trial_monitor(yard: PlayedYard, worker: str, odd) -> None:
     # The leader crashed, and so did its successors.
-    roster = Roster(yard.connection, yard.keys)
+    roster = Roster(yard)
     patience = TrialLimits(tokens=1, ms=60_000)
-    hearings = TrialMonitor(
-        yard.connection, yard.scripts, yard.keys, roster, patience, has_suspects=lambda _: False
-    )
+    hearings = TrialMonitor(yard, yard.scripts, roster, patience, has_suspects=lambda _: False)
     mine = yard.submit()
     yard.scripts.dispatch(yard.token, [mine.to(worker, on_trial=True)])
     write(yard, mine.request, t0=odd, r0=odd, relapsed=odd)
@@ -111,7 +111,7 @@ def test_invalid_fields_stop_no_trial_monitor(yard: Yard, worker: str, odd) -> N
 
 
 @pytest.mark.parametrize("odd", [b"\xff\xfe", "x" * 1000, "normal/1", "normal/1-1\n2"])
-def test_invalid_server_id_is_replaced_at_dispatch(yard: Yard, worker: str, odd) -> None:
+def test_invalid_server_id_is_replaced_at_dispatch(yard: PlayedYard, worker: str, odd) -> None:
     # The worker dropped such an entry silently, and the request hung.
     mine = yard.submit(make_request())
     write(yard, mine.request, sid=odd, intake="normal", entry=mine.entry)
@@ -119,7 +119,7 @@ def test_invalid_server_id_is_replaced_at_dispatch(yard: Yard, worker: str, odd)
     assert yard.place(mine, worker).sid == f"normal/{mine.entry}"
 
 
-def test_invalid_server_id_is_replaced_in_a_dead_letter(yard: Yard) -> None:
+def test_invalid_server_id_is_replaced_in_a_dead_letter(yard: PlayedYard) -> None:
     mine = yard.submit(make_request())
     write(yard, mine.request, sid=b"\xff", intake="normal", entry=mine.entry)
 
@@ -129,7 +129,7 @@ def test_invalid_server_id_is_replaced_in_a_dead_letter(yard: Yard) -> None:
     assert letter[b"dead_sid"] == f"normal/{mine.entry}".encode()
 
 
-def test_oversized_fields_are_not_carried_by_a_retry(yard: Yard, worker: str) -> None:
+def test_oversized_fields_are_not_carried_by_a_retry(yard: PlayedYard, worker: str) -> None:
     # Each retry copied the fields into an intake and onto a lane.
     mine = yard.assign(worker)
     write(yard, mine.request, epoch="7" * 100_000, suspected="9" * 100_000)
@@ -141,7 +141,7 @@ def test_oversized_fields_are_not_carried_by_a_retry(yard: Yard, worker: str) ->
     assert yard.place(yard.waiting(mine.request), worker).first_epoch is None
 
 
-def test_missing_attempt_stops_no_rescue(yard: Yard, worker: str) -> None:
+def test_missing_attempt_stops_no_rescue(yard: PlayedYard, worker: str) -> None:
     mine = yard.assign(worker)
     yard.connection.hdel(yard.keys.ledger(mine.request.client, mine.request.id), "attempt")
     yard.scripts.retire(worker, "lost", "x")
@@ -160,7 +160,9 @@ CHARGES = [
 
 @pytest.mark.parametrize("charge", CHARGES)
 @pytest.mark.parametrize("how", ["finish", "hand_back", "rescue", "cancel"])
-def test_invalid_charge_costs_nobody_anything(yard: Yard, worker: str, charge, how: str) -> None:
+def test_invalid_charge_costs_nobody_anything(
+    yard: PlayedYard, worker: str, charge, how: str
+) -> None:
     # Given a running request of a tenant, whose client has forged the charge
     yard.connection.zadd(yard.keys.service, {"acme": 500})
     yard.connection.hset(yard.keys.tenant("acme"), "running", 1)
@@ -179,7 +181,7 @@ def test_invalid_charge_costs_nobody_anything(yard: Yard, worker: str, charge, h
 
 @pytest.mark.parametrize("how", ["finish", "hand_back", "rescue", "cancel"])
 def test_forged_charge_moves_a_service_by_no_more_than_a_bound(
-    yard: Yard, worker: str, how: str
+    yard: PlayedYard, worker: str, how: str
 ) -> None:
     yard.connection.zadd(yard.keys.service, {"acme": 500})
     yard.place(yard.submit(make_request(client="ann", tenant="zeta")), worker)
@@ -192,7 +194,7 @@ def test_forged_charge_moves_a_service_by_no_more_than_a_bound(
     assert yard.connection.hget(yard.keys.tenant("acme"), "running") == b"0"
 
 
-def test_forged_charge_of_a_waiting_request_ends_nothing_that_runs(yard: Yard) -> None:
+def test_forged_charge_of_a_waiting_request_ends_nothing_that_runs(yard: PlayedYard) -> None:
     yard.connection.hset(yard.keys.tenant("acme"), "running", 1)
     mine = yard.submit(make_request(client="ann", tenant="zeta")).request
     write(yard, mine, charge="10 1 1 acme m")
@@ -203,14 +205,14 @@ def test_forged_charge_of_a_waiting_request_ends_nothing_that_runs(yard: Yard) -
 
 
 @pytest.mark.parametrize("level", ["inf", "-inf", "nan", "1e999", "many"])
-def test_forged_place_in_line_moves_no_newcomer(yard: Yard, level: str) -> None:
+def test_forged_place_in_line_moves_no_newcomer(yard: PlayedYard, level: str) -> None:
     # It would have stood behind all others for ever.
     yard.connection.hset(yard.keys.tally, "service_level", level)
     yard.submit(make_request(tenant="acme"))
     assert yard.connection.zscore(yard.keys.line, "acme") == 0
 
 
-def test_service_that_is_no_number_stops_nobody(yard: Yard, worker: str) -> None:
+def test_service_that_is_no_number_stops_nobody(yard: PlayedYard, worker: str) -> None:
     # Given infinite service, from which a charge of the other sign makes no number
     yard.submit(make_request(tenant="acme"))
     yard.connection.zadd(yard.keys.service, {"acme": "-inf"})
@@ -223,7 +225,7 @@ def test_service_that_is_no_number_stops_nobody(yard: Yard, worker: str) -> None
     assert len(yard.lane(worker)) == 1
 
 
-def _end(yard: Yard, worker: str, mine: Assignment, how: str) -> None:
+def _end(yard: PlayedYard, worker: str, mine: Assignment, how: str) -> None:
     match how:
         case "finish":
             done = Publication(mine, make_result(mine.request.id, [1, 2]))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.scripts import Submitted
 
 INVALID = ["garbage", "", "1.5", "inf", "nan", "9" * 30, "9223372036854775807"]
 
 
 @pytest.mark.parametrize("value", INVALID)
-def test_requests_run_with_invalid_counters(yard: Yard, value: str) -> None:
+def test_requests_run_with_invalid_counters(yard: PlayedYard, value: str) -> None:
     # Given invalid counters
     yard.connection.hset(yard.keys.tally, "queued_tokens", value)
     for name in ("count:cancelled:normal", "count:ID_REUSED"):
@@ -28,7 +28,7 @@ def test_requests_run_with_invalid_counters(yard: Yard, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", INVALID)
-def test_requests_are_accepted_with_invalid_limits(yard: Yard, value: str) -> None:
+def test_requests_are_accepted_with_invalid_limits(yard: PlayedYard, value: str) -> None:
     for name in ("rate", "max_num_queued_tokens"):
         yard.connection.hset(yard.keys.info, name, value)
     [answer] = yard.scripts.submit("normal", [make_request()])
@@ -36,7 +36,7 @@ def test_requests_are_accepted_with_invalid_limits(yard: Yard, value: str) -> No
 
 
 @pytest.mark.parametrize("value", INVALID)
-def test_numbers_of_leaders_and_workers_stay_unique(yard: Yard, value: str) -> None:
+def test_numbers_of_leaders_and_workers_stay_unique(yard: PlayedYard, value: str) -> None:
     names = ("epoch", "incarnation")
     yard.connection.hset(yard.keys.info, mapping=dict.fromkeys(names, value))
     yard.connection.delete(yard.keys.leader)

@@ -6,11 +6,11 @@ import pytest
 import redis
 
 from tests.support.builders import framed, make_delta, make_request, make_result, worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.scripts import Answered, Cancelled, HandedBack, Publication, Published, Renewed
 
 
-def test_new_request_is_refused_and_leaves_no_trace(yard: Yard) -> None:
+def test_new_request_is_refused_and_leaves_no_trace(yard: PlayedYard) -> None:
     request = make_request()
 
     with yard.without_memory(), pytest.raises(redis.OutOfMemoryError):
@@ -22,7 +22,7 @@ def test_new_request_is_refused_and_leaves_no_trace(yard: Yard) -> None:
     assert not yard.connection.exists(yard.keys.clients)
 
 
-def test_accepted_requests_run_stream_and_end(yard: Yard, worker: str) -> None:
+def test_accepted_requests_run_stream_and_end(yard: PlayedYard, worker: str) -> None:
     waiting, running = yard.submit(), yard.assign(worker, framed(stream=True))
     request = running.request
     delta = Publication(running, make_delta(request.id, 0, [1]))
@@ -36,7 +36,7 @@ def test_accepted_requests_run_stream_and_end(yard: Yard, worker: str) -> None:
     assert yard.replies(request) == [delta.reply, result.reply]
 
 
-def test_waiting_requests_are_answered_and_cancelled(yard: Yard) -> None:
+def test_waiting_requests_are_answered_and_cancelled(yard: PlayedYard) -> None:
     invalid, unwanted, running = yard.submit(), yard.submit(), yard.assign(yard.worker())
 
     with yard.without_memory():
@@ -45,7 +45,7 @@ def test_waiting_requests_are_answered_and_cancelled(yard: Yard) -> None:
             assert yard.scripts.cancel("anon", request.id, "x") is Cancelled.CANCELLED
 
 
-def test_leader_takes_over_on_a_full_server(yard: Yard, worker: str) -> None:
+def test_leader_takes_over_on_a_full_server(yard: PlayedYard, worker: str) -> None:
     """Given a full server whose leader dies, I expect a successor to free memory again."""
     running = yard.assign(worker)
     with yard.without_memory():
@@ -58,14 +58,14 @@ def test_leader_takes_over_on_a_full_server(yard: Yard, worker: str) -> None:
     assert yard.connection.hget(yard.keys.info, "models") == b"[]"
 
 
-def test_workers_join_renew_and_leave_on_a_full_server(yard: Yard) -> None:
+def test_workers_join_renew_and_leave_on_a_full_server(yard: PlayedYard) -> None:
     with yard.without_memory():
         worker = yard.worker()
         assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
         assert yard.scripts.retire(worker, "left") == 0
 
 
-def test_requests_of_a_lost_worker_are_rescued_and_handed_back(yard: Yard) -> None:
+def test_requests_of_a_lost_worker_are_rescued_and_handed_back(yard: PlayedYard) -> None:
     one, two = yard.worker(), yard.worker()
     lost, faulty = yard.assign(one), yard.assign(two)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.scripts import Dispatched, Publication, Published
 
 
-def test_suspect_gets_an_empty_lane_and_marks_it(yard: Yard, worker: str) -> None:
+def test_suspect_gets_an_empty_lane_and_marks_it(yard: PlayedYard, worker: str) -> None:
     assignment = yard.assign(worker, alone=True)
 
     assert yard.alone(worker) == assignment.entry
     assert yard.lane(worker) == [assignment]
 
 
-def test_lane_with_others_on_it_is_full_for_a_suspect(yard: Yard, worker: str) -> None:
+def test_lane_with_others_on_it_is_full_for_a_suspect(yard: PlayedYard, worker: str) -> None:
     yard.assign(worker)
     suspect = yard.submit()
 
@@ -28,7 +28,9 @@ def test_lane_with_others_on_it_is_full_for_a_suspect(yard: Yard, worker: str) -
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_quarantined_lane_is_full_for_all_others(yard: Yard, worker: str, alone: bool) -> None:
+def test_quarantined_lane_is_full_for_all_others(
+    yard: PlayedYard, worker: str, alone: bool
+) -> None:
     suspect = yard.assign(worker, alone=True)
     waiting = yard.submit()
 
@@ -40,7 +42,7 @@ def test_quarantined_lane_is_full_for_all_others(yard: Yard, worker: str, alone:
 
 
 @pytest.mark.parametrize("suspect_is_first", [True, False])
-def test_quarantine_holds_within_one_round(yard: Yard, suspect_is_first: bool) -> None:
+def test_quarantine_holds_within_one_round(yard: PlayedYard, suspect_is_first: bool) -> None:
     worker, other = yard.worker("a"), yard.worker("b")
     suspect, plain, third = (yard.submit() for _ in range(3))
     moves = [suspect.to(worker, alone=True), plain.to(worker), third.to(other)]
@@ -55,7 +57,7 @@ def test_quarantine_holds_within_one_round(yard: Yard, suspect_is_first: bool) -
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "expired"])
-def test_result_ends_a_quarantine(yard: Yard, worker: str, status) -> None:
+def test_result_ends_a_quarantine(yard: PlayedYard, worker: str, status) -> None:
     suspect = yard.assign(worker, alone=True)
     result = Publication(suspect, make_result(suspect.request.id, status=status))
 
@@ -65,7 +67,9 @@ def test_result_ends_a_quarantine(yard: Yard, worker: str, status) -> None:
     assert yard.assign(worker)
 
 
-def test_result_that_is_stale_does_not_end_anothers_quarantine(yard: Yard, worker: str) -> None:
+def test_result_that_is_stale_does_not_end_anothers_quarantine(
+    yard: PlayedYard, worker: str
+) -> None:
     first = yard.assign(worker)
     yard.scripts.hand_back(worker, first, 0, "x")
     suspect = yard.place(yard.waiting(first.request), worker, alone=True)
@@ -75,7 +79,7 @@ def test_result_that_is_stale_does_not_end_anothers_quarantine(yard: Yard, worke
     assert yard.alone(worker) == suspect.entry
 
 
-def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: Yard, worker: str) -> None:
+def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: PlayedYard, worker: str) -> None:
     """Given a ledger that an operator deleted, I expect the lane to be empty and open again."""
     suspect = yard.assign(worker, alone=True)
     yard.connection.delete(yard.keys.ledger("anon", suspect.request.id))
@@ -88,7 +92,7 @@ def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: Yard, worker: str) 
     assert yard.replies(suspect.request) == []
 
 
-def test_mark_of_a_deleted_entry_closes_no_lane(yard: Yard, worker: str) -> None:
+def test_mark_of_a_deleted_entry_closes_no_lane(yard: PlayedYard, worker: str) -> None:
     suspect = yard.assign(worker, alone=True)
     yard.connection.xdel(yard.keys.lane(worker), suspect.entry)
 
@@ -96,7 +100,7 @@ def test_mark_of_a_deleted_entry_closes_no_lane(yard: Yard, worker: str) -> None
 
 
 @pytest.mark.parametrize("why", ["left", "lost", "crashed"])
-def test_end_of_the_worker_ends_a_quarantine(yard: Yard, worker: str, why) -> None:
+def test_end_of_the_worker_ends_a_quarantine(yard: PlayedYard, worker: str, why) -> None:
     yard.assign(worker, alone=True)
     yard.scripts.retire(worker, why)
 

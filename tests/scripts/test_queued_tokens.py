@@ -10,7 +10,7 @@ import pytest
 from tests.scripts.quota_rig import ACCEPTED, QUOTA, codes, limit
 from tests.scripts.tenant_rig import counts
 from tests.support.builders import make_request
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import ChatOptions, Request, chat_fields, prompt_value, request_fields
 from tokenyard.scripts import Transfer, Transferred
@@ -38,11 +38,11 @@ def tokens_of(request: Request) -> int:
     return (len(prompt_value(request)) + sum(map(len, more))) // 4
 
 
-def is_empty(yard: Yard) -> bool:
+def is_empty(yard: PlayedYard) -> bool:
     return yard.queued_tokens() == 0 and "waiting_tokens" not in counts(yard)
 
 
-def leave(yard: Yard, waiting: QueuedRequest, how: str, worker: str) -> None:
+def leave(yard: PlayedYard, waiting: QueuedRequest, how: str, worker: str) -> None:
     """The request stops waiting, in one of the ways in which it can."""
     if how == "dispatch":
         yard.place(waiting, worker)
@@ -55,7 +55,7 @@ def leave(yard: Yard, waiting: QueuedRequest, how: str, worker: str) -> None:
 @pytest.mark.parametrize("name", CHATS)
 @pytest.mark.parametrize("how", ["dispatch", "cancel", "answer"])
 def test_what_a_template_is_given_counts_until_it_leaves(
-    yard: Yard, worker: str, name: str, how: str
+    yard: PlayedYard, worker: str, name: str, how: str
 ) -> None:
     request = chat(CHATS[name])
     others = [yard.submit(chat(ChatOptions())) for _ in range(2)]
@@ -70,7 +70,7 @@ def test_what_a_template_is_given_counts_until_it_leaves(
     assert is_empty(yard)
 
 
-def test_the_leaders_scan_counts_the_same(yard: Yard) -> None:
+def test_the_leaders_scan_counts_the_same(yard: PlayedYard) -> None:
     for options in CHATS.values():
         yard.submit(chat(options))
         yard.submit(chat(options, tenant=""))
@@ -78,7 +78,7 @@ def test_the_leaders_scan_counts_the_same(yard: Yard) -> None:
     assert look.tokens == look.queued_tokens == yard.queued_tokens()
 
 
-def test_a_limit_of_tokens_counts_them(yard: Yard) -> None:
+def test_a_limit_of_tokens_counts_them(yard: PlayedYard) -> None:
     request = chat(CHATS["tools"])
     limit(yard, max_waiting_tokens=tokens_of(request) - 1)
     assert codes(yard.scripts.submit("normal", [request])) == [QUOTA]
@@ -114,7 +114,9 @@ def entries() -> dict[str, dict[Any, Any]]:
 
 @pytest.mark.parametrize("form", entries())
 @pytest.mark.parametrize("how", ["dispatch", "cancel", "answer"])
-def test_a_plain_entry_counts_in_every_form(yard: Yard, worker: str, form: str, how: str) -> None:
+def test_a_plain_entry_counts_in_every_form(
+    yard: PlayedYard, worker: str, form: str, how: str
+) -> None:
     limit(yard, tokens_per_minute=100_000)
     request = chat(CHATS["all"])
     pushed = yard.push({**entries()[form], "id": request.id}, request)
@@ -133,7 +135,7 @@ def test_a_plain_entry_counts_in_every_form(yard: Yard, worker: str, form: str, 
 @pytest.mark.parametrize(
     "common", ["", "[", "[1]", '{"tools":[1]}', '{"tools":{"a":1}}', '"tools"']
 )
-def test_common_fields_that_cannot_be_read_count_nothing(yard: Yard, common: str) -> None:
+def test_common_fields_that_cannot_be_read_count_nothing(yard: PlayedYard, common: str) -> None:
     messages = msgspec.json.encode(MESSAGES)
     pushed = yard.push({"id": "q", "messages": messages, "common": common, "tenant": "acme"})
     limit(yard, tokens_per_minute=100_000)

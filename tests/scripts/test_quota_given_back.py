@@ -19,17 +19,17 @@ from tests.scripts.quota_rig import (
     submit,
 )
 from tests.scripts.tenant_rig import TOKENS, dispatch, generated, result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply, Usage
 from tokenyard.scripts import Publication
 
 
-def end_running(yard: Yard, worker: str, status: str, output: int) -> None:
+def end_running(yard: PlayedYard, worker: str, status: str, output: int) -> None:
     yard.scripts.finish(worker, [result(dispatch(yard, worker, accept(yard)), output, status)])
 
 
-def used(yard: Yard, worker: str, how: str) -> int:
+def used(yard: PlayedYard, worker: str, how: str) -> int:
     """Let a request end in some way; the tokens that it has used."""
     match how:
         case "completed" | "failed" | "expired":
@@ -79,7 +79,9 @@ def used(yard: Yard, worker: str, how: str) -> int:
         "crashed and cancelled",
     ],
 )
-def test_what_was_reserved_is_given_back_at_the_end(yard: Yard, worker: str, how: str) -> None:
+def test_what_was_reserved_is_given_back_at_the_end(
+    yard: PlayedYard, worker: str, how: str
+) -> None:
     limit(yard, tokens_per_minute=1000, tokens_per_day=5000, max_waiting_requests=2)
     tokens = used(yard, worker, how)
     assert [counted(yard, window) for window in WINDOWS] == [tokens, tokens]
@@ -87,7 +89,7 @@ def test_what_was_reserved_is_given_back_at_the_end(yard: Yard, worker: str, how
     assert codes(submit(yard, 3)) == [ACCEPTED, ACCEPTED, QUOTA]
 
 
-def test_a_repeated_result_gives_back_once(yard: Yard, worker: str) -> None:
+def test_a_repeated_result_gives_back_once(yard: PlayedYard, worker: str) -> None:
     limit(yard, tokens_per_minute=1000)
     assignment = dispatch(yard, worker, accept(yard))
     for _ in range(2):
@@ -97,7 +99,7 @@ def test_a_repeated_result_gives_back_once(yard: Yard, worker: str) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_what_was_reserved_before_the_window_is_not_given_back(
-    yard: Yard, worker: str, window: str
+    yard: PlayedYard, worker: str, window: str
 ) -> None:
     limit(yard, **{window: 1000})
     assignment = dispatch(yard, worker, accept(yard))
@@ -115,7 +117,7 @@ def test_what_was_reserved_before_the_window_is_not_given_back(
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("output", "more"), [(MOST + 50, 50), (3, 0)])
 def test_what_was_used_beyond_what_has_left_the_window_counts_now(
-    yard: Yard, worker: str, window: str, output: int, more: int
+    yard: PlayedYard, worker: str, window: str, output: int, more: int
 ) -> None:
     limit(yard, **{window: 1000})
     assignment = dispatch(yard, worker, accept(yard))
@@ -152,7 +154,7 @@ def test_what_was_used_beyond_what_has_left_the_window_counts_now(
         "5 {now} ",
     ],
 )
-def test_a_forged_reservation_breaks_nothing(yard: Yard, worker: str, text: str) -> None:
+def test_a_forged_reservation_breaks_nothing(yard: PlayedYard, worker: str, text: str) -> None:
     limit(yard, tokens_per_minute=1000)
     assignment = dispatch(yard, worker, accept(yard))
     seconds, micros = yard.connection.time()

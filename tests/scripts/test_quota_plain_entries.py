@@ -7,19 +7,19 @@ import pytest
 from tests.scripts.quota_rig import counted, limit
 from tests.scripts.tenant_rig import TOKENS, dispatch, result
 from tests.support.builders import make_request
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.scripts import Transfer, TransferAnswer, Transferred
 
 
-def push(yard: Yard, name: str, **fields: str) -> QueuedRequest:
+def push(yard: PlayedYard, name: str, **fields: str) -> QueuedRequest:
     """Write a request of the tenant by a plain XADD, 10 tokens and 20 to come."""
     params = '{"max_tokens":20}'
     entry = {"id": name, "prompt": "x" * 40, "tenant": "acme", "params": params, **fields}
     return yard.push(entry, make_request(name, tenant="acme", prompt="x" * 40))
 
 
-def transfer(yard: Yard, *waiting: QueuedRequest) -> list[TransferAnswer]:
+def transfer(yard: PlayedYard, *waiting: QueuedRequest) -> list[TransferAnswer]:
     entries = [Transfer(one.entry, "acme", "anon", one.request.id, "d") for one in waiting]
     return yard.scripts.transfer(yard.token, "normal", entries)
 
@@ -29,7 +29,7 @@ class TestPlainEntries:
         ("name", "most"),
         [("max_waiting_requests", 2), ("max_waiting_tokens", 20), ("tokens_per_minute", 60)],
     )
-    def test_as_many_are_moved_as_fit(self, yard: Yard, name: str, most: int) -> None:
+    def test_as_many_are_moved_as_fit(self, yard: PlayedYard, name: str, most: int) -> None:
         limit(yard, **{name: most})
         entries = [push(yard, f"q{number}") for number in range(3)]
 
@@ -43,13 +43,13 @@ class TestPlainEntries:
         assert len(yard.intake("normal:acme")) == 2
         assert yard.answer(entries[2], Code.QUOTA_EXCEEDED).name == "DONE"
 
-    def test_the_yards_bound_holds(self, yard: Yard) -> None:
+    def test_the_yards_bound_holds(self, yard: PlayedYard) -> None:
         yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 4)
         answers = transfer(yard, *(push(yard, f"q{number}") for number in range(3)))
         assert [one.code for one in answers] == [*[Transferred.MOVED] * 2, Transferred.QUOTA]
         assert answers[2].limit == "max_num_queued_reqs"
 
-    def test_what_they_ask_for_may_be_among_their_common_fields(self, yard: Yard) -> None:
+    def test_what_they_ask_for_may_be_among_their_common_fields(self, yard: PlayedYard) -> None:
         limit(yard, max_tokens=10)
         fields = {"id": "q", "prompt": "x", "tenant": "acme"}
         common = yard.push(
@@ -61,7 +61,7 @@ class TestPlainEntries:
         assert answers[0].retry_after_s is None
 
     @pytest.mark.parametrize("how", ["completed", "cancelled"])
-    def test_what_was_reserved_is_given_back(self, yard: Yard, worker: str, how: str) -> None:
+    def test_what_was_reserved_is_given_back(self, yard: PlayedYard, worker: str, how: str) -> None:
         limit(yard, tokens_per_minute=100)
         [moved] = transfer(yard, push(yard, "q"))
         assert moved.code is Transferred.MOVED
@@ -75,7 +75,7 @@ class TestPlainEntries:
         assert counted(yard, "tokens_per_minute") == (TOKENS + 3 if how == "completed" else 0)
         assert yard.queued_tokens() == 0
 
-    def test_a_known_request_is_reserved_once(self, yard: Yard) -> None:
+    def test_a_known_request_is_reserved_once(self, yard: PlayedYard) -> None:
         limit(yard, tokens_per_minute=60)
         answers = transfer(yard, push(yard, "q"), push(yard, "q"))
         assert [one.code for one in answers] == [Transferred.MOVED] * 2

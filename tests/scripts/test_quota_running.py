@@ -8,7 +8,7 @@ import pytest
 from tests.scripts.quota_rig import accept, limit
 from tests.scripts.tenant_rig import dispatch, result
 from tests.support.builders import make_request
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.scripts import Charge, Dispatched, Move
 
 
@@ -17,7 +17,7 @@ def charged(waiting: QueuedRequest, worker: str, tenant: str = "acme") -> Move:
 
 
 class TestRunning:
-    def test_no_more_run_than_may(self, yard: Yard, worker: str) -> None:
+    def test_no_more_run_than_may(self, yard: PlayedYard, worker: str) -> None:
         limit(yard, max_running_requests=2)
         moves = [charged(accept(yard), worker) for _ in range(4)]
 
@@ -33,7 +33,7 @@ class TestRunning:
         assert yard.scripts.dispatch(yard.token, [charged(place, worker, "other")]) == held[:1]
 
     @pytest.mark.parametrize("how", ["cancel", "lose", "hand_back"])
-    def test_who_runs_no_more_makes_room(self, yard: Yard, worker: str, how: str) -> None:
+    def test_who_runs_no_more_makes_room(self, yard: PlayedYard, worker: str, how: str) -> None:
         limit(yard, max_running_requests=1)
         running = dispatch(yard, worker, accept(yard))
         waiting, other = accept(yard), yard.worker("other")
@@ -47,7 +47,7 @@ class TestRunning:
         moved = yard.scripts.dispatch(yard.token, [charged(waiting, other)])
         assert moved == [Dispatched.DISPATCHED]
 
-    def test_a_retry_is_not_held(self, yard: Yard, worker: str) -> None:
+    def test_a_retry_is_not_held(self, yard: PlayedYard, worker: str) -> None:
         limit(yard, max_running_requests=1)
         request = dispatch(yard, worker, accept(yard)).request
         yard.lose(worker)

@@ -20,22 +20,22 @@ from tests.scripts.quota_rig import (
 )
 from tests.scripts.tenant_rig import TOKENS
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import SamplingParams
 
 
-def now_ms(yard: Yard) -> int:
+def now_ms(yard: PlayedYard) -> int:
     seconds, micros = yard.connection.time()
     return int(seconds * 1000 + micros // 1000)
 
 
-def wait_for_time(yard: Yard, window: str) -> None:
+def wait_for_time(yard: PlayedYard, window: str) -> None:
     """Wait until the current bucket lasts some seconds more."""
     width = WIDTH[window][1]
     eventually(lambda: width - now_ms(yard) % width > 3000)
 
 
-def count(yard: Yard, window: str, age: int, tokens: int) -> int:
+def count(yard: PlayedYard, window: str, age: int, tokens: int) -> int:
     """Count tokens in the bucket that is so many older than the current one; its number."""
     mark, width, size = WIDTH[window]
     number = now_ms(yard) // width - age
@@ -46,7 +46,7 @@ def count(yard: Yard, window: str, age: int, tokens: int) -> int:
 class TestWindows:
     @pytest.mark.long
     @pytest.mark.parametrize("window", WINDOWS)
-    def test_a_window_slides(self, yard: Yard, window: str) -> None:
+    def test_a_window_slides(self, yard: PlayedYard, window: str) -> None:
         _, width, size = WIDTH[window]
         limit(yard, **{window: 100 + EACH - 1})
         wait_for_time(yard, window)
@@ -62,7 +62,7 @@ class TestWindows:
         count(yard, window, size, 100)
         assert codes(submit(yard)) == [ACCEPTED]
 
-    def test_the_wait_is_until_enough_has_left(self, yard: Yard) -> None:
+    def test_the_wait_is_until_enough_has_left(self, yard: PlayedYard) -> None:
         limit(yard, tokens_per_minute=100)
         wait_for_time(yard, "tokens_per_minute")
         for age, tokens in ((12, 5), (6, 50), (1, 45)):
@@ -72,7 +72,7 @@ class TestWindows:
         [answer] = submit(yard)  # 30 tokens: the first two must leave
         assert leaves_ms - now_ms(yard) <= answer.retry_after_ms <= leaves_ms - before_ms
 
-    def test_both_windows_count(self, yard: Yard) -> None:
+    def test_both_windows_count(self, yard: PlayedYard) -> None:
         limit(yard, tokens_per_minute=10 * EACH, tokens_per_day=2 * EACH)
         answers = submit(yard, 3)
         assert codes(answers) == [ACCEPTED, ACCEPTED, QUOTA]
@@ -80,7 +80,7 @@ class TestWindows:
         assert [counted(yard, window) for window in WINDOWS] == [2 * EACH, 2 * EACH]
 
     @pytest.mark.parametrize("text", ["", "x", "1", "1 x", "-1 5", "1e5 9", "9" * 400 + " 1"])
-    def test_invalid_buckets_count_nothing(self, yard: Yard, text: str) -> None:
+    def test_invalid_buckets_count_nothing(self, yard: PlayedYard, text: str) -> None:
         limit(yard, tokens_per_minute=EACH)
         fields = {f"m{number}": text for number in range(13)}
         yard.connection.hset(yard.keys.tenant("acme"), mapping=fields)
@@ -100,7 +100,7 @@ class TestWindows:
         ],
     )
     def test_what_a_request_does_not_say_is_reserved_by_its_models_defaults(
-        self, yard: Yard, params: SamplingParams, model: str, tokens: int
+        self, yard: PlayedYard, params: SamplingParams, model: str, tokens: int
     ) -> None:
         defaults = {"long": {"max_tokens": 200}, "wide": {"n": 2}, "odd": {"max_tokens": "x"}}
         published = {"defaults": msgspec.json.encode(defaults), "default_model": "long"}
@@ -110,14 +110,14 @@ class TestWindows:
         assert counted(yard, "tokens_per_minute") == tokens
 
     @pytest.mark.parametrize("text", ["", "x", "[]", "7", '{"adder":7}', '{"adder":"x"}', "null"])
-    def test_invalid_defaults_reserve_as_none(self, yard: Yard, text: str) -> None:
+    def test_invalid_defaults_reserve_as_none(self, yard: PlayedYard, text: str) -> None:
         yard.connection.hset(yard.keys.info, "defaults", text)
         limit(yard, tokens_per_minute=10_000, max_tokens=16)
         request = ask(params=SamplingParams(), model="adder")
         assert codes(yard.scripts.submit("normal", [request])) == [ACCEPTED]
         assert counted(yard, "tokens_per_minute") == TOKENS + 16
 
-    def test_a_tenant_without_windows_has_none(self, yard: Yard) -> None:
+    def test_a_tenant_without_windows_has_none(self, yard: PlayedYard) -> None:
         limit(yard, max_waiting_requests=5)
         waiting = accept(yard)
         assert counted(yard, "tokens_per_minute") == 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts import Publication, Published, Renewed
 
 NOT_LEADER = -1
 
 
-def recognize(yard: Yard, server: str, *, was_replica: bool = False) -> int:
+def recognize(yard: PlayedYard, server: str, *, was_replica: bool = False) -> int:
     return yard.scripts.recognize(yard.token, server, was_replica=was_replica)
 
 
@@ -25,7 +25,7 @@ def recognize(yard: Yard, server: str, *, was_replica: bool = False) -> int:
     ],
 )
 def test_a_server_that_lost_nothing_fences_no_worker(
-    yard: Yard, worker: str, known: list[str], server: str, was_replica: bool
+    yard: PlayedYard, worker: str, known: list[str], server: str, was_replica: bool
 ) -> None:
     for one in known:
         recognize(yard, one)
@@ -34,7 +34,7 @@ def test_a_server_that_lost_nothing_fences_no_worker(
     assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
 
 
-def test_a_promoted_replica_revokes_every_lease(yard: Yard) -> None:
+def test_a_promoted_replica_revokes_every_lease(yard: PlayedYard) -> None:
     # Given two workers, a departed one, and a running request
     workers = [yard.worker(), yard.worker("v")]
     gone = yard.worker("gone")
@@ -64,7 +64,9 @@ def test_a_promoted_replica_revokes_every_lease(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(("replaces", "fenced"), [("old", 1), ("", 1), ("another", 0)])
-def test_what_a_server_has_replaced_may_be_named(yard: Yard, replaces: str, fenced: int) -> None:
+def test_what_a_server_has_replaced_may_be_named(
+    yard: PlayedYard, replaces: str, fenced: int
+) -> None:
     """So that a slot of a Cluster may move to a node that has replaced another one once."""
     yard.worker()
     yard.scripts.recognize(yard.token, "first", was_replica=False, replication="older")
@@ -74,7 +76,7 @@ def test_what_a_server_has_replaced_may_be_named(yard: Yard, replaces: str, fenc
     assert yard.scripts.recognize(yard.token, "second", was_replica=True, **names) == fenced
 
 
-def test_no_incarnation_is_repeated_after_a_promotion(yard: Yard) -> None:
+def test_no_incarnation_is_repeated_after_a_promotion(yard: PlayedYard) -> None:
     before = yard.worker()
     recognize(yard, "first")
     recognize(yard, "second", was_replica=True)
@@ -82,7 +84,7 @@ def test_no_incarnation_is_repeated_after_a_promotion(yard: Yard) -> None:
     assert int(yard.worker().rpartition(".")[2]) > int(before.rpartition(".")[2]) + 1000
 
 
-def test_a_promotion_is_handled_once(yard: Yard) -> None:
+def test_a_promotion_is_handled_once(yard: PlayedYard) -> None:
     yard.worker()
     recognize(yard, "first")
     recognize(yard, "second", was_replica=True)

@@ -7,7 +7,7 @@ import pytest
 from tests.scripts.test_hostile_ledgers import NOWHERE
 from tests.scripts.test_invalid_counters import INVALID
 from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import QueuedRequest, Yard, requests
+from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
 from tokenyard.scripts import (
@@ -21,7 +21,7 @@ from tokenyard.scripts import (
 )
 
 
-def astray(yard: Yard) -> list[LostRequest]:
+def astray(yard: PlayedYard) -> list[LostRequest]:
     """All lost requests that a complete scan finds."""
     cursor, found = 0, list[LostRequest]()
     while True:
@@ -35,11 +35,11 @@ def of(request: Request, found: list[LostRequest]) -> list[LostRequest]:
     return [one for one in found if one.request_id == request.id]
 
 
-def drop(yard: Yard, waiting: QueuedRequest) -> None:
+def drop(yard: PlayedYard, waiting: QueuedRequest) -> None:
     assert yard.connection.xdel(yard.keys.intake(waiting.intake), waiting.entry) == 1
 
 
-def error(yard: Yard, request: Request) -> str:
+def error(yard: PlayedYard, request: Request) -> str:
     reply = yard.result(request)
     assert reply is not None
     result = to_result(reply)
@@ -49,7 +49,7 @@ def error(yard: Yard, request: Request) -> str:
 
 
 class TestLook:
-    def test_requests_in_their_places_are_not_lost(self, yard: Yard, worker: str) -> None:
+    def test_requests_in_their_places_are_not_lost(self, yard: PlayedYard, worker: str) -> None:
         waits, runs, back, over = requests(4)
         yard.submit(waits)
         yard.assign(worker, runs)
@@ -62,7 +62,9 @@ class TestLook:
         assert of(waits, astray(yard)) == of(runs, astray(yard)) == []
         assert of(back, astray(yard)) == of(over, astray(yard)) == []
 
-    def test_deleted_entries_of_intakes_and_lanes_are_found(self, yard: Yard, worker: str) -> None:
+    def test_deleted_entries_of_intakes_and_lanes_are_found(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         waits, runs, back = requests(3)
         waiting, assignment = yard.submit(waits), yard.assign(worker, runs)
         yard.scripts.hand_back(worker, yard.assign(worker, back), 0, "no memory")
@@ -83,7 +85,9 @@ class TestLook:
             LostRequest(client, back.id, "waiting", "retry", retry, may_run=False)
         ]
 
-    def test_request_of_a_worker_without_a_lease_cannot_run(self, yard: Yard, worker: str) -> None:
+    def test_request_of_a_worker_without_a_lease_cannot_run(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         request = make_request()
         yard.assign(worker, request)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
@@ -93,7 +97,7 @@ class TestLook:
 
         assert not found.may_run
 
-    def test_a_scan_is_bounded_and_ends(self, yard: Yard) -> None:
+    def test_a_scan_is_bounded_and_ends(self, yard: PlayedYard) -> None:
         asked = requests(200)
         for request in asked:
             drop(yard, yard.submit(request))
@@ -108,7 +112,7 @@ class TestLook:
         assert found >= {request.id for request in asked}
         assert cursors > 3
 
-    def test_other_yards_are_not_read(self, yard: Yard) -> None:
+    def test_other_yards_are_not_read(self, yard: PlayedYard) -> None:
         other = "tokenyard:{other}:request:anon/x"
         yard.connection.hset(other, mapping={"state": "waiting", "sid": "normal/1-1"})
         try:
@@ -116,7 +120,7 @@ class TestLook:
         finally:
             yard.connection.delete(other)
 
-    def test_scan_counts_the_queued_tokens(self, yard: Yard) -> None:
+    def test_scan_counts_the_queued_tokens(self, yard: PlayedYard) -> None:
         gone = yard.submit(make_request(tokens=range(10)))
         yard.submit(make_request(tokens=range(20)))
         drop(yard, gone)
@@ -127,7 +131,9 @@ class TestLook:
 
 class TestEnd:
     @pytest.mark.parametrize("reply_to", ["", "replies:c"])
-    def test_client_gets_the_result_on_its_reply_stream(self, yard: Yard, reply_to: str) -> None:
+    def test_client_gets_the_result_on_its_reply_stream(
+        self, yard: PlayedYard, reply_to: str
+    ) -> None:
         request = make_request(client="c", reply_to=reply_to)
         drop(yard, yard.submit(request))
 
@@ -142,7 +148,7 @@ class TestEnd:
         assert yard.ttl_s(yard.keys.replies("c")) > 0
         assert of(request, astray(yard)) == []
 
-    def test_result_has_the_published_tokens(self, yard: Yard, worker: str) -> None:
+    def test_result_has_the_published_tokens(self, yard: PlayedYard, worker: str) -> None:
         request = make_request(stream=True)
         assignment = yard.assign(worker, request)
         yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 8]))])
@@ -155,7 +161,7 @@ class TestEnd:
         assert yard.published(request) == b""
 
     def test_worker_of_the_request_gets_a_cancel_and_is_fenced(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         request = make_request()
         assignment = yard.assign(worker, request, alone=True)
@@ -170,7 +176,7 @@ class TestEnd:
         assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
         assert error(yard, request).startswith("ENTRY_LOST")
 
-    def test_lost_worker_gets_no_cancel(self, yard: Yard, worker: str) -> None:
+    def test_lost_worker_gets_no_cancel(self, yard: PlayedYard, worker: str) -> None:
         request = make_request()
         yard.assign(worker, request)
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
@@ -181,7 +187,7 @@ class TestEnd:
         assert error(yard, request).startswith("ENTRY_LOST")
         assert not yard.connection.exists(yard.keys.lane(worker))
 
-    def test_id_is_known_until_its_result_expires(self, yard: Yard) -> None:
+    def test_id_is_known_until_its_result_expires(self, yard: PlayedYard) -> None:
         request = make_request()
         drop(yard, yard.submit(request))
         yard.scripts.reconcile(yard.token, of(request, astray(yard)))
@@ -190,7 +196,7 @@ class TestEnd:
         assert (again.code, again.state) == (Submitted.KNOWN, "failed")
         assert yard.scripts.cancel(request.client, request.id, "") is Cancelled.OVER
 
-    def test_excess_of_queued_tokens_is_subtracted(self, yard: Yard) -> None:
+    def test_excess_of_queued_tokens_is_subtracted(self, yard: PlayedYard) -> None:
         gone = yard.submit(make_request(tokens=range(10)))
         yard.submit(make_request(tokens=range(20)))
         drop(yard, gone)
@@ -201,7 +207,7 @@ class TestEnd:
         assert yard.queued_tokens() == 0
 
     @pytest.mark.parametrize("value", INVALID)
-    def test_an_invalid_count_restarts(self, yard: Yard, value: str) -> None:
+    def test_an_invalid_count_restarts(self, yard: PlayedYard, value: str) -> None:
         yard.submit(make_request(tokens=range(20)))
         yard.connection.hset(yard.keys.tally, "queued_tokens", value)
         look = yard.scripts.astray(0, 1_000_000)
@@ -211,7 +217,9 @@ class TestEnd:
 
 
 class TestWhatMovesMeanwhile:
-    def test_request_with_its_entry_is_unchanged(self, yard: Yard, waiting: QueuedRequest) -> None:
+    def test_request_with_its_entry_is_unchanged(
+        self, yard: PlayedYard, waiting: QueuedRequest
+    ) -> None:
         name = (waiting.request.client, waiting.request.id)
         claim = LostRequest(*name, "waiting", "normal", waiting.entry, may_run=False)
 
@@ -219,7 +227,7 @@ class TestWhatMovesMeanwhile:
         assert yard.intake()[0][0] == waiting.entry
 
     def test_request_that_moved_since_the_scan_is_unchanged(
-        self, yard: Yard, worker: str, waiting: QueuedRequest
+        self, yard: PlayedYard, worker: str, waiting: QueuedRequest
     ) -> None:
         # Given a request that waits during the scan, and is on a lane at the call
         name = (waiting.request.client, waiting.request.id)
@@ -237,7 +245,7 @@ class TestWhatMovesMeanwhile:
 
 class TestLedgersThatAClientWrote:
     @pytest.mark.parametrize("ledger", NOWHERE)
-    def test_request_ends_as_failed(self, yard: Yard, ledger: dict[str, str | bytes]) -> None:
+    def test_request_ends_as_failed(self, yard: PlayedYard, ledger: dict[str, str | bytes]) -> None:
         request = make_request()
         key = yard.keys.ledger(request.client, request.id)
         yard.connection.hset(key, mapping=ledger)
@@ -246,7 +254,7 @@ class TestLedgersThatAClientWrote:
         assert yard.scripts.reconcile(yard.token, of(request, astray(yard))) == [Reconciled.ENDED]
         assert error(yard, request).startswith("ENTRY_LOST")
 
-    def test_ledger_of_no_request_and_key_of_another_type(self, yard: Yard) -> None:
+    def test_ledger_of_no_request_and_key_of_another_type(self, yard: PlayedYard) -> None:
         start = yard.keys.ledger("", "")[:-1].encode()
         yard.connection.hset(start + b"\xff/x", "state", "waiting")
         yard.connection.hset(start + b"c", "state", "waiting")
@@ -255,7 +263,7 @@ class TestLedgersThatAClientWrote:
 
         assert astray(yard) == []
 
-    def test_lane_that_is_no_stream(self, yard: Yard) -> None:
+    def test_lane_that_is_no_stream(self, yard: PlayedYard) -> None:
         request = make_request()
         yard.connection.set(yard.keys.lane("w.9"), "x")
         ledger = {"state": "assigned", "worker": "w.9", "entry": "1-1"}

@@ -6,12 +6,13 @@ import redis
 
 from tests.support.builders import make_request
 from tests.support.waiting import eventually
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.admin.history_stream import read_history
 from tokenyard.admin.snapshot import LeaderView
 from tokenyard.admin.standbys import read_standbys
 from tokenyard.protocol.history import HistorySample, history_fields
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 SAMPLE = HistorySample(
@@ -19,12 +20,12 @@ SAMPLE = HistorySample(
 )
 
 
-def now_ms(yard: Yard) -> int:
+def now_ms(yard: PlayedYard) -> int:
     seconds, micros = yard.connection.time()
     return seconds * 1000 + micros // 1000
 
 
-def test_an_entry_has_what_it_was_given_and_what_waits(yard: Yard) -> None:
+def test_an_entry_has_what_it_was_given_and_what_waits(yard: PlayedYard) -> None:
     # Given requests of two classes, one of them of a tenant
     yard.submit(make_request(), "high")
     yard.submit(make_request(), "low")
@@ -34,7 +35,7 @@ def test_an_entry_has_what_it_was_given_and_what_waits(yard: Yard) -> None:
     assert yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
 
     # I expect it to be read as it was, with what waits
-    [found] = read_history(yard.connection, yard.keys, now_ms(yard))
+    [found] = read_history(yard, now_ms(yard))
     assert found.waiting == {"retry": 0, "high": 1, "normal": 0, "low": 2}
     assert found.of_tenants == 1
     assert (found.epoch, found.running, found.finished, found.tokens) == (3, 2, 7, 90)
@@ -42,14 +43,14 @@ def test_an_entry_has_what_it_was_given_and_what_waits(yard: Yard) -> None:
     assert abs(found.at_ms - now_ms(yard)) < 60_000
 
 
-def test_a_former_leader_records_nothing(yard: Yard) -> None:
+def test_a_former_leader_records_nothing(yard: PlayedYard) -> None:
     yard.depose()
 
     assert not yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
     assert yard.connection.exists(yard.keys.history) == 0
 
 
-def test_the_history_is_bounded(yard: Yard) -> None:
+def test_the_history_is_bounded(yard: PlayedYard) -> None:
     for _ in range(1_000):
         yard.scripts.record(yard.token, {"finished": 1}, 400)
 
@@ -57,17 +58,17 @@ def test_the_history_is_bounded(yard: Yard) -> None:
     assert 400 <= yard.connection.xlen(yard.keys.history) <= 500
 
 
-def test_counters_that_are_garbage_count_as_nothing(yard: Yard) -> None:
+def test_counters_that_are_garbage_count_as_nothing(yard: PlayedYard) -> None:
     bad = {"tenants_waiting": "-5", "tenants_waiting:high": "inf", "tenants_waiting:low": "1e3"}
     yard.connection.hset(yard.keys.tally, mapping=bad)
 
     assert yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
-    [found] = read_history(yard.connection, yard.keys, now_ms(yard))
+    [found] = read_history(yard, now_ms(yard))
     assert found.of_tenants == 0
     assert set(found.waiting.values()) == {0}
 
 
-def test_an_entry_is_recorded_without_memory(yard: Yard) -> None:
+def test_an_entry_is_recorded_without_memory(yard: PlayedYard) -> None:
     with yard.without_memory():
         assert yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
 
@@ -78,7 +79,7 @@ def test_a_standby_is_shown_for_a_time_or_until_it_goes(
     def standing_by(leader: str = "") -> list[str]:
         seconds, micros = connection.time()
         view = LeaderView(leader, 1, 1) if leader else None
-        return read_standbys(connection, keys, view, seconds * 1000 + micros // 1000)
+        return read_standbys(Yard(connection, keys), view, seconds * 1000 + micros // 1000)
 
     scripts.stand_by("ann", 60_000)
     scripts.stand_by("bob", 60_000)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.scripts import CancelRequested, request_cancel
 from tokenyard.scripts import client as client_scripts
 
 
-def ask(yard: Yard, request_id: str, client: str = "ann") -> CancelRequested:
+def ask(yard: PlayedYard, request_id: str, client: str = "ann") -> CancelRequested:
     return yard.scripts.call(request_cancel(yard.keys, client, request_id))
 
 
-def cancels(yard: Yard) -> set[bytes]:
+def cancels(yard: PlayedYard) -> set[bytes]:
     return set(yard.connection.smembers(yard.keys.cancels("ann")))
 
 
-def cancelling(yard: Yard) -> list[dict[bytes, bytes]]:
+def cancelling(yard: PlayedYard) -> list[dict[bytes, bytes]]:
     return [fields for _, fields in yard.connection.xrange(yard.keys.cancelling)]
 
 
-def test_a_requested_cancel_is_kept_and_wakes_the_leader(yard: Yard) -> None:
+def test_a_requested_cancel_is_kept_and_wakes_the_leader(yard: PlayedYard) -> None:
     assert ask(yard, "a/b") is CancelRequested.REQUESTED
 
     assert cancels(yard) == {b"a/b"}
@@ -29,7 +29,7 @@ def test_a_requested_cancel_is_kept_and_wakes_the_leader(yard: Yard) -> None:
     assert 0 < yard.ttl_s(yard.keys.cancels("ann")) <= client_scripts.CANCEL_TTL_S
 
 
-def test_each_cancel_is_kept_once_for_its_client_and_wakes_again(yard: Yard) -> None:
+def test_each_cancel_is_kept_once_for_its_client_and_wakes_again(yard: PlayedYard) -> None:
     for client in ("ann", "bob", "ann"):
         ask(yard, "a", client)
 
@@ -38,7 +38,7 @@ def test_each_cancel_is_kept_once_for_its_client_and_wakes_again(yard: Yard) -> 
 
 
 def test_requested_cancels_of_a_client_are_bounded(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+    yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_scripts, "MOST_CANCELS", 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import framed, make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.parse import parse_request
@@ -13,7 +13,7 @@ from tokenyard.protocol.wire import Assignment, Request, pack_tokens
 from tokenyard.scripts import Publication, Published, requeue
 
 
-def die(yard: Yard, request: Request) -> Assignment:
+def die(yard: PlayedYard, request: Request) -> Assignment:
     """Let a request publish a token and fail after a crash; its last attempt."""
     worker = yard.worker()
     assignment = yard.assign(worker, request, alone=True)
@@ -25,16 +25,16 @@ def die(yard: Yard, request: Request) -> Assignment:
     return assignment
 
 
-def letters(yard: Yard) -> list[str]:
+def letters(yard: PlayedYard) -> list[str]:
     return [entry.decode() for entry, _ in yard.connection.xrange(yard.keys.dead)]
 
 
-def again(yard: Yard, letter: str, request: Request) -> str:
+def again(yard: PlayedYard, letter: str, request: Request) -> str:
     return yard.scripts.call(requeue(yard.keys, letter, request.client, request.id, "low"))
 
 
 @pytest.mark.parametrize("kind", [make_request, framed])
-def test_requeued_letter_waits_like_a_new_request(yard: Yard, kind) -> None:
+def test_requeued_letter_waits_like_a_new_request(yard: PlayedYard, kind) -> None:
     request = kind(stream=True, model="adder")
     first = die(yard, request)
     (letter,) = letters(yard)
@@ -56,7 +56,9 @@ def test_requeued_letter_waits_like_a_new_request(yard: Yard, kind) -> None:
     assert yard.ttl_s(yard.keys.ledger(request.client, request.id)) == -1
 
 
-def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard, worker: str) -> None:
+def test_new_life_begins_without_the_old_ones_tokens_and_crashes(
+    yard: PlayedYard, worker: str
+) -> None:
     request = make_request(stream=True)
     first = die(yard, request)
     again(yard, letters(yard)[0], request)
@@ -70,7 +72,7 @@ def test_new_life_begins_without_the_old_ones_tokens_and_crashes(yard: Yard, wor
 
 
 @pytest.mark.parametrize("state", ["waiting", "assigned"])
-def test_id_in_flight_is_not_requeued(yard: Yard, state: str) -> None:
+def test_id_in_flight_is_not_requeued(yard: PlayedYard, state: str) -> None:
     request = make_request()
     die(yard, request)
     (letter,) = letters(yard)
@@ -85,7 +87,7 @@ def test_id_in_flight_is_not_requeued(yard: Yard, state: str) -> None:
     assert yard.ledger(request) == before
 
 
-def test_missing_letter_is_not_requeued(yard: Yard) -> None:
+def test_missing_letter_is_not_requeued(yard: PlayedYard) -> None:
     request = make_request()
     die(yard, request)
     (letter,) = letters(yard)
@@ -96,7 +98,7 @@ def test_missing_letter_is_not_requeued(yard: Yard) -> None:
     assert len(yard.intake("low")) == 1
 
 
-def test_letter_whose_result_has_expired_is_requeued(yard: Yard) -> None:
+def test_letter_whose_result_has_expired_is_requeued(yard: PlayedYard) -> None:
     request = make_request()
     die(yard, request)
     yard.connection.delete(yard.keys.ledger("anon", request.id))
@@ -105,7 +107,7 @@ def test_letter_whose_result_has_expired_is_requeued(yard: Yard) -> None:
     assert yard.ledger(request)["attempt"] == "0"
 
 
-def test_letter_is_requeued_on_a_server_without_memory(yard: Yard) -> None:
+def test_letter_is_requeued_on_a_server_without_memory(yard: PlayedYard) -> None:
     """A server refuses no further write of a script, and the letter is already deleted."""
     request = make_request()
     die(yard, request)
@@ -119,7 +121,7 @@ def test_letter_is_requeued_on_a_server_without_memory(yard: Yard) -> None:
 
 
 def test_letter_that_reused_an_id_does_not_replace_the_first_request(
-    yard: Yard, worker: str
+    yard: PlayedYard, worker: str
 ) -> None:
     """Given a result, I expect a letter that reused its id to wait until the result expires."""
     request = make_request()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_request, make_result
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts import (
     RESCUE_HELD,
@@ -18,7 +18,7 @@ def held(assignment: Assignment) -> tuple[str, str, str]:
     return assignment.entry, assignment.request.client, assignment.request.id
 
 
-def test_entries_return_with_their_published_tokens(yard: Yard, worker: str) -> None:
+def test_entries_return_with_their_published_tokens(yard: PlayedYard, worker: str) -> None:
     quiet, streaming = yard.assign(worker), yard.assign(worker, make_request(stream=True))
     delta = make_delta(streaming.request.id, 0, [0, 7])
     yard.scripts.emit(worker, [Publication(streaming, delta)])
@@ -38,12 +38,16 @@ def test_entries_return_with_their_published_tokens(yard: Yard, worker: str) -> 
     assert yard.connection.hget(yard.keys.workers, worker) is None
 
 
-def test_running_lease_protects_a_lane(yard: Yard, worker: str, assignment: Assignment) -> None:
+def test_running_lease_protects_a_lane(
+    yard: PlayedYard, worker: str, assignment: Assignment
+) -> None:
     assert yard.scripts.rescue(yard.token, worker, [held(assignment)]) == RESCUE_HELD
     assert yard.lane(worker) == [assignment]
 
 
-def test_first_call_only_ends_the_lease(yard: Yard, worker: str, assignment: Assignment) -> None:
+def test_first_call_only_ends_the_lease(
+    yard: PlayedYard, worker: str, assignment: Assignment
+) -> None:
     yard.expire(worker)
 
     assert yard.scripts.rescue(yard.token, worker) == 1
@@ -53,14 +57,14 @@ def test_first_call_only_ends_the_lease(yard: Yard, worker: str, assignment: Ass
     assert yard.scripts.finish(worker, [Publication(assignment, result)]) == [Published.LEASE_LOST]
 
 
-def test_idle_worker_is_forgotten_by_the_first_call(yard: Yard, worker: str) -> None:
+def test_idle_worker_is_forgotten_by_the_first_call(yard: PlayedYard, worker: str) -> None:
     yard.expire(worker)
 
     assert yard.scripts.rescue(yard.token, worker) == 0
     assert yard.connection.zcard(yard.keys.leases) == 0
 
 
-def test_lane_is_emptied_a_batch_at_a_time(yard: Yard, worker: str) -> None:
+def test_lane_is_emptied_a_batch_at_a_time(yard: PlayedYard, worker: str) -> None:
     lane = [yard.assign(worker) for _ in range(5)]
     yard.expire(worker)
 
@@ -70,7 +74,7 @@ def test_lane_is_emptied_a_batch_at_a_time(yard: Yard, worker: str) -> None:
     assert len(yard.intake("retry")) == 5
 
 
-def test_batch_repeated_after_a_lost_answer_changes_nothing(yard: Yard, worker: str) -> None:
+def test_batch_repeated_after_a_lost_answer_changes_nothing(yard: PlayedYard, worker: str) -> None:
     lane = [yard.assign(worker) for _ in range(2)]
     yard.expire(worker)
     yard.scripts.rescue(yard.token, worker, [held(lane[0])])
@@ -83,7 +87,7 @@ def test_batch_repeated_after_a_lost_answer_changes_nothing(yard: Yard, worker: 
 
 
 def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(
-    yard: Yard, worker: str
+    yard: PlayedYard, worker: str
 ) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
@@ -105,7 +109,7 @@ def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(
 
 
 @pytest.mark.parametrize("how", ["rescue", "hand_back"])
-def test_a_retry_has_the_model_of_its_last_worker(yard: Yard, worker: str, how: str) -> None:
+def test_a_retry_has_the_model_of_its_last_worker(yard: PlayedYard, worker: str, how: str) -> None:
     assignment = yard.assign(worker)
     if how == "rescue":
         yard.expire(worker)
@@ -122,7 +126,7 @@ def test_a_retry_has_the_model_of_its_last_worker(yard: Yard, worker: str, how: 
     assert b"base_model" not in fields
 
 
-def test_finished_request_is_not_run_again(yard: Yard, worker: str) -> None:
+def test_finished_request_is_not_run_again(yard: PlayedYard, worker: str) -> None:
     done, open_ = yard.assign(worker), yard.assign(worker)
     yard.scripts.finish(worker, [Publication(done, make_result(done.request.id))])
     yard.expire(worker)
@@ -132,7 +136,7 @@ def test_finished_request_is_not_run_again(yard: Yard, worker: str) -> None:
     assert len(yard.intake("retry")) == 1
 
 
-def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: Yard, worker: str) -> None:
+def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: PlayedYard, worker: str) -> None:
     strange = yard.connection.xadd(yard.keys.lane(worker), {"x": "y"}).decode()
     yard.expire(worker)
 
@@ -141,7 +145,7 @@ def test_a_lane_entry_that_is_no_assignment_is_dropped(yard: Yard, worker: str) 
 
 
 def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     ((_, fields),) = yard.connection.xrange(lane := yard.keys.lane(worker))
     copy = yard.connection.xadd(lane, fields).decode()
@@ -155,7 +159,7 @@ def test_copy_of_an_assignment_is_dropped_and_the_assignment_stays(
 
 
 def test_unknown_worker_with_a_lane_is_rescued_as_lost(
-    yard: Yard, worker: str, assignment: Assignment
+    yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
     yard.connection.zrem(yard.keys.leases, worker)
 

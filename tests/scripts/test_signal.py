@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.control import (
     ALL,
     CHANGED,
@@ -24,17 +24,17 @@ PAUSE = Order(signal="PAUSE", mode="wait", why="the test says so")
 PAUSED = DesiredState(run_state="PAUSED", mode="wait")
 
 
-def desired_states(yard: Yard) -> DesiredStates:
+def desired_states(yard: PlayedYard) -> DesiredStates:
     return decode_desired(yard.connection.hgetall(yard.keys.desired))
 
 
-def entries(yard: Yard) -> list[tuple[str, Order | None]]:
+def entries(yard: PlayedYard) -> list[tuple[str, Order | None]]:
     """The entries of the control stream, as a controller reads them."""
     found = yard.connection.xrange(yard.keys.control)
     return [(entry.decode(), parse_order(fields)) for entry, fields in found]
 
 
-def test_a_signal_changes_the_desired_state_and_announces_it(yard: Yard) -> None:
+def test_a_signal_changes_the_desired_state_and_announces_it(yard: PlayedYard) -> None:
     # Given a yard without any signal so far
     signal = yard.scripts.signal(PAUSE, b"", PAUSED)
 
@@ -46,7 +46,7 @@ def test_a_signal_changes_the_desired_state_and_announces_it(yard: Yard) -> None
     assert yard.events()[-1] == {b"event": b"signal"}
 
 
-def test_a_signal_on_an_outdated_desired_state_changes_nothing(yard: Yard) -> None:
+def test_a_signal_on_an_outdated_desired_state_changes_nothing(yard: PlayedYard) -> None:
     # Given a desired state that another caller changed since this one read it
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     events = len(yard.events())
@@ -61,7 +61,7 @@ def test_a_signal_on_an_outdated_desired_state_changes_nothing(yard: Yard) -> No
     assert len(yard.events()) == events
 
 
-def test_the_default_desired_state_has_no_field(yard: Yard) -> None:
+def test_the_default_desired_state_has_no_field(yard: PlayedYard) -> None:
     # Given a paused yard, if it is unpaused,
     yard.scripts.signal(PAUSE, b"", PAUSED)
     signal = yard.scripts.signal(Order(signal="UNPAUSE"), encode_desired(PAUSED), DesiredState())
@@ -70,7 +70,7 @@ def test_the_default_desired_state_has_no_field(yard: Yard) -> None:
     assert yard.connection.hgetall(yard.keys.desired) == {CHANGED.encode(): (signal or "").encode()}
 
 
-def test_each_scope_has_its_own_desired_state(yard: Yard) -> None:
+def test_each_scope_has_its_own_desired_state(yard: PlayedYard) -> None:
     scope = model_scope("adder")
     first = yard.scripts.signal(PAUSE, b"", PAUSED)
     epoch = Order(signal="SET_GENERATION_EPOCH", scope=scope, epoch=3)
@@ -84,16 +84,16 @@ def test_each_scope_has_its_own_desired_state(yard: Yard) -> None:
     assert entries(yard) == [(first, PAUSE), (second, epoch)]
 
 
-def test_an_unreadable_desired_state_can_be_replaced_by_its_reader(yard: Yard) -> None:
+def test_an_unreadable_desired_state_can_be_replaced_by_its_reader(yard: PlayedYard) -> None:
     for nonsense in (b"{", b"\xff\x00", b'{"run_state":"DANCING"}'):
         yard.connection.hset(yard.keys.desired, ALL, nonsense)
         assert yard.scripts.signal(PAUSE, nonsense, PAUSED)
         assert desired_states(yard).by_scope == {ALL: PAUSED}
 
 
-def test_of_concurrent_callers_one_succeeds(yard: Yard) -> None:
+def test_of_concurrent_callers_one_succeeds(yard: PlayedYard) -> None:
     # Given many operators who have read the same desired state
-    scripts = [Scripts(yard.connection, yard.keys) for _ in range(8)]
+    scripts = [Scripts(yard) for _ in range(8)]
     begin = threading.Barrier(len(scripts))
     answers: list[str | None] = [None] * len(scripts)
 
@@ -117,7 +117,7 @@ def test_of_concurrent_callers_one_succeeds(yard: Yard) -> None:
     assert len(entries(yard)) == 1
 
 
-def test_signals_are_bounded(yard: Yard) -> None:
+def test_signals_are_bounded(yard: PlayedYard) -> None:
     for epoch in range(1_500):
         seen = encode_desired(DesiredState(epoch=epoch - 1)) if epoch else b""
         order = Order(signal="SET_GENERATION_EPOCH", epoch=epoch)
@@ -128,7 +128,7 @@ def test_signals_are_bounded(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("scope", ["model:org/größe", "worker:w:1@host", "model:" + "m" * 500])
-def test_a_scope_may_have_any_name(yard: Yard, scope: str) -> None:
+def test_a_scope_may_have_any_name(yard: PlayedYard, scope: str) -> None:
     order = Order(signal="PAUSE", scope=scope)
     assert yard.scripts.signal(order, b"", DesiredState(run_state="PAUSED"))
     assert set(desired_states(yard).by_scope) == {scope}

@@ -9,14 +9,14 @@ import pytest
 import redis
 
 from tests.support.builders import make_request, make_result
-from tests.support.yard import QueuedRequest, Yard, requests
+from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.scripts import Publication, Submitted, submit
 
 
-def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
+def test_new_request_waits_under_its_server_id(yard: PlayedYard) -> None:
     request = make_request(model="adder", stream=True)
 
     (accepted,) = yard.scripts.submit("high", [request])
@@ -32,7 +32,7 @@ def test_new_request_waits_under_its_server_id(yard: Yard) -> None:
     }
 
 
-def test_class_of_the_system_is_refused_before_any_change(yard: Yard) -> None:
+def test_class_of_the_system_is_refused_before_any_change(yard: PlayedYard) -> None:
     request = make_request()
 
     with pytest.raises(redis.ResponseError):
@@ -42,7 +42,7 @@ def test_class_of_the_system_is_refused_before_any_change(yard: Yard) -> None:
     assert yard.ledger(request) == {}
 
 
-def test_empty_burst_changes_nothing(yard: Yard) -> None:
+def test_empty_burst_changes_nothing(yard: PlayedYard) -> None:
     assert yard.scripts.submit("normal", []) == []
     assert yard.intake() == []
 
@@ -51,7 +51,7 @@ def test_empty_burst_changes_nothing(yard: Yard) -> None:
     ("other", "code"), [({}, Submitted.KNOWN), ({"model": "subtractor"}, Submitted.REUSED)]
 )
 def test_known_id_returns_the_state_of_the_first_request(
-    yard: Yard, worker: str, other: dict[str, str], code: Submitted
+    yard: PlayedYard, worker: str, other: dict[str, str], code: Submitted
 ) -> None:
     waiting = yard.submit()
 
@@ -72,7 +72,7 @@ def test_known_id_returns_the_state_of_the_first_request(
     assert reused == (b"3" if code is Submitted.REUSED else None)
 
 
-def test_id_of_another_client_is_another_request(yard: Yard) -> None:
+def test_id_of_another_client_is_another_request(yard: PlayedYard) -> None:
     codes = [
         yard.scripts.submit("normal", [make_request("same", client=client)])[0].code
         for client in ("ann", "bob")
@@ -81,7 +81,7 @@ def test_id_of_another_client_is_another_request(yard: Yard) -> None:
     assert codes == [Submitted.ACCEPTED] * 2
 
 
-def test_id_given_twice_in_one_burst_is_accepted_once(yard: Yard) -> None:
+def test_id_given_twice_in_one_burst_is_accepted_once(yard: PlayedYard) -> None:
     request, other = requests(2)
     reusing = msgspec.structs.replace(request, params=SamplingParams(seed=1))
 
@@ -96,7 +96,7 @@ def test_id_given_twice_in_one_burst_is_accepted_once(yard: Yard) -> None:
     assert len(yard.intake()) == 2
 
 
-def test_refused_request_leaves_no_trace_and_is_accepted_later(yard: Yard) -> None:
+def test_refused_request_leaves_no_trace_and_is_accepted_later(yard: PlayedYard) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
     first = yard.submit()
     request = make_request()
@@ -108,7 +108,7 @@ def test_refused_request_leaves_no_trace_and_is_accepted_later(yard: Yard) -> No
     assert yard.scripts.submit("normal", [request])[0].code is Submitted.ACCEPTED
 
 
-def test_full_yard_knows_its_accepted_requests(yard: Yard) -> None:
+def test_full_yard_knows_its_accepted_requests(yard: PlayedYard) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
     first = yard.submit()
 
@@ -117,7 +117,7 @@ def test_full_yard_knows_its_accepted_requests(yard: Yard) -> None:
     assert known.code is Submitted.KNOWN
 
 
-def test_rescued_requests_count_as_waiting(yard: Yard, worker: str) -> None:
+def test_rescued_requests_count_as_waiting(yard: PlayedYard, worker: str) -> None:
     yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 1)
     yard.assign(worker)
     yard.lose(worker)
@@ -125,14 +125,14 @@ def test_rescued_requests_count_as_waiting(yard: Yard, worker: str) -> None:
     assert yard.scripts.submit("normal", [make_request()])[0].code is Submitted.FULL
 
 
-def test_burst_larger_than_one_lua_unpack_is_accepted(yard: Yard) -> None:
+def test_burst_larger_than_one_lua_unpack_is_accepted(yard: PlayedYard) -> None:
     answers = yard.scripts.submit("normal", requests(2000))
 
     assert {answer.code for answer in answers} == {Submitted.ACCEPTED}
     assert len({answer.sid for answer in answers}) == 2000
 
 
-def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:
+def test_a_ledger_without_a_digest_is_not_compared(yard: PlayedYard) -> None:
     """Given a first request without a digest, I expect its id to be known."""
     request = make_request()
     other = msgspec.structs.replace(request, model="other")
@@ -144,7 +144,9 @@ def test_a_ledger_without_a_digest_is_not_compared(yard: Yard) -> None:
     assert (without.code, empty.code) == (Submitted.KNOWN, Submitted.KNOWN)
 
 
-def test_a_submitter_without_a_digest_is_not_compared(yard: Yard, waiting: QueuedRequest) -> None:
+def test_a_submitter_without_a_digest_is_not_compared(
+    yard: PlayedYard, waiting: QueuedRequest
+) -> None:
     call = submit(yard.keys, "normal", [msgspec.structs.replace(waiting.request, model="other")])
 
     answer = yard.scripts.call(dataclasses.replace(call, args=[*call.args[:-1], ""]))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.support.builders import make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 
 PAST_MS, FUTURE_MS = 1_000, 9_999_999_999_999
 
 
-def test_entries_past_their_deadline_are_found_and_stay(yard: Yard) -> None:
+def test_entries_past_their_deadline_are_found_and_stay(yard: PlayedYard) -> None:
     deadlines = [None, PAST_MS, FUTURE_MS, PAST_MS]
     waiting = [yard.submit(make_request(deadline_ms=deadline)) for deadline in deadlines]
 
@@ -18,7 +18,7 @@ def test_entries_past_their_deadline_are_found_and_stay(yard: Yard) -> None:
     assert len(yard.intake()) == 4
 
 
-def test_a_scan_is_bounded_and_continues_where_it_stopped(yard: Yard) -> None:
+def test_a_scan_is_bounded_and_continues_where_it_stopped(yard: PlayedYard) -> None:
     waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(5)]
     cursor, looks = "-", []
     while cursor:
@@ -29,7 +29,7 @@ def test_a_scan_is_bounded_and_continues_where_it_stopped(yard: Yard) -> None:
     assert [entry for found in looks for entry in found] == [item.entry for item in waiting]
 
 
-def test_a_stream_that_ends_with_the_scan_has_nothing_left(yard: Yard) -> None:
+def test_a_stream_that_ends_with_the_scan_has_nothing_left(yard: PlayedYard) -> None:
     waiting = [yard.submit(make_request(deadline_ms=PAST_MS)) for _ in range(2)]
 
     cursor, found = yard.scripts.overdue("normal", "-", 2, now_ms=yard.now_ms)
@@ -38,13 +38,13 @@ def test_a_stream_that_ends_with_the_scan_has_nothing_left(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", cursor, 2, now_ms=yard.now_ms) == ("", [])
 
 
-def test_empty_or_missing_intake_has_no_overdue_entries(yard: Yard) -> None:
+def test_empty_or_missing_intake_has_no_overdue_entries(yard: PlayedYard) -> None:
     assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", [])
     yard.connection.delete(yard.keys.intake("high"))
     assert yard.scripts.overdue("high", "-", 10, now_ms=yard.now_ms) == ("", [])
 
 
-def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
+def test_of_two_deadlines_the_last_counts(yard: PlayedYard) -> None:
     stream = yard.keys.intake("normal")
     xadd = ("XADD", stream, "*", "id", "a", "prompt", "x", "deadline")
     yard.connection.execute_command(*xadd, PAST_MS, "deadline", FUTURE_MS)
@@ -53,7 +53,7 @@ def test_of_two_deadlines_the_last_counts(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", [late.decode()])
 
 
-def test_unreadable_field_has_no_deadline(yard: Yard) -> None:
+def test_unreadable_field_has_no_deadline(yard: PlayedYard) -> None:
     yard.push({"id": "a", "prompt": "x", "deadline": "soon"})
     for shared in ("", "{", "[]", "7", '{"deadline":1000}', '{"deadline":"soon"}'):
         yard.push({"id": "a", "prompt": "x", "common": shared})
@@ -63,7 +63,7 @@ def test_unreadable_field_has_no_deadline(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", [late.entry])
 
 
-def test_deadline_in_common_fields_holds_for_each_request(yard: Yard) -> None:
+def test_deadline_in_common_fields_holds_for_each_request(yard: PlayedYard) -> None:
     late, soon = '{"deadline":"1000"}', '{"deadline":"9999999999999"}'
     shared = [late, soon, late, "{", late, "{", soon]
     waiting = [
@@ -75,7 +75,7 @@ def test_deadline_in_common_fields_holds_for_each_request(yard: Yard) -> None:
     assert yard.scripts.overdue("normal", "-", 10, now_ms=yard.now_ms) == ("", expected)
 
 
-def test_clients_with_expired_leases_are_listed(yard: Yard) -> None:
+def test_clients_with_expired_leases_are_listed(yard: PlayedYard) -> None:
     yard.scripts.submit("normal", [make_request(client="ann")], watched="ann")
     yard.scripts.submit("normal", [make_request(client="bob")], watched="bob")
     assert yard.scripts.watch_clients(10, now_ms=yard.now_ms) == []

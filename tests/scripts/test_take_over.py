@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
@@ -22,7 +22,7 @@ def test_fresh_yard_gets_its_handshake(
     assert (info[b"protocol"], info[b"models"], info[b"epoch"]) == (b"1", b"[]", b"1")
 
 
-def test_running_yard_keeps_its_entries_and_counts(yard: Yard) -> None:
+def test_running_yard_keeps_its_entries_and_counts(yard: PlayedYard) -> None:
     entry = yard.submit().entry
     queued = yard.queued_tokens()
 
@@ -32,7 +32,7 @@ def test_running_yard_keeps_its_entries_and_counts(yard: Yard) -> None:
     assert yard.queued_tokens() == queued > 0
 
 
-def test_former_leader_publishes_nothing(yard: Yard) -> None:
+def test_former_leader_publishes_nothing(yard: PlayedYard) -> None:
     yard.depose()
 
     assert not yard.scripts.take_over(yard.token, {"models": "[1]"})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.scripts.tenant_rig import TOKENS, counts, dispatch, line, result, service, submit, usage
 from tests.support.builders import make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.scripts import Transfer, Transferred
 
 
 class TestSubmit:
-    def test_requests_wait_in_an_intake_of_their_own(self, yard: Yard) -> None:
+    def test_requests_wait_in_an_intake_of_their_own(self, yard: PlayedYard) -> None:
         waiting = submit(yard)
 
         assert waiting.intake == "normal:acme"
@@ -20,7 +20,7 @@ class TestSubmit:
         [(_, arrival)] = yard.connection.xrange(yard.keys.arrivals)
         assert arrival == {b"event": b"tenants", b"intake": b"normal:acme"}
 
-    def test_newcomer_stands_beside_the_least_of_those_in_line(self, yard: Yard) -> None:
+    def test_newcomer_stands_beside_the_least_of_those_in_line(self, yard: PlayedYard) -> None:
         yard.connection.zadd(yard.keys.service, {"acme": 500, "rested": 7})
         submit(yard)
 
@@ -33,7 +33,7 @@ class TestSubmit:
         assert "lifted" not in counts(yard)
 
     def test_newcomer_to_an_empty_line_stands_where_the_last_one_left(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         dispatch(yard, worker, submit(yard), amount=300)
         assert line(yard) == {}
@@ -42,7 +42,7 @@ class TestSubmit:
 
         assert line(yard) == {"rested": 300}
 
-    def test_waiting_requests_of_tenants_count_for_the_yards_bound(self, yard: Yard) -> None:
+    def test_waiting_requests_of_tenants_count_for_the_yards_bound(self, yard: PlayedYard) -> None:
         yard.connection.hset(yard.keys.info, "max_num_queued_reqs", 2)
         submit(yard)
         submit(yard, "other", "low")
@@ -53,7 +53,7 @@ class TestSubmit:
 
 
 class TestDispatch:
-    def test_charge_is_added_to_the_service(self, yard: Yard, worker: str) -> None:
+    def test_charge_is_added_to_the_service(self, yard: PlayedYard, worker: str) -> None:
         first, _ = submit(yard), submit(yard)
 
         assignment = dispatch(yard, worker, first, amount=100)
@@ -65,7 +65,9 @@ class TestDispatch:
         assert counts(yard)["running"] == counts(yard)["waiting"] == 1
         assert yard.ledger(first.request)["charge"] == "100 1.0 2.0 acme adder"
 
-    def test_last_request_takes_the_tenant_out_of_the_line(self, yard: Yard, worker: str) -> None:
+    def test_last_request_takes_the_tenant_out_of_the_line(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         waiting = submit(yard)
 
         dispatch(yard, worker, waiting)
@@ -76,7 +78,7 @@ class TestDispatch:
         assert yard.queued_tokens() == 0
         assert 0 < yard.ttl_s(yard.keys.intake("normal:acme")) <= 60
 
-    def test_nobody_waits_with_tokens(self, yard: Yard, worker: str) -> None:
+    def test_nobody_waits_with_tokens(self, yard: PlayedYard, worker: str) -> None:
         waiting = submit(yard)
         yard.connection.hset(yard.keys.tenant("acme"), "waiting_tokens", 999)
 
@@ -85,7 +87,7 @@ class TestDispatch:
         assert "waiting_tokens" not in counts(yard)
 
     def test_charged_request_without_a_tenant_moves_only_its_service(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         waiting = yard.submit(make_request(tokens=range(TOKENS)))
 
@@ -97,7 +99,7 @@ class TestDispatch:
 
 
 class TestTransfer:
-    def test_plain_entry_moves_to_its_tenant(self, yard: Yard) -> None:
+    def test_plain_entry_moves_to_its_tenant(self, yard: PlayedYard) -> None:
         fields = {"id": "q1", "prompt": "x" * 40, "tenant": "acme"}
         waiting = yard.push(fields)
 
@@ -111,7 +113,7 @@ class TestTransfer:
         assert line(yard) == {"acme": 0}
         assert counts(yard)["waiting"] == 1
 
-    def test_entry_that_is_gone_moves_nothing(self, yard: Yard) -> None:
+    def test_entry_that_is_gone_moves_nothing(self, yard: PlayedYard) -> None:
         codes = yard.scripts.transfer(yard.token, "normal", [Transfer("1-1", "acme", "anon", "q1")])
 
         assert [one.code for one in codes] == [Transferred.GONE]
@@ -119,7 +121,7 @@ class TestTransfer:
 
 
 class TestRecount:
-    def test_entries_deleted_by_hand_are_counted_no_more(self, yard: Yard) -> None:
+    def test_entries_deleted_by_hand_are_counted_no_more(self, yard: PlayedYard) -> None:
         first, _ = submit(yard), submit(yard)
         yard.connection.xdel(yard.keys.intake("normal:acme"), first.entry)
 
@@ -132,7 +134,7 @@ class TestRecount:
         assert yard.scripts.recount(yard.token, "acme") == 0
         assert line(yard) == counts(yard) == {}
 
-    def test_common_intakes_are_in_line_while_others_are(self, yard: Yard) -> None:
+    def test_common_intakes_are_in_line_while_others_are(self, yard: PlayedYard) -> None:
         yard.submit()
         assert yard.scripts.recount(yard.token, "") == 1
         assert line(yard) == {}
@@ -146,7 +148,7 @@ class TestRecount:
         assert line(yard) == {}
 
 
-def test_emptied_intake_lives_again_with_the_next_request(yard: Yard, worker: str) -> None:
+def test_emptied_intake_lives_again_with_the_next_request(yard: PlayedYard, worker: str) -> None:
     dispatch(yard, worker, submit(yard))
     assert yard.ttl_s(yard.keys.intake("normal:acme")) > 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_request, make_result, worker_json
-from tests.support.yard import LONG_MS, Yard
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.protocol.control import Order
@@ -17,8 +17,8 @@ from tokenyard.scripts import Publication
 NAME = "q"
 
 
-def explain(yard: Yard, request: Request) -> Timeline:
-    return read_timeline(yard.connection, yard.keys, request.client, request.id)
+def explain(yard: PlayedYard, request: Request) -> Timeline:
+    return read_timeline(yard, request.client, request.id)
 
 
 def texts(timeline: Timeline) -> str:
@@ -27,12 +27,12 @@ def texts(timeline: Timeline) -> str:
     return "\n".join(event.text for event in events)
 
 
-def test_an_unknown_request_raises(yard: Yard) -> None:
+def test_an_unknown_request_raises(yard: PlayedYard) -> None:
     with pytest.raises(UnknownRequest, match="'q'"):
         explain(yard, make_request(NAME))
 
 
-def test_a_completed_request_has_attempt_and_result(yard: Yard, worker: str) -> None:
+def test_a_completed_request_has_attempt_and_result(yard: PlayedYard, worker: str) -> None:
     request = make_request(NAME)
     assignment = yard.assign(worker, request)
     said = {
@@ -66,7 +66,7 @@ def test_a_completed_request_has_attempt_and_result(yard: Yard, worker: str) -> 
     [({"epoch": 5}, ", epoch 5"), ({"epoch": 5, "first_epoch": 4}, ", epoch 5 (begun in 4)")],
 )
 def test_a_result_with_epochs_names_them(
-    yard: Yard, worker: str, epochs: dict[str, int], said: str
+    yard: PlayedYard, worker: str, epochs: dict[str, int], said: str
 ) -> None:
     request = make_request(NAME)
     assignment = yard.assign(worker, request)
@@ -77,7 +77,7 @@ def test_a_result_with_epochs_names_them(
     assert texts(explain(yard, request)).endswith(f"with adder on simulated 1{said}")
 
 
-def test_lost_workers_are_earlier_attempts(yard: Yard) -> None:
+def test_lost_workers_are_earlier_attempts(yard: PlayedYard) -> None:
     request = make_request(NAME, stream=True)
     first, second = yard.worker("first"), yard.worker("second")
     assignment = yard.assign(first, request)
@@ -97,7 +97,7 @@ def test_lost_workers_are_earlier_attempts(yard: Yard) -> None:
     assert "3 tokens published so far" in texts(timeline)
 
 
-def test_what_the_fence_refused_is_told_with_worker_attempt_and_count(yard: Yard) -> None:
+def test_what_the_fence_refused_is_told_with_worker_attempt_and_count(yard: PlayedYard) -> None:
     request = make_request(NAME, stream=True)
     first, second = yard.worker("first"), yard.worker("second")
     assignment = yard.assign(first, request)
@@ -119,7 +119,7 @@ def test_what_the_fence_refused_is_told_with_worker_attempt_and_count(yard: Yard
     assert [event.text for event in timeline.events() if event.kind == "refused"] == [said]
 
 
-def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard, worker: str) -> None:
+def test_a_request_after_a_fault_waits_for_its_pause(yard: PlayedYard, worker: str) -> None:
     request = make_request(NAME)
     assignment = yard.assign(worker, request)
     yard.scripts.hand_back(worker, assignment, 60_000, "out of memory")
@@ -132,7 +132,7 @@ def test_a_request_after_a_fault_waits_for_its_pause(yard: Yard, worker: str) ->
     assert "out of memory" in timeline.waits_for
 
 
-def test_a_waiting_request_has_a_reason(yard: Yard) -> None:
+def test_a_waiting_request_has_a_reason(yard: PlayedYard) -> None:
     request = make_request(NAME, model="adder")
     yard.submit(priority_class="high")
     yard.submit(request)
@@ -151,10 +151,10 @@ def test_a_waiting_request_has_a_reason(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("scope", ["all", "model:adder", "worker:w"])
-def test_a_request_that_waits_for_a_pause_names_its_operator(yard: Yard, scope: str) -> None:
+def test_a_request_that_waits_for_a_pause_names_its_operator(yard: PlayedYard, scope: str) -> None:
     yard.worker("w")
     order = Order(signal="PAUSE", scope=scope, by="kim@north", why="its driver")
-    Signals(yard.connection, yard.keys).give(order)
+    Signals(yard).give(order)
     request = make_request(NAME, model="adder")
     yard.submit(request)
 
@@ -166,16 +166,16 @@ def test_a_request_that_waits_for_a_pause_names_its_operator(yard: Yard, scope: 
     assert f"waits: {pause.text(timeline.now_ms)}" in texts(timeline)
 
     # After the pause the timeline does not mention it.
-    Signals(yard.connection, yard.keys).give(Order(signal="UNPAUSE", scope=scope))
+    Signals(yard).give(Order(signal="UNPAUSE", scope=scope))
     assert explain(yard, request).pauses == []
     assert explain(yard, request).waits_for.startswith("intake normal holds 1 request,")
 
 
-def test_a_request_on_the_lane_of_a_paused_worker_names_the_pause(yard: Yard) -> None:
+def test_a_request_on_the_lane_of_a_paused_worker_names_the_pause(yard: PlayedYard) -> None:
     request, worker = make_request(NAME), yard.worker("w")
     yard.assign(worker, request)
     order = Order(signal="PAUSE", scope="worker:w", mode="keep", by="kim@north", why="its driver")
-    Signals(yard.connection, yard.keys).give(order)
+    Signals(yard).give(order)
 
     timeline = explain(yard, request)
 
@@ -184,9 +184,9 @@ def test_a_request_on_the_lane_of_a_paused_worker_names_the_pause(yard: Yard) ->
     assert "by kim@north: its driver" in texts(timeline)
 
 
-def test_a_waiting_plain_request_is_found(yard: Yard) -> None:
+def test_a_waiting_plain_request_is_found(yard: PlayedYard) -> None:
     yard.worker("w")
-    Signals(yard.connection, yard.keys).give(Order(signal="PAUSE", why="its driver"))
+    Signals(yard).give(Order(signal="PAUSE", why="its driver"))
     request = make_request(NAME, client="ann", model="adder")
     entry = yard.push(request_fields(request)).entry
 
@@ -199,23 +199,23 @@ def test_a_waiting_plain_request_is_found(yard: Yard) -> None:
         explain(yard, make_request(NAME, client="bob"))
 
 
-def test_an_adapter_counts_as_a_served_model(yard: Yard) -> None:
+def test_an_adapter_counts_as_a_served_model(yard: PlayedYard) -> None:
     yard.scripts.register("w", LONG_MS, worker_json("w", adapters=["french"]))
     request = make_request(NAME, model="french")
     yard.submit(request)
     assert explain(yard, request).waits_for.startswith("intake normal holds 1 request,")
 
 
-def test_a_request_cancelled_before_arrival_has_no_attempts(yard: Yard) -> None:
+def test_a_request_cancelled_before_arrival_has_no_attempts(yard: PlayedYard) -> None:
     yard.scripts.cancel("ann", NAME, "for a test")
 
-    timeline = read_timeline(yard.connection, yard.keys, "ann", NAME)
+    timeline = read_timeline(yard, "ann", NAME)
 
     assert (timeline.state, timeline.accepted_ms, timeline.attempts) == ("cancelled", None, [])
     assert texts(timeline) == "cancelled: 0 tokens, CANCELLED: for a test"
 
 
-def test_a_refused_request_has_the_reason(yard: Yard) -> None:
+def test_a_refused_request_has_the_reason(yard: PlayedYard) -> None:
     request = make_request(NAME)
     yard.answer(yard.submit(request), Code.DEADLINE_EXCEEDED)
 
@@ -225,7 +225,7 @@ def test_a_refused_request_has_the_reason(yard: Yard) -> None:
     assert "expired: 0 tokens, DEADLINE_EXCEEDED: the test says so" in texts(timeline)
 
 
-def test_a_ledger_of_an_older_version_is_read(yard: Yard) -> None:
+def test_a_ledger_of_an_older_version_is_read(yard: PlayedYard) -> None:
     request = make_request(NAME)
     ledger = yard.keys.ledger(request.client, NAME)
     yard.connection.hset(ledger, mapping={"state": "assigned", "sid": "normal/5-0", "attempt": 2})
@@ -237,7 +237,7 @@ def test_a_ledger_of_an_older_version_is_read(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("odd", ["9" * 5000, "999999999", "-1", "x"])
-def test_a_forged_ledger_is_read_without_error(yard: Yard, odd: str) -> None:
+def test_a_forged_ledger_is_read_without_error(yard: PlayedYard, odd: str) -> None:
     request = make_request(NAME)
     yard.assign(yard.worker(), request)
     fields = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_result
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.scripts import (
     ACQUIT_CHANGED,
     ACQUIT_DONE,
@@ -15,7 +15,7 @@ from tokenyard.scripts import (
 )
 
 
-def put_on_trial(yard: Yard, worker: str, count: int) -> list[QueuedRequest]:
+def put_on_trial(yard: PlayedYard, worker: str, count: int) -> list[QueuedRequest]:
     """Dispatch a group of so many suspects onto a worker's lane."""
     group = [yard.submit() for _ in range(count)]
     codes = yard.scripts.dispatch(yard.token, [one.to(worker, on_trial=True) for one in group])
@@ -27,13 +27,15 @@ def names(group: list[QueuedRequest]) -> list[tuple[str, str]]:
     return [(one.request.client, one.request.id) for one in group]
 
 
-def crash(yard: Yard, worker: str, trials: list[int | None]) -> None:
+def crash(yard: PlayedYard, worker: str, trials: list[int | None]) -> None:
     yard.scripts.retire(worker, "crashed", "signal 11")
     assert yard.rescue(worker, trials) == 0
 
 
 class TestDispatch:
-    def test_mark_has_first_entry_and_size_of_the_group(self, yard: Yard, worker: str) -> None:
+    def test_mark_has_first_entry_and_size_of_the_group(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         before = yard.assign(worker)
 
         put_on_trial(yard, worker, 3)
@@ -42,7 +44,9 @@ class TestDispatch:
         assert lane[0] == before.entry
         assert yard.alone(worker) == f"{lane[1]}+3"
 
-    def test_lane_of_a_group_is_full_for_other_suspects(self, yard: Yard, worker: str) -> None:
+    def test_lane_of_a_group_is_full_for_other_suspects(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         put_on_trial(yard, worker, 2)
         second, alone = yard.submit(), yard.submit()
         moves = [second.to(worker, on_trial=True), alone.to(worker, alone=True)]
@@ -51,7 +55,9 @@ class TestDispatch:
 
         assert len(yard.lane(worker)) == 2
 
-    def test_lane_of_a_lone_suspect_is_full_for_a_group(self, yard: Yard, worker: str) -> None:
+    def test_lane_of_a_lone_suspect_is_full_for_a_group(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         alone = yard.assign(worker, alone=True)
 
         codes = yard.scripts.dispatch(yard.token, [yard.submit().to(worker, on_trial=True)])
@@ -59,7 +65,9 @@ class TestDispatch:
         assert codes == [Dispatched.FULL]
         assert yard.alone(worker) == alone.entry
 
-    def test_group_gets_no_more_than_the_places_of_a_lane(self, yard: Yard, worker: str) -> None:
+    def test_group_gets_no_more_than_the_places_of_a_lane(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         moves = [yard.submit().to(worker, 2, on_trial=True) for _ in range(3)]
 
         codes = yard.scripts.dispatch(yard.token, moves)
@@ -67,7 +75,7 @@ class TestDispatch:
         assert codes == [Dispatched.DISPATCHED, Dispatched.DISPATCHED, Dispatched.FULL]
         assert yard.alone(worker) == f"{yard.lane(worker)[0].entry}+2"
 
-    def test_result_of_a_member_does_not_end_the_trial(self, yard: Yard, worker: str) -> None:
+    def test_result_of_a_member_does_not_end_the_trial(self, yard: PlayedYard, worker: str) -> None:
         put_on_trial(yard, worker, 2)
         mark, first = yard.alone(worker), yard.lane(worker)[0]
 
@@ -78,7 +86,9 @@ class TestDispatch:
 
 
 class TestRescue:
-    def test_rescue_notes_the_group_size_of_suspects_only(self, yard: Yard, worker: str) -> None:
+    def test_rescue_notes_the_group_size_of_suspects_only(
+        self, yard: PlayedYard, worker: str
+    ) -> None:
         held = [yard.assign(worker) for _ in range(2)]
 
         crash(yard, worker, [16, None])
@@ -90,7 +100,9 @@ class TestRescue:
         assert [fields.get(b"trial") for fields in retries] == [b"16", None]
 
     @pytest.mark.parametrize("why", ["lost", "left"])
-    def test_loss_without_a_crash_leaves_the_group_size(self, yard: Yard, worker: str, why) -> None:
+    def test_loss_without_a_crash_leaves_the_group_size(
+        self, yard: PlayedYard, worker: str, why
+    ) -> None:
         held = [yard.assign(worker)]
         crash(yard, worker, [16])
         worker = yard.worker()
@@ -104,7 +116,7 @@ class TestRescue:
         assert (ledger["trial"], ledger["suspected"]) == ("16", "1")
         assert yard.alone(worker) is None
 
-    def test_suspicion_after_an_acquittal_is_a_relapse(self, yard: Yard, worker: str) -> None:
+    def test_suspicion_after_an_acquittal_is_a_relapse(self, yard: PlayedYard, worker: str) -> None:
         request = yard.assign(worker).request
         crash(yard, worker, [1])
         for relapses in (1, 2):
@@ -119,7 +131,7 @@ class TestRescue:
             ledger = yard.ledger(request)
             assert (ledger["relapsed"], ledger["trial"]) == (str(relapses), "1")
 
-    def test_suspicion_during_a_trial_is_no_relapse(self, yard: Yard, worker: str) -> None:
+    def test_suspicion_during_a_trial_is_no_relapse(self, yard: PlayedYard, worker: str) -> None:
         request = yard.assign(worker).request
         crash(yard, worker, [4])
         worker = yard.worker()
@@ -136,7 +148,7 @@ class TestRescue:
 class TestAcquit:
     @pytest.mark.parametrize("keep", [True, False])
     def test_acquit_frees_the_members_and_opens_the_lane(
-        self, yard: Yard, worker: str, keep: bool
+        self, yard: PlayedYard, worker: str, keep: bool
     ) -> None:
         group = put_on_trial(yard, worker, 2)
         for one in group:
@@ -151,7 +163,7 @@ class TestAcquit:
         put_on_trial(yard, worker, 1)
 
     def test_acquit_does_not_touch_requests_that_left_the_lane(
-        self, yard: Yard, worker: str
+        self, yard: PlayedYard, worker: str
     ) -> None:
         (one,) = put_on_trial(yard, worker, 1)
         mark, entry = yard.alone(worker) or "", yard.lane(worker)[0]
@@ -162,7 +174,7 @@ class TestAcquit:
 
         assert yard.ledger(one.request)["trial"] == "8"
 
-    def test_acquit_leaves_another_mark(self, yard: Yard, worker: str) -> None:
+    def test_acquit_leaves_another_mark(self, yard: PlayedYard, worker: str) -> None:
         group = put_on_trial(yard, worker, 1)
         mark = yard.alone(worker)
 

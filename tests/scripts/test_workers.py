@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import worker_json
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import RETIRE_UNKNOWN, Dispatched, Renewed
 
 
-def lease(yard: Yard, worker: str) -> float | None:
+def lease(yard: PlayedYard, worker: str) -> float | None:
     score = yard.connection.zscore(yard.keys.leases, worker)
     return None if score is None else float(score)
 
 
-def now_ms(yard: Yard) -> float:
+def now_ms(yard: PlayedYard) -> float:
     seconds, micros = yard.connection.time()
     return seconds * 1000 + micros / 1000
 
 
-def roster(yard: Yard) -> dict[str, bytes]:
+def roster(yard: PlayedYard) -> dict[str, bytes]:
     found = yard.connection.hgetall(yard.keys.workers)
     return {worker.decode(): info for worker, info in found.items()}
 
 
-def test_worker_joins_with_a_lease_by_the_servers_clock(yard: Yard) -> None:
+def test_worker_joins_with_a_lease_by_the_servers_clock(yard: PlayedYard) -> None:
     before = now_ms(yard)
 
     worker = yard.scripts.register("host-0", 30_000, worker_json("host-0"))
@@ -36,13 +36,13 @@ def test_worker_joins_with_a_lease_by_the_servers_clock(yard: Yard) -> None:
     assert yard.events()[-1] == {b"event": b"joined", b"worker": b"host-0.1"}
 
 
-def test_every_incarnation_of_a_worker_has_its_own_name(yard: Yard) -> None:
+def test_every_incarnation_of_a_worker_has_its_own_name(yard: PlayedYard) -> None:
     names = [yard.worker("w"), yard.worker("w"), yard.worker("v")]
 
     assert names == ["w.1", "w.2", "v.3"]
 
 
-def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: Yard) -> None:
+def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: PlayedYard) -> None:
     worker = yard.worker(lease_ms=1_000)
     draining = worker_json("w", state="draining")
 
@@ -52,7 +52,7 @@ def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: Yard) -> None
     assert roster(yard)[worker] == draining
 
 
-def test_a_changed_entry_wakes_the_leader(yard: Yard) -> None:
+def test_a_changed_entry_wakes_the_leader(yard: PlayedYard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     before = yard.events()
     entries = [(one, worker_json("one", state="draining")), (two, worker_json("two"))]
@@ -64,7 +64,7 @@ def test_a_changed_entry_wakes_the_leader(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1, "the same again is no news"
 
 
-def test_a_changed_tally_is_shown_and_wakes_no_leader(yard: Yard) -> None:
+def test_a_changed_tally_is_shown_and_wakes_no_leader(yard: PlayedYard) -> None:
     worker = yard.worker("w")
     first = worker_json("w", tally=WorkerTotals(finished=1, tokens=20, ttft_ms=7.5))
     yard.scripts.renew(60_000, [(worker, first)])
@@ -83,7 +83,7 @@ def test_a_changed_tally_is_shown_and_wakes_no_leader(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1
 
 
-def test_a_model_with_an_odd_name_is_no_tally(yard: Yard) -> None:
+def test_a_model_with_an_odd_name_is_no_tally(yard: PlayedYard) -> None:
     worker = yard.worker("w")
     yard.scripts.renew(60_000, [(worker, worker_json("w", model=',"tally":{"tokens":1}'))])
     before = yard.events()
@@ -93,7 +93,7 @@ def test_a_model_with_an_odd_name_is_no_tally(yard: Yard) -> None:
     assert len(yard.events()) == len(before) + 1
 
 
-def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard, worker: str) -> None:
+def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: PlayedYard, worker: str) -> None:
     yard.assign(worker)
     yard.scripts.retire(worker, "lost")
     before = yard.events()
@@ -103,7 +103,7 @@ def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: Yard, worker: str) -
     assert yard.events() == before
 
 
-def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard, worker: str) -> None:
+def test_expired_lease_may_be_renewed_before_its_rescue(yard: PlayedYard, worker: str) -> None:
     yard.expire(worker)
 
     assert yard.scripts.renew(60_000, [(worker, b"{}")]) == [Renewed.HELD]
@@ -111,7 +111,7 @@ def test_expired_lease_may_be_renewed_before_its_rescue(yard: Yard, worker: str)
 
 
 @pytest.mark.parametrize("how", ["unknown", "left", "lost", "rescued"])
-def test_removed_lease_cannot_be_renewed(yard: Yard, worker: str, how: str) -> None:
+def test_removed_lease_cannot_be_renewed(yard: PlayedYard, worker: str, how: str) -> None:
     yard.assign(worker)
     worker = yard.fence(worker, how)
     before = lease(yard, worker), roster(yard)
@@ -120,7 +120,7 @@ def test_removed_lease_cannot_be_renewed(yard: Yard, worker: str, how: str) -> N
     assert (lease(yard, worker), roster(yard)) == before
 
 
-def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: Yard) -> None:
+def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: PlayedYard) -> None:
     one, two = yard.worker("one"), yard.worker("two")
     info = b"{}"
 
@@ -132,7 +132,7 @@ def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: Yard) -> None:
 
 @pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0)])
 def test_busy_worker_leaves_its_entries_to_the_rescuer(
-    yard: Yard, worker: str, why, score: int
+    yard: PlayedYard, worker: str, why, score: int
 ) -> None:
     held = [yard.assign(worker) for _ in range(2)]
 
@@ -145,7 +145,7 @@ def test_busy_worker_leaves_its_entries_to_the_rescuer(
     assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
 
 
-def test_retiring_an_unknown_worker_changes_nothing(yard: Yard, worker: str) -> None:
+def test_retiring_an_unknown_worker_changes_nothing(yard: PlayedYard, worker: str) -> None:
     yard.scripts.retire(worker, "left")
     before = yard.events()
 

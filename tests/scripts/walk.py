@@ -25,13 +25,14 @@ from tests.scripts.model import (
     token_at,
 )
 from tests.support.builders import make_delta, make_result, random_name
-from tests.support.yard import QueuedRequest, Yard
+from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, refusal
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, request_fields, unpack_tokens
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import (
     Answered,
     Cancelled,
@@ -65,7 +66,7 @@ class Walk(RuleBasedStateMachine):
     def open(self) -> None:
         self.connection = redis.Redis.from_url(self.url)
         keys = Keys(random_name("yard"))
-        self.yard = Yard(self.connection, keys, Scripts(self.connection, keys))
+        self.yard = PlayedYard(self.connection, keys, Scripts(Yard(self.connection, keys)))
         self.scripts = self.yard.scripts
         self.token = self.yard.token
         self.old_tokens: list[str] = ["0:nobody"]

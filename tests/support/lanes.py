@@ -23,6 +23,7 @@ from tokenyard.protocol.replies import Reply, decode_replies, decode_reply
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request, request_fields
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication, Published, Scripts
 
 LONG_MS = 600_000
@@ -43,14 +44,13 @@ def running(coordinator: Coordinator) -> Iterator[Coordinator]:
         assert not thread.is_alive(), "the coordinator did not stop"
 
 
-class Lanes:
+class Lanes(Yard):
     """The workers of a yard, played by the test."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.keys = Keys(random_name("yard"))
-        self.connection = redis.Redis.from_url(url, socket_timeout=30.0)
-        self.scripts = Scripts(self.connection, self.keys)
+        connection = redis.Redis.from_url(url, socket_timeout=30.0)
+        super().__init__(connection, Keys(random_name("yard")), url)
+        self.scripts = Scripts(self)
         self._stack = ExitStack()
         self._coordinators: list[Coordinator] = []
         self._stack.callback(self.connection.close)

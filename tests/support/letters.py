@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.builders import entry_fields, make_request
-from tests.support.yard import Yard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Request
 
 MANY = 10_000
 
 
 def bury(
-    yard: Yard,
+    yard: PlayedYard,
     request: Request | None = None,
     reason: str = "POISONED: 2 workers crashed while it ran alone",
     **more: bytes,
@@ -24,7 +24,7 @@ def bury(
     return added.decode()
 
 
-def bury_many(yard: Yard, count: int) -> list[str]:
+def bury_many(yard: PlayedYard, count: int) -> list[str]:
     """Write letters of two clients in turn, every tenth of another reason."""
     pipeline = yard.connection.pipeline(transaction=False)
     for number in range(count):
@@ -35,5 +35,5 @@ def bury_many(yard: Yard, count: int) -> list[str]:
     return [added.decode() for added in pipeline.execute()]
 
 
-def left(yard: Yard) -> list[str]:
+def left(yard: PlayedYard) -> list[str]:
     return [entry.decode() for entry, _ in yard.connection.xrange(yard.keys.dead)]

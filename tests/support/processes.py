@@ -169,7 +169,7 @@ class Plant:
         self.url = url
         self.keys = Keys(yard or random_name("yard"))
         self.connection = redis.Redis.from_url(url, socket_timeout=30.0)
-        self.scripts = Scripts(self.connection, self.keys)
+        self.scripts = Scripts(self)
         self.programs: list[Program] = []
         self._folder = tempfile.TemporaryDirectory(prefix="plant-")
 

@@ -24,6 +24,7 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.speed import SpeedModel
@@ -46,7 +47,7 @@ class TimedWorker:
     def __init__(self, url: str, keys: Keys, name: str, max_num_seqs: int) -> None:
         engine = SimulatedEngine("sim", speed=SpeedModel(max_num_seqs=max_num_seqs))
         self._connection = redis.Redis.from_url(url)
-        self._scripts = Scripts(self._connection, keys)
+        self._scripts = Scripts(Yard(self._connection, keys))
         self._keys = keys
         self.membership = Membership(self._scripts, LEASE_MS, on_lost=lambda _: None)
         info = WorkerInfo(

@@ -18,6 +18,7 @@ from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply, refusal
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Submitted, destination, waits_at
 
 LONG_MS = 600_000
@@ -47,12 +48,11 @@ class QueuedRequest:
         return msgspec.structs.replace(move, digest=digest, on_trial=on_trial)
 
 
-class Yard:
+class PlayedYard(Yard):
     """One leader, and the workers that the test registers."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
-        self.connection = connection
-        self.keys = keys
+        super().__init__(connection, keys)
         self.scripts = scripts
         self.token = scripts.lead("coordinator", LONG_MS)
 

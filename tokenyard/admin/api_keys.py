@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-import redis
 
 from tokenyard import clock
 from tokenyard.protocol.api_keys import (
@@ -19,16 +18,16 @@ from tokenyard.protocol.api_keys import (
     new_key,
 )
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import Keys, PriorityClass, is_tenant
+from tokenyard.protocol.keys import PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
+from tokenyard.protocol.yard import Yard
 
 #: Most characters of a key's name.
 MAX_NAME: Final = 200
 
 
 def create_key(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     tenant: str = "",
     *,
     role: Role | None = None,
@@ -57,13 +56,13 @@ def create_key(
         created_ms=clock.wall_ms(),
         role=role,
     )
-    connection.hset(keys.api_keys, digest, encode_key(stored))
+    yard.connection.hset(yard.keys.api_keys, digest, encode_key(stored))
     return key, digest[:ID_DIGITS]
 
 
-def list_keys(connection: redis.Redis, keys: Keys) -> dict[str, ApiKey]:
+def list_keys(yard: Yard) -> dict[str, ApiKey]:
     """All keys by id, the oldest first; entries that are no keys are left out."""
-    stored: Any = connection.hgetall(keys.api_keys)
+    stored: Any = yard.connection.hgetall(yard.keys.api_keys)
     found = {}
     for digest, packed in stored.items():
         try:
@@ -73,11 +72,11 @@ def list_keys(connection: redis.Redis, keys: Keys) -> dict[str, ApiKey]:
     return dict(sorted(found.items(), key=lambda one: one[1].created_ms))
 
 
-def revoke_key(connection: redis.Redis, keys: Keys, key_id: str) -> bool:
+def revoke_key(yard: Yard, key_id: str) -> bool:
     """Revoke a key by its id, or by itself; gateways notice within seconds."""
     wanted = key_digest(key_id) if key_id.startswith(PREFIX) else key_id
     if len(wanted) < ID_DIGITS:
         return False
-    stored: Any = connection.hkeys(keys.api_keys)
+    stored: Any = yard.connection.hkeys(yard.keys.api_keys)
     digests = [digest for digest in stored if digest.startswith(wanted.encode())]
-    return bool(digests) and bool(connection.hdel(keys.api_keys, *digests))
+    return bool(digests) and bool(yard.connection.hdel(yard.keys.api_keys, *digests))

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-import redis
 
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 #: The role of those who use the command line.
 COMMAND_LINE: Final = "cli"
@@ -41,7 +40,7 @@ class AuditEntry:
     at_ms: int = 0  # unix time by the server's clock
 
 
-def record(connection: redis.Redis, keys: Keys, entry: AuditEntry) -> str:
+def record(yard: Yard, entry: AuditEntry) -> str:
     """Add an entry; its id. Long texts are cut, since some come from clients."""
     details = {_cut(name): _cut(text) for name, text in [*entry.details.items()][:_MOST_DETAILS]}
     packed: dict[Any, Any] = {
@@ -54,24 +53,22 @@ def record(connection: redis.Redis, keys: Keys, entry: AuditEntry) -> str:
         "error": _cut(entry.error),
         "details": msgspec.json.encode(details),
     }
-    added: Any = connection.xadd(keys.audit, packed, maxlen=MAX_ENTRIES, approximate=True)
+    added: Any = yard.connection.xadd(yard.keys.audit, packed, maxlen=MAX_ENTRIES, approximate=True)
     return bytes(added).decode()
 
 
-def read_audit(
-    connection: redis.Redis, keys: Keys, most: int = 100, before: str = ""
-) -> Sequence[AuditEntry]:
+def read_audit(yard: Yard, most: int = 100, before: str = "") -> Sequence[AuditEntry]:
     """The newest entries, the newest first, older than the entry ``before``."""
     end = f"({before}" if _is_entry(before) else "+"
-    found: Any = connection.xrevrange(keys.audit, end, count=most)
+    found: Any = yard.connection.xrevrange(yard.keys.audit, end, count=most)
     return [_read(entry, fields) for entry, fields in found]
 
 
-def find_entry(connection: redis.Redis, keys: Keys, entry: str) -> AuditEntry | None:
+def find_entry(yard: Yard, entry: str) -> AuditEntry | None:
     """One entry by its id."""
     if not _is_entry(entry):
         return None
-    found: Any = connection.xrange(keys.audit, entry, entry)
+    found: Any = yard.connection.xrange(yard.keys.audit, entry, entry)
     return _read(*found[0]) if found else None
 
 

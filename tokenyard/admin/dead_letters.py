@@ -11,12 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import (
     PRIORITY_CLASSES,
-    Keys,
     PriorityClass,
     intake_name,
     split_intake,
@@ -24,6 +21,7 @@ from tokenyard.protocol.keys import (
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.wire import Refused, Request, Unanswerable, unpack_tokens
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts, requeue
 
 _ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -79,53 +77,53 @@ def is_letter(name: str) -> bool:
     return bool(_ENTRY.fullmatch(name)) and 0 < max(position(name)) < _MOST
 
 
-def dead_letters(connection: redis.Redis, keys: Keys, most: int = 100) -> list[DeadLetter]:
+def dead_letters(yard: Yard, most: int = 100) -> list[DeadLetter]:
     """The newest dead letters, the newest first."""
-    answer: Any = connection.xrevrange(keys.dead, count=most)
+    answer: Any = yard.connection.xrevrange(yard.keys.dead, count=most)
     return [_read(entry, fields) for entry, fields in answer]
 
 
-def all_letters(connection: redis.Redis, keys: Keys) -> Iterator[DeadLetter]:
+def all_letters(yard: Yard) -> Iterator[DeadLetter]:
     """All present letters, the oldest first, page by page; later ones are left out."""
-    newest: Any = connection.xrevrange(keys.dead, count=1)
+    newest: Any = yard.connection.xrevrange(yard.keys.dead, count=1)
     after = "-"
     while newest:
         last = newest[0][0]
-        page: Any = connection.xrange(keys.dead, after, last, count=_PAGE)
+        page: Any = yard.connection.xrange(yard.keys.dead, after, last, count=_PAGE)
         if not page:
             return
         yield from (_read(entry, fields) for entry, fields in page)
         after = f"({page[-1][0].decode()}"
 
 
-def named_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | None:
+def named_letter(yard: Yard, name: str) -> DeadLetter | None:
     """The letter of this name, which `is_letter`."""
-    found: Any = connection.xrange(keys.dead, name, name)
+    found: Any = yard.connection.xrange(yard.keys.dead, name, name)
     return _read(*found[0]) if found else None
 
 
-def find_letter(connection: redis.Redis, keys: Keys, name: str) -> DeadLetter | None:
+def find_letter(yard: Yard, name: str) -> DeadLetter | None:
     """The letter of this name, or the newest one of a request with this id."""
-    if is_letter(name) and (found := named_letter(connection, keys, name)):
+    if is_letter(name) and (found := named_letter(yard, name)):
         return found
-    letters = [letter for letter in all_letters(connection, keys) if letter.id == name]
+    letters = [letter for letter in all_letters(yard) if letter.id == name]
     return letters[-1] if letters else None
 
 
-def requeue_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> str:
+def requeue_letter(yard: Yard, letter: DeadLetter) -> str:
     """Submit its request again; its new server id.
 
     Empty if the letter is gone or has no client, or its request is in progress.
     """
     if not letter.is_answerable:
         return ""
-    call = requeue(keys, letter.letter, letter.client, letter.id, letter.intake)
-    return Scripts(connection, keys).call(call)
+    call = requeue(yard.keys, letter.letter, letter.client, letter.id, letter.intake)
+    return Scripts(yard).call(call)
 
 
-def drop_letter(connection: redis.Redis, keys: Keys, letter: DeadLetter) -> bool:
+def drop_letter(yard: Yard, letter: DeadLetter) -> bool:
     """Delete it; False if it was gone."""
-    return bool(connection.xdel(keys.dead, letter.letter))
+    return bool(yard.connection.xdel(yard.keys.dead, letter.letter))
 
 
 def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:

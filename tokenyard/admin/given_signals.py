@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
 from tokenyard.protocol.commands import parse_command
 from tokenyard.protocol.control import Order, Signal, parse_order, said, worker_scope
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
 
 #: Entries of the stream that are read: about all that it keeps.
 MOST_READ: Final = 1_000
@@ -38,9 +36,9 @@ class GivenSignal:
     details: str = ""  # "mode wait", "epoch 7"
 
 
-def read_given_signals(connection: redis.Redis, keys: Keys) -> list[GivenSignal]:
+def read_given_signals(yard: Yard) -> list[GivenSignal]:
     """The newest signals, the newest first."""
-    found: Any = connection.xrevrange(keys.control, count=MOST_READ)
+    found: Any = yard.connection.xrevrange(yard.keys.control, count=MOST_READ)
     given: list[GivenSignal] = []
     for one in _read(found):
         if given and _are_one(given[-1], one):

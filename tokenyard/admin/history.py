@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import redis
-
 from tokenyard.admin.dead_letters import DeadLetter, dead_letters
 from tokenyard.admin.line import NOBODY, TenantLine, read_line, shares_between
 from tokenyard.admin.snapshot import YardView, read_yard
-from tokenyard.protocol.keys import IntakeClass, Keys
+from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 
 #: Dead letters in a snapshot.
@@ -67,15 +66,15 @@ class YardRates:
     ttft_ms: float | None  # median of the workers' medians of the last minute
 
 
-def read_snapshot(connection: redis.Redis, keys: Keys) -> Snapshot:
+def read_snapshot(yard: Yard) -> Snapshot:
     """Read a snapshot; errors of redis-py pass, for `translated`."""
-    view = read_yard(connection, keys)
+    view = read_yard(yard)
     return Snapshot(
         view=view,
         at_ms=view.at_ms,
-        oldest_ms=read_oldest_ms(connection, keys, view.at_ms),
-        letters=dead_letters(connection, keys, LETTERS) if view.dead else (),
-        line=read_line(connection, keys),
+        oldest_ms=read_oldest_ms(yard, view.at_ms),
+        letters=dead_letters(yard, LETTERS) if view.dead else (),
+        line=read_line(yard),
     )
 
 

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
-import redis
-
 from tokenyard.protocol.history import EVERY_MS, HistorySample, parse_history
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 HOUR_MS: Final = 3_600_000
 #: A rate of now is that of the entries of so long.
@@ -22,11 +20,9 @@ LATELY_MS: Final = 60_000
 _LATE_MS: Final = 2_000
 
 
-def read_history(
-    connection: redis.Redis, keys: Keys, now_ms: int, span_ms: int = HOUR_MS
-) -> list[HistorySample]:
+def read_history(yard: Yard, now_ms: int, span_ms: int = HOUR_MS) -> list[HistorySample]:
     """The entries of the time before ``now_ms``, by the server's clock; the newest is last."""
-    found: Any = connection.xrange(keys.history, max(0, now_ms - span_ms))
+    found: Any = yard.connection.xrange(yard.keys.history, max(0, now_ms - span_ms))
     return [parse_history(entry.decode(), fields) for entry, fields in found]
 
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import redis
 from redis.exceptions import NoScriptError
 
 from tokenyard import clock
 from tokenyard.admin.dead_letters import DeadLetter, text_of
 from tokenyard.admin.letter_lists import LetterFilter, LetterHead, all_heads, named_heads
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts, command_of, requeue
 
 #: Why nothing was done with a letter.
@@ -31,7 +30,7 @@ _MOST_EXAMPLES: Final = 20
 _LONGEST: Final = 200  # characters of a reason
 
 #: Does something with letters; for each why it was impossible, or "".
-Change = Callable[[redis.Redis, Keys, Sequence[LetterHead]], list[str]]
+Change = Callable[[Yard, Sequence[LetterHead]], list[str]]
 
 
 @dataclass(slots=True)
@@ -55,17 +54,17 @@ class Changed:
         self.examples += [name for name, why in failed if why != GONE][:room]
 
 
-def requeue_letters(connection: redis.Redis, keys: Keys, heads: Sequence[LetterHead]) -> list[str]:
+def requeue_letters(yard: Yard, heads: Sequence[LetterHead]) -> list[str]:
     """Submit their requests again; for each why that was impossible, or ""."""
     calls = {
-        head.letter: requeue(keys, head.letter, head.client, head.id, head.intake)
+        head.letter: requeue(yard.keys, head.letter, head.client, head.id, head.intake)
         for head in heads
         if head.is_answerable
     }
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for call in calls.values():
         pipeline.execute_command(*command_of(call))
-    scripts = Scripts(connection, keys)
+    scripts = Scripts(yard)
     problems = {head.letter: NO_CLIENT for head in heads}
     refused: list[LetterHead] = []
     answers = dict(zip(calls, pipeline.execute(raise_on_error=False), strict=True))
@@ -79,19 +78,17 @@ def requeue_letters(connection: redis.Redis, keys: Keys, heads: Sequence[LetterH
             problems[head.letter] = ""
         elif head.is_answerable:
             refused.append(head)
-    for head, why in zip(refused, obstacles(connection, keys, refused), strict=True):
+    for head, why in zip(refused, obstacles(yard, refused), strict=True):
         problems[head.letter] = why
     return [problems[head.letter] for head in heads]
 
 
-def obstacles(
-    connection: redis.Redis, keys: Keys, letters: Sequence[LetterHead | DeadLetter]
-) -> list[str]:
+def obstacles(yard: Yard, letters: Sequence[LetterHead | DeadLetter]) -> list[str]:
     """Why the requests of answerable letters were not submitted again."""
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for letter in letters:
-        pipeline.xrange(keys.dead, letter.letter, letter.letter)
-        pipeline.hget(keys.ledger(letter.client, letter.id), "state")
+        pipeline.xrange(yard.keys.dead, letter.letter, letter.letter)
+        pipeline.hget(yard.keys.ledger(letter.client, letter.id), "state")
     found = pipeline.execute(raise_on_error=False)
     return [
         _IN_PROGRESS.get(text_of(state) if isinstance(state, bytes) else "", _OTHER)
@@ -101,29 +98,26 @@ def obstacles(
     ]
 
 
-def drop_letters(connection: redis.Redis, keys: Keys, heads: Sequence[LetterHead]) -> list[str]:
+def drop_letters(yard: Yard, heads: Sequence[LetterHead]) -> list[str]:
     """Delete them; for each "", or that it was gone."""
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for head in heads:
-        pipeline.xdel(keys.dead, head.letter)
+        pipeline.xdel(yard.keys.dead, head.letter)
     return ["" if deleted else GONE for deleted in pipeline.execute()]
 
 
-def change_named(
-    connection: redis.Redis, keys: Keys, names: Sequence[str], change: Change
-) -> Changed:
+def change_named(yard: Yard, names: Sequence[str], change: Change) -> Changed:
     """Change the letters of these names."""
     changed = Changed()
-    for piece in named_heads(connection, keys, list(dict.fromkeys(names))):
+    for piece in named_heads(yard, list(dict.fromkeys(names))):
         gone = [name for name, head in piece if head is None]
         changed.add(gone, [GONE] * len(gone))
-        _change(connection, keys, [head for _, head in piece if head], change, changed)
+        _change(yard, [head for _, head in piece if head], change, changed)
     return changed
 
 
 def change_wanted(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     wanted: LetterFilter,
     last: str,
     change: Change,
@@ -132,20 +126,19 @@ def change_wanted(
     """Change all wanted letters up to ``last``, the oldest first, until the time is over."""
     changed = Changed()
     give_up = clock.monotonic() + within_s
-    for piece in all_heads(connection, keys, wanted, last):
+    for piece in all_heads(yard, wanted, last):
         if clock.monotonic() > give_up:
             changed.is_whole = False
             break
-        _change(connection, keys, piece, change, changed)
+        _change(yard, piece, change, changed)
     return changed
 
 
 def _change(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     heads: Sequence[LetterHead],
     change: Change,
     changed: Changed,
 ) -> None:
     if heads:
-        changed.add([head.letter for head in heads], change(connection, keys, heads))
+        changed.add([head.letter for head in heads], change(yard, heads))

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
 from tokenyard import clock
 from tokenyard.admin.dead_letters import Letter, is_letter, text_of
 from tokenyard.protocol.errors import Code, InvalidRequest
-from tokenyard.protocol.keys import Keys, intake_name
+from tokenyard.protocol.keys import intake_name
 from tokenyard.protocol.parse import parse_owner, unfold
 from tokenyard.protocol.streams import position, whole
+from tokenyard.protocol.yard import Yard
 
 #: What the reasons of requests that were given up begin with.
 CODES: Final[tuple[str, ...]] = (
@@ -122,9 +121,7 @@ class Counted:
     is_whole: bool = True  # False: the time was over, and there may be more
 
 
-def read_page(
-    connection: redis.Redis, keys: Keys, wanted: LetterFilter, *, before: str = "", most: int = 50
-) -> LetterPage:
+def read_page(yard: Yard, wanted: LetterFilter, *, before: str = "", most: int = 50) -> LetterPage:
     """The newest wanted letters, all older than ``before``.
 
     It ends early, with `LetterPage.older`, where the filter leaves too many out.
@@ -133,7 +130,7 @@ def read_page(
     heads: list[LetterHead] = []
     looked_at = size = 0
     at_once = most + 1 if wanted.is_all else _MOST
-    for piece in _pieces(connection, keys, newest, oldest, at_once=at_once, newest_first=True):
+    for piece in _pieces(yard, newest, oldest, at_once=at_once, newest_first=True):
         for head in piece:
             if wanted.fits(head):
                 if len(heads) == most:
@@ -146,56 +143,49 @@ def read_page(
     return LetterPage(heads, looked_at)
 
 
-def all_heads(
-    connection: redis.Redis, keys: Keys, wanted: LetterFilter, last: str
-) -> Iterator[list[LetterHead]]:
+def all_heads(yard: Yard, wanted: LetterFilter, last: str) -> Iterator[list[LetterHead]]:
     """The wanted letters up to the letter ``last``, the oldest first; a piece may be empty."""
     oldest, newest = wanted.bounds(last)
-    for piece in _pieces(connection, keys, oldest, newest, at_once=_MOST, newest_first=False):
+    for piece in _pieces(yard, oldest, newest, at_once=_MOST, newest_first=False):
         yield [head for head in piece if wanted.fits(head)]
 
 
-def count_letters(
-    connection: redis.Redis, keys: Keys, wanted: LetterFilter, last: str, within_s: float
-) -> Counted:
+def count_letters(yard: Yard, wanted: LetterFilter, last: str, within_s: float) -> Counted:
     """Count the wanted letters up to ``last``."""
     give_up = clock.monotonic() + within_s
     count, first = 0, list[LetterHead]()
-    for piece in all_heads(connection, keys, wanted, last):
+    for piece in all_heads(yard, wanted, last):
         count += len(piece)
         first += piece[: _FIRST - len(first)]
-        if wanted.is_all and newest_letter(connection, keys) == last:
-            total: Any = connection.xlen(keys.dead)
+        if wanted.is_all and newest_letter(yard) == last:
+            total: Any = yard.connection.xlen(yard.keys.dead)
             return Counted(total, first)
         if clock.monotonic() > give_up:
             return Counted(count, first, is_whole=False)
     return Counted(count, first)
 
 
-def newest_letter(connection: redis.Redis, keys: Keys) -> str:
+def newest_letter(yard: Yard) -> str:
     """The name of the newest letter; "" where there is none."""
-    found: Any = connection.xrevrange(keys.dead, count=1)
+    found: Any = yard.connection.xrevrange(yard.keys.dead, count=1)
     return found[0][0].decode() if found else ""
 
 
-def named_heads(
-    connection: redis.Redis, keys: Keys, names: Sequence[str]
-) -> Iterator[list[tuple[str, LetterHead | None]]]:
+def named_heads(yard: Yard, names: Sequence[str]) -> Iterator[list[tuple[str, LetterHead | None]]]:
     """The letters of these names, in pieces; None for one that is gone."""
     for at in range(0, len(names), _FIRST):
         piece = names[at : at + _FIRST]
-        pipeline: Any = connection.pipeline(transaction=False)
+        pipeline: Any = yard.connection.pipeline(transaction=False)
         known = [name for name in piece if is_letter(name)]
         for name in known:
-            pipeline.xrange(keys.dead, name, name)
+            pipeline.xrange(yard.keys.dead, name, name)
         answers = zip(known, pipeline.execute(), strict=True)
         found = {name: _head(*answer[0]) for name, answer in answers if answer}
         yield [(name, found.get(name)) for name in piece]
 
 
 def _pieces(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     first: str,
     last: str,
     *,
@@ -203,9 +193,9 @@ def _pieces(
     newest_first: bool,
 ) -> Iterator[list[LetterHead]]:
     """The letters between two, in pieces whose size follows from that of the letters before."""
-    ask: Any = connection.xrevrange if newest_first else connection.xrange
+    ask: Any = yard.connection.xrevrange if newest_first else yard.connection.xrange
     count = min(_FIRST, at_once)
-    while piece := ask(keys.dead, first, last, count=count):
+    while piece := ask(yard.keys.dead, first, last, count=count):
         heads = [_head(entry, fields) for entry, fields in piece]
         yield heads
         if len(piece) < count:

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
-from tokenyard.protocol.keys import PRIORITY_CLASSES, TENANTS_WAITING, Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES, TENANTS_WAITING
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenants
+from tokenyard.protocol.yard import Yard
 
 #: Tenants that are read; of a longer line the shares are not known.
 MOST: Final = 1_000
@@ -71,20 +70,20 @@ class TenantLine:
 NOBODY: Final = TenantLine()
 
 
-def read_line(connection: redis.Redis, keys: Keys, most_counted: int = MOST) -> TenantLine:
+def read_line(yard: Yard, most_counted: int = MOST) -> TenantLine:
     """Read the line; of a yard without tenants in one small round trip.
 
     Each tenant has a key of its own counts: those of the first ``most_counted`` are read.
     """
-    pipeline: Any = connection.pipeline(transaction=False)
-    pipeline.zrange(keys.line, 0, MOST, withscores=True)
-    pipeline.hmget(keys.tally, *(f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES))
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    pipeline.zrange(yard.keys.line, 0, MOST, withscores=True)
+    pipeline.hmget(yard.keys.tally, *(f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES))
     found, counts = pipeline.execute()
     waiting = sum(max(0, whole(count)) for count in counts)
     if not found:
         return TenantLine(waiting=waiting)
     scores = {name.decode(errors="replace"): score for name, score in found[:MOST]}
-    tenants = _in_line(connection, keys, scores, most_counted)
+    tenants = _in_line(yard, scores, most_counted)
     return TenantLine(tenants, waiting, len(found) <= MOST)
 
 
@@ -107,18 +106,16 @@ def _had(earlier: Mapping[str, float], tenants: Iterable[InLine]) -> Iterable[tu
             yield one.name, max(0.0, one.had - earlier[one.name]) * one.settings.weight
 
 
-def _in_line(
-    connection: redis.Redis, keys: Keys, scores: Mapping[str, float], most_counted: int
-) -> list[InLine]:
-    run: Any = connection
+def _in_line(yard: Yard, scores: Mapping[str, float], most_counted: int) -> list[InLine]:
+    run: Any = yard.connection
     names = list(scores)
-    packed = run.hmget(keys.tenants, names)
+    packed = run.hmget(yard.keys.tenants, names)
     settings = decode_tenants(
         {name.encode(): value for name, value in zip(names, packed, strict=True) if value}
     )
     pipeline = run.pipeline(transaction=False)
     for name in names[:most_counted]:
-        pipeline.hmget(keys.tenant(name), "waiting", "running", "lifted")
+        pipeline.hmget(yard.keys.tenant(name), "waiting", "running", "lifted")
     counted = [
         InLine(
             name=name,

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 import msgspec
-import redis
 from msgspec import Struct
 
 from tokenyard.admin.pauses import Pause
-from tokenyard.protocol.keys import Keys, split_intake
+from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, Result, Status, decode_reply, to_result
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import Request, Unanswerable
+from tokenyard.protocol.yard import Yard
 
 State = Literal["waiting", "assigned", Status]
 STATES: Final[tuple[State, ...]] = get_args(State)
@@ -115,12 +115,12 @@ def _text(fields: Fields, name: bytes) -> str:
     return fields.get(name, b"").decode(errors="replace")
 
 
-def by_ledger(connection: redis.Redis, keys: Keys, owners: Iterable[Owned]) -> Iterator[Listed]:
+def by_ledger(yard: Yard, owners: Iterable[Owned]) -> Iterator[Listed]:
     """Those of these requests that have a ledger; what is in their results is left out."""
     named = list(owners)
-    pipeline = connection.pipeline(transaction=False)
+    pipeline = yard.connection.pipeline(transaction=False)
     for client, request_id in named:
-        pipeline.hmget(keys.ledger(client, request_id), *_LEDGER_FIELDS)
+        pipeline.hmget(yard.keys.ledger(client, request_id), *_LEDGER_FIELDS)
     for (client, request_id), raw in zip(named, pipeline.execute(), strict=True):
         texts = ((value or b"").decode(errors="replace") for value in raw)
         state, sid, worker, attempt, ended, reason = texts
@@ -139,11 +139,11 @@ def by_ledger(connection: redis.Redis, keys: Keys, owners: Iterable[Owned]) -> I
             )
 
 
-def with_results(connection: redis.Redis, keys: Keys, listed: Sequence[Listed]) -> list[Listed]:
+def with_results(yard: Yard, listed: Sequence[Listed]) -> list[Listed]:
     """Add what only results contain: model, tokens, error."""
-    pipeline = connection.pipeline(transaction=False)
+    pipeline = yard.connection.pipeline(transaction=False)
     for one in listed:
-        pipeline.hget(keys.ledger(one.client, one.id), "result")
+        pipeline.hget(yard.keys.ledger(one.client, one.id), "result")
     return [
         _with_result(one, packed) for one, packed in zip(listed, pipeline.execute(), strict=True)
     ]
@@ -165,9 +165,9 @@ def _with_result(one: Listed, packed: bytes | None) -> Listed:
     )
 
 
-def published(connection: redis.Redis, keys: Keys, listed: Sequence[Listed]) -> list[int]:
+def published(yard: Yard, listed: Sequence[Listed]) -> list[int]:
     """How many tokens of each are published; 0 once it has its result."""
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for one in listed:
-        pipeline.strlen(keys.tokens(one.client, one.id))
+        pipeline.strlen(yard.keys.tokens(one.client, one.id))
     return [length // _TOKEN_BYTES for length in pipeline.execute()]

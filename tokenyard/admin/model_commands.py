@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import msgspec
-import redis
 
 from tokenyard import clock
 from tokenyard.admin.model_placement import place_anywhere, place_at
 from tokenyard.admin.signals import Unacknowledged
 from tokenyard.admin.snapshot import WorkerView, YardView
 from tokenyard.protocol.commands import Acknowledgement, Command, decode_acknowledgement
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import WorkerState
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 #: What a worker can do with the model that it holds.
@@ -99,14 +98,12 @@ def send(
     return [SentCommand(scripts.command(one) or "", one, names[one.worker]) for one in reasoned]
 
 
-def wait_for(
-    connection: redis.Redis, keys: Keys, sent: Sequence[SentCommand], timeout_s: float
-) -> list[Unacknowledged]:
+def wait_for(yard: Yard, sent: Sequence[SentCommand], timeout_s: float) -> list[Unacknowledged]:
     """Wait for the answers; the workers that refuse, or do not answer in ``timeout_s``."""
     until = clock.monotonic() + timeout_s
     answers: dict[str, Acknowledgement] = {}
     while True:
-        answers |= read_answers(connection, keys, [one.id for one in sent if one.id not in answers])
+        answers |= read_answers(yard, [one.id for one in sent if one.id not in answers])
         left_s = until - clock.monotonic()
         if len(answers) == len(sent) or left_s <= 0:
             break
@@ -120,12 +117,10 @@ def wait_for(
     return unacknowledged
 
 
-def read_answers(
-    connection: redis.Redis, keys: Keys, ids: Sequence[str]
-) -> Mapping[str, Acknowledgement]:
+def read_answers(yard: Yard, ids: Sequence[str]) -> Mapping[str, Acknowledgement]:
     """The answers to commands that have one, by the command's id."""
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for command in ids:
-        pipeline.hvals(keys.acks(command))
+        pipeline.hvals(yard.keys.acks(command))
     answers = zip(ids, pipeline.execute(), strict=True)
     return {command: decode_acknowledgement(packed[0]) for command, packed in answers if packed}

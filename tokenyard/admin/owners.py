@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
 from tokenyard.admin.requests import find_waiting
 from tokenyard.admin.searching import Budget, LedgerSearch
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import DEFAULT_CLIENT
+from tokenyard.protocol.yard import Yard
 
 #: Keys to scan for an id; some seconds on an idle server.
 MOST_KEYS: Final = 1_000_000
@@ -30,8 +28,7 @@ class Owners:
 
 
 def find_owners(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     request_id: str,
     *,
     most_keys: int = MOST_KEYS,
@@ -41,15 +38,15 @@ def find_owners(
 
     If `anon` has the id, no other client is searched.
     """
-    run: Any = connection
-    if run.exists(keys.ledger(DEFAULT_CLIENT, request_id)):
+    run: Any = yard.connection
+    if run.exists(yard.keys.ledger(DEFAULT_CLIENT, request_id)):
         return Owners([DEFAULT_CLIENT])
     budget, found = Budget(most_keys), set[str]()
-    for page in LedgerSearch(connection, keys, budget, request_id=request_id).pages():
+    for page in LedgerSearch(yard, budget, request_id=request_id).pages():
         found |= {client for client, _ in page}
     if budget.is_spent:
         return Owners(sorted(found), is_whole=False)
     if not found:
-        waiting = find_waiting(connection, keys, lambda one: one.id == request_id, most_entries)
+        waiting = find_waiting(yard, lambda one: one.id == request_id, most_entries)
         found = {one.client for one in waiting}
     return Owners(sorted(found))

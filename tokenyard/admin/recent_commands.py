@@ -10,12 +10,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import redis
-
 from tokenyard.admin.model_commands import read_answers
 from tokenyard.protocol.commands import Acknowledgement, Command, Verb, parse_command
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position
+from tokenyard.protocol.yard import Yard
 
 #: Verbs that change who holds a model, and all that change what a worker does.
 PLACING: Final[frozenset[Verb]] = frozenset({"load", "unload", "sleep", "wake"})
@@ -44,8 +42,7 @@ class RecentCommand:
 
 
 def recent_commands(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     most: int,
     *,
     model: str = "",
@@ -56,7 +53,7 @@ def recent_commands(
 
     Optionally those that load ``model``, or those to the worker of this name.
     """
-    found: Any = connection.xrevrange(keys.control, count=_MOST_READ)
+    found: Any = yard.connection.xrevrange(yard.keys.control, count=_MOST_READ)
     sent = [
         RecentCommand(entry.decode(), command)
         for entry, fields in found
@@ -65,5 +62,5 @@ def recent_commands(
     wanted = [
         one for one in sent if model in {"", one.command.model} and worker in {"", one.worker_name}
     ][:most]
-    answers = read_answers(connection, keys, [one.id for one in wanted])
+    answers = read_answers(yard, [one.id for one in wanted])
     return [replace(one, answer=answers.get(one.id)) for one in wanted]

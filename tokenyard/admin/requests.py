@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
-import redis
 from redis.exceptions import NoPermissionError
 
 from tokenyard.admin.intakes import intakes
@@ -34,9 +33,10 @@ from tokenyard.admin.pauses import pauses_of_model, pauses_of_worker
 from tokenyard.admin.searching import Budget, LedgerSearch, entries, pages
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.admin.submitted import read_submitted
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
+from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request
+from tokenyard.protocol.yard import Yard
 
 #: Tenants among whose waiting requests one without a ledger is searched.
 _MOST_TENANTS: Final = 100
@@ -128,19 +128,18 @@ class RequestList:
         return not self.missed
 
 
-def list_requests(connection: redis.Redis, keys: Keys, query: Query) -> RequestList:
+def list_requests(yard: Yard, query: Query) -> RequestList:
     """Find requests, within the limits of the query."""
-    return _Search(connection, keys, query).run()
+    return _Search(yard, query).run()
 
 
 class _Search:
     """One search; what it could not read is in ``missed``."""
 
-    def __init__(self, connection: redis.Redis, keys: Keys, query: Query) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(self, yard: Yard, query: Query) -> None:
+        self._yard = yard
         self._query = query
-        self._view = read_yard(connection, keys, counts_lanes=False)
+        self._view = read_yard(yard, counts_lanes=False)
         self._missed: set[Missed] = set()
         self._may_scan = True
         self._cursor = 0
@@ -152,7 +151,7 @@ class _Search:
         """Find, order and describe them."""
         found = self._with_id() if self._query.id else self._anywhere()
         return RequestList(
-            _detailed(self._connection, self._keys, self._view, found[: self._query.limit]),
+            _detailed(self._yard, self._view, found[: self._query.limit]),
             self._view.at_ms,
             frozenset(self._missed),
             len(found) > self._query.limit,
@@ -196,21 +195,19 @@ class _Search:
 
     def _of_clients(self, clients: Sequence[str]) -> list[Listed]:
         owners = [(client, self._query.id) for client in clients]
-        found = [
-            one for one in by_ledger(self._connection, self._keys, owners) if self._fits_ledger(one)
-        ]
-        over = with_results(self._connection, self._keys, [one for one in found if one.is_ended])
+        found = [one for one in by_ledger(self._yard, owners) if self._fits_ledger(one)]
+        over = with_results(self._yard, [one for one in found if one.is_ended])
         running = [self._with_model(one) for one in found if not one.is_ended]
         return list(filter(self._fits, over + running))
 
     def _with_model(self, one: Listed) -> Listed:
-        request = read_submitted(self._connection, self._keys, one.client, one.id)
+        request = read_submitted(self._yard, one.client, one.id)
         model = request.model if isinstance(request, Request) else ""
         return msgspec.structs.replace(one, model=model)
 
     def _plain(self, name: str, budget: Budget) -> Iterator[Listed]:
         """Waiting requests of an intake, of which those by plain XADD have no ledger yet."""
-        found = entries(self._connection, self._keys.intake(name), budget)
+        found = entries(self._yard.connection, self._yard.keys.intake(name), budget)
         yield from filter(self._fits, in_intake(name, found))
 
     # In flight
@@ -227,7 +224,7 @@ class _Search:
             yield from self._assigned()
         if may_wait:
             # The retry intake is not in the order of acceptance, so all of it is read.
-            again = entries(self._connection, self._keys.intake("retry"), budget)
+            again = entries(self._yard.connection, self._yard.keys.intake("retry"), budget)
             yield from filter(self._fits, in_intake("retry", again))
         self._note(budget, "entries")
 
@@ -235,8 +232,8 @@ class _Search:
         query = self._query
         low, high = query.stream_bounds(self._view.at_ms)
         found = entries(
-            self._connection,
-            self._keys.intake(name),
+            self._yard.connection,
+            self._yard.keys.intake(name),
             budget,
             newest_first=not query.oldest_first,
             low=low,
@@ -255,7 +252,7 @@ class _Search:
         if len(workers) > query.most_streams:
             self._missed.add("workers")
         for worker in workers[: query.most_streams]:
-            lane = entries(self._connection, self._keys.lane(worker), budget)
+            lane = entries(self._yard.connection, self._yard.keys.lane(worker), budget)
             yield from filter(self._fits, on_lane(worker, lane))
         self._note(budget, "entries")
 
@@ -264,10 +261,10 @@ class _Search:
         query = self._query
         if query.tenant:
             return [intake_name(name, query.tenant) for name in PRIORITY_CLASSES] + ["retry"]
-        line: Any = self._connection.zcard(self._keys.line)
+        line: Any = self._yard.connection.zcard(self._yard.keys.line)
         if line > query.most_streams:
             self._missed.add("tenants")
-        return [name for _, name in intakes(self._connection, self._keys, query.most_streams)]
+        return [name for _, name in intakes(self._yard, query.most_streams)]
 
     # Ended
 
@@ -280,8 +277,7 @@ class _Search:
     def _scan(self) -> Iterator[list[Owned]]:
         query, budget = self._query, Budget(self._query.most_keys)
         scan = LedgerSearch(
-            self._connection,
-            self._keys,
+            self._yard,
             budget,
             client=query.client,
             request_id=query.id,
@@ -294,12 +290,12 @@ class _Search:
     def _known(self, owners: Sequence[Owned]) -> list[Listed]:
         """Ended requests by their ledgers, with their results where the query needs these."""
         query = self._query
-        found = by_ledger(self._connection, self._keys, owners)
+        found = by_ledger(self._yard, owners)
         wanted = [one for one in found if one.is_ended and self._fits_ledger(one)]
         if query.error:
             wanted = [one for one in wanted if one.state != "completed"]
         if query.model or query.error:
-            return with_results(self._connection, self._keys, wanted)
+            return with_results(self._yard, wanted)
         return wanted
 
     def _note(self, budget: Budget, what: Missed) -> None:
@@ -307,20 +303,18 @@ class _Search:
             self._missed.add(what)
 
 
-def find_waiting(
-    connection: redis.Redis, keys: Keys, is_wanted: Callable[[Listed], bool], most: int
-) -> Iterator[Listed]:
+def find_waiting(yard: Yard, is_wanted: Callable[[Listed], bool], most: int) -> Iterator[Listed]:
     """Waiting requests, including those that have no ledger yet; of the next tenants in line."""
     budget = Budget(most)
-    for _, name in intakes(connection, keys, _MOST_TENANTS):
+    for _, name in intakes(yard, _MOST_TENANTS):
         yield from filter(
-            is_wanted, in_intake(name, entries(connection, keys.intake(name), budget))
+            is_wanted, in_intake(name, entries(yard.connection, yard.keys.intake(name), budget))
         )
 
 
-def lane_requests(connection: redis.Redis, keys: Keys, worker: str, most: int) -> list[Listed]:
+def lane_requests(yard: Yard, worker: str, most: int) -> list[Listed]:
     """The first requests on the lane of a worker incarnation."""
-    found: Any = connection.xrange(keys.lane(worker), count=most)
+    found: Any = yard.connection.xrange(yard.keys.lane(worker), count=most)
     return list(on_lane(worker, found))
 
 
@@ -332,17 +326,15 @@ def _each_once(found: Iterable[Listed]) -> Iterator[Listed]:
             yield one
 
 
-def _detailed(
-    connection: redis.Redis, keys: Keys, view: YardView, listed: Sequence[Listed]
-) -> list[Listed]:
+def _detailed(yard: Yard, view: YardView, listed: Sequence[Listed]) -> list[Listed]:
     """Add results, token counts and pauses, for the listed requests only."""
     detailed: list[Listed] = []
     of_model = functools.cache(functools.partial(pauses_of_model, view))
     of_worker = functools.cache(functools.partial(pauses_of_worker, view))
     for page in pages(listed):
-        over = iter(with_results(connection, keys, [one for one in page if one.is_ended]))
+        over = iter(with_results(yard, [one for one in page if one.is_ended]))
         running = [one for one in page if not one.is_ended]
-        lengths = iter(published(connection, keys, running))
+        lengths = iter(published(yard, running))
         for one in page:
             if one.is_ended:
                 detailed.append(next(over))

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import redis
 
 from tokenyard import clock
 from tokenyard.admin.letter_lists import LetterFilter, LetterHead, all_heads
 from tokenyard.admin.listed import Listed, Owned, accepted_ms, by_ledger
 from tokenyard.admin.requests import Query
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import unix_ms
+from tokenyard.protocol.yard import Yard
 
 #: A letter is written in the call that ends its request, so both have nearly the same time.
 _BEFORE_MS: Final = 2
@@ -47,21 +46,17 @@ def what_is_in_the_way(state: str) -> str:
     return _IN_THE_WAY.get(state, "cannot be requeued now")
 
 
-def letter_of(
-    connection: redis.Redis, keys: Keys, client: str, request_id: str, ended_ms: int
-) -> LetterHead | None:
+def letter_of(yard: Yard, client: str, request_id: str, ended_ms: int) -> LetterHead | None:
     """The letter of a request that ended at this time; None if it has none, or not any more."""
-    return letters_of(connection, keys, {(client, request_id): ended_ms}).get((client, request_id))
+    return letters_of(yard, {(client, request_id): ended_ms}).get((client, request_id))
 
 
-def letters_of(
-    connection: redis.Redis, keys: Keys, ended_ms: Mapping[Owned, int]
-) -> dict[Owned, LetterHead]:
+def letters_of(yard: Yard, ended_ms: Mapping[Owned, int]) -> dict[Owned, LetterHead]:
     """The letters of requests that ended at these times, by client and id."""
     found: dict[Owned, LetterHead] = {}
     for since_ms, until_ms in _spans(at_ms for at_ms in ended_ms.values() if at_ms > 0):
         wanted = LetterFilter(since_ms=since_ms, until_ms=until_ms)
-        for piece in all_heads(connection, keys, wanted, ""):
+        for piece in all_heads(yard, wanted, ""):
             found |= {_owner(one): one for one in piece if _owner(one) in ended_ms}
     return found
 
@@ -77,14 +72,12 @@ def _spans(times_ms: Iterable[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def matching_letters(
-    connection: redis.Redis, keys: Keys, query: Query, most: int, within_s: float
-) -> MatchingLetters:
+def matching_letters(yard: Yard, query: Query, most: int, within_s: float) -> MatchingLetters:
     """The letters whose requests fit a query, the oldest first."""
     if "failed" not in query.states:
         return MatchingLetters([])
     give_up = clock.monotonic() + within_s
-    now_ms = unix_ms(connection.time())
+    now_ms = unix_ms(yard.connection.time())
     wanted = LetterFilter(
         model=query.model,
         client=query.client,
@@ -92,8 +85,8 @@ def matching_letters(
         since_ms=max(0, now_ms - query.newer_ms) if query.newer_ms else 0,
     )
     found: dict[Owned, LetterHead] = {}
-    for piece in all_heads(connection, keys, wanted, ""):
-        listed = list(_with_workers(connection, keys, query, piece))
+    for piece in all_heads(yard, wanted, ""):
+        listed = list(_with_workers(yard, query, piece))
         fitting = (head for head, one in zip(piece, listed, strict=True) if query.fits(now_ms, one))
         found |= {_owner(head): head for head in fitting if head.is_answerable}
         if len(found) > most:
@@ -103,13 +96,11 @@ def matching_letters(
     return MatchingLetters([*found.values()])
 
 
-def _with_workers(
-    connection: redis.Redis, keys: Keys, query: Query, heads: Sequence[LetterHead]
-) -> Iterator[Listed]:
+def _with_workers(yard: Yard, query: Query, heads: Sequence[LetterHead]) -> Iterator[Listed]:
     """The requests of letters; only their ledgers know their workers."""
     workers: dict[Owned, str] = {}
     if query.worker:
-        known = by_ledger(connection, keys, map(_owner, heads))
+        known = by_ledger(yard, map(_owner, heads))
         workers = {(one.client, one.id): one.worker for one in known}
     for head in heads:
         yield msgspec.structs.replace(_listed(head), worker=workers.get(_owner(head), ""))

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import redis
 
 from tokenyard.admin.listed import Fields, Owned
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 T = TypeVar("T")
 
@@ -66,17 +66,16 @@ class LedgerSearch:
 
     def __init__(
         self,
-        connection: redis.Redis,
-        keys: Keys,
+        yard: Yard,
         budget: Budget,
         *,
         client: str = "",
         request_id: str = "",
         cursor: int = 0,
     ) -> None:
-        self._connection = connection
+        self._yard = yard
         self._budget = budget
-        self._prefix = keys.ledger("", "").removesuffix("/")
+        self._prefix = yard.keys.ledger("", "").removesuffix("/")
         self._id = request_id
         self._client = client
         self.cursor = cursor  # where it continues; 0: it has seen all
@@ -86,7 +85,7 @@ class LedgerSearch:
         pattern = f"{_literal(self._prefix + self._client)}{'' if self._client else '*'}/"
         pattern += _literal(self._id) if self._id else "*"
         while self._budget.take(_SCANNED):
-            answer: Any = self._connection.scan(self.cursor, match=pattern, count=_SCANNED)
+            answer: Any = self._yard.connection.scan(self.cursor, match=pattern, count=_SCANNED)
             self.cursor, names = answer
             yield [
                 (client, request_id)

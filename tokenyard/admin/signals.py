@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import msgspec
-import redis
 
 from tokenyard import clock
 from tokenyard.admin.snapshot import read_roster
@@ -34,9 +33,9 @@ from tokenyard.protocol.control import (
     worker_scope,
 )
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
@@ -83,10 +82,12 @@ class Unacknowledged:
 class Signals:
     """The control signals of one yard."""
 
-    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._scripts = Scripts(connection, keys)
+    def __init__(
+        self,
+        yard: Yard,
+    ) -> None:
+        self._yard = yard
+        self._scripts = Scripts(yard)
 
     def desired_states(self) -> DesiredStates:
         """The desired states of all scopes."""
@@ -127,7 +128,7 @@ class Signals:
         It has answered the last change and does not show it as obeyed: what it has acknowledged
         there may be another order.
         """
-        live = _newest(read_roster(self._connection, self._keys).live)
+        live = _newest(read_roster(self._yard).live)
         answers = self._answers((entry,))
         return any(
             _is_in_scope(info, order.scope) and not _has_obeyed(info, (entry,))
@@ -137,7 +138,7 @@ class Signals:
 
     def _command(self, order: Order) -> SignalReceipt:
         """Command the workers that are in scope now, each by its incarnation."""
-        verb, ids, live = _VERBS[order.signal], [], read_roster(self._connection, self._keys).live
+        verb, ids, live = _VERBS[order.signal], [], read_roster(self._yard).live
         told = [one for one, info in sorted(live.items()) if _is_in_scope(info, order.scope)]
         for worker in told:
             command = Command(verb=verb, worker=worker, why=order.why, by=order.by)
@@ -147,7 +148,7 @@ class Signals:
 
     def unacknowledged(self, receipt: SignalReceipt) -> list[Unacknowledged]:
         """The workers that hold a lease and have not obeyed."""
-        return self._missing(receipt, read_roster(self._connection, self._keys).live)
+        return self._missing(receipt, read_roster(self._yard).live)
 
     def behind(self, live: Mapping[str, WorkerInfo], changed: str) -> list[Unacknowledged]:
         """Those of the live workers that do not follow the last change of a desired state yet."""
@@ -267,7 +268,7 @@ class Signals:
 
     def _one_worker_of_each_host(self, model: str) -> list[tuple[str, WorkerInfo]]:
         """A worker of each live host that may load a model."""
-        roster = read_roster(self._connection, self._keys)
+        roster = read_roster(self._yard)
         hosts = {
             host.name for host in roster.hosts if any(one.name == model for one in host.models)
         }
@@ -327,17 +328,17 @@ class Signals:
 
     def _fields(self) -> tuple[dict[bytes, bytes], int]:
         """The hash `desired`, and unix ms by the server's clock."""
-        pipeline = self._connection.pipeline(transaction=False)
-        pipeline.hgetall(self._keys.desired)
+        pipeline = self._yard.connection.pipeline(transaction=False)
+        pipeline.hgetall(self._yard.keys.desired)
         pipeline.time()
         fields, now = pipeline.execute()
         return dict(fields), unix_ms(now)
 
     def _answers(self, ids: Iterable[str]) -> dict[str, Acknowledgement]:
         """The workers' answers to these entries; an unreadable one is skipped."""
-        pipeline = self._connection.pipeline(transaction=False)
+        pipeline = self._yard.connection.pipeline(transaction=False)
         for entry in ids:
-            pipeline.hgetall(self._keys.acks(entry))
+            pipeline.hgetall(self._yard.keys.acks(entry))
         found = {}
         for answers in pipeline.execute():
             for worker, packed in answers.items():

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
-import redis
 
 from tokenyard.broker.check import write_error
 from tokenyard.protocol.control import DesiredStates, RunState, decode_desired
@@ -29,6 +28,7 @@ from tokenyard.protocol.worker_info import (
     decode_worker,
     split_hosts,
 )
+from tokenyard.protocol.yard import Yard
 
 #: The state in the roster, or that of a lost or returned lease, or of an unreadable entry.
 SeenState = WorkerState | Literal["lost", "left", "unreadable"]
@@ -118,40 +118,40 @@ class YardView:
         return msgspec.json.encode(self)
 
 
-def read_roster(connection: redis.Redis, keys: Keys) -> RosterView:
+def read_roster(yard: Yard) -> RosterView:
     """Read workers and hosts in one round trip; errors of redis-py pass."""
-    pipeline: Any = connection.pipeline(transaction=False)
-    _queue_roster(pipeline, keys)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    _queue_roster(pipeline, yard.keys)
     return _roster(*pipeline.execute())
 
 
-def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True) -> YardView:
+def read_yard(yard: Yard, *, counts_lanes: bool = True) -> YardView:
     """Read a yard in three round trips: its state, the lengths of its lanes, and a write check.
 
     Without ``counts_lanes`` all lanes seem empty, and the number of keys that are read does not
     depend on that of the workers. Errors of redis-py pass, for
     `tokenyard.broker.connection.translated`.
     """
-    pipeline: Any = connection.pipeline(transaction=False)
-    _queue_roster(pipeline, keys)
-    pipeline.get(keys.leader)
-    pipeline.pttl(keys.leader)
-    pipeline.hgetall(keys.info)
-    pipeline.xlen(keys.dead)
-    pipeline.hgetall(keys.desired)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    _queue_roster(pipeline, yard.keys)
+    pipeline.get(yard.keys.leader)
+    pipeline.pttl(yard.keys.leader)
+    pipeline.hgetall(yard.keys.info)
+    pipeline.xlen(yard.keys.dead)
+    pipeline.hgetall(yard.keys.desired)
     for name in INTAKE_CLASSES:
-        pipeline.xlen(keys.intake(name))
+        pipeline.xlen(yard.keys.intake(name))
     for name in PRIORITY_CLASSES:
-        pipeline.hget(keys.tally, f"{TENANTS_WAITING}:{name}")
+        pipeline.hget(yard.keys.tally, f"{TENANTS_WAITING}:{name}")
     listed, leases, hosts, now, *rest = pipeline.execute()
     leader, leader_ms, handshake, dead, desired_states, *lengths = rest
     waiting = dict(zip(INTAKE_CLASSES, lengths, strict=False))
     for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
         waiting[name] += max(0, whole(of_tenants))
     roster = _roster(listed, leases, hosts, now)
-    workers = with_lanes(connection, keys, roster.workers) if counts_lanes else roster.workers
+    workers = with_lanes(yard, roster.workers) if counts_lanes else roster.workers
     return YardView(
-        yard=keys.yard,
+        yard=yard.keys.yard,
         leader=_leader_view(leader, leader_ms),
         waiting=waiting,
         dead=dead,
@@ -160,19 +160,17 @@ def read_yard(connection: redis.Redis, keys: Keys, *, counts_lanes: bool = True)
         handshake=_texts(handshake),
         hosts=roster.hosts,
         desired_states=decode_desired(desired_states),
-        broker_error=write_error(connection, keys),
+        broker_error=write_error(yard),
         at_ms=roster.at_ms,
         gone=roster.gone,
     )
 
 
-def with_lanes(
-    connection: redis.Redis, keys: Keys, workers: Sequence[WorkerView]
-) -> list[WorkerView]:
+def with_lanes(yard: Yard, workers: Sequence[WorkerView]) -> list[WorkerView]:
     """The same workers with the lengths of their lanes."""
-    pipeline = connection.pipeline(transaction=False)
+    pipeline = yard.connection.pipeline(transaction=False)
     for worker in workers:
-        pipeline.xlen(keys.lane(worker.worker))
+        pipeline.xlen(yard.keys.lane(worker.worker))
     lengths: list[int] = pipeline.execute()
     return [replace(worker, lane=lane) for worker, lane in zip(workers, lengths, strict=True)]
 

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
-
 from tokenyard.admin.snapshot import LeaderView
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 
-def read_standbys(
-    connection: redis.Redis, keys: Keys, leader: LeaderView | None, now_ms: int
-) -> list[str]:
+def read_standbys(yard: Yard, leader: LeaderView | None, now_ms: int) -> list[str]:
     """Names of the coordinators that have said in the last half minute that they stand by."""
-    found: Any = connection.zrange(keys.standbys, 0, -1, withscores=True)
+    found: Any = yard.connection.zrange(yard.keys.standbys, 0, -1, withscores=True)
     names = {name.decode(errors="replace") for name, until_ms in found if until_ms > now_ms}
     return sorted(names - ({leader.name} if leader else set()))

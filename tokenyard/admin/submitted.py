@@ -9,32 +9,28 @@ from typing import Any
 
 import redis
 
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import Refused, Request, Unanswerable
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import PLACE_FIELDS, place_of, waits_at
 
 
-def read_submitted(
-    connection: redis.Redis, keys: Keys, client: str, request_id: str
-) -> Request | Refused | None:
+def read_submitted(yard: Yard, client: str, request_id: str) -> Request | Refused | None:
     """A request from its entry in an intake or on a lane; None once it has ended."""
-    ledger: Any = connection.hmget(keys.ledger(client, request_id), *PLACE_FIELDS)
+    ledger: Any = yard.connection.hmget(yard.keys.ledger(client, request_id), *PLACE_FIELDS)
     state, where = place_of(ledger)
     if not where:
         return None
     sid, intake, _, entry = ((value or b"").decode(errors="replace") for value in ledger[1:])
-    stream, at = keys.lane(where), entry
+    stream, at = yard.keys.lane(where), entry
     if state == "waiting":
-        stream, at = keys.intake(where), waits_at(sid, intake, entry)[1]
-    return _at(connection, stream, at, client, request_id)
+        stream, at = yard.keys.intake(where), waits_at(sid, intake, entry)[1]
+    return _at(yard.connection, stream, at, client, request_id)
 
 
-def read_letter(
-    connection: redis.Redis, keys: Keys, letter: str, client: str, request_id: str
-) -> Request | Refused | None:
+def read_letter(yard: Yard, letter: str, client: str, request_id: str) -> Request | Refused | None:
     """A request from its dead letter; None where that is gone, or another's."""
-    return _at(connection, keys.dead, letter, client, request_id)
+    return _at(yard.connection, yard.keys.dead, letter, client, request_id)
 
 
 def _at(

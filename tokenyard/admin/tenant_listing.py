@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
-from tokenyard.protocol.keys import MAX_TENANT, Keys, is_tenant
+from tokenyard.protocol.keys import MAX_TENANT, is_tenant
+from tokenyard.protocol.yard import Yard
 
 #: So many are sorted by name; of more, those are listed that were served, who had most first.
 MOST_SORTED: Final = 2_000
@@ -31,31 +30,34 @@ class TenantNames:
     is_whole: bool = True  # False: there are others, which only a search finds
 
 
-def list_tenants(connection: redis.Redis, keys: Keys, first: int, count: int) -> TenantNames:
+def list_tenants(yard: Yard, first: int, count: int) -> TenantNames:
     """Names of those that somebody has set or that were served, from the ``first`` on."""
-    pipeline: Any = connection.pipeline(transaction=False)
-    pipeline.hlen(keys.tenants)
-    pipeline.zcard(keys.service)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    pipeline.hlen(yard.keys.tenants)
+    pipeline.zcard(yard.keys.service)
     have_settings, served = pipeline.execute()
     if have_settings + served > MOST_SORTED:
         # By ranks from the end: who has had most comes first.
-        found: Any = connection.zrange(keys.service, -first - count, -first - 1)
+        found: Any = yard.connection.zrange(yard.keys.service, -first - count, -first - 1)
         names = _tenants(reversed(found)) if first < served else []
         return TenantNames(names, served, is_whole=False)
-    pipeline.hgetall(keys.tenants)
-    pipeline.zrange(keys.service, 0, -1)
+    pipeline.hgetall(yard.keys.tenants)
+    pipeline.zrange(yard.keys.service, 0, -1)
     known = sorted({name for names in pipeline.execute() for name in _tenants(names)})
     return TenantNames(known[first : first + count], len(known))
 
 
-def search_tenants(connection: redis.Redis, keys: Keys, text: str) -> TenantNames:
+def search_tenants(yard: Yard, text: str) -> TenantNames:
     """Names that contain a text, also in other letters' case."""
     if len(text) > MAX_TENANT:
         return TenantNames((), 0)
     pattern = "*" + re.sub(r"[^\w:@-]", _escaped, text) + "*"
     found: set[str] = set()
     is_whole = True
-    for scan, key in ((connection.hscan, keys.tenants), (connection.zscan, keys.service)):
+    for scan, key in (
+        (yard.connection.hscan, yard.keys.tenants),
+        (yard.connection.zscan, yard.keys.service),
+    ):
         cursor, visited = 0, 0
         while visited < MOST_VISITED and len(found) <= MOST_FOUND:
             run: Any = scan

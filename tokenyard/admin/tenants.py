@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-import redis
 from msgspec import Struct
 
 from tokenyard.protocol.errors import BrokerUnavailable
@@ -29,6 +28,7 @@ from tokenyard.protocol.tenants import (
     encode_tenant,
 )
 from tokenyard.protocol.token_windows import DAY, MINUTE, refusals_of
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 #: Tenants whose counters are read in one round trip.
@@ -101,18 +101,18 @@ class TenantChange(Struct, frozen=True, kw_only=True):
         return self.name, self.seen, b"" if self.after is None else encode_tenant(self.after)
 
 
-def read_tenants(
-    connection: redis.Redis, keys: Keys, names: Iterable[str] | None = None
-) -> list[TenantView]:
+def read_tenants(yard: Yard, names: Iterable[str] | None = None) -> list[TenantView]:
     """Read all tenants that were set or have been served, by name; or those with these names."""
-    run: Any = connection
+    run: Any = yard.connection
     if names is None:
-        stored: dict[bytes, bytes] = run.hgetall(keys.tenants)
-        service = {raw.decode(errors="replace"): score for raw, score in _scores(run, keys.service)}
+        stored: dict[bytes, bytes] = run.hgetall(yard.keys.tenants)
+        service = {
+            raw.decode(errors="replace"): score for raw, score in _scores(run, yard.keys.service)
+        }
         known = sorted({*decode_each(stored), *filter(is_tenant, service)})
     else:
         known = sorted(set(names))
-        stored, service = _of(run, keys, known) if known else ({}, {})
+        stored, service = _of(run, yard.keys, known) if known else ({}, {})
     settings = decode_each(stored)
     return [
         TenantView(
@@ -123,27 +123,26 @@ def read_tenants(
             service=service.get(name, 0.0),
             **counters,
         )
-        for name, counters in zip(known, _counters(connection, keys, known), strict=True)
+        for name, counters in zip(known, _counters(yard, known), strict=True)
     ]
 
 
-def read_held(connection: redis.Redis, keys: Keys, name: str) -> dict[str, int]:
+def read_held(yard: Yard, name: str) -> dict[str, int]:
     """How many requests of a tenant wait in each class."""
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for priority_class in PRIORITY_CLASSES:
-        pipeline.xlen(keys.intake(intake_name(priority_class, name)))
+        pipeline.xlen(yard.keys.intake(intake_name(priority_class, name)))
     return dict(zip(PRIORITY_CLASSES, pipeline.execute(), strict=True))
 
 
-def stored_tenants(connection: redis.Redis, keys: Keys) -> dict[str, bytes]:
+def stored_tenants(yard: Yard) -> dict[str, bytes]:
     """The JSON of each tenant that has settings."""
-    found: Any = connection.hgetall(keys.tenants)
+    found: Any = yard.connection.hgetall(yard.keys.tenants)
     return {name.decode(errors="replace"): packed for name, packed in found.items()}
 
 
 def set_tenant(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     name: str,
     after: Callable[[TenantSettings], TenantSettings | None],
 ) -> TenantChange:
@@ -153,11 +152,11 @@ def set_tenant(
     change, nothing is written.
     """
     for _ in range(_MAX_TRIES):
-        found: Any = connection.hget(keys.tenants, name)
+        found: Any = yard.connection.hget(yard.keys.tenants, name)
         seen = bytes(found or b"")
         before = _present(seen)
         change = TenantChange(name=name, seen=seen, before=before, after=after(before or DEFAULTS))
-        if change.packed[2] == seen or apply_changes(connection, keys, [change]):
+        if change.packed[2] == seen or apply_changes(yard, [change]):
             return change
     raise BrokerUnavailable(f"the settings of {name} were changed by others each time")
 
@@ -175,9 +174,9 @@ def changes_to(
     return found
 
 
-def apply_changes(connection: redis.Redis, keys: Keys, changes: Sequence[TenantChange]) -> bool:
+def apply_changes(yard: Yard, changes: Sequence[TenantChange]) -> bool:
     """Make all changes at once; False where somebody else has changed one of these tenants."""
-    return Scripts(connection, keys).configure([change.packed for change in changes])
+    return Scripts(yard).configure([change.packed for change in changes])
 
 
 def _present(seen: bytes) -> TenantSettings | None:
@@ -185,20 +184,18 @@ def _present(seen: bytes) -> TenantSettings | None:
     return decode_each({b"one": seen})["one"] if seen else None
 
 
-def read_windows(connection: redis.Redis, keys: Keys, name: str) -> dict[str, int]:
+def read_windows(yard: Yard, name: str) -> dict[str, int]:
     """The tokens that count for a tenant in this minute and day, by limit; see `token_windows`."""
-    [found] = read_each_windows(connection, keys, [name])
+    [found] = read_each_windows(yard, [name])
     return found
 
 
-def read_each_windows(
-    connection: redis.Redis, keys: Keys, names: Iterable[str]
-) -> list[dict[str, int]]:
+def read_each_windows(yard: Yard, names: Iterable[str]) -> list[dict[str, int]]:
     """The same for several tenants, in their order."""
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     pipeline.time()
     for name in names:
-        pipeline.hmget(keys.tenant(name), *MINUTE.fields, *DAY.fields)
+        pipeline.hmget(yard.keys.tenant(name), *MINUTE.fields, *DAY.fields)
     now, *found = pipeline.execute()
     now_ms = unix_ms(now)
     return [
@@ -230,15 +227,13 @@ def _scores(run: Any, key: str) -> Iterator[tuple[bytes, float]]:
             return
 
 
-def _counters(
-    connection: redis.Redis, keys: Keys, names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def _counters(yard: Yard, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What each tenant has waiting and running, and was refused; an invalid count is 0."""
     for at in range(0, len(names), _PAGE):
-        pipeline: Any = connection.pipeline(transaction=False)
+        pipeline: Any = yard.connection.pipeline(transaction=False)
         pipeline.time()
         for name in names[at : at + _PAGE]:
-            pipeline.hmget(keys.tenant(name), *_FIELDS)
+            pipeline.hmget(yard.keys.tenant(name), *_FIELDS)
         now, *found = pipeline.execute()
         now_ms = unix_ms(now)
         for values in found:

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-import redis
 from msgspec import Struct
 
 from tokenyard.admin.line import NOBODY, TenantLine, read_line
@@ -21,7 +20,6 @@ from tokenyard.admin.turns import turn
 from tokenyard.client.ledger import unknown
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
-    Keys,
     is_intake,
     split_intake,
 )
@@ -30,6 +28,7 @@ from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_resu
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Request
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import waits_at
 
 _TOKEN_BYTES: Final = 4
@@ -181,21 +180,21 @@ _GIVEN_BACK: Final = {
 }
 
 
-def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> Timeline:
+def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
     """Read the timeline of a request; raises `UnknownRequest`."""
-    pipeline = connection.pipeline(transaction=False)
-    pipeline.hgetall(keys.ledger(client, request_id))
-    pipeline.strlen(keys.tokens(client, request_id))
+    pipeline = yard.connection.pipeline(transaction=False)
+    pipeline.hgetall(yard.keys.ledger(client, request_id))
+    pipeline.strlen(yard.keys.tokens(client, request_id))
     pipeline.time()
     fields, published, (seconds, micros) = pipeline.execute()
     ledger = {name.decode(): value for name, value in fields.items()}
-    ledger = ledger or _ledger_of_plain_entry(connection, keys, client, request_id)
+    ledger = ledger or _ledger_of_plain_entry(yard, client, request_id)
     now_ms = seconds * 1000 + micros // 1000
     state, sid = _text(ledger, "state"), _text(ledger, "sid")
     accepted_ms = _entry_ms(sid.rpartition("/")[2])
     packed = ledger.get("result")
-    line = read_line(connection, keys) if state == "waiting" else NOBODY
-    waits_for, pauses = _waits_for(connection, keys, ledger, line, now_ms)
+    line = read_line(yard) if state == "waiting" else NOBODY
+    waits_for, pauses = _waits_for(yard, ledger, line, now_ms)
     tenant = split_intake(sid.rpartition("/")[0])[1]
     return Timeline(
         client=client,
@@ -217,11 +216,9 @@ def read_timeline(connection: redis.Redis, keys: Keys, client: str, request_id: 
     )
 
 
-def read_attempts(
-    connection: redis.Redis, keys: Keys, client: str, request_id: str, server_id: str
-) -> list[Attempt]:
+def read_attempts(yard: Yard, client: str, request_id: str, server_id: str) -> list[Attempt]:
     """The attempts of a request; none if its ledger is gone or of another life of its id."""
-    fields: Any = connection.hgetall(keys.ledger(client, request_id))
+    fields: Any = yard.connection.hgetall(yard.keys.ledger(client, request_id))
     ledger = {name.decode(errors="replace"): value for name, value in fields.items()}
     if _text(ledger, "sid") != server_id:
         return []
@@ -260,12 +257,10 @@ def _refusal(ledger: Mapping[str, bytes]) -> Refusal | None:
     return Refusal(at_ms=whole(at), worker=worker, attempt=whole(attempt), what=what)
 
 
-def _ledger_of_plain_entry(
-    connection: redis.Redis, keys: Keys, client: str, request_id: str
-) -> dict[str, bytes]:
+def _ledger_of_plain_entry(yard: Yard, client: str, request_id: str) -> dict[str, bytes]:
     """The ledger that a request by plain XADD will have; raises `UnknownRequest`."""
     waiting = find_waiting(
-        connection, keys, lambda one: (one.client, one.id) == (client, request_id), _MOST_ENTRIES
+        yard, lambda one: (one.client, one.id) == (client, request_id), _MOST_ENTRIES
     )
     for one in waiting:
         return {"state": b"waiting", "sid": one.server_id.encode()}
@@ -273,8 +268,7 @@ def _ledger_of_plain_entry(
 
 
 def _waits_for(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     ledger: Mapping[str, bytes],
     line: TenantLine,
     now_ms: int,
@@ -283,16 +277,16 @@ def _waits_for(
     state = _text(ledger, "state")
     if state not in {"waiting", "assigned"}:
         return "", []
-    view = read_yard(connection, keys, counts_lanes=False)
+    view = read_yard(yard, counts_lanes=False)
     if state == "assigned":
         return "", pauses_of_worker(view, _text(ledger, "worker"))
-    model = _model(connection, keys, ledger)
+    model = _model(yard, ledger)
     pauses = pauses_of_model(view, model)
     if view.leader and pauses:
         return texts(pauses, now_ms), pauses
     if reason := _waits_in(view, ledger, model, now_ms):
         return reason, pauses
-    return _in_turn(connection, keys, line, _place(ledger)[0]), pauses
+    return _in_turn(yard, line, _place(ledger)[0]), pauses
 
 
 def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: int) -> str:
@@ -318,13 +312,13 @@ def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: i
     return ""
 
 
-def _in_turn(connection: redis.Redis, keys: Keys, line: TenantLine, intake: str) -> str:
+def _in_turn(yard: Yard, line: TenantLine, intake: str) -> str:
     """Where a request stands that could be served now."""
     tenant = split_intake(intake)[1]
     if tenant:
-        return turn(line, intake, read_held(connection, keys, tenant))
+        return turn(line, intake, read_held(yard, tenant))
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
-    *before, here = _lengths(connection, keys, [*served, intake])
+    *before, here = _lengths(yard, [*served, intake])
     text = f"intake {intake} holds {counted(here, 'request')}, the intakes before it {sum(before)}"
     others = sum(bool(one.name) for one in line.tenants)
     return (
@@ -332,19 +326,19 @@ def _in_turn(connection: redis.Redis, keys: Keys, line: TenantLine, intake: str)
     )
 
 
-def _lengths(connection: redis.Redis, keys: Keys, intakes: Sequence[str]) -> list[int]:
-    pipeline = connection.pipeline(transaction=False)
+def _lengths(yard: Yard, intakes: Sequence[str]) -> list[int]:
+    pipeline = yard.connection.pipeline(transaction=False)
     for intake in intakes:
-        pipeline.xlen(keys.intake(intake))
+        pipeline.xlen(yard.keys.intake(intake))
     return list(pipeline.execute())
 
 
-def _model(connection: redis.Redis, keys: Keys, ledger: Mapping[str, bytes]) -> str:
+def _model(yard: Yard, ledger: Mapping[str, bytes]) -> str:
     """Its model; empty for the yard's only one."""
     intake, entry = _place(ledger)
     if not is_intake(intake):
         return ""
-    found: Any = connection.xrange(keys.intake(intake), entry, entry)
+    found: Any = yard.connection.xrange(yard.keys.intake(intake), entry, entry)
     request = parse_request(found[0][1]) if found else None
     return request.model if isinstance(request, Request) else ""
 

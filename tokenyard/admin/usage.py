@@ -16,9 +16,9 @@ from msgspec import Struct
 from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.usage import FAILED, WAIT, day_before, is_day, outdated
+from tokenyard.protocol.yard import Yard
 
 #: Tenants that are read in one round trip.
 _PAGE: Final = 100
@@ -53,11 +53,11 @@ class UsageReport(Struct, frozen=True, kw_only=True):
     total: TenantUsage
 
 
-def read_report(connection: redis.Redis, keys: Keys, tenant: str, days: int) -> UsageReport:
+def read_report(yard: Yard, tenant: str, days: int) -> UsageReport:
     """Read the usage of a tenant in the last days, today included."""
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     pipeline.time()
-    pipeline.hgetall(keys.usage(tenant))
+    pipeline.hgetall(yard.keys.usage(tenant))
     (seconds, _), fields = pipeline.execute()
     dates = list(reversed([day_before(int(seconds), back) for back in range(days)]))
     counts = {at: one for at, one in _counts(fields).items() if at[0] in dates}
@@ -71,20 +71,18 @@ def read_report(connection: redis.Redis, keys: Keys, tenant: str, days: int) -> 
     )
 
 
-def read_usage(
-    connection: redis.Redis, keys: Keys, tenants: Sequence[str], days: int, model: str = ""
-) -> list[TenantUsage]:
+def read_usage(yard: Yard, tenants: Sequence[str], days: int, model: str = "") -> list[TenantUsage]:
     """The usage of tenants in the last days, today included, by tenant, day and model."""
-    seconds, _ = connection.time()
+    seconds, _ = yard.connection.time()
     first = day_before(int(seconds), days - 1)
     found: list[TenantUsage] = []
     for at in range(0, len(tenants), _PAGE):
         page = tenants[at : at + _PAGE]
-        pipeline: Any = connection.pipeline(transaction=False)
+        pipeline: Any = yard.connection.pipeline(transaction=False)
         for tenant in page:
-            pipeline.hgetall(keys.usage(tenant))
+            pipeline.hgetall(yard.keys.usage(tenant))
         for tenant, fields in zip(page, pipeline.execute(), strict=True):
-            _prune(connection, keys.usage(tenant), outdated(fields, int(seconds)))
+            _prune(yard.connection, yard.keys.usage(tenant), outdated(fields, int(seconds)))
             found += [
                 one
                 for one in _usage(tenant, fields)

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
-
 from tokenyard.admin.devices import load_times
 from tokenyard.admin.pauses import base_model, pauses_of_model, texts
 from tokenyard.admin.recent_commands import RecentCommand
@@ -22,7 +20,6 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
-    Keys,
     intake_name,
     is_tenant,
 )
@@ -30,6 +27,7 @@ from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.texts import counted, printable, span
 from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
 
 #: Entries of each common intake that are read, the oldest ones.
 MOST_COMMON: Final = 25
@@ -72,10 +70,10 @@ class WaitingSample:
         return next((one for one in self.models if one.model == model), nothing)
 
 
-def read_waiting_sample(connection: redis.Redis, keys: Keys, view: YardView) -> WaitingSample:
+def read_waiting_sample(yard: Yard, view: YardView) -> WaitingSample:
     """Read the oldest requests of each common intake and of the first tenants in line."""
     waiting = sum(view.waiting.values())
-    entries = list(_oldest(connection, keys, waiting)) if waiting else []
+    entries = list(_oldest(yard, waiting)) if waiting else []
     counts: Counter[str] = Counter()
     since: dict[str, int] = {}
     bases: dict[str, str] = {}
@@ -93,21 +91,21 @@ def read_waiting_sample(connection: redis.Redis, keys: Keys, view: YardView) -> 
     return WaitingSample(models, len(entries), max(len(entries), waiting))
 
 
-def _oldest(connection: redis.Redis, keys: Keys, waiting: int) -> Iterator[tuple[bytes, Fields]]:
-    run: Any = connection
-    tokens = run.hget(keys.tally, "queued_tokens")
+def _oldest(yard: Yard, waiting: int) -> Iterator[tuple[bytes, Fields]]:
+    run: Any = yard.connection
+    tokens = run.hget(yard.keys.tally, "queued_tokens")
     size = _TOKEN_BYTES * max(0, whole(tokens)) / waiting
     share = min(1.0, _USUAL_BYTES / size) if size else 1.0
     common, tenants, of_tenant = (
         max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)
     )
-    line = (one.decode(errors="replace") for one in run.zrange(keys.line, 0, tenants - 1))
+    line = (one.decode(errors="replace") for one in run.zrange(yard.keys.line, 0, tenants - 1))
     pipeline = run.pipeline(transaction=False)
     for name in INTAKE_CLASSES:
-        pipeline.xrange(keys.intake(name), count=common)
+        pipeline.xrange(yard.keys.intake(name), count=common)
     for tenant in filter(is_tenant, line):
         for priority_class in PRIORITY_CLASSES:
-            pipeline.xrange(keys.intake(intake_name(priority_class, tenant)), count=of_tenant)
+            pipeline.xrange(yard.keys.intake(intake_name(priority_class, tenant)), count=of_tenant)
     for page in pipeline.execute():
         yield from page
 

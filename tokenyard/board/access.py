@@ -27,8 +27,9 @@ from tokenyard.board.forms import ROOT, read_back, read_form, read_query
 from tokenyard.board.guard import is_by_tls
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import RANK, Actor, Parameters, Yard
+from tokenyard.board.yard import RANK, Actor, Parameters
 from tokenyard.protocol.api_keys import ID_DIGITS, Role, decode_key, key_digest
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.board")
 

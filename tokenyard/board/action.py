@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tokenyard.board.yard import Parameters, Rejected, Yard
+from tokenyard.board.yard import Parameters, Rejected
 from tokenyard.protocol.api_keys import Role
+from tokenyard.protocol.yard import Yard
 
 
 class ActionRefused(Rejected):

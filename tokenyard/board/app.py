@@ -40,9 +40,10 @@ from tokenyard.board.pages import ACTIONS, PAGES
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import Actor, BadInput, Parameters, Rejected, Yard
+from tokenyard.board.yard import Actor, BadInput, Parameters, Rejected
 from tokenyard.protocol.errors import BrokerUnavailable, TokenyardError
 from tokenyard.protocol.streams import unix_ms
+from tokenyard.protocol.yard import Yard
 
 __all__ = ["ROOT", "Board"]
 
@@ -279,14 +280,14 @@ def _carry_out(yard: Yard, action: Action, given: Parameters) -> tuple[Outcome, 
 
 def _record(yard: Yard, entry: AuditEntry) -> str:
     try:
-        return record(yard.connection, yard.keys, entry)
+        return record(yard, entry)
     except redis.RedisError as error:
         log.warning("%s by %s is not in the audit: %s", entry.action, entry.who, error)
         return ""
 
 
 def _just_done(yard: Yard, name: str, actor: Actor) -> AuditEntry | None:
-    entry = find_entry(yard.connection, yard.keys, name)
+    entry = find_entry(yard, name)
     if entry is None or entry.who != actor.name:
         return None
     return entry if unix_ms(yard.connection.time()) - entry.at_ms < _TOLD_MS else None

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 import redis
 
 from tokenyard import clock
-from tokenyard.board.yard import Yard
 from tokenyard.broker.connection import translated
 from tokenyard.doctor import Evidence, Finding, diagnose, gather
 from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.board")
 
@@ -71,7 +71,7 @@ class Checkup:
         try:
             with translated(yard.url):
                 refused = evidence.refused if evidence else {}
-                evidence = gather(yard.connection, yard.keys, yard.url, refused)
+                evidence = gather(yard, refused)
             findings = tuple(diagnose(evidence))
         except TokenyardError as refusal:
             error = str(refusal)

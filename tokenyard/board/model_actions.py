@@ -20,8 +20,9 @@ from tokenyard.admin.model_placement import NoPlace, NoRoom
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.model_choice import Asked, asked_for
 from tokenyard.board.model_reload import preview_reload, run_reload
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 #: Workers that a preview names.
@@ -97,7 +98,7 @@ def _run_change(verb: Change, yard: Yard, given: Parameters) -> Outcome:
 def _sent(yard: Yard, given: Parameters, asked: Asked, plan: ModelPlan) -> Outcome:
     """Send the commands of a plan; their answers come later."""
     why = given.why or f"requested by {given.actor.operator}"
-    sent = send(Scripts(yard.connection, yard.keys), asked.view, plan.commands, why)
+    sent = send(Scripts(yard), asked.view, plan.commands, why)
     said = plan.sent if sent else plan.done
     target = f"model {asked.model}" + (f" on {asked.worker}" if asked.worker else "")
     return Outcome(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from tokenyard.admin.scopes import known_models, known_workers
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.board.action import ActionRefused
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.texts import did_you_mean
+from tokenyard.protocol.yard import Yard
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Asked:
 
 def asked_for(yard: Yard, given: Parameters) -> Asked:
     """What is asked for, checked; raises `ActionRefused`."""
-    view = read_yard(yard.connection, yard.keys)
+    view = read_yard(yard)
     scopes = view.desired_states.by_scope
     model, worker = given.text("model"), given.text("worker")
     names = known_models(view, scopes)

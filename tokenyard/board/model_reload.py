@@ -18,11 +18,12 @@ from tokenyard.admin.reloads import is_checkpoint_path, next_epoch, reload_failu
 from tokenyard.admin.signals import Signals
 from tokenyard.board.action import ActionRefused, Input, Outcome, Preview
 from tokenyard.board.model_choice import Asked, asked_for
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.control import PAUSE_MODES, Invalid, PauseMode
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.board")
 
@@ -135,7 +136,7 @@ class _Reload:
 
     def _failure(self) -> str:
         """Carry it out; why it has failed, or ""."""
-        signals = Signals(self.yard.connection, self.yard.keys)
+        signals = Signals(self.yard)
         model, by = self.asked.model, self.given.actor.operator
         try:
             with translated(self.yard.url):
@@ -162,6 +163,6 @@ class _Reload:
         )
         try:
             with translated(self.yard.url):
-                record(self.yard.connection, self.yard.keys, entry)
+                record(self.yard, entry)
         except TokenyardError as error:
             log.warning("the end of a reload is not in the audit: %s", error)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.api_keys import Role
+from tokenyard.protocol.yard import Yard
 
 #: Reads what the template shows. It runs in a thread; errors of redis-py pass.
 View = Callable[[Yard, Parameters], dict[str, Any]]

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from tokenyard import clock
-from tokenyard.board.yard import Yard
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 T = TypeVar("T")
 

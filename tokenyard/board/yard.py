@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import redis
-
 from tokenyard.protocol.api_keys import Role
-from tokenyard.protocol.keys import Keys
 
 #: Most characters of one parameter.
 MAX_PARAMETER: Final = 10_000
@@ -30,15 +27,6 @@ class Rejected(Exception):
 
 class BadInput(Rejected):
     """A parameter or a field of a form that cannot be used; its text says what to give."""
-
-
-@dataclass(frozen=True, slots=True)
-class Yard:
-    """One yard and its broker. Functions of pages run in threads, which may share it."""
-
-    connection: redis.Redis
-    keys: Keys
-    url: str  # of the broker
 
 
 @dataclass(frozen=True, slots=True)

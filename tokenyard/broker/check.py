@@ -12,6 +12,7 @@ import redis
 from tokenyard.broker.connection import refused_write
 from tokenyard.protocol.errors import BrokerUnsuitable
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts, probe
 
 OLDEST: Final = (7, 0)
@@ -26,7 +27,7 @@ def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
     `tokenyard.broker.connection.translated`. Needs only INFO and the rights of a worker.
     """
     # First: its key leads to the node of a Cluster that has the yard.
-    _probe(connection, Keys(yard))
+    _probe(Yard(connection, Keys(yard)))
     try:
         info = connection.info("everything")
     except redis.exceptions.NoPermissionError:
@@ -37,13 +38,13 @@ def check_broker(connection: redis.Redis, yard: str = "main") -> list[str]:
     return list(_warnings(info))
 
 
-def write_error(connection: redis.Redis, keys: Keys) -> str:
+def write_error(yard: Yard) -> str:
     """Why a server takes no writes, and what to do; "" where it does, or this user may not ask.
 
     Raises errors of redis-py, for `tokenyard.broker.connection.translated`.
     """
     try:
-        Scripts(connection, keys).call(probe(keys))
+        Scripts(yard).call(probe(yard.keys))
     except redis.ResponseError as error:
         return refused_write(error)[1]
     return ""
@@ -62,13 +63,13 @@ def _refuse_too_old(info: Mapping[str, Any]) -> None:
         )
 
 
-def _probe(connection: redis.Redis, keys: Keys) -> None:
-    key = keys.ledger("check", uuid.uuid4().hex)
+def _probe(yard: Yard) -> None:
+    key = yard.keys.ledger("check", uuid.uuid4().hex)
     try:
-        connection.eval(_PROBE, 1, key)
+        yard.connection.eval(_PROBE, 1, key)
     except redis.exceptions.MovedError as error:
         raise BrokerUnsuitable(
-            f"this node of a Redis Cluster does not hold yard {keys.yard!r}: give the URL of"
+            f"this node of a Redis Cluster does not hold yard {yard.keys.yard!r}: give the URL of"
             f" {error.host}:{error.port}"
         ) from error
     except redis.exceptions.ReadOnlyError as error:

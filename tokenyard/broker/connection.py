@@ -43,6 +43,7 @@ from tokenyard.protocol.errors import (
     SettingsError,
     TokenyardError,
 )
+from tokenyard.protocol.yard import Yard
 
 __all__ = [
     "BLOCK_MARGIN_S",
@@ -148,13 +149,13 @@ def connected(url: str, *, timeout_s: float = 10.0, retries: int = 3) -> Iterato
         yield connection
 
 
-def batch_connection(connection: redis.Redis, url: str) -> redis.Redis:
-    """The connection to the Redis that has batch jobs: the yard's at ``url``, where it is the same.
+def batch_connection(yard: Yard) -> redis.Redis:
+    """The connection to the Redis that has batch jobs: the yard's, where it is the same.
 
     Raises `SettingsError`, see `batch_url`.
     """
-    where = batch_url(url)
-    return connection if where == url else _batch_connection(where)
+    where = batch_url(yard.url)
+    return yard.connection if where == yard.url else _batch_connection(where)
 
 
 @functools.cache

@@ -40,8 +40,8 @@ _COLUMNS: Final = (
 @click.pass_context
 def audit(ctx: click.Context, limit: int, as_json: bool) -> None:
     """List the newest entries, the newest first."""
-    with opened(ctx.obj) as (connection, keys):
-        entries = read_audit(connection, keys, limit)
+    with opened(ctx.obj) as yard:
+        entries = read_audit(yard, limit)
     if as_json:
         print_list(msgspec.to_builtins(entry) for entry in entries)
         return

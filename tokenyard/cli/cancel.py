@@ -57,9 +57,9 @@ def cancel(ctx: click.Context, ids: tuple[str, ...], client: str | None, as_json
     """Cancel each, print the outcome, and set the exit status."""
     choice: YardChoice = ctx.obj
     was_over = False
-    with opened(choice) as (connection, keys), contextlib.ExitStack() as closing:
-        owners = [owner_of(connection, keys, each, client) for each in ids]
-        noted = noting(connection, keys, "request.cancel", "request", "cancelled")
+    with opened(choice) as yard, contextlib.ExitStack() as closing:
+        owners = [owner_of(yard, each, client) for each in ids]
+        noted = noting(yard, "request.cancel", "request", "cancelled")
         done = closing.enter_context(noted)
         # Not `with`, which needs a coordinator.
         callers = {name: Client(url_of(choice), choice.yard, name) for name in set(owners)}

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import click
 import msgspec
-import redis
 from rich.table import Table
 
 from tokenyard.admin.dead_letters import (
@@ -24,8 +23,8 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted, local_time, printable
+from tokenyard.protocol.yard import Yard
 
 ABOUT: Final = """Dead letters: failed requests that are kept whole.
 
@@ -74,9 +73,9 @@ def dead() -> None:
 @click.pass_context
 def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
     """List the newest dead letters, the newest first."""
-    with opened(ctx.obj) as (connection, keys):
-        letters = dead_letters(connection, keys, limit)
-        total: Any = connection.xlen(keys.dead)
+    with opened(ctx.obj) as yard:
+        letters = dead_letters(yard, limit)
+        total: Any = yard.connection.xlen(yard.keys.dead)
     if as_json:
         print_list(letters)
         return
@@ -91,8 +90,8 @@ def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
 @click.pass_context
 def show(ctx: click.Context, letter: str, as_json: bool) -> None:
     """Show a dead letter with all its fields. LETTER is its name or the id of the request."""
-    with opened(ctx.obj) as (connection, keys):
-        found = find_letter(connection, keys, letter)
+    with opened(ctx.obj) as yard:
+        found = find_letter(yard, letter)
     if found is None:
         say(f"Error: {_no_such(letter)}", err=True)
         ctx.exit(Exit.FAILED)
@@ -115,12 +114,12 @@ def requeue(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json
     """
     failed = False
     with (
-        opened(ctx.obj) as (connection, keys),
-        noting(connection, keys, "dead.requeue", "dead letter", "requeued") as done,
+        opened(ctx.obj) as yard,
+        noting(yard, "dead.requeue", "dead letter", "requeued") as done,
     ):
-        for name, letter in _chosen(connection, keys, names, takes_all=takes_all):
-            sid = requeue_letter(connection, keys, letter) if letter else ""
-            problem = "" if sid else _no_requeue(connection, keys, name, letter)
+        for name, letter in _chosen(yard, names, takes_all=takes_all):
+            sid = requeue_letter(yard, letter) if letter else ""
+            problem = "" if sid else _no_requeue(yard, name, letter)
             done.extend([letter.letter] if letter and sid else [])
             _say(name, letter, f"waits again as {sid}", problem, as_json, server_id=sid)
             failed = failed or bool(problem)
@@ -139,11 +138,11 @@ def drop(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: b
     """
     failed = False
     with (
-        opened(ctx.obj) as (connection, keys),
-        noting(connection, keys, "dead.drop", "dead letter", "dropped") as done,
+        opened(ctx.obj) as yard,
+        noting(yard, "dead.drop", "dead letter", "dropped") as done,
     ):
-        for name, letter in _chosen(connection, keys, names, takes_all=takes_all):
-            is_done = letter is not None and drop_letter(connection, keys, letter)
+        for name, letter in _chosen(yard, names, takes_all=takes_all):
+            is_done = letter is not None and drop_letter(yard, letter)
             _say(name, letter, "dropped", "" if is_done else _no_such(name), as_json)
             done.extend([letter.letter] if letter and is_done else [])
             failed = failed or not is_done
@@ -151,15 +150,15 @@ def drop(ctx: click.Context, names: tuple[str, ...], takes_all: bool, as_json: b
 
 
 def _chosen(
-    connection: redis.Redis, keys: Keys, names: Iterable[str], *, takes_all: bool
+    yard: Yard, names: Iterable[str], *, takes_all: bool
 ) -> Iterator[tuple[str, DeadLetter | None]]:
     """The chosen letters, with the arguments that name them."""
     if bool(names) == takes_all:
         raise click.UsageError("name letters, or give --all")
     if takes_all:
-        yield from ((letter.letter, letter) for letter in all_letters(connection, keys))
+        yield from ((letter.letter, letter) for letter in all_letters(yard))
     else:
-        yield from ((name, find_letter(connection, keys, name)) for name in names)
+        yield from ((name, find_letter(yard, name)) for name in names)
 
 
 def _say(
@@ -187,12 +186,12 @@ def _no_such(name: str) -> str:
     return f"there is no dead letter {name!r}"
 
 
-def _no_requeue(connection: redis.Redis, keys: Keys, name: str, letter: DeadLetter | None) -> str:
+def _no_requeue(yard: Yard, name: str, letter: DeadLetter | None) -> str:
     if letter is None:
         return _no_such(name)
     if not letter.is_answerable:
         return f"{letter.letter} has no client that could be answered: {letter.reason}"
-    [why] = obstacles(connection, keys, [letter])
+    [why] = obstacles(yard, [letter])
     return f"{letter.letter} cannot run again: {why}"
 
 

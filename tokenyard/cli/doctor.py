@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from tokenyard.cli.shared.connect import opened, url_of
+from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.doctor import Finding, Verdict, diagnose, gather
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
@@ -50,8 +50,8 @@ _STYLES: Final[dict[Verdict, str]] = {
 def doctor(ctx: click.Context, shows_all: bool, as_json: bool) -> None:
     """Check once and print the findings."""
     choice: YardChoice = ctx.obj
-    with opened(choice) as (connection, keys):
-        findings = list(diagnose(gather(connection, keys, url_of(choice))))
+    with opened(choice) as yard:
+        findings = list(diagnose(gather(yard)))
     if as_json:
         for finding in findings:
             say(msgspec.json.encode(finding))

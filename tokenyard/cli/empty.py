@@ -17,10 +17,11 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
 
 ABOUT: Final = """Cancel the requests that wait, those of tenants too; running ones continue.
@@ -71,24 +72,24 @@ _REST: Final = {
 @click.pass_context
 def empty(ctx: click.Context, priority_class: str, why: str, is_sure: bool, as_json: bool) -> None:
     """Count, ask, cancel page by page, and print the counts."""
-    with opened(ctx.obj) as (connection, keys):
+    with opened(ctx.obj) as yard:
         # `retry` is last, because rescued requests move there.
         names = [
             (of_class, name)
-            for of_class, name in intakes(connection, keys)
+            for of_class, name in intakes(yard)
             if priority_class in {"all", of_class}
         ]
-        total = sum(_length(connection, keys, name) for _, name in names)
+        total = sum(_length(yard, name) for _, name in names)
         if total:
             verb = "waits" if total == 1 else "wait"
             ask_first(f"Cancel {_requests(total)} that {verb}?", is_sure=is_sure)
         done: dict[IntakeClass, Counter[Emptied]] = {name: Counter() for name, _ in names}
         for of_class, name in names:
-            done[of_class] += _empty(connection, keys, name, why)
+            done[of_class] += _empty(yard, name, why)
         count = sum(each[Emptied.CANCELLED] for each in done.values())
         if count:
             text = f"{_requests(count)} cancelled"
-            note(connection, keys, "yard.empty", [f"class {priority_class}"], text, why=why)
+            note(yard, "yard.empty", [f"class {priority_class}"], text, why=why)
     cancelled = {name: each[Emptied.CANCELLED] for name, each in done.items()}
     rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     if as_json:
@@ -114,19 +115,19 @@ def _requests(count: int) -> str:
     return counted(count, "request")
 
 
-def _length(connection: redis.Redis, keys: Keys, name: str) -> int:
-    length: Any = connection.xlen(keys.intake(name))
+def _length(yard: Yard, name: str) -> int:
+    length: Any = yard.connection.xlen(yard.keys.intake(name))
     return int(length)
 
 
-def _empty(connection: redis.Redis, keys: Keys, name: str, why: str) -> Counter[Emptied]:
+def _empty(yard: Yard, name: str, why: str) -> Counter[Emptied]:
     """Cancel the requests that wait in one intake now."""
-    scripts = Scripts(connection, keys)
+    scripts = Scripts(yard)
     reason = f"cancelled by an operator: {why}" if why else "cancelled by an operator"
     done: Counter[Emptied] = Counter()
-    for entries in _pages(connection, keys.intake(name)):
+    for entries in _pages(yard.connection, yard.keys.intake(name)):
         for entry, fields in entries:
-            done[_cancel(connection, scripts, name, entry.decode(), fields, reason)] += 1
+            done[_cancel(yard.connection, scripts, name, entry.decode(), fields, reason)] += 1
     return done
 
 

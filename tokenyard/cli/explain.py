@@ -43,9 +43,9 @@ client is ambiguous or unknown: give --client then.
 @click.pass_context
 def explain(ctx: click.Context, request_id: str, client: str | None, as_json: bool) -> None:
     """Read the ledger of a request once and print it."""
-    with opened(ctx.obj) as (connection, keys):
-        owner = owner_of(connection, keys, request_id, client)
-        timeline = read_timeline(connection, keys, owner, request_id)
+    with opened(ctx.obj) as yard:
+        owner = owner_of(yard, request_id, client)
+        timeline = read_timeline(yard, owner, request_id)
     if as_json:
         events = msgspec.to_builtins(timeline.events())
         say(msgspec.json.encode({**msgspec.to_builtins(timeline), "events": events}))

@@ -93,8 +93,8 @@ def info(
     choice: YardChoice = ctx.obj
     if interval is not None:
         ctx.exit(_follow(choice, interval, count or 0, as_json=as_json, is_whole=verbose))
-    with opened(choice) as (connection, keys):
-        view, line = read_yard(connection, keys), read_line(connection, keys)
+    with opened(choice) as yard:
+        view, line = read_yard(yard), read_line(yard)
     if as_json:
         say(msgspec.json.encode({**msgspec.to_builtins(view), "line": _line_fields(line, {})}))
     else:

@@ -86,9 +86,8 @@ def create(
     wrong = set(classes or ()) - {*get_args(PriorityClass), ALL}
     if wrong:
         raise click.BadParameter(f"there is no class {min(wrong)!r}", param_hint="--classes")
-    with opened(ctx.obj) as (connection, yard):
+    with opened(ctx.obj) as yard:
         key, key_id = create_key(
-            connection,
             yard,
             tenant,
             role=role,
@@ -98,7 +97,7 @@ def create(
         )
         whose = f" of {tenant}" if tenant else ""
         whose += f", {role} at the board" if role else ""
-        note(connection, yard, "key.create", [f"key {key_id}"], f"Key {key_id}{whose} created.")
+        note(yard, "key.create", [f"key {key_id}"], f"Key {key_id}{whose} created.")
     if as_json:
         say(msgspec.json.encode({"id": key_id, "key": key, "tenant": tenant, "role": role}))
     else:
@@ -111,8 +110,8 @@ def create(
 @click.pass_context
 def list_all(ctx: click.Context, as_json: bool) -> None:
     """List all keys, the oldest first."""
-    with opened(ctx.obj) as (connection, yard):
-        found = list_keys(connection, yard)
+    with opened(ctx.obj) as yard:
+        found = list_keys(yard)
     if as_json:
         print_list({"id": key_id, **msgspec.to_builtins(key)} for key_id, key in found.items())
         return
@@ -129,11 +128,11 @@ def list_all(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def revoke(ctx: click.Context, key: str) -> None:
     """Revoke a key by its id (see `keys list`) or by itself. Running requests go on."""
-    with opened(ctx.obj) as (connection, yard):
-        is_revoked = revoke_key(connection, yard, key)
+    with opened(ctx.obj) as yard:
+        is_revoked = revoke_key(yard, key)
         if is_revoked:
             name = key_digest(key)[:ID_DIGITS] if key.startswith(PREFIX) else key
-            note(connection, yard, "key.revoke", [f"key {name}"], f"Key {name} revoked.")
+            note(yard, "key.revoke", [f"key {name}"], f"Key {name} revoked.")
     if not is_revoked:
         say("Error: there is no such key; see `tokenyard keys list`", err=True)
         ctx.exit(Exit.FAILED)

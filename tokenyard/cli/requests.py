@@ -157,8 +157,8 @@ def requests(
         most=scan_limit,
         most_keys=scan_limit,
     )
-    with opened(ctx.obj) as (connection, keys):
-        found = list_requests(connection, keys, query)
+    with opened(ctx.obj) as yard:
+        found = list_requests(yard, query)
     if as_json:
         print_list(found.requests)
     else:

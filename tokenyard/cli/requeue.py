@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import click
 import msgspec
-import redis
 
 from tokenyard.admin.dead_letters import DeadLetter, all_letters, requeue_letter
 from tokenyard.admin.requeueing import what_is_in_the_way
@@ -16,9 +15,9 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.request_owner import client_name, owner_of, request_ids
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT
+from tokenyard.protocol.yard import Yard
 
 ABOUT: Final = """Submit failed requests again.
 
@@ -58,17 +57,17 @@ def requeue(
         raise click.UsageError("name requests, or give --all")
     failed = False
     with (
-        opened(ctx.obj) as (connection, keys),
-        noting(connection, keys, "request.requeue", "request", "requeued") as done,
+        opened(ctx.obj) as yard,
+        noting(yard, "request.requeue", "request", "requeued") as done,
     ):
-        letters = _letters(connection, keys, client)
+        letters = _letters(yard, client)
         wanted = list(letters) if takes_all else [
-            (_owner(connection, keys, letters, each, client), each) for each in ids
+            (_owner(yard, letters, each, client), each) for each in ids
         ]  # fmt: skip
         for owner, name in wanted:
             letter = letters.get((owner, name))
-            sid = requeue_letter(connection, keys, letter) if letter else ""
-            problem = "" if sid else _problem(connection, keys, owner, name)
+            sid = requeue_letter(yard, letter) if letter else ""
+            problem = "" if sid else _problem(yard, owner, name)
             _say(owner, name, sid, problem, as_json=as_json)
             done.extend([f"{owner}/{name}"] if sid else [])
             failed = failed or bool(problem)
@@ -76,8 +75,7 @@ def requeue(
 
 
 def _owner(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     letters: Mapping[tuple[str, str], DeadLetter],
     request_id: str,
     client: str | None,
@@ -86,24 +84,22 @@ def _owner(
     owners = sorted(owner for owner, name in letters if name == request_id)
     if client is None and owners and (len(owners) == 1 or DEFAULT_CLIENT in owners):
         return DEFAULT_CLIENT if DEFAULT_CLIENT in owners else owners[0]
-    return owner_of(connection, keys, request_id, client)
+    return owner_of(yard, request_id, client)
 
 
-def _letters(
-    connection: redis.Redis, keys: Keys, client: str | None
-) -> dict[tuple[str, str], DeadLetter]:
+def _letters(yard: Yard, client: str | None) -> dict[tuple[str, str], DeadLetter]:
     """The newest letter of each answerable request, by client and id."""
 
     def found() -> Iterator[DeadLetter]:
-        for letter in all_letters(connection, keys):
+        for letter in all_letters(yard):
             if letter.is_answerable and client in {None, letter.client}:
                 yield letter
 
     return {(letter.client, letter.id): letter for letter in found()}
 
 
-def _problem(connection: redis.Redis, keys: Keys, client: str, request_id: str) -> str:
-    state: Any = connection.hget(keys.ledger(client, request_id), "state")
+def _problem(yard: Yard, client: str, request_id: str) -> str:
+    state: Any = yard.connection.hget(yard.keys.ledger(client, request_id), "state")
     words = what_is_in_the_way((state or b"").decode(errors="replace"))
     return f"{client}/{printable(request_id)} {words}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import click
-import redis
 
 from tokenyard import clock
 from tokenyard.cli.shared.connect import opened
@@ -14,8 +13,8 @@ from tokenyard.cli.shared.request_owner import client_option, named, owner_of, r
 from tokenyard.client.ledger import read_snapshots, snapshot_commands, unknown
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.errors import WaitTimeout
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Result, decode_reply, to_result
+from tokenyard.protocol.yard import Yard
 
 ABOUT: Final = """Print the result of an earlier request of any client.
 
@@ -57,23 +56,21 @@ def result(
     ctx: click.Context, request_id: str, client: str | None, timeout: float, as_json: bool
 ) -> None:
     """Read the result, print it, and set the exit status."""
-    with opened(ctx.obj) as (connection, keys):
-        owner = owner_of(connection, keys, request_id, client)
-        found = _wait(connection, keys, owner, request_id, timeout)
+    with opened(ctx.obj) as yard:
+        owner = owner_of(yard, request_id, client)
+        found = _wait(yard, owner, request_id, timeout)
     printer = Printer(owner, as_json=as_json)
     printer.whole(found)
     printer.hint()
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
 
-def _wait(
-    connection: redis.Redis, keys: Keys, client: str, request_id: str, timeout_s: float
-) -> Result:
+def _wait(yard: Yard, client: str, request_id: str, timeout_s: float) -> Result:
     """The result; raises `UnknownRequest`, or `WaitTimeout` if there is none in time."""
     give_up = clock.monotonic() + timeout_s
-    commands = snapshot_commands(keys, client, [request_id])
+    commands = snapshot_commands(yard.keys, client, [request_id])
     while True:
-        pipeline: Any = connection.pipeline(transaction=False)
+        pipeline: Any = yard.connection.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         [snapshot] = read_snapshots(pipeline.execute())

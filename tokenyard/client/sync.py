@@ -38,6 +38,7 @@ from tokenyard.protocol.errors import (
     TokenyardError,
 )
 from tokenyard.protocol.replies import Delta, Result
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import MISSING_EVERY_S, Call, Scripts
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class Client:
         self._connection = open_connection(
             url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
         )
-        self._scripts = Scripts(self._connection, self._core.state.keys)
+        self._scripts = Scripts(Yard(self._connection, self._core.state.keys))
         self._turn = threading.Lock()  # held while the core runs, not during its operations
         self._starting = threading.Lock()
         self._closing = threading.Event()

@@ -20,6 +20,7 @@ from tokenyard.broker.url import split_url
 from tokenyard.doctor.sampling import KeySample, sample_keys
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
 from tokenyard.telemetry.intake_ages import read_ages_ms
@@ -130,27 +131,22 @@ class _Reader:
             return None
 
 
-def gather(
-    connection: redis.Redis,
-    keys: Keys,
-    url: str,
-    refused: Mapping[str, str] = types.MappingProxyType({}),
-) -> Evidence:
+def gather(yard: Yard, refused: Mapping[str, str] = types.MappingProxyType({})) -> Evidence:
     """Read broker and yard. Errors of redis-py pass, except for missing rights.
 
     What was refused before (`Evidence.refused`) is not asked for again: each refusal is an entry of
     the server's ACL LOG.
     """
-    parts, read = split_url(url), _Reader(connection, refused)
+    parts, read = split_url(yard.url), _Reader(yard.connection, refused)
     # On a Cluster, a command with a key leads to the node that has the yard.
-    read("the yard", lambda: connection.exists(keys.leader))
+    read("the yard", lambda: yard.connection.exists(yard.keys.leader))
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
     config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
-    clock_ms, round_trip_ms = _clock(connection)
-    tenants = read("tenants", lambda: read_tenants(connection, keys))
-    held = read("tenants", lambda: _held(connection, keys, tenants or ()))
+    clock_ms, round_trip_ms = _clock(yard.connection)
+    tenants = read("tenants", lambda: read_tenants(yard))
+    held = read("tenants", lambda: _held(yard, tenants or ()))
     return Evidence(
-        host=_host(url),
+        host=_host(yard.url),
         info=info,
         config=config,
         user=parts.user or "default",
@@ -159,24 +155,24 @@ def gather(
         refusals=read("ACL LOG", lambda: _refusals(read.run.acl_log(_REFUSALS))),
         clock_ms=clock_ms,
         round_trip_ms=round_trip_ms,
-        snapshot=read("the yard", lambda: read_snapshot(connection, keys)),
-        groups=read("XINFO GROUPS", lambda: _groups(read.run, keys)),
+        snapshot=read("the yard", lambda: read_snapshot(yard)),
+        groups=read("XINFO GROUPS", lambda: _groups(read.run, yard.keys)),
         tenants=tenants,
         held_ms=held or {},
-        sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, keys)),
-        lost=read("lost entries", lambda: _lost(Scripts(connection, keys))),
-        disk=_disk(url, config),
-        batches=read("RQ's keys", lambda: _batches(connection, keys, url)),
+        sample=read("SCAN and MEMORY USAGE", lambda: sample_keys(read.run, yard.keys)),
+        lost=read("lost entries", lambda: _lost(Scripts(yard))),
+        disk=_disk(yard.url, config),
+        batches=read("RQ's keys", lambda: _batches(yard)),
         unseen=read.unseen,
     )
 
 
-def glance(connection: redis.Redis, url: str, known: Evidence | None) -> Evidence:
+def glance(yard: Yard, known: Evidence | None) -> Evidence:
     """Read INFO alone, the rest as ``known``: enough for `tokenyard.doctor.check_server`."""
     known = known or Evidence()
-    read = _Reader(connection, known.refused)
+    read = _Reader(yard.connection, known.refused)
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
-    return Evidence(host=_host(url), info=info, config=known.config, unseen=read.unseen)
+    return Evidence(host=_host(yard.url), info=info, config=known.config, unseen=read.unseen)
 
 
 def _host(url: str) -> str:
@@ -233,14 +229,14 @@ def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:
     return groups
 
 
-def _held(connection: redis.Redis, keys: Keys, tenants: Iterable[TenantView]) -> dict[str, int]:
+def _held(yard: Yard, tenants: Iterable[TenantView]) -> dict[str, int]:
     """Those that may run no more, with most waiting, and how long the oldest request has waited."""
     held = [one for one in tenants if one.is_held]
     names = [one.name for one in heapq.nlargest(_MOST_HELD, held, key=lambda one: one.waiting)]
     if not names:
         return {}
-    seconds, micros = connection.time()
-    ages = read_ages_ms(connection, keys, names, seconds * 1000 + micros // 1000)
+    seconds, micros = yard.connection.time()
+    ages = read_ages_ms(yard, names, seconds * 1000 + micros // 1000)
     return {name: max(of_classes.values()) for name, of_classes in ages.items()}
 
 
@@ -258,10 +254,10 @@ def _lost(scripts: Scripts) -> LostEntries:
     return LostEntries(list(names), ledgers)
 
 
-def _batches(connection: redis.Redis, keys: Keys, url: str) -> BatchService | None:
+def _batches(yard: Yard) -> BatchService | None:
     """None while their Redis is away."""
     try:
-        return read_batch_service(batch_connection(connection, url), keys.yard)
+        return read_batch_service(batch_connection(yard), yard.keys.yard)
     except SettingsError as error:
         raise redis.ResponseError(str(error)) from error
     except (redis.ConnectionError, redis.TimeoutError):

@@ -29,6 +29,7 @@ from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.errors import BrokerNotWritable, NotStarted, TokenyardError, WaitTimeout
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import ServiceSettings
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.process.embedding")
 
@@ -172,7 +173,7 @@ def _expect_broker(settings: ServiceSettings) -> None:
     url = settings.redis_url
     with connected(url, retries=1) as connection:
         connection.time()
-        error = write_error(connection, Keys(settings.yard))
+        error = write_error(Yard(connection, Keys(settings.yard)))
     if error:
         code = error.rpartition("(")[2].rstrip(")")
         raise BrokerNotWritable(f"Redis at {public_url(url)} {error}", code)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-import redis
 from msgspec import Struct
 
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import unix_ms
+from tokenyard.protocol.yard import Yard
 
 #: The field of `info`.
 FIELD: Final = "demand"
@@ -57,10 +56,10 @@ def encode_demand(demand: YardDemand) -> bytes:
     return msgspec.json.encode(demand)
 
 
-def read_demand(connection: redis.Redis, keys: Keys) -> YardDemand:
+def read_demand(yard: Yard) -> YardDemand:
     """What the leader says. Raises `BrokerUnavailable` where there is none, or it is too old."""
-    pipeline = connection.pipeline(transaction=False)
-    pipeline.hget(keys.info, FIELD)
+    pipeline = yard.connection.pipeline(transaction=False)
+    pipeline.hget(yard.keys.info, FIELD)
     pipeline.time()
     packed, now = pipeline.execute()
     try:

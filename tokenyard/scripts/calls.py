@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from tokenyard import clock
 from tokenyard.protocol.errors import ScriptsMissing
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 Arg = bytes | str | int | float
 T = TypeVar("T")
@@ -135,14 +135,13 @@ class Caller:
 
     def __init__(
         self,
-        connection: redis.Redis,
-        keys: Keys,
+        yard: Yard,
         *,
         reply_maxlen: int = 10_000,
         dead_maxlen: int = 10_000,
     ) -> None:
-        self.keys = keys
-        self._connection = connection
+        self.keys = yard.keys
+        self._yard = yard
         self._reply_maxlen = reply_maxlen
         self._dead_maxlen = dead_maxlen
 
@@ -151,7 +150,7 @@ class Caller:
         return call.read(self._run(call.script, call.keys, call.args))
 
     def _run(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        run: Any = self._connection.execute_command  # redis-py gives no types for it
+        run: Any = self._yard.connection.execute_command  # redis-py gives no types for it
         command = _command(script, keys, args)
         try:
             return run(*command)

@@ -58,7 +58,7 @@ class WorkerScripts(Caller):
 
     def publish_host(self, host: HostInfo) -> None:
         """Publish the models of a host; a plain command, which a server without memory refuses."""
-        self._connection.hset(self.keys.hosts, host.name, encode_host(host))
+        self._yard.connection.hset(self.keys.hosts, host.name, encode_host(host))
 
     def hand_back(
         self,
@@ -92,7 +92,7 @@ class WorkerScripts(Caller):
     def count_published(self, assignment: Assignment) -> int:
         """Published tokens of a request, over all choices."""
         request = assignment.request
-        return int(self._connection.strlen(self.keys.tokens(request.client, request.id))) // 4
+        return int(self._yard.connection.strlen(self.keys.tokens(request.client, request.id))) // 4
 
     def emit(self, worker: str, deltas: Sequence[Publication]) -> list[Published]:
         """Publish the deltas of one engine step; one code for each, in their order."""

@@ -8,55 +8,53 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import redis
-
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
     IntakeClass,
-    Keys,
     PriorityClass,
     intake_name,
     is_tenant,
 )
 from tokenyard.protocol.streams import position
+from tokenyard.protocol.yard import Yard
 
 #: Tenants that are looked at from each end of the line. The first are those that are passed over,
 #: for want of room or at a limit; the last are those whose turn is the farthest away.
 MOST_OF_LINE: Final = 16
 
 
-def read_oldest_ms(connection: redis.Redis, keys: Keys, now_ms: float) -> dict[IntakeClass, int]:
+def read_oldest_ms(yard: Yard, now_ms: float) -> dict[IntakeClass, int]:
     """The age of the oldest request by class; 0 where none waits.
 
     Of the tenants in line the first and the last `MOST_OF_LINE` are looked at: of a longer line
     somebody else's may be older.
     """
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for name in INTAKE_CLASSES:
-        pipeline.xrange(keys.intake(name), count=1)
-    pipeline.zrange(keys.line, 0, MOST_OF_LINE - 1)
-    pipeline.zrange(keys.line, -MOST_OF_LINE, -1)
+        pipeline.xrange(yard.keys.intake(name), count=1)
+    pipeline.zrange(yard.keys.line, 0, MOST_OF_LINE - 1)
+    pipeline.zrange(yard.keys.line, -MOST_OF_LINE, -1)
     *firsts, front, back = pipeline.execute()
     oldest = {
         name: _age_ms(first, now_ms) for name, first in zip(INTAKE_CLASSES, firsts, strict=True)
     }
     tenants = {raw.decode(errors="replace") for raw in (*front, *back)}
-    for ages in read_ages_ms(connection, keys, tenants, now_ms).values():
+    for ages in read_ages_ms(yard, tenants, now_ms).values():
         for name, age_ms in ages.items():
             oldest[name] = max(oldest[name], age_ms)
     return oldest
 
 
 def read_ages_ms(
-    connection: redis.Redis, keys: Keys, tenants: Iterable[str], now_ms: float
+    yard: Yard, tenants: Iterable[str], now_ms: float
 ) -> dict[str, dict[PriorityClass, int]]:
     """The age of the first request of each tenant in each class; 0 where none waits."""
     names = [name for name in tenants if is_tenant(name)]
-    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
     for tenant in names:
         for priority_class in PRIORITY_CLASSES:
-            pipeline.xrange(keys.intake(intake_name(priority_class, tenant)), count=1)
+            pipeline.xrange(yard.keys.intake(intake_name(priority_class, tenant)), count=1)
     ages = iter([_age_ms(first, now_ms) for first in pipeline.execute()])
     return {
         tenant: {priority_class: next(ages) for priority_class in PRIORITY_CLASSES}

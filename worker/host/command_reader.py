@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import redis
-
 from tokenyard.protocol.commands import Command, parse_command
 from tokenyard.protocol.control import Order, parse_order
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from worker.process.stream_reader import StreamReader
 
 log = logging.getLogger("tokenyard.worker.control")
@@ -30,13 +28,12 @@ class CommandReader(StreamReader):
 
     def __init__(
         self,
-        connection: redis.Redis,
-        keys: Keys,
+        yard: Yard,
         take: Callable[[str, Command | Order], None],
         on_return: Callable[[], None],
         block_ms: int,
     ) -> None:
-        super().__init__(connection, keys.control, block_ms, "control")
+        super().__init__(yard.connection, yard.keys.control, block_ms, "control")
         self._give = take
         self._on_return = on_return
         self._is_cut_off = False

@@ -25,6 +25,7 @@ from tokenyard.protocol.errors import StartFailed
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts, Why
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
@@ -69,7 +70,7 @@ class Controller:
         self._settings = settings = with_device(settings)
         self._connection = open_connection(settings.redis_url, retries=0)
         self._keys = keys = Keys(settings.yard)
-        self._scripts = Scripts(self._connection, keys)
+        self._scripts = Scripts(Yard(self._connection, keys))
         self._host = HostEntry(settings, self._catalog)
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._received: queue.SimpleQueue[tuple[str, Command | Order] | None] = queue.SimpleQueue()
@@ -77,7 +78,7 @@ class Controller:
         timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
         listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
         self._reader = CommandReader(
-            listening, keys, self._take_in, lambda: self._put(None), settings.block_ms
+            Yard(listening, keys), self._take_in, lambda: self._put(None), settings.block_ms
         )
         self._pool = Pool(settings, self)
         self._commands = CommandHandler(self._pool, self._catalog, self._acknowledge)

@@ -13,6 +13,7 @@ from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo
@@ -88,7 +89,7 @@ class RedisLaneSession:
         self._stats = stats = stats or RunningStats()
         stats.begin(info.model)
         self._publisher = Publisher(
-            Scripts(self._connect(), keys, reply_maxlen=settings.reply_maxlen),
+            Scripts(Yard(self._connect(), keys), reply_maxlen=settings.reply_maxlen),
             worker,
             info,
             on_stale=lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
@@ -98,8 +99,7 @@ class RedisLaneSession:
             results=results or RecentResults(),
         )
         self._reader = LaneReader(
-            self._connect(),
-            keys,
+            Yard(self._connect(), keys),
             worker,
             lambda assignments: inbox.put(Delivery(worker, assignments)),
             lambda entry, charged: inbox.put(Stale(worker, entry, charged)),

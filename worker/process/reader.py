@@ -11,9 +11,9 @@ import redis
 
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.yard import Yard
 from worker.process.stream_reader import StreamReader
 
 log = logging.getLogger("tokenyard.worker.reader")
@@ -35,17 +35,16 @@ class LaneReader(StreamReader):
 
     def __init__(
         self,
-        connection: redis.Redis,
-        keys: Keys,
+        yard: Yard,
         worker: str,
         deliver: Callable[[Sequence[Assignment]], None],
         cancel: Callable[[str, str], None],
         block_ms: int,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(connection, keys.lane(worker), block_ms, f"reader-{worker}")
+        super().__init__(yard.connection, yard.keys.lane(worker), block_ms, f"reader-{worker}")
         self.broker_time = BrokerTime()
-        self._capacity = keys.capacity
+        self._capacity = yard.keys.capacity
         self._worker = worker
         self._deliver = deliver
         self._cancel = cancel

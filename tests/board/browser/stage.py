@@ -124,24 +124,23 @@ class Stage:
 
     def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
         """Set a tenant as an operator does."""
-        connection, keys = self.plant.connection, self.plant.keys
-        connection.hset(keys.tenants, tenant, encode_tenant(settings))
-        connection.xadd(keys.events, {"event": "tenants"})
+        keys = self.plant.keys
+        self.plant.connection.hset(keys.tenants, tenant, encode_tenant(settings))
+        self.plant.connection.xadd(keys.events, {"event": "tenants"})
 
     def fill(self) -> None:
         """Requests, dead letters and batches, and what operators have done."""
         self.plant.results(self.submit("llama-3.1-8b", 12, 8, client="web", tenant="product"))
         self.flow()
-        connection, keys = self.plant.connection, self.plant.keys
-        create_key(connection, keys, "product", models=["llama-3.1-8b"], classes=["high", "normal"])
-        create_key(connection, keys, "free", models=["mistral-7b"], classes=["low"])
-        create_key(connection, keys, "ops", name="on call", role="operator")
+        create_key(self.plant, "product", models=["llama-3.1-8b"], classes=["high", "normal"])
+        create_key(self.plant, "free", models=["mistral-7b"], classes=["low"])
+        create_key(self.plant, "ops", name="on call", role="operator")
         order = Order(signal="PAUSE", scope=worker_scope("gpu-a-5"), why="new driver", by="ops@gw")
-        Signals(connection, keys).give(order)
+        Signals(self.plant).give(order)
         for request_id, model, reason in _DEATHS:
             self.bury(request_id, model, reason)
         for entry in _DONE:
-            record(connection, keys, entry)
+            record(self.plant, entry)
         self.submit_batch("summaries", 40, "mistral-7b", '{"custom_id": "x", "body": 1}\n')
         self._workers.append(start(self.plant, self._folder / "batch.log", "worker"))
 

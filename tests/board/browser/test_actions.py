@@ -84,7 +84,7 @@ def every_action_is_pressed(served: tuple[Stage, str]) -> Iterator[None]:
     """After the last test, the audit has an entry of each action, with its reason."""
     yield
     plant = served[0].plant
-    entries = read_audit(plant.connection, plant.keys, most=1000)
+    entries = read_audit(plant, most=1000)
     assert {one.action for one in entries if one.why == WHY} >= set(ACTIONS)
 
 
@@ -198,14 +198,14 @@ def test_create_a_key_which_is_shown_once_and_revoke_it(operator: Operator) -> N
     operator.press("Create a key", tenant="research", name="laptop")
     secret = operator.page.locator(".secret").inner_text()
     assert operator.window.axe() == []
-    [(key_id, key)] = list_keys(operator.plant.connection, operator.plant.keys).items()
+    [(key_id, key)] = list_keys(operator.plant).items()
     assert (key.tenant, key.name) == ("research", "laptop")
 
     operator.open("/keys")
     assert secret not in operator.page.content()
     operator.page.locator(f"[value='{key_id}']").check()
     operator.press("Revoke selected")
-    assert list_keys(operator.plant.connection, operator.plant.keys) == {}
+    assert list_keys(operator.plant) == {}
 
 
 def test_load_sleep_wake_reload_and_unload_a_model(operator: Operator) -> None:

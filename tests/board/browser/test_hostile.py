@@ -22,6 +22,7 @@ from tokenyard.board.pages import PAGES
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host, encode_worker
+from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.long
 
@@ -67,9 +68,9 @@ def _write(plant: Plant) -> None:
     run.hset(keys.hosts, "host", encode_host(HostInfo(name="host", host=EVIL, models=models)))
     info = make_worker_info("w", model="m" + EVIL, engine=EVIL, host=EVIL)
     plant.scripts.register("w", 600_000, encode_worker(info))
-    create_key(run, keys, "evil", name=EVIL, models=[EVIL], role="viewer")
+    create_key(Yard(run, keys), "evil", name=EVIL, models=[EVIL], role="viewer")
     entry = AuditEntry(who=EVIL, role=EVIL, action=EVIL, target=EVIL, why=EVIL, text=EVIL)
-    record(run, keys, entry)
+    record(Yard(run, keys), entry)
     desired = {"run_state": "PAUSED", "why": EVIL, "by": EVIL}
     run.hset(keys.desired, "worker:w", json.dumps(desired))
     eventually(lambda: run.xlen(keys.dead) >= 2)

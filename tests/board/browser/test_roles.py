@@ -31,8 +31,7 @@ class Keyed:
     def __init__(self, plant: Plant) -> None:
         self.url = serve(plant, keys="required")
         self.keys = {
-            role: create_key(plant.connection, plant.keys, "ops", name=f"a {role}", role=role)[0]
-            for role in ROLES
+            role: create_key(plant, "ops", name=f"a {role}", role=role)[0] for role in ROLES
         }
 
     def log_in(self, window: Window, role: Role) -> None:

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 @contextmanager
 def kept_in_the_middle(plant: Plant) -> Iterator[str]:
     """A request whose worker is paused, until the block ends, when a part of its text is there."""
-    signals, scope = Signals(plant.connection, plant.keys), model_scope("speaker")
+    signals, scope = Signals(plant), model_scope("speaker")
     params = SamplingParams(max_tokens=MAX_LEN - 50, temperature=0.0)
     state, name = "", ""
     while state != "assigned":  # else it was over before

@@ -7,14 +7,15 @@ from typing import Any, Final
 from tokenyard.admin.audit import MAX_ENTRIES, read_audit
 from tokenyard.board.action import Action
 from tokenyard.board.page import Page
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.yard import Yard
 
 _ON_A_PAGE: Final = 50
 
 
 def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     before = given.text("before")
-    found = read_audit(yard.connection, yard.keys, _ON_A_PAGE + 1, before)
+    found = read_audit(yard, _ON_A_PAGE + 1, before)
     shown = found[:_ON_A_PAGE]
     return {
         "entries": shown,

@@ -14,10 +14,11 @@ from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Previe
 from tokenyard.board.addresses import address
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound, Page
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.broker.connection import batch_connection
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import pip_install
+from tokenyard.protocol.yard import Yard
 
 if TYPE_CHECKING:
     from tokenyard.batch.rq.jobs import BatchQueue
@@ -60,7 +61,7 @@ def _queue(yard: Yard) -> BatchQueue:
     from tokenyard.batch.rq.jobs import BatchQueue
 
     try:
-        return BatchQueue(batch_connection(yard.connection, yard.url), yard.keys.yard)
+        return BatchQueue(batch_connection(yard), yard.keys.yard)
     except SettingsError as error:
         raise ActionRefused(f"{error}.") from error
 

@@ -13,9 +13,10 @@ from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages.dead_actions import ACTIONS
 from tokenyard.board.pages.dead_filter import FILTERS, REASONS, wanted_letters
-from tokenyard.board.yard import BadInput, Parameters, Yard
+from tokenyard.board.yard import BadInput, Parameters
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import SYSTEM_FIELDS
+from tokenyard.protocol.yard import Yard
 
 __all__ = ["ACTIONS", "PAGES"]
 
@@ -73,8 +74,8 @@ def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     before = given.text("before")
     if before and not is_letter(before):
         raise BadInput("before: give the name of a letter")
-    page = read_page(yard.connection, yard.keys, wanted, before=before, most=int(show))
-    newest = newest_letter(yard.connection, yard.keys)
+    page = read_page(yard, wanted, before=before, most=int(show))
+    newest = newest_letter(yard)
     asked = {name: given.text(name) for name in FILTERS}
     filters = {name: text for name, text in asked.items() if text}
     here = {**filters, "show": show if show != _SIZES[0] else ""}
@@ -112,7 +113,7 @@ def _row(head: LetterHead) -> dict[str, Any]:
 
 def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
     name = given.text("letter")
-    letter = named_letter(yard.connection, yard.keys, name) if is_letter(name) else None
+    letter = named_letter(yard, name) if is_letter(name) else None
     if letter is None:
         raise NotFound(
             f"There is no dead letter {name[:60]}: it was requeued or dropped, or newer ones have"
@@ -122,9 +123,7 @@ def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
     means, todo = _MEANING[code] if code or not letter.is_answerable else ("", "")
     attempts = []
     if letter.is_answerable:
-        attempts = read_attempts(
-            yard.connection, yard.keys, letter.client, letter.id, letter.server_id
-        )
+        attempts = read_attempts(yard, letter.client, letter.id, letter.server_id)
     return {
         "letter": letter,
         "code": code,

@@ -19,8 +19,9 @@ from tokenyard.admin.letter_lists import LetterHead, count_letters, named_heads
 from tokenyard.board.action import Action, ActionRefused, Outcome, Preview
 from tokenyard.board.cutting import cut
 from tokenyard.board.pages.dead_filter import wanted_letters, words_of
-from tokenyard.board.yard import BadInput, Parameters, Yard
+from tokenyard.board.yard import BadInput, Parameters
 from tokenyard.protocol.texts import printable
+from tokenyard.protocol.yard import Yard
 
 #: Letters that one form can name.
 _MOST_NAMED: Final = 500
@@ -62,11 +63,11 @@ def _preview(yard: Yard, given: Parameters, kind: _LetterAction) -> Preview:
     """What would be done, counted."""
     names = _named(given)
     if names:
-        pieces = named_heads(yard.connection, yard.keys, names[:_MOST_ITEMS])
+        pieces = named_heads(yard, names[:_MOST_ITEMS])
         items = [_item(name, head) for piece in pieces for name, head in piece]
         return Preview(f"{kind.verb} {_letters(len(names))}. {kind.means}", (), items, len(names))
     last, words = _last(given), words_of(given)
-    found = count_letters(yard.connection, yard.keys, wanted_letters(given), last, _COUNT_S)
+    found = count_letters(yard, wanted_letters(given), last, _COUNT_S)
     if not found.count:
         return Preview(f"No dead letter matches {words}." if words else "None is left.", count=0)
     at = datetime.datetime.fromtimestamp(_seconds(last), datetime.UTC)
@@ -82,12 +83,12 @@ def _preview(yard: Yard, given: Parameters, kind: _LetterAction) -> Preview:
 def _run(yard: Yard, given: Parameters, kind: _LetterAction) -> Outcome:
     names = _named(given)
     if names:
-        changed = change_named(yard.connection, yard.keys, names, kind.change)
+        changed = change_named(yard, names, kind.change)
         target = f"dead letter {names[0]}" if len(names) == 1 else _letters(len(names))
         details = {"letters": " ".join(names)}
     else:
         wanted, last = wanted_letters(given), _last(given)
-        changed = change_wanted(yard.connection, yard.keys, wanted, last, kind.change, _ACT_S)
+        changed = change_wanted(yard, wanted, last, kind.change, _ACT_S)
         words = words_of(given)
         target = f"dead letters with {words}" if words else "all dead letters"
         details = {"up to": last}

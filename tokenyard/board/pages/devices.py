@@ -26,9 +26,10 @@ from tokenyard.admin.worker_rates import WorkerRates
 from tokenyard.board.action import Action
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES
+from tokenyard.protocol.yard import Yard
 
 #: Tiles of one page; the lanes of so many workers are measured.
 TILES: Final = 60
@@ -80,7 +81,7 @@ def rates_of(url: str, yard: str) -> WorkerRates:
 
 
 def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
-    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    view = read_yard(yard, counts_lanes=False)
     rates = rates_of(yard.url, yard.keys.yard).add(view)
     every = device_views(view.workers)
     state = given.one_of("state", STATES, "")
@@ -88,7 +89,7 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     filters = {name: given.text(name) for name in FILTERS}
     page = numbered_page(given, len(found), TILES, "/devices", **filters)
     shown = _with_lanes(yard, found[page.first : page.end])
-    commands = recent_commands(yard.connection, yard.keys, MOST_COMMANDS)
+    commands = recent_commands(yard, MOST_COMMANDS)
     pending, is_whole = _pending(yard, view, commands)
     return {
         "tiles": _tiles(view, shown, rates),
@@ -123,7 +124,7 @@ def is_paused(worker: WorkerView) -> bool:
 
 
 def _with_lanes(yard: Yard, devices: Sequence[DeviceView]) -> list[DeviceView]:
-    measured = with_lanes(yard.connection, yard.keys, [one.worker for one in devices])
+    measured = with_lanes(yard, [one.worker for one in devices])
     return [replace(one, worker=worker) for one, worker in zip(devices, measured, strict=True)]
 
 
@@ -155,7 +156,7 @@ def _pending(
     yard: Yard, view: YardView, commands: Sequence[RecentCommand]
 ) -> tuple[list[PendingModel], bool]:
     """Models that requests wait for and no worker serves; whether these are all requests."""
-    sample = read_waiting_sample(yard.connection, yard.keys, view)
+    sample = read_waiting_sample(yard, view)
     without = [one for one in sample.models if one.model not in view.models]
     found = [
         PendingModel(one.model, one.count, one.oldest_ms, why_it_waits(view, one.model, commands))
@@ -168,7 +169,7 @@ def _pending(
 
 
 def _worker(yard: Yard, given: Parameters) -> dict[str, Any]:
-    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    view = read_yard(yard, counts_lanes=False)
     rates = rates_of(yard.url, yard.keys.yard).add(view)
     worker = _find(view, given.text("worker"))
     [device] = _with_lanes(yard, [seen_from(device_views(view.workers), worker)])
@@ -177,12 +178,10 @@ def _worker(yard: Yard, given: Parameters) -> dict[str, Any]:
     return {
         "tile": tile,
         "facts": facts(worker),
-        "requests": lane_requests(yard.connection, yard.keys, worker.worker, MOST_ON_LANE),
+        "requests": lane_requests(yard, worker.worker, MOST_ON_LANE),
         "most_on_lane": MOST_ON_LANE,
         "pauses": [one.text(view.at_ms) for one in pauses_of_worker(view, worker.worker)],
-        "commands": recent_commands(
-            yard.connection, yard.keys, MOST_COMMANDS, worker=device.name, verbs=CHANGING
-        ),
+        "commands": recent_commands(yard, MOST_COMMANDS, worker=device.name, verbs=CHANGING),
         "scope": scope,
         "run_state": view.desired_states.by_scope.get(scope, DesiredState()).run_state,
         "loadable": _loadable(view, device),

@@ -11,12 +11,13 @@ from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Previe
 from tokenyard.board.cutting import cut
 from tokenyard.board.page import Page
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import BadInput, Parameters, Yard
+from tokenyard.board.yard import BadInput, Parameters
 from tokenyard.protocol.api_keys import ApiKey, Role
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.yard import Yard
 
 #: Keys on one page.
 PER_PAGE: Final = 100
@@ -28,7 +29,7 @@ _ROLES: Final = (_NO_ROLE, *get_args(Role))
 
 def _keys(yard: Yard, given: Parameters) -> dict[str, Any]:
     tenant = given.text("tenant")
-    everything = list_keys(yard.connection, yard.keys)
+    everything = list_keys(yard)
     found = [one for one in everything.items() if tenant in {"", one[1].tenant}]
     found.reverse()  # the newest first
     page = numbered_page(given, len(found), PER_PAGE, "/keys", tenant=tenant)
@@ -72,8 +73,7 @@ def _create(yard: Yard, given: Parameters) -> Outcome:
         )
     try:
         key, key_id = create_key(
-            yard.connection,
-            yard.keys,
+            yard,
             tenant,
             name=name,
             models=models or None,
@@ -129,7 +129,7 @@ def _preview_revoke(yard: Yard, given: Parameters) -> Preview:
 
 def _revoke(yard: Yard, given: Parameters) -> Outcome:
     found = _selected(yard, given)
-    revoked = [key_id for key_id in found if revoke_key(yard.connection, yard.keys, key_id)]
+    revoked = [key_id for key_id in found if revoke_key(yard, key_id)]
     if not revoked:
         raise ActionRefused("There is no such key any more.")
     named = ", ".join(
@@ -143,7 +143,7 @@ def _selected(yard: Yard, given: Parameters) -> Mapping[str, ApiKey]:
     wanted = given.texts("key")
     if not any(wanted):
         raise BadInput("key: select at least one")
-    found = list_keys(yard.connection, yard.keys)
+    found = list_keys(yard)
     return {key_id: found[key_id] for key_id in dict.fromkeys(wanted) if key_id in found}
 
 

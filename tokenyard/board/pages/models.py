@@ -19,9 +19,10 @@ from tokenyard.admin.waiting_models import (
 from tokenyard.board.model_actions import ACTIONS as MODEL_ACTIONS
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.yard import Yard
 
 #: Models of one page.
 ROWS: Final = 50
@@ -81,12 +82,12 @@ class ModelRow:
 
 
 def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
-    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    view = read_yard(yard, counts_lanes=False)
     wanted = given.text("q").lower()
     every = model_views(view, view.desired_states)
     found = [one for one in every if wanted in one.name.lower()]
     page = numbered_page(given, len(found), ROWS, "/models", q=given.text("q"))
-    sample = read_waiting_sample(yard.connection, yard.keys, view)
+    sample = read_waiting_sample(yard, view)
     return {
         "rows": [_row(one, sample) for one in found[page.first : page.end]],
         "found": len(found),
@@ -94,7 +95,7 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
         "query": given.text("q"),
         "sample": sample,
         "numbered": page,
-        "commands": recent_commands(yard.connection, yard.keys, MOST_COMMANDS),
+        "commands": recent_commands(yard, MOST_COMMANDS),
     }
 
 
@@ -104,14 +105,14 @@ def _row(model: ModelView, sample: WaitingSample, why: str = "") -> ModelRow:
 
 
 def _model(yard: Yard, given: Parameters) -> dict[str, Any]:
-    view = read_yard(yard.connection, yard.keys, counts_lanes=False)
+    view = read_yard(yard, counts_lanes=False)
     name = given.text("name")
     found = [one for one in model_views(view, view.desired_states) if one.name == name]
     if not found:
         raise NotFound(f"There is no model {name[:200]!r}: no live host may load it.")
     [model] = found
-    sample = read_waiting_sample(yard.connection, yard.keys, view)
-    commands = recent_commands(yard.connection, yard.keys, MOST_COMMANDS, model=name)
+    sample = read_waiting_sample(yard, view)
+    commands = recent_commands(yard, MOST_COMMANDS, model=name)
     waiting = sample.of(name)
     why = why_it_waits(view, name, commands) if waiting.count else ""
     own = view.desired_states.by_scope.get(model_scope(name), DesiredState())

@@ -11,7 +11,7 @@ from tokenyard.admin.scopes import known_models, known_workers, other_pauses, sc
 from tokenyard.admin.signals import Signals
 from tokenyard.admin.snapshot import RosterView, read_roster
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.control import (
     ALL,
     PAUSE_MODES,
@@ -27,6 +27,7 @@ from tokenyard.protocol.control import (
     worker_scope,
 )
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.yard import Yard
 
 _MOST_NAMED: Final = 10
 _ENDS: Final = frozenset({"DRAIN", "STOP"})
@@ -65,8 +66,8 @@ class _Asked:
 
 def _asked(signal: Signal, yard: Yard, given: Parameters) -> _Asked:
     """Raises `ActionRefused` for a scope that the yard does not know."""
-    signals = Signals(yard.connection, yard.keys)
-    roster, desired = read_roster(yard.connection, yard.keys), signals.desired_states()
+    signals = Signals(yard)
+    roster, desired = read_roster(yard), signals.desired_states()
     scope = given.text("scope")
     known = {ALL}
     known |= {model_scope(name) for name in known_models(roster, desired.by_scope)}
@@ -100,9 +101,7 @@ def _preview(signal: Signal, yard: Yard, given: Parameters) -> Preview:
     except Invalid as error:
         raise ActionRefused(f"{error}.") from error
     if is_redundant:
-        behind = Signals(yard.connection, yard.keys).behind(
-            asked.roster.live, asked.desired.changed
-        )
+        behind = Signals(yard).behind(asked.roster.live, asked.desired.changed)
         left = [one.worker for one in behind if one.worker in workers]
         text = f"{name} is {state.run_state} already."
         if left:
@@ -120,7 +119,7 @@ def _run(signal: Signal, yard: Yard, given: Parameters) -> Outcome:
     asked = _asked(signal, yard, given)
     order, name = asked.order, said(asked.order.scope)
     try:
-        receipt = Signals(yard.connection, yard.keys).give(order)
+        receipt = Signals(yard).give(order)
     except Invalid as error:
         raise ActionRefused(f"{error}.") from error
     count = len(receipt.workers) if signal in _ENDS else len(asked.workers)

@@ -14,7 +14,7 @@ from tokenyard.admin.snapshot import RosterView, WorkerView, read_roster
 from tokenyard.board.page import Page
 from tokenyard.board.pages.signal_actions import ACTIONS
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.control import (
     ALL,
     DesiredState,
@@ -25,6 +25,7 @@ from tokenyard.protocol.control import (
     worker_scope,
 )
 from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
 
 __all__ = ["ACTIONS", "PAGES"]
 
@@ -95,8 +96,8 @@ class _Scopes:
 
 
 def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
-    signals = Signals(yard.connection, yard.keys)
-    roster, desired = read_roster(yard.connection, yard.keys), signals.desired_states()
+    signals = Signals(yard)
+    roster, desired = read_roster(yard), signals.desired_states()
     left = signals.behind(roster.live, desired.changed)
     scopes = _Scopes(roster, desired, left)
     wanted = given.text("q")
@@ -104,7 +105,7 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     page = numbered_page(given, len(names), _PAGE, "/signals", q=wanted)
     shown = names[page.first : page.end]
     models = known_models(roster, desired.by_scope)
-    by_signals = read_given_signals(yard.connection, yard.keys)
+    by_signals = read_given_signals(yard)
     changed = sorted(desired.by_scope)
     return {
         "everybody": scopes.row(ALL),

@@ -13,10 +13,11 @@ from tokenyard.admin.tenants import TenantView, read_tenants, set_tenant
 from tokenyard.admin.tenants_file import FIELDS, setting_fault
 from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
 from tokenyard.board.cutting import cut
-from tokenyard.board.yard import MAX_PARAMETER, BadInput, Parameters, Yard
+from tokenyard.board.yard import MAX_PARAMETER, BadInput, Parameters
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, encode_tenant
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.yard import Yard
 
 _LABELS: Final = {
     "weight": ("Weight", "Tokens are shared in proportion to it."),
@@ -85,7 +86,7 @@ def _set(yard: Yard, given: Parameters) -> Outcome:
             raise ActionRefused(f"{changed}: go back and look again.")
         return msgspec.structs.replace(before, **values)
 
-    change = set_tenant(yard.connection, yard.keys, name, after)
+    change = set_tenant(yard, name, after)
     if change.before is None:
         text = f"{name}: new, {words_of(change.after)}"
     else:
@@ -123,7 +124,7 @@ def _read(key: str, text: str) -> Any:
 
 def _preview_remove(yard: Yard, given: Parameters) -> Preview:
     names = _names(given)
-    views = [one for one in read_tenants(yard.connection, yard.keys, names) if one.is_set]
+    views = [one for one in read_tenants(yard, names) if one.is_set]
     if not views:
         return Preview("Nothing is set for what was selected.", count=0)
     return Preview(
@@ -135,8 +136,8 @@ def _preview_remove(yard: Yard, given: Parameters) -> Preview:
 
 
 def _remove(yard: Yard, given: Parameters) -> Outcome:
-    names = [one.name for one in read_tenants(yard.connection, yard.keys, _names(given))]
-    changes = [set_tenant(yard.connection, yard.keys, name, lambda _: None) for name in names]
+    names = [one.name for one in read_tenants(yard, _names(given))]
+    changes = [set_tenant(yard, name, lambda _: None) for name in names]
     removed = [change for change in changes if change.seen]
     if not removed:
         raise ActionRefused("Nothing is set for what was selected.")
@@ -161,7 +162,7 @@ def _name(text: str) -> str:
 
 
 def _view(yard: Yard, name: str) -> TenantView:
-    [view] = read_tenants(yard.connection, yard.keys, [_name(name)])
+    [view] = read_tenants(yard, [_name(name)])
     return view
 
 

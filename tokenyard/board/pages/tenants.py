@@ -27,12 +27,13 @@ from tokenyard.board.day_bars import day_bars
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages.tenant_actions import ACTIONS as _ACTIONS
 from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.tenants import LIMITS
 from tokenyard.protocol.usage import KEPT_DAYS
+from tokenyard.protocol.yard import Yard
 
 #: Tenants on one page.
 PER_PAGE: Final = 50
@@ -61,7 +62,7 @@ def _tenants(yard: Yard, given: Parameters) -> dict[str, Any]:
     line, had = _line(yard)
     shown = given.one_of("show", ("waiting", "all"), "waiting" if line.tenants else "all")
     if text:
-        found = search_tenants(yard.connection, yard.keys, text)
+        found = search_tenants(yard, text)
         page = numbered_page(given, len(found.names), PER_PAGE, "/tenants", q=text)
         shown, names = "found", found.names[page.first : page.end]
     elif shown == "all":
@@ -89,7 +90,7 @@ def _all(yard: Yard, given: Parameters) -> tuple[TenantNames, NumberedPage]:
     """A page of all tenants; of fewer than the page asks for, the last page."""
     first = (asked_page(given) - 1) * PER_PAGE
     while True:
-        found = list_tenants(yard.connection, yard.keys, first, PER_PAGE)
+        found = list_tenants(yard, first, PER_PAGE)
         page = numbered_page(given, found.total, PER_PAGE, "/tenants", show="all")
         if page.first >= first:
             return found, page
@@ -98,7 +99,7 @@ def _all(yard: Yard, given: Parameters) -> tuple[TenantNames, NumberedPage]:
 
 def _line(yard: Yard) -> tuple[TenantLine, Mapping[str, float]]:
     """The line, and what share of the tokens each has had lately, as far as somebody looked."""
-    line = read_line(yard.connection, yard.keys)
+    line = read_line(yard)
     history = _history(yard.url, yard.keys.yard)
     return line, history.shares(line, unix_ms(yard.connection.time()))
 
@@ -114,10 +115,8 @@ def _rows(
     yard: Yard, names: Sequence[str], line: TenantLine, had: Mapping[str, float]
 ) -> list[Row]:
     tenants = list(filter(None, names))
-    views = {one.name: one for one in read_tenants(yard.connection, yard.keys, tenants)}
-    windows = dict(
-        zip(tenants, read_each_windows(yard.connection, yard.keys, tenants), strict=True)
-    )
+    views = {one.name: one for one in read_tenants(yard, tenants)}
+    windows = dict(zip(tenants, read_each_windows(yard, tenants), strict=True))
     wanted = line.wanted
     return [
         Row(
@@ -137,8 +136,8 @@ def _tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
         raise NotFound(f"There is no tenant {name[:200]!r}: nobody has set it, and none has asked.")
     line, had = _line(yard)
     [row] = _rows(yard, [name], line, had)
-    held, one = read_held(yard.connection, yard.keys, name), line.of(name)
-    report = read_report(yard.connection, yard.keys, name, days)
+    held, one = read_held(yard, name), line.of(name)
+    report = read_report(yard, name, days)
     return {
         "row": row,
         "view": row.view,
@@ -182,7 +181,7 @@ def _keys_of(yard: Yard, name: str) -> dict[str, ApiKey] | None:
     count: Any = yard.connection.hlen(yard.keys.api_keys)
     if count > _MOST_KEYS:
         return None
-    found = list_keys(yard.connection, yard.keys)
+    found = list_keys(yard)
     return {key_id: key for key_id, key in found.items() if key.tenant == name}
 
 

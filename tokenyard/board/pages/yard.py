@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
 from markupsafe import Markup
 
 from tokenyard.admin.dead_letters import dead_letters
@@ -21,10 +20,11 @@ from tokenyard.board.action import Action
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.checkup import checkup_of
 from tokenyard.board.page import Page
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
 from tokenyard.doctor import Evidence, Finding, Verdict, check_server, durability_grades, glance
 from tokenyard.protocol.history import HistorySample
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import quantile_s
 
@@ -80,15 +80,14 @@ class ServerFacts:
 
 def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     del given
-    connection, keys = yard.connection, yard.keys
-    view = read_yard(connection, keys, counts_lanes=False)
-    samples = read_history(connection, keys, view.at_ms)
-    line = read_line(connection, keys, _COUNTED)
+    view = read_yard(yard, counts_lanes=False)
+    samples = read_history(yard, view.at_ms)
+    line = read_line(yard, _COUNTED)
     serves = any(one.is_serving for one in view.workers)
     rate = _rate(view) if serves else 0.0
-    letters = dead_letters(connection, keys, _MOST_ERRORS) if view.dead else []
+    letters = dead_letters(yard, _MOST_ERRORS) if view.dead else []
     checkup = checkup_of(yard).latest(yard)
-    evidence = glance(connection, yard.url, checkup.evidence if checkup else None)
+    evidence = glance(yard, checkup.evidence if checkup else None)
     return {
         "view": view,
         "pauses": [one.text(0) for one in all_pauses(view.desired_states)],
@@ -99,13 +98,13 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
         "duration": duration,
         "number": number,
         "living": len(view.living),
-        "classes": _classes(connection, keys, view, line, rate),
+        "classes": _classes(yard, view, line, rate),
         "rate": rate,
         "serves": serves,
         "line": line,
         "tenants": _tenants(line, rate),
         "errors": recent_errors(view, letters)[:_MOST_ERRORS],
-        "standbys": read_standbys(connection, keys, view.leader, view.at_ms),
+        "standbys": read_standbys(yard, view.leader, view.at_ms),
         "server": ServerFacts.of(evidence),
         "server_findings": list(check_server(evidence)),
         "grades": list(durability_grades(evidence)),
@@ -173,10 +172,8 @@ def _failed_per_s(one: HistorySample) -> float:
     return one.failed / one.seconds if one.seconds else 0.0
 
 
-def _classes(
-    connection: redis.Redis, keys: Keys, view: YardView, line: TenantLine, rate: float
-) -> list[WaitingClass]:
-    oldest_ms = read_oldest_ms(connection, keys, view.at_ms)
+def _classes(yard: Yard, view: YardView, line: TenantLine, rate: float) -> list[WaitingClass]:
+    oldest_ms = read_oldest_ms(yard, view.at_ms)
     # Classes are an order among the requests of one tenant.
     expected = {} if line.waiting else seconds_by_class(view.waiting, rate)
     return [

@@ -15,8 +15,9 @@ from tokenyard.admin.requeueing import letters_of, matching_letters, what_is_in_
 from tokenyard.board.action import Action, ActionRefused, Outcome, Preview
 from tokenyard.board.addresses import named_request
 from tokenyard.board.requests.filters import Filter, read_filter
-from tokenyard.board.yard import BadInput, Parameters, Yard
+from tokenyard.board.yard import BadInput, Parameters
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 
 #: Most requests of one action.
@@ -80,7 +81,7 @@ def cancel(yard: Yard, given: Parameters) -> Outcome:
     chosen = _chosen(yard, given)
     by = "cancelled by an operator"
     reason = f"{by}: {given.why}" if given.why else by
-    scripts, codes = Scripts(yard.connection, yard.keys), Counter[Cancelled]()
+    scripts, codes = Scripts(yard), Counter[Cancelled]()
     for one in chosen.running:
         codes[scripts.cancel(one.client, one.id, reason)] += 1
     unknown, moved = codes[Cancelled.CANCELLED_BEFORE_ARRIVAL], codes[Cancelled.MOVED]
@@ -116,7 +117,7 @@ def preview_requeue(yard: Yard, given: Parameters) -> Preview:
 def requeue(yard: Yard, given: Parameters) -> Outcome:
     """Submit them again from their dead letters."""
     letters = _letters(yard, given)
-    problems = requeue_letters(yard.connection, yard.keys, letters.heads)
+    problems = requeue_letters(yard, letters.heads)
     note = _told(Counter(problem for problem in problems if problem)) + letters.note
     done = problems.count("")
     if not done:
@@ -144,7 +145,7 @@ def _chosen(yard: Yard, given: Parameters) -> _Chosen:
         states=IN_FLIGHT,
         until_ms=_until_ms(given),
     )
-    found = list_requests(yard.connection, yard.keys, query)
+    found = list_requests(yard, query)
     note = ""
     if found.has_more:
         note = _MORE.format(MOST)
@@ -165,12 +166,12 @@ def _letters(yard: Yard, given: Parameters) -> _Letters:
             limit=MOST, most=0, most_keys=0, most_streams=0, until_ms=_until_ms(given)
         )
         query = replace(query, states=states)
-        found = matching_letters(yard.connection, yard.keys, query, MOST, _SEARCH_S)
+        found = matching_letters(yard, query, MOST, _SEARCH_S)
         note = "" if found.is_whole else _UNREAD
         return _Letters(found.heads, wanted.words(), _MORE.format(MOST) if found.has_more else note)
     requests, words = _selected(yard, given)
     ended_ms = {(one.client, one.id): one.ended_ms for one in requests if one.state == "failed"}
-    letters = letters_of(yard.connection, yard.keys, ended_ms)
+    letters = letters_of(yard, ended_ms)
     rest = (one.state for one in requests if (one.client, one.id) not in letters)
     return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
 
@@ -192,7 +193,7 @@ def _selected(yard: Yard, given: Parameters) -> tuple[list[Listed], str]:
     if len(names) > MOST:
         raise BadInput(f"more than {MOST:,} requests are selected: select fewer at once")
     owners = [named_request(name) for name in names]
-    known = {(one.client, one.id): one for one in by_ledger(yard.connection, yard.keys, owners)}
+    known = {(one.client, one.id): one for one in by_ledger(yard, owners)}
     # A request by plain XADD has no ledger while it waits.
     requests = [
         known.get(one) or Listed(client=one[0], id=one[1], state="waiting") for one in owners

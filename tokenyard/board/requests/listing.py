@@ -8,7 +8,8 @@ from urllib.parse import quote, urlencode
 from tokenyard.admin.listed import STATES
 from tokenyard.admin.requests import Missed, Query, RequestList, list_requests
 from tokenyard.board.requests.filters import ORDERS, Filter, given_place, place_text, read_filter
-from tokenyard.board.yard import Parameters, Yard
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.yard import Yard
 
 PATH: Final = "/requests"
 #: Requests on a page.
@@ -38,7 +39,7 @@ def view_requests(yard: Yard, given: Parameters) -> dict[str, Any]:
         after=given_place(after),
         cursor=cursor,
     )
-    found = list_requests(yard.connection, yard.keys, query)
+    found = list_requests(yard, query)
     return {
         "wanted": wanted,
         "found": found,

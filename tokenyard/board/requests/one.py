@@ -19,11 +19,12 @@ from tokenyard.board.requests.content import answers_of, length_of, prompt_of
 from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.board.requests.rates import TokenRates
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
-from tokenyard.board.yard import BadInput, Parameters, Yard
+from tokenyard.board.yard import BadInput, Parameters
 from tokenyard.protocol.errors import UnknownRequest
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams
+from tokenyard.protocol.yard import Yard
 
 _RATES: Final = TokenRates()
 _TOKENIZERS: Final = Tokenizers()
@@ -35,17 +36,17 @@ def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
     """The story of one request."""
     client, request_id = _named(yard, given)
     try:
-        timeline = read_timeline(yard.connection, yard.keys, client, request_id)
+        timeline = read_timeline(yard, client, request_id)
     except UnknownRequest as error:
         raise NotFound(
             f"{error}. The results of requests are kept for their result_ttl, an hour by default."
         ) from error
     ended_ms = timeline.ended_ms or 0
-    letter = letter_of(yard.connection, yard.keys, client, request_id, ended_ms)
+    letter = letter_of(yard, client, request_id, ended_ms)
     if letter:
-        submitted = read_letter(yard.connection, yard.keys, letter.letter, client, request_id)
+        submitted = read_letter(yard, letter.letter, client, request_id)
     else:
-        submitted = read_submitted(yard.connection, yard.keys, client, request_id)
+        submitted = read_submitted(yard, client, request_id)
     request = submitted if isinstance(submitted, Request) else None
     shows = given.actor.shows_content
     parts = bar_of(timeline)
@@ -78,8 +79,7 @@ def _named(yard: Yard, given: Parameters) -> tuple[str, str]:
         return given_request(given)
     _, request_id = checked_request(DEFAULT_CLIENT, (given.texts("id") or [""])[0])
     owners = find_owners(
-        yard.connection,
-        yard.keys,
+        yard,
         request_id,
         most_keys=MOST_KEYS_FOR_ID,
         most_entries=MOST_ENTRIES,

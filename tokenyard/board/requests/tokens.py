@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard import clock
-from tokenyard.board.yard import Yard
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.protocol.wire import unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
+from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.board")
 

@@ -32,8 +32,8 @@ def check_file(choice: YardChoice, spec: BatchSpec, tokenizer: str, *, prints_js
 def _fleet(choice: YardChoice) -> Fleet:
     """The properties of the yard; optional for a dry run."""
     try:
-        with opened(choice) as (connection, keys):
-            return Fleet.of(read_yard(connection, keys))
+        with opened(choice) as yard:
+            return Fleet.of(read_yard(yard))
     except TokenyardError as error:
         return Fleet(notes=[f"models, limits and pace are not known: {error}"])
 

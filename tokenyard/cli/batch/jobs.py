@@ -60,8 +60,8 @@ def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
 
 
 def _note(ctx: click.Context, action: str, job_id: str, text: str) -> None:
-    with opened(ctx.obj) as (connection, keys):
-        note(connection, keys, action, [f"batch {job_id}"], text)
+    with opened(ctx.obj) as yard:
+        note(yard, action, [f"batch {job_id}"], text)
 
 
 @click.command("list", cls=PlainCommand, short_help="List the jobs, the newest first.")

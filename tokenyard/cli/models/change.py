@@ -141,17 +141,17 @@ def _command(
     as_json: bool,
 ) -> None:
     """Send the commands of ``plan``, wait, and print the outcome."""
-    with opened(ctx.obj) as (connection, keys):
-        view = read_yard(connection, keys)
-        scopes = Signals(connection, keys).desired_states().by_scope
+    with opened(ctx.obj) as yard:
+        view = read_yard(yard)
+        scopes = Signals(yard).desired_states().by_scope
         find_model(view, scopes, model)
         name = find_worker(view, scopes, worker) if worker else ""
         chosen = plan(view, model, name)
         reason = why or "requested by an operator"
-        sent = send(Scripts(connection, keys), view, chosen.commands, reason)
+        sent = send(Scripts(yard), view, chosen.commands, reason)
         if sent:
-            note(connection, keys, f"model.{verb}", [model], f"{model}: {chosen.sent}", why=why)
-        unacknowledged = wait_for(connection, keys, sent, timeout_s) if waits else []
+            note(yard, f"model.{verb}", [model], f"{model}: {chosen.sent}", why=why)
+        unacknowledged = wait_for(yard, sent, timeout_s) if waits else []
     report(
         ctx,
         sent,

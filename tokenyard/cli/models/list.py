@@ -56,8 +56,8 @@ _COLUMNS: Final = (
 @click.pass_context
 def list_models(ctx: click.Context, as_json: bool) -> None:
     """Read the yard once and print its models."""
-    with opened(ctx.obj) as (connection, keys):
-        view = read_yard(connection, keys)
+    with opened(ctx.obj) as yard:
+        view = read_yard(yard)
     views = model_views(view, view.desired_states)
     if as_json:
         say(msgspec.json.encode({"models": [_fields(one) for one in views]}))

@@ -76,10 +76,10 @@ def reload(
         raise click.BadParameter(
             f"{path!r}: give an absolute path, as the workers' hosts see it", param_hint="--path"
         )
-    with opened(ctx.obj) as (connection, keys):
-        signals = Signals(connection, keys)
+    with opened(ctx.obj) as yard:
+        signals = Signals(yard)
         desired_states = signals.desired_states()
-        find_model(read_yard(connection, keys), desired_states.by_scope, model)
+        find_model(read_yard(yard), desired_states.by_scope, model)
         number = next_epoch(desired_states, model) if epoch is None else epoch
         try:
             unacknowledged = signals.reload(model, path, number, mode, timeout_s, by)
@@ -87,7 +87,7 @@ def reload(
             raise click.ClickException(str(error)) from error
         weights = path or "its own weights"
         text = f"{model}: reload of {weights}, in epoch {number}"
-        note(connection, keys, "model.reload", [model], text, by=by)
+        note(yard, "model.reload", [model], text, by=by)
         now = signals.desired_states().of("", model)
     if as_json:
         about = {

@@ -12,8 +12,8 @@ import redis
 from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.cli.shared.console import say
 from tokenyard.process.home import user_name
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.yard import Yard
 
 _VARIABLE = "TOKENYARD_OPERATOR"
 
@@ -24,8 +24,7 @@ def operator() -> str:
 
 
 def note(
-    connection: redis.Redis,
-    keys: Keys,
+    yard: Yard,
     action: str,
     targets: Iterable[str],
     text: str,
@@ -43,15 +42,13 @@ def note(
         why=why,
     )
     try:
-        record(connection, keys, entry)
+        record(yard, entry)
     except redis.RedisError as error:
         say(f"Warning: this is not in the audit: {error}", err=True)
 
 
 @contextmanager
-def noting(
-    connection: redis.Redis, keys: Keys, action: str, noun: str, done: str, *, why: str = ""
-) -> Iterator[list[str]]:
+def noting(yard: Yard, action: str, noun: str, done: str, *, why: str = "") -> Iterator[list[str]]:
     """Collects the names of what is changed one by one, and records them at the end of it."""
     names: list[str] = []
     try:
@@ -59,4 +56,4 @@ def noting(
     finally:
         if names:
             text = f"{counted(len(names), noun)} {done}"
-            note(connection, keys, action, names, text, why=why)
+            note(yard, action, names, text, why=why)

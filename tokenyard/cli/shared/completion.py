@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from tokenyard.process.running import YARD_DEFAULT, broker_url
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Keys, is_name
-
-if TYPE_CHECKING:
-    import redis
+from tokenyard.protocol.yard import Yard
 
 #: Set by the shell while it completes a line.
 COMPLETION: Final = "_TOKENYARD_COMPLETE"
 #: The shell does not wait longer for an unreachable broker.
 MAX_WAIT_S: Final = 0.5
-Names = Callable[["redis.Redis", Keys], Iterable[str]]
+Names = Callable[[Yard], Iterable[str]]
 
 
 def complete_model(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -65,7 +63,7 @@ def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
                 url, timeout_s=MAX_WAIT_S, connect_timeout_s=MAX_WAIT_S, retries=0
             ) as connection,
         ):
-            found.extend(sorted(set(names(connection, Keys(yard)))))
+            found.extend(sorted(set(names(Yard(connection, Keys(yard), url)))))
 
     if url and is_name(yard):
         asking = threading.Thread(target=ask, daemon=True)
@@ -74,28 +72,28 @@ def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
     return list(found)
 
 
-def _models(connection: redis.Redis, keys: Keys) -> list[str]:
+def _models(yard: Yard) -> list[str]:
     from tokenyard.admin.scopes import known_models
     from tokenyard.admin.snapshot import read_yard
 
-    view = read_yard(connection, keys)
+    view = read_yard(yard)
     return known_models(view, view.desired_states.by_scope)
 
 
-def _workers(connection: redis.Redis, keys: Keys) -> list[str]:
+def _workers(yard: Yard) -> list[str]:
     from tokenyard.admin.snapshot import read_yard
 
-    return [one.info.name for one in read_yard(connection, keys).living if one.info]
+    return [one.info.name for one in read_yard(yard).living if one.info]
 
 
-def _jobs(connection: redis.Redis, keys: Keys) -> list[str]:
+def _jobs(yard: Yard) -> list[str]:
     from tokenyard.batch.rq.jobs import BatchQueue
     from tokenyard.batch.rq.listing import list_jobs
 
-    return [job.batch.id for job in list_jobs(BatchQueue(connection, keys.yard)).jobs]
+    return [job.batch.id for job in list_jobs(BatchQueue(yard.connection, yard.keys.yard)).jobs]
 
 
-def _tenants(connection: redis.Redis, keys: Keys) -> list[str]:
+def _tenants(yard: Yard) -> list[str]:
     from tokenyard.admin.tenants import read_tenants
 
-    return [one.name for one in read_tenants(connection, keys)]
+    return [one.name for one in read_tenants(yard)]

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import redis
-
 from tokenyard.broker.connection import connected
 from tokenyard.process.program import YardChoice
 from tokenyard.process.running import broker_url, no_broker
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 
 @contextmanager
-def opened(choice: YardChoice) -> Iterator[tuple[redis.Redis, Keys]]:
-    """A connection to the yard, and its keys; raises `tokenyard.protocol.errors`."""
+def opened(choice: YardChoice) -> Iterator[Yard]:
+    """The yard over a connection; raises `tokenyard.protocol.errors`."""
     url = url_of(choice)
     with connected(url) as connection:
-        yield connection, Keys(choice.yard)
+        yield Yard(connection, Keys(choice.yard), url)
 
 
 def url_of(choice: YardChoice) -> str:

@@ -6,13 +6,13 @@ import shlex
 from typing import Final
 
 import click
-import redis
 from redis.exceptions import NoPermissionError
 
 from tokenyard.admin.owners import MOST_KEYS, find_owners
-from tokenyard.protocol.keys import NAME_RULE, Keys, is_name
+from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES
+from tokenyard.protocol.yard import Yard
 
 _MOST_NAMED: Final = 10
 _SAY: Final = "give --client NAME"
@@ -51,7 +51,7 @@ client_option = click.option(
 )
 
 
-def owner_of(connection: redis.Redis, keys: Keys, name: str, client: str | None) -> str:
+def owner_of(yard: Yard, name: str, client: str | None) -> str:
     """The given client, else the only one that has the id, else `anon`.
 
     Raises `click.UsageError` if that is ambiguous or unknown.
@@ -60,7 +60,7 @@ def owner_of(connection: redis.Redis, keys: Keys, name: str, client: str | None)
         return client
     shown = repr(name)
     try:
-        owners = find_owners(connection, keys, name)
+        owners = find_owners(yard, name)
     except NoPermissionError as error:
         raise click.UsageError(
             f"request {shown}: this user of Redis may not search for its client (SCAN); {_SAY}"

@@ -153,9 +153,9 @@ def give(
 def _give(
     ctx: click.Context, options: SignalOptions, signal: Signal, more: Mapping[str, Any]
 ) -> SignalOutcome:
-    with opened(ctx.obj) as (connection, keys):
-        signals = Signals(connection, keys)
-        view = read_yard(connection, keys)
+    with opened(ctx.obj) as yard:
+        signals = Signals(yard)
+        view = read_yard(yard)
         scope = find_scope(view, signals.desired_states().by_scope, options.model, options.worker)
         try:
             receipt = signals.give(
@@ -165,8 +165,7 @@ def _give(
             raise click.ClickException(f"{error}{_first(signal, options)}") from error
         if not receipt.is_redundant:
             note(
-                connection,
-                keys,
+                yard,
                 f"signal.{signal.lower()}",
                 [said(scope)],
                 f"{said(scope)}: {signal} is given",

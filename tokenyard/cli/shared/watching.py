@@ -16,6 +16,7 @@ from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 #: Limits how long an unreachable broker freezes the picture.
 _ANSWER_S: Final = 3.0
@@ -37,7 +38,7 @@ def watch(
             seen: Snapshot | BrokerUnavailable
             try:
                 with translated(url):
-                    seen = read_snapshot(connection, Keys(yard))
+                    seen = read_snapshot(Yard(connection, Keys(yard)))
             except BrokerUnavailable as error:
                 if number == 1:
                     raise

@@ -51,19 +51,19 @@ Examples:
 def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_json: bool) -> None:
     """Compare, show, ask and change."""
     wanted = read_tenants_file(file)
-    with opened(ctx.obj) as (connection, keys):
-        changes = changes_to(stored_tenants(connection, keys), wanted)
+    with opened(ctx.obj) as yard:
+        changes = changes_to(stored_tenants(yard), wanted)
         if not as_json:
             _print(changes)
         if changes and not dry_run:
             ask_first(f"Change {counted(len(changes), 'tenant')}?", is_sure=is_sure)
-            if not apply_changes(connection, keys, changes):
+            if not apply_changes(yard, changes):
                 raise click.ClickException(
                     "others have changed these tenants meanwhile: look again"
                 )
             names = [change.name for change in changes]
             text = f"{counted(len(changes), 'tenant')} changed by {file.name}"
-            note(connection, keys, "tenant.apply", names, text)
+            note(yard, "tenant.apply", names, text)
     if as_json:
         listed = [change_fields(change) for change in changes]
         say(msgspec.json.encode({"changes": listed, "applied": not dry_run}))

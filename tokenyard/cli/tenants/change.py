@@ -81,14 +81,14 @@ def set_one(ctx: click.Context, /, tenant: str, as_json: bool, **options: Any) -
     def after(before: TenantSettings) -> TenantSettings:
         return msgspec.structs.replace(before, **given)
 
-    with opened(ctx.obj) as (connection, keys):
-        change = set_tenant(connection, keys, tenant, after)
+    with opened(ctx.obj) as yard:
+        change = set_tenant(yard, tenant, after)
         if change.before is None:
             text = f"new, {words_of(change.after)}"
         else:
             text = differences(change.before, change.after)
         if text:
-            note(connection, keys, "tenant.set", [tenant], f"{tenant}: {text}")
+            note(yard, "tenant.set", [tenant], f"{tenant}: {text}")
     if as_json:
         say(msgspec.json.encode(change_fields(change)))
     else:
@@ -103,13 +103,13 @@ def set_one(ctx: click.Context, /, tenant: str, as_json: bool, **options: Any) -
 @click.pass_context
 def remove(ctx: click.Context, tenants: tuple[str, ...], as_json: bool) -> None:
     """Remove the settings of tenants."""
-    with opened(ctx.obj) as (connection, keys):
-        stored = stored_tenants(connection, keys)
+    with opened(ctx.obj) as yard:
+        stored = stored_tenants(yard)
         for name in tenants:
             known_tenant(stored, name)
         for name in dict.fromkeys(tenants):
-            change = set_tenant(connection, keys, name, lambda _: None)
-            note(connection, keys, "tenant.remove", [name], f"{name}: removed")
+            change = set_tenant(yard, name, lambda _: None)
+            note(yard, "tenant.remove", [name], f"{name}: removed")
             if as_json:
                 say(msgspec.json.encode(change_fields(change)))
             else:

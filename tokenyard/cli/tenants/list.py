@@ -66,8 +66,8 @@ _COLUMNS: Final = (
 @click.pass_context
 def list_all(ctx: click.Context, only_waiting: bool, as_json: bool) -> None:
     """Read all tenants once and print them."""
-    with opened(ctx.obj) as (connection, keys):
-        found, wanted = read_tenants(connection, keys), read_line(connection, keys).wanted
+    with opened(ctx.obj) as yard:
+        found, wanted = read_tenants(yard), read_line(yard).wanted
     shown = [one for one in found if one.waiting or not only_waiting]
     if as_json:
         print_list(_fields(one, wanted) for one in shown)
@@ -83,10 +83,10 @@ def list_all(ctx: click.Context, only_waiting: bool, as_json: bool) -> None:
 @click.pass_context
 def show(ctx: click.Context, tenant: str, as_json: bool) -> None:
     """Read a tenant once and print it."""
-    with opened(ctx.obj) as (connection, keys):
-        found = read_tenants(connection, keys)
+    with opened(ctx.obj) as yard:
+        found = read_tenants(yard)
         one = find_tenant(found, tenant)
-        used, wanted = read_windows(connection, keys, tenant), read_line(connection, keys).wanted
+        used, wanted = read_windows(yard, tenant), read_line(yard).wanted
     if as_json:
         say(msgspec.json.encode({**_fields(one, wanted), "used": used}))
         return

@@ -78,11 +78,11 @@ def show_usage(
     as_json: bool,
 ) -> None:
     """Read the usage once and print it."""
-    with opened(ctx.obj) as (connection, keys):
-        known = read_tenants(connection, keys)
+    with opened(ctx.obj) as yard:
+        known = read_tenants(yard)
         wanted = [find_tenant(known, name).name for name in tenants]
         wanted = list(dict.fromkeys(wanted)) or [one.name for one in known]
-        found = read_usage(connection, keys, wanted, days, model)
+        found = read_usage(yard, wanted, days, model)
     if as_json:
         print_list(found)
         return

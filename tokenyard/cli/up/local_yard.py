@@ -30,6 +30,7 @@ from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import DeviceName, EngineName, default_name
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 #: Time for the coordinator, which has no requests to finish.
@@ -251,7 +252,7 @@ class LocalYard:
         if self._connection is None:
             raise RuntimeError("not started")
         with translated(self.url):
-            return read_yard(self._connection, self._keys)
+            return read_yard(Yard(self._connection, self._keys))
 
     def run(self) -> None:
         """Watch until interrupted, or until all our workers have been drained or stopped.
@@ -298,7 +299,7 @@ class LocalYard:
         """End the leases of our workers, which died with the controller, to move their requests."""
         if self._connection is None:
             return
-        scripts = Scripts(self._connection, self._keys)
+        scripts = Scripts(Yard(self._connection, self._keys))
         with contextlib.suppress(redis.RedisError, BrokerUnavailable):
             for worker in self.view().workers:
                 if self._is_ours(worker) and worker.lease_ms:
