@@ -10,10 +10,11 @@ import pytest
 
 from tests.board.looking import Looker, text_of, values_of
 from tests.support.yard import PlayedYard
-from tokenyard.board.action import ActionRefused, Input, Preview
+from tokenyard.board.action import Input, Preview
 from tokenyard.board.confirming import ASKED, as_first_asked, ask_again
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.yard import Actor, Parameters
+from tokenyard.protocol.errors import Refused
 
 pytestmark = pytest.mark.valkey_only
 
@@ -55,8 +56,8 @@ def fields_of(page: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("action", "given", "typed", "wrong", "said"),
     [
-        ("tenant.set", {"tenant": "lab"}, {"weight": "a", "max_tokens": "7"}, "weight", "'a' "),
-        ("tenant.set", {"tenant": "lab"}, {"models": "a", "weight": "-1"}, "weight", "Weight: "),
+        ("tenant.set", {"tenant": "lab"}, {"weight": "a", "max_tokens": "7"}, "weight", "'a'"),
+        ("tenant.set", {"tenant": "lab"}, {"models": "a", "weight": "-1"}, "weight", "from 0.001"),
         ("tenant.set", {}, {"tenant": "two words", "weight": "3"}, "tenant", "'two words'"),
         ("tenant.set", {}, {"tenant": "two\u202e", "weight": "3"}, "tenant", "'two\\u202e'"),
         ("key.create", {"tenant": "lab"}, {"classes": "big", "name": "n"}, "classes", "'big'"),
@@ -76,7 +77,7 @@ def fields_of(page: str) -> dict[str, str]:
         ("model.reload", {"model": "adder"}, {"path": "/a", "epoch": "x"}, "epoch", "whole number"),
         ("model.reload", {"model": "adder"}, {"timeout": "0", "epoch": "7"}, "timeout", "from 1"),
         ("signal.pause", {"scope": "all"}, {"mode": "softly"}, "mode", "give one of abort"),
-        ("tenant.set", {"tenant": "lab"}, {"weight": EVIL, "models": EVIL}, "weight", "no number"),
+        ("tenant.set", {"tenant": "lab"}, {"weight": EVIL, "models": EVIL}, "weight", "a number"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_told_beside_its_field_and_nothing_typed_is_lost(
@@ -138,7 +139,7 @@ def test_a_checkbox_stays_as_it_was_set() -> None:
     first = as_first_asked(form)
     assert first is not None
 
-    again = ask_again(action, preview, first, form, ActionRefused("Not today."))
+    again = ask_again(action, preview, first, form, Refused("Not today."))
 
     assert [one.value for one in again["preview"].inputs] == ["on", ""]
 
@@ -150,7 +151,7 @@ def test_a_form_that_somebody_has_overtaken_keeps_what_was_typed(looker: Looker)
     first = looker.post("tenant.set", form)
 
     # What concerns no field stands above the form.
-    said = first.text.index("Somebody else has changed lab meanwhile")
+    said = first.text.index("somebody else has changed lab meanwhile")
     assert said < first.text.index('method="post"')
     assert fields_of(first.text)["weight"] == "3"
     # Sent again as it is, it still does not overwrite the change of the other.
@@ -166,7 +167,7 @@ def test_a_form_of_another_page_gets_the_error_alone(looker: Looker, asked: str)
     answer = looker.post("signal.pause", form)
 
     assert answer.status_code == 400
-    assert "The yard knows no" in answer.text
+    assert "there is no model" in answer.text
     assert 'method="post"' not in answer.text.partition("<main")[2]
 
 
@@ -182,5 +183,5 @@ def test_nothing_is_asked_again_where_nothing_is_left_to_do(
     answer = looker.post("key.revoke", fields_of(page))
 
     assert answer.status_code == 400
-    assert "There is no such key any more." in answer.text
+    assert "there is no such key any more" in answer.text
     assert 'name="key"' not in answer.text

@@ -14,8 +14,8 @@ from tests.support.builders import make_request
 from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import PlayedYard
 from tokenyard.admin.letter_lists import LOOKED_AT, LetterFilter
-from tokenyard.board.pages.dead_filter import wanted_letters
-from tokenyard.board.yard import Actor, Parameters
+from tokenyard.board.yard import Actor
+from tokenyard.ops.letters import wanted_letters
 from tokenyard.protocol.errors import Code
 
 pytestmark = pytest.mark.valkey_only
@@ -91,8 +91,7 @@ def test_letters_are_filtered(looker: Looker, yard: PlayedYard) -> None:
 
 def test_a_form_says_which_letters_are_wanted() -> None:
     form = {"reason": "POISONED", "model": "adder", "client": "ann", "tenant": "lab", "text": "x"}
-    given = Parameters({name: [value] for name, value in form.items()}, Actor("olga", "viewer"))
-    assert wanted_letters(given) == LetterFilter(
+    assert wanted_letters(form) == LetterFilter(
         code="POISONED", model="adder", client="ann", tenant="lab", text="x"
     )
 
@@ -121,8 +120,7 @@ def test_senseless_filters_are_refused(looker: Looker, given: dict[str, str]) ->
     ],
 )
 def test_a_time_is_in_utc_unless_it_has_an_offset(text: str, since_ms: int) -> None:
-    given = Parameters({"since": [text]}, Actor("olga", "viewer"))
-    assert wanted_letters(given).since_ms == since_ms
+    assert wanted_letters({"since": text}).since_ms == since_ms
 
 
 def test_a_letter_has_the_evidence_of_its_crashes(looker: Looker, yard: PlayedYard) -> None:

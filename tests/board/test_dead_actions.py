@@ -22,7 +22,7 @@ pytestmark = pytest.mark.valkey_only
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a count may take longer than an operator should wait."""
-    monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", 60.0)
+    monkeypatch.setattr("tokenyard.ops.letters._COUNT_S", 60.0)
 
 
 def test_one_letter_is_requeued(looker: Looker, yard: PlayedYard) -> None:
@@ -126,8 +126,8 @@ def test_the_page_that_asks_counts_for_a_bounded_time(
 def test_an_action_that_takes_too_long_says_so(
     looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenyard.board.pages.dead_actions._ACT_S", -1.0)
-    monkeypatch.setattr("tokenyard.board.pages.dead_actions._COUNT_S", -1.0)
+    monkeypatch.setattr("tokenyard.ops.letters._ACT_S", -1.0)
+    monkeypatch.setattr("tokenyard.ops.letters._COUNT_S", -1.0)
     names = bury_many(yard, 300)
     asked = looker.asked("dead.drop", {"upto": names[-1], "client": "bob"})
     assert "Drop at least 10 dead letters with client bob" in asked  # of the first twenty

@@ -11,7 +11,7 @@ from tests.board.device_yard import DeviceYard
 from tests.board.looking import Looker, text_of
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals, Unacknowledged
-from tokenyard.board import model_reload
+from tokenyard.board import operations
 from tokenyard.board.pages import ACTIONS
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.control import Invalid
@@ -41,7 +41,7 @@ def test_a_load_is_commanded_where_it_displaces_least(two: DeviceYard, looker: L
     assert (command.verb, command.model, command.why) == ("load", "coder", "a test")
     assert command.worker.startswith("gpu-1-1.")
     assert (entry.action, entry.target, entry.why) == ("model.load", "model coder", "a test")
-    assert (entry.who, entry.details) == ("olga", {"commands": sent})
+    assert (entry.who, entry.details["commands"]) == ("olga", sent)
 
 
 def test_a_load_may_name_its_worker(two: DeviceYard, looker: Looker) -> None:
@@ -173,11 +173,11 @@ def test_a_reload_that_ends_soon_says_so(
 def test_a_slow_reload_returns_and_tells_the_audit_how_it_ends(
     two: DeviceYard, looker: Looker, reload: PlayedReload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_reload, "_SOON_S", 0.0)
+    monkeypatch.setattr(operations, "_SOON_S", 0.0)
     reload.may_end.clear()
     reload.outcome = [Unacknowledged("gpu-1-0.1", "gpu-1-0", "no such file")]
     entry = looker.do("model.reload", {"model": "adder", "path": "/new", "why": "step 200"})
-    assert "The reload has begun" in entry.text
+    assert "it has begun" in entry.text
 
     reload.may_end.set()
 

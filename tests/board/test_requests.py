@@ -21,7 +21,8 @@ from tokenyard.board.addresses import named_request
 from tokenyard.board.requests import listing
 from tokenyard.board.requests.filters import given_place, place_text
 from tokenyard.board.requests.listing import view_requests
-from tokenyard.board.yard import Actor, BadInput, Parameters
+from tokenyard.board.yard import Actor, Parameters
+from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.wire import request_fields
 from tokenyard.protocol.yard import Yard
 

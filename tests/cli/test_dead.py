@@ -72,12 +72,12 @@ def test_show_prints_the_whole_letter(ask: Ask, letter: dict[str, str]) -> None:
 def test_a_requeued_request_gets_its_answer(ask: Ask, letter: dict[str, str]) -> None:
     requeued = ask("dead", "requeue", letter["letter"])
     assert requeued.exit_code == Exit.OK, requeued.output
-    assert f"{letter['letter']} (anon/{letter['id']}): waits again as low/" in requeued.stdout
+    assert requeued.stdout == "1 dead letter requeued\n"
     answered = ask("result", letter["id"], "--timeout", "20", "--json")
     assert objects(answered)[0]["usage"]["completion_tokens"] == 3
     again = ask("dead", "requeue", letter["letter"])
     assert again.exit_code == Exit.FAILED
-    assert "there is no dead letter" in again.stderr
+    assert again.stdout == "0 dead letters requeued. Not requeued: 1 (gone)\n"
 
 
 def test_requeue_all_skips_unanswerable_letters(
@@ -85,18 +85,21 @@ def test_requeue_all_skips_unanswerable_letters(
 ) -> None:
     requeued = ask("dead", "requeue", "--all", "--json")
     assert requeued.exit_code == Exit.FAILED
-    first, second = objects(requeued)
-    assert first["server_id"].startswith("low/")
-    assert "has no client" in second["error"]
+    [told] = objects(requeued)
+    assert (told["requeued"], told["examples"]) == (1, [nobodys])
+    assert "without a client" in next(iter(told["not_done"]))
     assert eventually(lambda: connection.hget(KEYS.ledger("anon", letter["id"]), "result"))
 
 
 def test_drop_deletes_letters(
     ask: Ask, letter: dict[str, str], nobodys: str, connection: redis.Redis
 ) -> None:
-    assert ask("dead", "drop", letter["id"]).stdout.endswith(": dropped\n")
-    assert ask("dead", "drop", letter["id"]).exit_code == Exit.FAILED
-    assert [each["letter"] for each in objects(ask("dead", "drop", "--all", "--json"))] == [nobodys]
+    assert ask("dead", "drop", letter["id"]).stdout == "1 dead letter dropped\n"
+    again = ask("dead", "drop", letter["id"])
+    assert again.exit_code == Exit.FAILED
+    assert f"there is no dead letter '{letter['id']}'" in again.stderr
+    [told] = objects(ask("dead", "drop", "--all", "--json"))
+    assert (told["dropped"], told["not_done"]) == (1, {})
     assert connection.xlen(KEYS.dead) == 0
 
 

@@ -239,14 +239,24 @@ def test_a_departed_worker_can_be_unpaused(quiet: PlayedYard, run: Run) -> None:
         (("pause", "--mode", "soon"), "--mode"),
         (("epoch", "-1"), "-1"),
         (("epoch",), "N"),
-        (("drain",), "End all workers of yard"),
-        (("stop", "--all"), "give --yes"),
     ],
 )
 def test_wrong_usage_prints_the_reason(run: Run, arguments: tuple[str, ...], reason: str) -> None:
     done = run(*arguments)
     assert done.returncode == Exit.USAGE
     assert reason in done.stderr
+
+
+@pytest.mark.parametrize("command", [("drain",), ("stop", "--all")])
+def test_nobody_ends_all_workers_unasked(
+    quiet: PlayedYard, run: Run, command: tuple[str, ...]
+) -> None:
+    join(quiet, "w")
+    done = run(*command)
+    assert done.returncode == Exit.USAGE
+    assert f"{command[0].upper()} of all workers, 1 worker: their processes end" in done.stderr
+    assert "give --yes" in done.stderr
+    assert told(quiet, command[0]) == set()
 
 
 @pytest.mark.long

@@ -298,7 +298,7 @@ def test_the_command_gives_roles_and_shows_them(command: Command) -> None:
     made = json.loads(command("create", "--role", "operator", "--json").stdout)
     assert (made["tenant"], made["role"]) == ("", "operator")
     done = command("create", "--tenant", "research", "--role", "viewer", "--name", "a wall")
-    assert "of research, viewer at the board" in done.stderr
+    assert "of research, with the role viewer" in done.stderr
     table = command("list").stdout
     assert re.search(rf"{made['id']}\s+-\s+operator", table)
     assert max(map(len, table.splitlines())) <= 80
@@ -307,4 +307,4 @@ def test_the_command_gives_roles_and_shows_them(command: Command) -> None:
         "viewer",
     ]
     assert command("create", "--role", "owner").exit_code == 2
-    assert "give --tenant, --role, or both" in command("create").stderr
+    assert "give a tenant, a role, or both" in command("create").stderr

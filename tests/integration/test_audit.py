@@ -101,10 +101,12 @@ def test_the_command_line_writes_it(command: Command, connection: redis.Redis, y
     command("pause", "--no-wait", "--why", "a move")
     entries = read_audit(Yard(connection, yard))[::-1]
     assert [(one.action, one.target, one.why) for one in entries] == [
-        ("key.create", f"key {made['id']}", ""),
-        ("key.revoke", f"key {made['id']}", ""),
-        ("tenant.set", "research", ""),
-        ("tenant.remove", "research", ""),
+        ("key.create", f"key {made['id']} with the role viewer", ""),
+        ("key.revoke", f"key {made['id']} with the role viewer", ""),
+        ("key.revoke", "", ""),
+        ("tenant.set", "tenant research", ""),
+        ("tenant.set", "tenant research", ""),
+        ("tenant.remove", "tenant research", ""),
         ("request.cancel", "ann/q1, ann/q2", ""),
         ("signal.pause", "all workers", "a move"),
     ]

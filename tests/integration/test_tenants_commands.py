@@ -142,7 +142,7 @@ def test_removed_is_as_never_set(connection: redis.Redis, yard: Keys, command: C
     command("set", "bob", "--weight", "3")
     # If one of several is not known, I expect none to be removed.
     assert command("remove", "ann", "nobody").exit_code == Exit.FAILED
-    assert command("remove", "ann", "bob").stdout == "ann: removed\nbob: removed\n"
+    assert command("remove", "ann", "bob").stdout == "settings of 2 tenants removed\n"
     assert stored(connection, yard) == {}
 
 

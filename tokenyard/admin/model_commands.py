@@ -58,7 +58,7 @@ class SentCommand:
 
 
 def plan_load(view: YardView, model: str, name: str = "") -> ModelPlan:
-    """Load a model on the worker of this name, or where it displaces least; raises `NoPlace`."""
+    """Load a model on the worker of this name, or where it displaces least; raises `Refused`."""
     held = [one.worker for one in holders(view, model, name) if one.is_ready]
     if held:
         return ModelPlan([], f"loaded already by {', '.join(held)}")

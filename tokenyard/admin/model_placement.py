@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenyard.admin.snapshot import WorkerView, YardView
-from tokenyard.protocol.errors import PermanentError
+from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 
 if TYPE_CHECKING:
     from coordinator.placement.devices import PlacementDevice
-
-
-class NoPlace(PermanentError):
-    """A model cannot be loaded now; the message says what to do."""
-
-
-class NoRoom(NoPlace):
-    """Only a worker that is busy could load it: one has to be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +23,24 @@ class LoadTarget:
 
 
 def place_at(view: YardView, model: str, name: str) -> LoadTarget:
-    """The worker of this name; raises `NoPlace`."""
+    """The worker of this name; raises `Refused`."""
     offers = _offers(view, model)
     here = [one for one in view.living if one.info and one.info.name == name]
     if not here:
-        raise NoPlace(f"worker {name!r} is not live now")
+        raise Refused(f"worker {name!r} is not live now")
     worker = max(here, key=lambda one: one.lease_ms)
     _refuse_paused(worker)
     controller = worker.info.controller if worker.info else ""
     if controller not in offers:
         those = ", ".join(sorted(offers))
-        raise NoPlace(
+        raise Refused(
             f"{controller}, the host of {name}, may not load {model!r}; these may: {those}"
         )
     return LoadTarget(worker.worker)
 
 
 def place_anywhere(view: YardView, model: str) -> LoadTarget:
-    """The worker that displaces least; raises `NoPlace`.
+    """The worker that displaces least; raises `Refused`.
 
     It prefers a free device with a sleeping engine of the model, then any free device, then one
     whose model is idle.
@@ -63,9 +55,9 @@ def place_anywhere(view: YardView, model: str) -> LoadTarget:
         if (option := _together(devices, controller, info.ranks, model))
     ]
     if not found:
-        raise NoRoom(
-            f"no device is free or idle for {model!r}: wait, or name a worker with --worker, whose"
-            " running requests finish first"
+        raise Refused(
+            f"no device is free or idle for {model!r}: wait, or name a worker, which finishes its"
+            " running requests first"
         )
     return min(found, key=lambda option: option[0])[1]
 
@@ -76,7 +68,7 @@ def _offers(view: YardView, model: str) -> dict[str, tuple[ModelInfo, HostInfo]]
         host.name: (info, host) for host in view.hosts for info in host.models if info.name == model
     }
     if not offers:
-        raise NoPlace(f"no live host may load {model!r}: put it into a models file")
+        raise Refused(f"no live host may load {model!r}: put it into a models file")
     return offers
 
 
@@ -84,7 +76,7 @@ def _refuse_paused(worker: WorkerView) -> None:
     info = worker.info
     if info and info.run_state != "RUNNING":
         first = "resume and unpause" if info.run_state == "SUSPENDED" else "unpause"
-        raise NoPlace(f"{info.name} is {info.run_state}: {first} it first")
+        raise Refused(f"{info.name} is {info.run_state}: {first} it first")
 
 
 def _together(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from tokenyard.board.yard import Parameters, Rejected
+from tokenyard.board.yard import Parameters
+from tokenyard.ops.operation import Outcome
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
-
-
-class ActionRefused(Rejected):
-    """The action is not possible now; its text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +35,10 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What has happened."""
-
-    text: str  # "17 dead letters dropped."
-    target: str  # what it was done to, for the audit: "dead letters of llama-8b"
-    secret: str = ""  # shown once, and never kept
-    details: Mapping[str, str] = field(default_factory=dict)  # for the audit
-
-
-@dataclass(frozen=True, slots=True)
 class Action:
     """One action, whose functions run in a thread.
 
-    Errors of redis-py pass; what is not possible is `ActionRefused`.
+    Errors of redis-py pass; what is not possible is `Refused`.
     """
 
     name: str  # "request.cancel", in its address and in the audit

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlencode
 
-from tokenyard.board.yard import BadInput, Parameters
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.wire import MAX_ID_BYTES
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from tokenyard.admin.audit import AuditEntry, find_entry, record
 from tokenyard.board.access import Door
-from tokenyard.board.action import Action, Outcome
+from tokenyard.board.action import Action
 from tokenyard.board.confirming import as_first_asked, ask, ask_again
 from tokenyard.board.forms import (
     ROOT,
@@ -40,8 +40,9 @@ from tokenyard.board.pages import ACTIONS, PAGES
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import Actor, BadInput, Parameters, Rejected
-from tokenyard.protocol.errors import BrokerUnavailable, TokenyardError
+from tokenyard.board.yard import Actor, Parameters
+from tokenyard.ops.operation import Outcome
+from tokenyard.protocol.errors import BadInput, BrokerUnavailable, Refused, TokenyardError
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.yard import Yard
 
@@ -53,7 +54,7 @@ log = logging.getLogger("tokenyard.board")
 _TOLD_MS: Final = 60_000
 #: The status of an answer by the error that it tells.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
-    (Rejected, 400),
+    (Refused, 400),
     (NotFound, 404),
     (Busy, 429),
     (BrokerUnavailable, 503),
@@ -137,7 +138,7 @@ class Board:
                 if await self._door.enter(request, page.role) != given.actor:
                     return None
                 context = await self._context(request, page, given)
-            except (TokenyardError, Busy, NotFound, Rejected) as error:
+            except (TokenyardError, Busy, NotFound, Refused) as error:
                 return {"live_error": str(error)}
             return {**self._templates.live_blocks(page.template, context), "live_error": ""}
 
@@ -190,7 +191,7 @@ class Board:
         back = request.state.back = read_back(given)
         try:
             outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
-        except Rejected as error:
+        except Refused as error:
             return await self._asked_again(request, action, given, error)
         finally:
             self._reader.forget()
@@ -203,7 +204,7 @@ class Board:
         return RedirectResponse(with_done(back, entry), status_code=303)
 
     async def _asked_again(
-        self, request: Request, action: Action, sent: Parameters, error: Rejected
+        self, request: Request, action: Action, sent: Parameters, error: Refused
     ) -> Response:
         """The form with what was typed; the error alone where there is nothing to do any more."""
         first = as_first_asked(sent)
@@ -211,7 +212,7 @@ class Board:
             raise error
         try:
             preview = await self._reader.run(lambda yard: action.preview(yard, first))
-        except (Rejected, NotFound):
+        except (Refused, NotFound):
             raise error from None
         if not preview.count:
             raise error

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from tokenyard.board.action import Action, Input, Preview
 from tokenyard.board.forms import hidden_fields, read_back
-from tokenyard.board.yard import Parameters, Rejected
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.errors import Refused
 
 #: The field of the form that names those that the operator has filled in.
 ASKED: Final = "asked"
@@ -39,7 +40,7 @@ def as_first_asked(sent: Parameters) -> Parameters | None:
 
 
 def ask_again(
-    action: Action, preview: Preview, first: Parameters, sent: Parameters, error: Rejected
+    action: Action, preview: Preview, first: Parameters, sent: Parameters, error: Refused
 ) -> dict[str, Any]:
     """The page that was asked with ``first``, with what was typed and what is wrong with it."""
     inputs = [replace(one, value=_typed(one, sent.values)) for one in preview.inputs]

@@ -11,8 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from tokenyard.board.addresses import request_address, request_name
-from tokenyard.board.cutting import cut
-from tokenyard.protocol.texts import counted, harmless, printable, span
+from tokenyard.protocol.texts import counted, cut, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.
 LIVE: Final = "live_"

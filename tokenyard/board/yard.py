@@ -7,26 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tokenyard.protocol.api_keys import Role
+from tokenyard.protocol.errors import BadInput
 
 #: Most characters of one parameter.
 MAX_PARAMETER: Final = 10_000
 #: Most characters of the reason for an action; the rest is cut off.
 MAX_WHY: Final = 200
-
-
-class Rejected(Exception):
-    """What is asked for cannot be done; nothing has changed.
-
-    ``field`` is that of the form which is wrong, if one is.
-    """
-
-    def __init__(self, text: str, field: str = "") -> None:
-        super().__init__(text)
-        self.field = field
-
-
-class BadInput(Rejected):
-    """A parameter or a field of a form that cannot be used; its text says what to give."""
 
 
 @dataclass(frozen=True, slots=True)

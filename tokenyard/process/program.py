@@ -28,10 +28,13 @@ from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE,
 from tokenyard.process.settings_options import settings_options
 from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.errors import (
+    BadInput,
     DeadlineUnmeetable,
     IdReused,
     InvalidRequest,
+    NotObeyed,
     QuotaExceeded,
+    Refused,
     RequestFailed,
     SettingsError,
     StartFailed,
@@ -70,11 +73,13 @@ def exit_for(error: Exception) -> Exit:
     match error:
         case WaitTimeout():
             return Exit.TIMEOUT
-        case SettingsError() | InvalidRequest():
+        case SettingsError() | InvalidRequest() | BadInput():
             return Exit.USAGE
+        case NotObeyed():
+            return Exit.UNAVAILABLE
         case StartFailed():
             return Exit.START_FAILED
-        case RequestFailed() | UnknownRequest() | DeadlineUnmeetable() | IdReused():
+        case Refused() | RequestFailed() | UnknownRequest() | DeadlineUnmeetable() | IdReused():
             return Exit.FAILED
         case QuotaExceeded(retry_after_s=None):
             return Exit.FAILED

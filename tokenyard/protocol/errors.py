@@ -23,6 +23,9 @@ TokenyardError
     ├── StartFailed               the workers of a host cannot start; the message says what to do
     ├── LoadFailed                a model could not be loaded; the message is the engine's
     ├── NotStarted                a coordinator or controller did not start; the reason is its own
+    ├── Refused                   an operation is not possible now; nothing has changed
+    │   ├── BadInput              a value that a parameter cannot have
+    │   └── NotObeyed             workers have not answered in time
     ├── UnknownRequest            the yard does not know it, or its result has expired
     └── RequestFailed             the request did not complete; ``result`` has the details
 
@@ -265,6 +268,25 @@ class LoadFailed(PermanentError):
 
 class NotStarted(PermanentError):
     """An embedded coordinator or controller did not start; the message has its reason."""
+
+
+class Refused(PermanentError):
+    """An operation is not possible now; the message says why and what to do.
+
+    Nothing has changed. ``field`` names the parameter that is wrong, if one is.
+    """
+
+    def __init__(self, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.field = field
+
+
+class BadInput(Refused):
+    """A value that a parameter cannot have; the message says what to give. Nothing was tried."""
+
+
+class NotObeyed(Refused):
+    """Workers have not answered in time; what was begun is reverted."""
 
 
 class UnknownRequest(PermanentError):

@@ -65,6 +65,13 @@ def indented(text: str) -> str:
     return "\n  ".join(map(printable, text.splitlines()))
 
 
+def cut(text: str, most: int) -> str:
+    """The beginning of a text, with its length where something is left out."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]} … ({len(text):,} characters)"
+
+
 def counted(number: int, noun: str) -> str:
     """``1 worker``, ``2 workers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tokenyard.admin.model_placement import LoadTarget, NoPlace, place_anywhere, place_at
+from tokenyard.admin.model_placement import LoadTarget, place_anywhere, place_at
 from tokenyard.admin.snapshot import WorkerView, YardView
+from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
 
@@ -50,7 +51,7 @@ def test_a_group_is_loaded_on_its_devices_of_one_host() -> None:
 
 
 def test_load_without_a_free_device_fails_with_a_hint() -> None:
-    with pytest.raises(NoPlace, match="name a worker with --worker"):
+    with pytest.raises(Refused, match="name a worker, which"):
         place_anywhere(yard(BUSY), "m")
 
 
@@ -70,11 +71,11 @@ def test_load_on_a_named_worker_displaces_its_busy_model() -> None:
 def test_a_load_on_an_unusable_worker_is_refused_with_the_reason(
     model: str, one: WorkerView, reason: str
 ) -> None:
-    with pytest.raises(NoPlace, match=reason):
+    with pytest.raises(Refused, match=reason):
         place_at(yard(one), model, "w")
 
 
 def test_a_load_on_a_wrong_host_names_the_hosts_of_the_model() -> None:
     stranger = WorkerInfo(name="w", state="warm", controller="elsewhere")
-    with pytest.raises(NoPlace, match="these may: host"):
+    with pytest.raises(Refused, match="these may: host"):
         place_at(yard(WorkerView("w.1", "warm", 0, 1000, stranger)), "m", "w")

@@ -10,14 +10,14 @@ from redis.exceptions import NoPermissionError
 
 from tokenyard.batch.line_errors import read_line_errors
 from tokenyard.batch.rq import is_installed
-from tokenyard.board.action import Action, ActionRefused, Input, Outcome, Preview
+from tokenyard.board.action import Action, Input, Preview
 from tokenyard.board.addresses import address
-from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Parameters
 from tokenyard.broker.connection import batch_connection
-from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.texts import pip_install
+from tokenyard.ops.operation import Outcome
+from tokenyard.protocol.errors import Refused, SettingsError
+from tokenyard.protocol.texts import cut, pip_install
 from tokenyard.protocol.yard import Yard
 
 if TYPE_CHECKING:
@@ -55,15 +55,15 @@ _EMPTY: Final[dict[str, Any]] = {
 
 
 def _queue(yard: Yard) -> BatchQueue:
-    """The yard's queue; raises `ActionRefused` without RQ."""
+    """The yard's queue; raises `Refused` without RQ."""
     if not is_installed():
-        raise ActionRefused(_WITHOUT_RQ)
+        raise Refused(_WITHOUT_RQ)
     from tokenyard.batch.rq.jobs import BatchQueue
 
     try:
         return BatchQueue(batch_connection(yard), yard.keys.yard)
     except SettingsError as error:
-        raise ActionRefused(f"{error}.") from error
+        raise Refused(f"{error}.") from error
 
 
 def _find(yard: Yard, given: Parameters) -> ListedJob:
@@ -82,7 +82,7 @@ def _find(yard: Yard, given: Parameters) -> ListedJob:
 def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     try:
         queue = _queue(yard)
-    except ActionRefused as refused:
+    except Refused as refused:
         return _EMPTY | {"missing": str(refused)}
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
 
@@ -222,7 +222,7 @@ def _cancel(yard: Yard, given: Parameters) -> Outcome:
     queue = _queue(yard)
     now = job.batch.status if job.batch.is_over else queue.cancel(queue.find(job.batch.id))
     if job.batch.is_over or now not in {"cancelled", "cancelling"}:
-        raise ActionRefused(f"{job.batch.id} had ended before: {now}.")
+        raise Refused(f"{job.batch.id} had ended before: {now}.")
     return Outcome(f"{job.batch.id}: {now}.", f"batch {job.batch.id}")
 
 
@@ -247,7 +247,7 @@ def _resume(yard: Yard, given: Parameters) -> Outcome:
     try:
         queue.resume(queue.find(job.batch.id), retry_errors=retries)
     except SettingsError as error:
-        raise ActionRefused(f"{error}.") from error
+        raise Refused(f"{error}.") from error
     again = ", with its errors" if retries else ""
     return Outcome(f"{job.batch.id} waits for a worker again{again}.", f"batch {job.batch.id}")
 

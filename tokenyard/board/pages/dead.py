@@ -8,17 +8,16 @@ from typing import Any, Final
 from tokenyard.admin.dead_letters import is_letter, named_letter
 from tokenyard.admin.letter_lists import LetterHead, code_of, newest_letter, read_page
 from tokenyard.admin.timeline import read_attempts
+from tokenyard.board.action import Action
 from tokenyard.board.addresses import address
-from tokenyard.board.cutting import cut
+from tokenyard.board.operations import action_of
 from tokenyard.board.page import NotFound, Page
-from tokenyard.board.pages.dead_actions import ACTIONS
-from tokenyard.board.pages.dead_filter import FILTERS, REASONS, wanted_letters
-from tokenyard.board.yard import BadInput, Parameters
-from tokenyard.protocol.errors import Code
+from tokenyard.board.yard import Parameters
+from tokenyard.ops.letters import FILTERS, OPERATIONS, REASONS, wanted_letters
+from tokenyard.protocol.errors import BadInput, Code
+from tokenyard.protocol.texts import cut
 from tokenyard.protocol.wire import SYSTEM_FIELDS
 from tokenyard.protocol.yard import Yard
-
-__all__ = ["ACTIONS", "PAGES"]
 
 _SIZES: Final = ("50", "100", "200")
 #: Characters of a reason in the list and on its page, and of a field.
@@ -69,14 +68,14 @@ _HISTORY: Final[Mapping[str, str]] = {
 
 
 def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
-    wanted = wanted_letters(given)
+    asked = {name: given.text(name) for name in FILTERS}
+    wanted = wanted_letters(asked)
     show = given.one_of("show", _SIZES, _SIZES[0])
     before = given.text("before")
     if before and not is_letter(before):
         raise BadInput("before: give the name of a letter")
     page = read_page(yard, wanted, before=before, most=int(show))
     newest = newest_letter(yard)
-    asked = {name: given.text(name) for name in FILTERS}
     filters = {name: text for name, text in asked.items() if text}
     here = {**filters, "show": show if show != _SIZES[0] else ""}
     return {
@@ -157,6 +156,7 @@ def _field(name: str, value: str, *, shows: bool) -> dict[str, Any]:
     }
 
 
+ACTIONS: Final[tuple[Action, ...]] = tuple(map(action_of, OPERATIONS))
 PAGES: Final[tuple[Page, ...]] = (
     Page("/dead", "Dead letters", "dead.html", _list, menu="Dead letters", every_s=5.0),
     Page("/dead/{letter}", "Dead letter", "dead_one.html", _one, every_s=10.0),

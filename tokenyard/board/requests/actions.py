@@ -12,10 +12,12 @@ from tokenyard.admin.letter_lists import LetterHead
 from tokenyard.admin.listed import IN_FLIGHT, Listed, by_ledger
 from tokenyard.admin.requests import list_requests
 from tokenyard.admin.requeueing import letters_of, matching_letters, what_is_in_the_way
-from tokenyard.board.action import Action, ActionRefused, Outcome, Preview
+from tokenyard.board.action import Action, Preview
 from tokenyard.board.addresses import named_request
 from tokenyard.board.requests.filters import Filter, read_filter
-from tokenyard.board.yard import BadInput, Parameters
+from tokenyard.board.yard import Parameters
+from tokenyard.ops.operation import Outcome
+from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
@@ -88,7 +90,7 @@ def cancel(yard: Yard, given: Parameters) -> Outcome:
     done = codes[Cancelled.CANCELLED] + unknown
     over = len(chosen.requests) - done - moved
     if not done and not moved:
-        raise ActionRefused(f"Nothing was cancelled. {_have_ended(over)}." if over else _NOTHING)
+        raise Refused(f"Nothing was cancelled. {_have_ended(over)}." if over else _NOTHING)
     text = f"{counted(done, 'request')} cancelled."
     if unknown:
         text += f" {unknown:,} of them had not been looked at yet: they do not run."
@@ -121,7 +123,7 @@ def requeue(yard: Yard, given: Parameters) -> Outcome:
     note = _told(Counter(problem for problem in problems if problem)) + letters.note
     done = problems.count("")
     if not done:
-        raise ActionRefused(f"Nothing was requeued.{note}" if note else _NOTHING)
+        raise Refused(f"Nothing was requeued.{note}" if note else _NOTHING)
     waits = "waits" if done == 1 else "wait"
     return Outcome(f"{counted(done, 'request')} {waits} again.{note}", letters.words)
 
@@ -186,10 +188,10 @@ def _until_ms(given: Parameters) -> int:
 
 
 def _selected(yard: Yard, given: Parameters) -> tuple[list[Listed], str]:
-    """The requests named in the fields, and these in words; raises `ActionRefused` for none."""
+    """The requests named in the fields, and these in words; raises `Refused` for none."""
     names = list(dict.fromkeys(given.texts("request")))
     if not names:
-        raise ActionRefused("No request is selected: check the boxes of some, or open one.")
+        raise Refused("No request is selected: check the boxes of some, or open one.")
     if len(names) > MOST:
         raise BadInput(f"more than {MOST:,} requests are selected: select fewer at once")
     owners = [named_request(name) for name in names]

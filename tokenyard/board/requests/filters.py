@@ -9,7 +9,8 @@ from urllib.parse import quote, unquote
 
 from tokenyard.admin.listed import IN_FLIGHT, STATES, Place
 from tokenyard.admin.requests import Query
-from tokenyard.board.yard import BadInput, Parameters
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import printable, span_ms

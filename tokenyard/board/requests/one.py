@@ -12,17 +12,16 @@ from tokenyard.admin.requeueing import letter_of
 from tokenyard.admin.submitted import read_letter, read_submitted
 from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.board.addresses import checked_request, given_request
-from tokenyard.board.cutting import cut
 from tokenyard.board.page import NotFound
 from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
 from tokenyard.board.requests.content import answers_of, length_of, prompt_of
 from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.board.requests.rates import TokenRates
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
-from tokenyard.board.yard import BadInput, Parameters
-from tokenyard.protocol.errors import UnknownRequest
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import split_intake
-from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams
 from tokenyard.protocol.yard import Yard
 

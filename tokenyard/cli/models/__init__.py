@@ -6,9 +6,8 @@ from typing import Final
 
 import click
 
-from tokenyard.cli.models.change import load, sleep, unload, wake
+from tokenyard.cli.models.change import load, reload, sleep, unload, wake
 from tokenyard.cli.models.list import list_models
-from tokenyard.cli.models.reload import reload
 from tokenyard.process.program import PlainGroup
 
 ABOUT: Final = """List models and the workers that hold them, and load or unload them by hand.

@@ -13,7 +13,7 @@ from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.snapshot import read_yard
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.signal_options import json_option
+from tokenyard.cli.shared.options import json_option
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.control import DesiredState

@@ -38,6 +38,9 @@ def named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...])
     return params
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
 def yes_option(command: CommandT) -> CommandT:
     """Add ``--yes`` to a command."""
     return click.option("--yes", "is_sure", is_flag=True, help="Do not ask first.")(command)

@@ -6,10 +6,11 @@ from typing import Final
 
 import click
 
+from tokenyard.cli.shared.operating import command
 from tokenyard.cli.tenants.apply import apply_file
-from tokenyard.cli.tenants.change import remove, set_one
 from tokenyard.cli.tenants.list import list_all, show
 from tokenyard.cli.tenants.usage import show_usage
+from tokenyard.ops import tenants as ops
 from tokenyard.process.program import PlainGroup
 
 ABOUT: Final = """Set what each tenant may have, and see what it has had.
@@ -40,5 +41,7 @@ def tenants() -> None:
     """The group; its commands do the work."""
 
 
-for _command in (list_all, show, set_one, remove, apply_file, show_usage):
+_set = command(ops.set_one, "set", "Set share and limits of one.", arguments=["tenant"])
+_remove = command(ops.remove, "remove", "Remove settings.")
+for _command in (list_all, show, _set, _remove, apply_file, show_usage):
     tenants.add_command(_command)

@@ -16,7 +16,7 @@ from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
-from tokenyard.cli.tenants.change import change_fields
+from tokenyard.ops.tenants import change_fields
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import counted, printable
 

@@ -15,8 +15,8 @@ from tokenyard.admin.tenants import TenantView, read_tenants, read_windows
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
-from tokenyard.cli.shared.names import find_tenant
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
+from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.texts import counted, local_time

@@ -14,8 +14,8 @@ from tokenyard.admin.usage import TenantUsage, read_usage
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
-from tokenyard.cli.shared.names import find_tenant
 from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import counted, printable, span
 from tokenyard.protocol.usage import KEPT_DAYS

@@ -1,0 +1,134 @@
+"""What can be done with the keys of the gateway and the board: create and revoke them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, cast
+
+from tokenyard.admin.api_keys import MAX_NAME, create_key, list_keys, revoke_key
+from tokenyard.admin.tenant_texts import restriction
+from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
+from tokenyard.protocol.api_keys import ID_DIGITS, PREFIX, ApiKey, Role, key_digest
+from tokenyard.protocol.errors import BadInput, InvalidRequest, Refused
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.texts import counted, cut, printable
+from tokenyard.protocol.yard import Yard
+
+_MOST_SHOWN: Final = 20
+_MOST_MODELS: Final = 100
+
+Tenant = Annotated[str, Field("Tenant", "Whose key it is; without one it opens no gateway.")]
+BoardRole = Annotated[Role | None, Field("Role at the board", "Without one it opens no board.")]
+Name = Annotated[str, Field("Name", "What it is for.")]
+Models = Annotated[
+    list[str] | None, Field("Models that it may use", "With commas; without any: all.")
+]
+Classes = Annotated[
+    list[str] | None,
+    Field("Priority classes that it may use", "high, normal, low; without any: all."),
+]
+ChosenKeys = Annotated[tuple[str, ...], Field(noun="key", is_secret=True)]
+
+
+def whose(tenant: str, role: str | None) -> str:
+    """``of research, with the role operator``."""
+    parts = [f"of {printable(tenant)}"] if tenant else []
+    return ", ".join([*parts, f"with the role {role}"] if role else parts)
+
+
+def _preview_create(yard: Yard, caller: Caller, **given: object) -> Preview:
+    del yard, caller, given
+    return Preview(
+        "A key opens the gateway for a tenant, the board with a role, or both. It is shown once."
+    )
+
+
+@operation("key.create", "Create a key", _preview_create, role="admin")
+def create(
+    yard: Yard,
+    caller: Caller,
+    *,
+    tenant: Tenant = "",
+    role: BoardRole = None,
+    name: Name = "",
+    models: Models = None,
+    classes: Classes = None,
+) -> Outcome:
+    """Create a key and print it. It cannot be shown again."""
+    del caller
+    if len(name) > MAX_NAME:
+        raise BadInput(f"name: give {MAX_NAME} characters at most", "name")
+    if len(models or ()) > _MOST_MODELS:
+        raise BadInput(f"models: give {_MOST_MODELS} at most", "models")
+    if not tenant and role is None:
+        raise BadInput(
+            "tenant: give a tenant, a role, or both: else the key opens nothing", "tenant"
+        )
+    try:
+        key, key_id = create_key(
+            yard,
+            tenant,
+            role=role,
+            name=name,
+            models=_restriction(models),
+            classes=cast("list[PriorityClass] | None", _restriction(_known(classes))),
+        )
+    except InvalidRequest as error:
+        raise BadInput(str(error), error.field) from error
+    text = f"Key {key_id} {whose(tenant, role)} created"
+    fields = {"id": key_id, "key": key, "tenant": tenant, "role": role}
+    return Outcome(text, f"key {key_id} {whose(tenant, role)}", secret=key, fields=fields)
+
+
+def _restriction(words: list[str] | None) -> list[str] | None:
+    """An empty list stays one: such a key would open nothing, which is refused."""
+    return restriction(words) if words else words
+
+
+def _known(classes: list[str] | None) -> list[str] | None:
+    wrong = set(classes or ()) - {*PRIORITY_CLASSES, "all"}
+    if wrong:
+        known = ", ".join(PRIORITY_CLASSES)
+        text = f"classes: there is no class {min(wrong)[:50]!r}: use {known}, or all"
+        raise BadInput(text, "classes")
+    return classes
+
+
+def _preview_revoke(yard: Yard, caller: Caller, *, key: Sequence[str]) -> Preview:
+    found = _selected(yard, key)
+    if not found:
+        return Preview("There is no such key any more.", count=0)
+    items = [
+        f"{key_id} {whose(one.tenant, one.role)}" + (f": {cut(one.name, 100)}" if one.name else "")
+        for key_id, one in list(found.items())[:_MOST_SHOWN]
+    ]
+    text = f"Revoke {counted(len(found), 'key')}. Gateways notice within seconds; running requests"
+    text += " go on. It cannot be undone."
+    if any(caller.name.startswith(key_id) for key_id in found):
+        text += " You are logged in with one of them: that ends, too."
+    return Preview(text, items, len(found))
+
+
+@operation("key.revoke", "Revoke keys", _preview_revoke, role="admin", is_dangerous=True)
+def revoke(yard: Yard, caller: Caller, *, key: ChosenKeys) -> Outcome:
+    """Revoke keys by their ids (see `keys list`) or by themselves. Running requests go on."""
+    del caller
+    found = _selected(yard, key)
+    revoked = [key_id for key_id in found if revoke_key(yard, key_id)]
+    if not revoked:
+        raise Refused("there is no such key any more; see `tokenyard keys list`")
+    named = ", ".join(
+        f"{key_id} {whose(found[key_id].tenant, found[key_id].role)}"
+        for key_id in revoked[:_MOST_SHOWN]
+    )
+    text = f"{counted(len(revoked), 'key')} revoked; gateways and boards notice within seconds"
+    return Outcome(text, f"key {named}", fields={"revoked": revoked})
+
+
+def _selected(yard: Yard, keys: Sequence[str]) -> Mapping[str, ApiKey]:
+    known = list_keys(yard)
+    wanted = (key_digest(key)[:ID_DIGITS] if key.startswith(PREFIX) else key for key in keys)
+    return {key_id: known[key_id] for key_id in dict.fromkeys(wanted) if key_id in known}
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (create, revoke)

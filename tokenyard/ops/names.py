@@ -1,0 +1,64 @@
+"""Finds what the name of a model, a worker or a tenant stands for, or suggests known ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tokenyard.admin.scopes import known_models, known_workers
+from tokenyard.admin.snapshot import RosterView, YardView
+from tokenyard.admin.tenants import TenantView
+from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
+from tokenyard.protocol.errors import Refused
+from tokenyard.protocol.texts import did_you_mean, printable
+
+_MOST_NAMED: Final = 10
+
+
+def find_model(
+    view: YardView | RosterView, desired_states: Mapping[str, DesiredState], name: str
+) -> str:
+    """The model of this name; raises `Refused`."""
+    return find("model", name, known_models(view, desired_states))
+
+
+def find_worker(
+    view: YardView | RosterView, desired_states: Mapping[str, DesiredState], name: str
+) -> str:
+    """The name of a worker, given with or without its incarnation; raises `Refused`."""
+    by_incarnation = {
+        one.worker: one.info.name for one in view.workers if one.lease_ms and one.info
+    }
+    return find("worker", by_incarnation.get(name, name), known_workers(view, desired_states))
+
+
+def find_scope(
+    view: YardView | RosterView, desired_states: Mapping[str, DesiredState], scope: str
+) -> str:
+    """The scope whose model or worker the yard knows; raises `Refused`."""
+    kind, _, name = scope.partition(":")
+    if kind == "model":
+        return model_scope(find_model(view, desired_states, name))
+    if kind == "worker":
+        return worker_scope(find_worker(view, desired_states, name))
+    if scope != ALL:
+        raise Refused(f"there is no scope {scope[:200]!r}: use all, model:<name> or worker:<name>")
+    return ALL
+
+
+def find_tenant(known: Iterable[TenantView], name: str) -> TenantView:
+    """The tenant of this name; raises `Refused`."""
+    by_name = {one.name: one for one in known}
+    return by_name[find("tenant", name, sorted(by_name))]
+
+
+def find(kind: str, name: str, names: Iterable[str]) -> str:
+    """The name itself, if it is one of ``names``; raises `Refused`."""
+    listed = list(names)
+    if name in listed:
+        return name
+    hint = printable(did_you_mean(name, listed)) or "."
+    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+    shown = ", ".join(map(printable, listed[:_MOST_NAMED])) + more
+    those = f"Known {kind}s: {shown}" if listed else f"The yard knows no {kind}"
+    raise Refused(f"there is no {kind} {name[:200]!r}{hint} {those}", kind)

@@ -1,0 +1,218 @@
+"""What can be done with tenants: set their share and limits, or remove what is set."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from tokenyard.admin.tenant_texts import ALL, as_fields, differences, restriction, words_of
+from tokenyard.admin.tenants import (
+    TenantChange,
+    TenantView,
+    read_tenants,
+    set_tenant,
+    stored_tenants,
+)
+from tokenyard.admin.tenants_file import setting_fault
+from tokenyard.ops.names import find
+from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
+from tokenyard.protocol.errors import BadInput, Refused
+from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, encode_tenant
+from tokenyard.protocol.texts import counted, cut, printable
+from tokenyard.protocol.yard import Yard
+
+_MOST_SHOWN: Final = 20
+_MOST_TOLD: Final = 1_000  # characters of settings in words
+_LISTS: Final = ("models", "classes")
+#: A longer setting cannot be sent by a form: it stays as it is.
+_MOST_SENT: Final = 10_000
+_RULE: Final = f"{TENANT_RULE.capitalize()}."
+_SET: Final = " Changes count at once; what was accepted is never ended."
+
+
+def _limit(label: str) -> Field:
+    return Field(label, "0: no limit.")
+
+
+Tenant = Annotated[str, Field("Tenant", _RULE, noun="tenant", is_fixed=True)]
+Weight = Annotated[
+    float | None,
+    Field("Weight", "Tokens are shared in proportion to it.", least=0.001, most=1000),
+]
+WaitingRequests = Annotated[int | None, _limit("Requests that may wait")]
+WaitingTokens = Annotated[int | None, _limit("Tokens of prompts that may wait")]
+RunningRequests = Annotated[int | None, _limit("Requests that may run at once")]
+TokensPerMinute = Annotated[int | None, _limit("Tokens in and out in any minute")]
+TokensPerDay = Annotated[int | None, _limit("Tokens in and out in any 24 hours")]
+MaxTokens = Annotated[int | None, _limit("Tokens that one request may ask for")]
+Models = Annotated[list[str] | None, Field("Models that it may use", "With commas, or all.")]
+Classes = Annotated[list[str] | None, Field("Priority classes", "high, normal, low, or all.")]
+Seen = Annotated[str, Field("-", is_hidden=True)]
+ChosenTenants = Annotated[tuple[str, ...], Field(noun="tenant")]
+
+
+def _preview_set(yard: Yard, caller: Caller, *, tenant: str = "", **given: Any) -> Preview:
+    del caller, given
+    if not tenant:
+        return Preview("Set the share and the limits of a tenant." + _SET, values=_shown(None))
+    [view] = read_tenants(yard, [_named(tenant)])
+    text = f"Set the share and the limits of {tenant}."
+    if not view.is_readable:
+        text += " What is set now cannot be read and does not count."
+    values = _shown(view.settings) | {"seen": _digest(view.settings)}
+    return Preview(text + _SET, values=values)
+
+
+def _shown(settings: TenantSettings | None) -> dict[str, str]:
+    """What the fields of a form begin with."""
+    found = {}
+    for name, value in (as_fields(settings or TenantSettings()) or {}).items():
+        if name in _LISTS:
+            found[name] = ALL if value is None else ",".join(value)  # type: ignore[arg-type]
+        else:
+            found[name] = f"{value:g}" if name == "weight" else str(value)
+    return {name: text for name, text in found.items() if len(text) <= _MOST_SENT}
+
+
+def _digest(settings: TenantSettings) -> str:
+    """What the form goes by: a change by somebody else in between is not overwritten."""
+    return hashlib.sha256(encode_tenant(settings)).hexdigest()[:16]
+
+
+@operation("tenant.set", "Set a tenant", _preview_set, role="admin")
+def set_one(
+    yard: Yard,
+    caller: Caller,
+    *,
+    tenant: Tenant,
+    weight: Weight = None,
+    max_waiting_requests: WaitingRequests = None,
+    max_waiting_tokens: WaitingTokens = None,
+    max_running_requests: RunningRequests = None,
+    tokens_per_minute: TokensPerMinute = None,
+    tokens_per_day: TokensPerDay = None,
+    max_tokens: MaxTokens = None,
+    models: Models = None,
+    classes: Classes = None,
+    seen: Seen = "",
+) -> Outcome:
+    """Set the share and the limits of a tenant; what is not given stays.
+
+    Changes count at once. What was accepted before is never ended: a lower limit refuses new
+    requests until there is room. 0 is no limit.
+
+    Examples:
+      tokenyard tenants set research --weight 4
+      tokenyard tenants set trial --tokens-per-day 1000000 --classes low --models llama-8b
+      tokenyard tenants set trial --tokens-per-day 0 --classes all --models all
+    """
+    del caller
+    values: dict[str, Any] = {
+        "weight": weight,
+        "max_waiting_requests": max_waiting_requests,
+        "max_waiting_tokens": max_waiting_tokens,
+        "max_running_requests": max_running_requests,
+        "tokens_per_minute": tokens_per_minute,
+        "tokens_per_day": tokens_per_day,
+        "max_tokens": max_tokens,
+        "models": models,
+        "classes": classes,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    if not given:
+        raise BadInput("give at least one setting, such as the weight")
+    for name in _LISTS:
+        if name in given:
+            given[name] = restriction(given[name])
+    for name, value in given.items():
+        if value is not None and (fault := setting_fault(name, value)):
+            raise BadInput(fault, name)
+
+    def after(before: TenantSettings) -> TenantSettings:
+        if seen and seen != _digest(before):
+            raise Refused(f"somebody else has changed {tenant} meanwhile: go back and look again")
+        return msgspec.structs.replace(before, **given)
+
+    change = set_tenant(yard, _named(tenant), after)
+    if change.before is None:
+        text = f"new, {words_of(change.after)}"
+    else:
+        text = differences(change.before, change.after) or "nothing to change"
+    return Outcome(
+        cut(f"{tenant}: {text}", _MOST_TOLD),
+        f"tenant {tenant}",
+        details={"before": _words(change.before), "after": _words(change.after)},
+        fields=change_fields(change),
+    )
+
+
+def change_fields(change: TenantChange) -> dict[str, object]:
+    """A change for JSON."""
+    return {
+        "tenant": change.name,
+        "before": as_fields(change.before),
+        "after": as_fields(change.after),
+    }
+
+
+def _words(settings: TenantSettings | None) -> str:
+    return cut(words_of(settings), _MOST_TOLD)
+
+
+def _named(text: str) -> str:
+    if not is_tenant(text):
+        raise BadInput(f"tenant: '{printable(text[:200])}': {TENANT_RULE}", "tenant")
+    return text
+
+
+def _preview_remove(yard: Yard, caller: Caller, *, tenant: Sequence[str]) -> Preview:
+    del caller
+    views = _set_ones(yard, tenant)
+    if not views:
+        return Preview("Nothing is set for what was selected.", count=0)
+    return Preview(
+        f"Remove what is set for {counted(len(views), 'tenant')}: weight 1 and no limits are left."
+        " Waiting requests, keys of the gateway and usage stay.",
+        [f"{one.name}: {_words(one.settings)}" for one in views[:_MOST_SHOWN]],
+        len(views),
+    )
+
+
+def _set_ones(yard: Yard, tenants: Sequence[str]) -> list[TenantView]:
+    return [one for one in read_tenants(yard, map(_named, tenants)) if one.is_set]
+
+
+@operation(
+    "tenant.remove",
+    "Remove settings of tenants",
+    _preview_remove,
+    role="admin",
+    is_dangerous=True,
+)
+def remove(yard: Yard, caller: Caller, *, tenant: ChosenTenants) -> Outcome:
+    """Remove what is set for tenants: they have weight 1 and no limits then.
+
+    Their waiting requests, keys of the gateway and usage stay.
+
+    Examples:
+      tokenyard tenants remove trial
+      tokenyard tenants remove trial nightly
+    """
+    del caller
+    stored = stored_tenants(yard)
+    for name in tenant:
+        find("tenant", name, stored)
+    changes = [set_tenant(yard, name, lambda _: None) for name in dict.fromkeys(tenant)]
+    return Outcome(
+        f"settings of {counted(len(changes), 'tenant')} removed",
+        ", ".join(f"tenant {change.name}" for change in changes[:_MOST_SHOWN]),
+        details={change.name: _words(change.before) for change in changes[:_MOST_SHOWN]},
+        fields={"changes": [change_fields(change) for change in changes]},
+    )
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (set_one, remove)
