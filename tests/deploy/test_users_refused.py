@@ -167,7 +167,7 @@ def test_only_operators_and_the_leader_give_signals(
     with redis.Redis.from_url(guarded.url_of(user)) as connection:
         # If another user gives a signal, by script or by hand, I expect a refusal.
         with pytest.raises(redis.ResponseError, match=r"ermission|ACL failure"):
-            Scripts(connection, yard).signal(
+            Scripts(Yard(connection, yard)).signal(
                 Order(signal="PAUSE"), b"", DesiredState(run_state="PAUSED")
             )
         assert is_refused(connection, "HSET", yard.desired, "all", "{}")

@@ -59,7 +59,7 @@ def test_no_value_breaks_the_gateway(stand: Stand, door: Door, path: str) -> Non
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"", b"{", b"[]", b"null", b"1e999", b'{"a":' * 5000, b"[" * 200_000),
+        *(b"", b"{", b"[]", b"null", b"1e999", b'{"a":' * 5000, b"[" * 60_000),
         *(b"\xff", b'{"model": "\xc3\x28"}', '{"model": "speaker"}'.encode("utf-16-le")[1:]),
         *(b"\xef\xbb\xbf{", b"\x1f\x8b\x08\x00", b"9" * 5000, b'{"model": "speaker"} x'),
     ],

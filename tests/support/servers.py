@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 import shutil
 import socket
 import subprocess
@@ -34,12 +34,28 @@ def find_binary(name: ServerName) -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback port that is unused now, and that the system gives to no outgoing connection."""
-    while True:
-        port = secrets.choice(_PORTS)
+    """A loopback port that is unused now, and that the system gives to no outgoing connection.
+
+    No process of any test gets it again while this one lives, so it may be used later.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if _is_taken(port):
+                return port
+    raise AssertionError("every port is in use")
+
+
+def _is_taken(port: int) -> bool:
+    """Take a port by a name that only one process on this machine can have, until it ends."""
+    held = socket.socket(socket.AF_UNIX)
+    try:
+        held.bind(f"\0tokenyard-tests-port-{port}")
+    except OSError:
+        held.close()
+        return False
+    held.detach()
+    return True
 
 
 class Server:
