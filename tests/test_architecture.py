@@ -139,9 +139,10 @@ def test_every_folder_of_tokenyard_is_a_layer() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_shows_at_most_14_names(package: str) -> None:
-    marks = {"__pycache__", "py.typed"}  # nobody reads them
+    # The first two nobody reads; the others are doors, not rooms.
+    marks = {"__pycache__", "py.typed", "__init__.py", "__main__.py"}
     names = {file.name for file in (ROOT / package).iterdir()} - marks
-    assert 2 < len(names) <= 14, sorted(names)
+    assert 1 < len(names) <= 14, sorted(names)
 
 
 def test_every_script_has_a_caller_and_every_include_a_script() -> None:

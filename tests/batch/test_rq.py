@@ -166,14 +166,17 @@ def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
     yard.call("resume", job, status=Exit.USAGE)
     yard.work_off()
     assert yard.seen(job)["status"] == "completed"
-    assert yard.call("cancel", job, status=Exit.FAILED).stdout == f"{job}: completed\n"
+    ended = yard.call("cancel", job, status=Exit.FAILED)
+    assert ended.stderr == f"Error: {job} had ended before: completed\n"
     refused = yard.call("resume", job, status=Exit.USAGE)
     assert "nothing to resume but 1 line with an error, with --retry-errors" in refused.stderr
     yard.call("resume", job, "--retry-errors")
     # And the audit has what was done, as from the board.
     assert [(one.role, one.action, one.target, one.text) for one in yard.audit()] == [
         (COMMAND_LINE, "batch.cancel", f"batch {job}", f"{job}: cancelled."),
+        (COMMAND_LINE, "batch.cancel", f"batch {job}", f"{job}: cancelled."),
         (COMMAND_LINE, "batch.resume", f"batch {job}", f"{job} waits for a worker again."),
+        (COMMAND_LINE, "batch.cancel", f"batch {job}", ""),  # refused
         (
             COMMAND_LINE,
             "batch.resume",

@@ -20,7 +20,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.board import access, app
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.requests import listing, one
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
@@ -86,8 +86,8 @@ def door(broker: Server, connection: redis.Redis, keys: Keys) -> Iterator[Keyed]
 def deeds(monkeypatch: pytest.MonkeyPatch) -> Deeds:
     """The actions of the board, which are noted and not done."""
     noting = Deeds()
-    stand_ins = {name: noting.of(action) for name, action in ACTIONS.items()}
-    monkeypatch.setattr(app, "ACTIONS", stand_ins)
+    stand_ins = {name: noting.of(action) for name, action in OPERATIONS.items()}
+    monkeypatch.setattr(app, "OPERATIONS", stand_ins)
     return noting
 
 

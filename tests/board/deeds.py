@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tokenyard.board.action import Action, Outcome, Preview
-from tokenyard.board.yard import Parameters
+from tokenyard.ops.operation import Caller, Operation, Outcome, Preview
 from tokenyard.protocol.yard import Yard
 
 
@@ -15,12 +14,12 @@ class Deeds:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    def of(self, action: Action) -> Action:
-        def preview(yard: Yard, given: Parameters) -> Preview:
+    def of(self, op: Operation) -> Operation:
+        def preview(yard: Yard, caller: Caller) -> Preview:
             return Preview("It would be done.")
 
-        def run(yard: Yard, given: Parameters) -> Outcome:
-            self.done.append(action.name)
-            return Outcome("It is done.", "everything")
+        def run(yard: Yard, caller: Caller) -> Outcome:
+            self.done.append(op.name)
+            return Outcome("It is done", "everything")
 
-        return dataclasses.replace(action, preview=preview, run=run)
+        return dataclasses.replace(op, parameters=(), preview=preview, run=run, is_long=False)

@@ -14,9 +14,10 @@ from tests.board.keyed import ROLES, Keyed, keyed
 from tests.support.servers import Server
 from tokenyard.admin.audit import read_audit
 from tokenyard.board import app
-from tokenyard.board.action import Outcome
-from tokenyard.board.pages import ACTIONS, PAGES
+from tokenyard.board.operations import OPERATIONS
+from tokenyard.board.pages import PAGES
 from tokenyard.board.yard import RANK, Parameters
+from tokenyard.ops.operation import Caller, Outcome
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -29,10 +30,10 @@ PLAIN_PAGES = [page for page in PAGES if "{" not in page.path]
 def test_each_verb_of_each_role_at_each_action(
     deeds: Deeds, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
-    assert len(ACTIONS) > 5
+    assert len(OPERATIONS) > 5
     with keyed(broker.url, connection, keys) as door:
         cookies = {role: door.log_in(role) for role in ROLES}
-        for name, action in ACTIONS.items():
+        for name, action in OPERATIONS.items():
             for role in (None, *ROLES):
                 may = role is not None and RANK[role] >= RANK[action.role]
                 for verb in VERBS:
@@ -77,7 +78,7 @@ def test_a_path_that_does_not_exist_is_not_told_without_a_session(door: Keyed) -
 def test_an_action_is_recorded_with_who_and_why(
     deeds: Deeds, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
-    name = next(iter(ACTIONS))
+    name = next(iter(OPERATIONS))
     with keyed(broker.url, connection, keys) as door:
         form = {"why": "  it was\n late  " + "x" * 500, "back": "/board/audit?q=1"}
         cookie = door.log_in("admin")
@@ -101,7 +102,7 @@ def test_an_action_is_recorded_with_who_and_why(
 def test_an_action_is_told_for_a_time(
     monkeypatch: pytest.MonkeyPatch, deeds: Deeds, ask: Asking
 ) -> None:
-    page = ask(f"/board/do/{next(iter(ACTIONS))}", "POST", form={}).location
+    page = ask(f"/board/do/{next(iter(OPERATIONS))}", "POST", form={}).location
     assert "It is done." in ask(page).body
     monkeypatch.setattr(app, "_TOLD_MS", -1)
     assert "It is done." not in ask(page).body
@@ -112,7 +113,7 @@ def test_an_action_that_cannot_be_recorded_says_so(
 ) -> None:
     connection.set(keys.audit, "no stream")
     with opened(broker.url, keys.yard) as ask:
-        answer = ask(f"/board/do/{next(iter(ACTIONS))}", "POST", form={})
+        answer = ask(f"/board/do/{next(iter(OPERATIONS))}", "POST", form={})
     assert answer.status == 200
     assert "It is done. But the audit could not be written" in answer.body
     assert len(deeds.done) == 1
@@ -121,11 +122,13 @@ def test_an_action_that_cannot_be_recorded_says_so(
 def test_what_breaks_in_the_middle_is_recorded(
     monkeypatch: pytest.MonkeyPatch, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
-    def run(yard: Yard, given: Parameters) -> Outcome:
+    def run(yard: Yard, caller: Caller) -> Outcome:
         raise ValueError("a mistake of <ours>")
 
-    name, action = next(iter(ACTIONS.items()))
-    monkeypatch.setattr(app, "ACTIONS", {name: dataclasses.replace(action, run=run)})
+    name, action = next(iter(OPERATIONS.items()))
+    monkeypatch.setattr(
+        app, "OPERATIONS", {name: dataclasses.replace(action, parameters=(), run=run)}
+    )
     with opened(broker.url, keys.yard) as ask:
         answer = ask(f"/board/do/{name}", "POST", form={})
     assert answer.status == 500

@@ -15,8 +15,9 @@ import redis
 from tests.board.asking import HERE, Asking, opened
 from tests.support.servers import Server
 from tokenyard.board import app
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.page import Page
-from tokenyard.board.pages import ACTIONS, PAGES
+from tokenyard.board.pages import PAGES
 from tokenyard.board.yard import MAX_PARAMETER, Parameters
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -180,7 +181,7 @@ def test_no_action_breaks_at_hostile_fields(
 ) -> None:
     names = [name for name in names_of_parameters() if name != "all"]
     with opened(broker.url, keys.yard) as ask:
-        for action in ACTIONS:
+        for action in OPERATIONS:
             for text in HOSTILE:
                 form = dict.fromkeys(names, text)
                 query = "&".join(f"{name}={quote(text, safe='')}" for name in names)
@@ -195,7 +196,7 @@ def test_no_action_breaks_at_hostile_fields(
 
 
 def test_a_form_has_bounds(ask: Asking) -> None:
-    path = f"/board/do/{next(iter(ACTIONS))}"
+    path = f"/board/do/{next(iter(OPERATIONS))}"
     large = ask(path, "POST", form={"x": ["y" * 1000] * 300})
     assert (large.status, "more than 262144 bytes" in large.body) == (400, True)
     many = ask(path, "POST", form={"x": ["y"] * 2001})
@@ -210,7 +211,7 @@ def test_a_form_has_bounds(ask: Asking) -> None:
     "kind", ["text/plain", "multipart/form-data; boundary=x", "application/json", "", None]
 )
 def test_a_form_comes_as_forms_do(ask: Asking, kind: str | None) -> None:
-    path = f"/board/do/{next(iter(ACTIONS))}"
+    path = f"/board/do/{next(iter(OPERATIONS))}"
     answer = ask(path, "POST", form={"a": "b"}, content_type=kind)
     assert (answer.status, "send the form as" in answer.body) == (400, True)
 

@@ -10,9 +10,8 @@ import pytest
 
 from tests.board.looking import Looker, text_of, values_of
 from tests.support.yard import PlayedYard
-from tokenyard.board.action import Input, Preview
 from tokenyard.board.confirming import ASKED, as_first_asked, ask_again
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS, Form, Input
 from tokenyard.board.yard import Actor, Parameters
 from tokenyard.protocol.errors import Refused
 
@@ -133,13 +132,13 @@ def test_a_corrected_form_is_taken(looker: Looker) -> None:
 
 def test_a_checkbox_stays_as_it_was_set() -> None:
     inputs = [Input("one", "One", kind="checkbox"), Input("two", "Two", "on", kind="checkbox")]
-    preview = Preview("Do it.", inputs)
-    action = ACTIONS["batch.resume"]
-    form = Parameters({ASKED: ["one,two"], "one": ["on"]}, Actor("olga", "admin"))
-    first = as_first_asked(form)
+    form = Form("Do it.", inputs)
+    op = OPERATIONS["batch.resume"]
+    sent = Parameters({ASKED: ["one,two"], "one": ["on"]}, Actor("olga", "admin"))
+    first = as_first_asked(sent)
     assert first is not None
 
-    again = ask_again(action, preview, first, form, Refused("Not today."))
+    again = ask_again(op, form, first, sent, Refused("Not today."))
 
     assert [one.value for one in again["preview"].inputs] == ["on", ""]
 

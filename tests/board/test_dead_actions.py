@@ -13,8 +13,8 @@ from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import PlayedYard
-from tokenyard.board.pages.dead import ACTIONS
 from tokenyard.board.yard import Actor
+from tokenyard.ops.letters import OPERATIONS
 
 pytestmark = pytest.mark.valkey_only
 
@@ -148,7 +148,7 @@ def test_forms_without_sense_change_nothing(
     assert left(yard) == [letter]
 
 
-@pytest.mark.parametrize("action", [each.name for each in ACTIONS])
+@pytest.mark.parametrize("action", [each.name for each in OPERATIONS])
 def test_viewers_see_letters_and_change_none(looker: Looker, yard: PlayedYard, action: str) -> None:
     letter = bury(yard)
     looker.actor = Actor("olga", "viewer")

@@ -11,7 +11,7 @@ from tests.board.looking import Looker, text_of
 from tests.support.builders import make_request
 from tests.support.yard import LONG_MS
 from tokenyard.admin.signals import Signals
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, TILES, rates_of
 from tokenyard.board.rendering import Templates
 from tokenyard.board.yard import Actor, Parameters
@@ -274,7 +274,7 @@ def test_buttons_lead_to_actions_that_there_are(devices: DeviceYard, looker: Loo
         "/model?name=adder",
     ):
         found |= set(re.findall(r'action="/board/do/([^"]*)"', looker.get(path)))
-    assert found <= ACTIONS.keys()
+    assert found <= OPERATIONS.keys()
     assert {"signal.pause", "model.load", "model.wake", "model.sleep", "model.unload"} <= found
 
 

@@ -12,11 +12,11 @@ from tests.board.asking import HERE, HOST, Answer, Asking
 from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tokenyard.board.forms import read_back
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.yard import Actor, Parameters
 from tokenyard.protocol.keys import Keys
 
-DEED = f"/board/do/{next(iter(ACTIONS))}"
+DEED = f"/board/do/{next(iter(OPERATIONS))}"
 
 
 def is_let_in(answer: Answer) -> bool:

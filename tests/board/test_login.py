@@ -13,7 +13,7 @@ from tests.board.keyed import Keyed, keyed
 from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key
 from tokenyard.board import access
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.protocol.api_keys import ApiKey, encode_key, key_digest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -60,7 +60,7 @@ def test_a_program_shows_its_key_and_then_no_cookie_counts(deeds: Deeds, door: K
     assert door.ask("/board/", authorization=bearer).status == 200
     assert door.ask("/board/", authorization="Bearer wrong", cookie=cookie).status == 401
     assert door.ask("/board/", authorization="Basic YTpi", cookie=cookie).status == 401
-    name = next(name for name, action in ACTIONS.items() if action.role != "viewer")
+    name = next(name for name, action in OPERATIONS.items() if action.role != "viewer")
     for authorization in (bearer, "Bearer wrong", ""):
         answer = door.ask(
             f"/board/do/{name}",
@@ -76,7 +76,7 @@ def test_a_program_shows_its_key_and_then_no_cookie_counts(deeds: Deeds, door: K
 def test_a_program_needs_no_origin(
     deeds: Deeds, broker: Server, connection: redis.Redis, keys: Keys
 ) -> None:
-    name = next(iter(ACTIONS))
+    name = next(iter(OPERATIONS))
     with keyed(broker.url, connection, keys) as door:
         more = {"origin": None, "authorization": f"Bearer {door.secrets['admin']}"}
         assert door.ask(f"/board/do/{name}", "POST", form={}, **more).status == 303

@@ -12,7 +12,7 @@ from tests.board.looking import Looker, text_of
 from tests.support.waiting import eventually
 from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.board import operations
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.control import Invalid
 from tokenyard.protocol.errors import BrokerUnavailable
@@ -125,7 +125,7 @@ def test_the_answer_of_a_worker_is_shown_when_it_comes(two: DeviceYard, looker: 
 
 
 def test_actions_are_for_operators(two: DeviceYard, looker: Looker) -> None:
-    assert {ACTIONS[name].role for name in ALL_ACTIONS} == {"operator"}
+    assert {OPERATIONS[name].role for name in ALL_ACTIONS} == {"operator"}
     looker.actor = Actor("olga", "viewer")
     for action in ALL_ACTIONS:
         assert looker.post(action, {"model": "adder", "path": "/new"}).status_code == 403
@@ -207,7 +207,8 @@ def test_a_failed_reload_is_refused_with_its_reason(
     answer = looker.post("model.reload", {"model": "adder", "path": "/new"})
     assert answer.status_code in {400, 409}
     assert said in text_of(answer.text)
-    assert said in looker.audit()[0].error
+    is_ours = isinstance(outcome, ZeroDivisionError)
+    assert ("of ours" if is_ours else said) in looker.audit()[0].error
 
 
 @pytest.mark.parametrize("fields", [{"mode": "soon"}, {"epoch": "-1"}])

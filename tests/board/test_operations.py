@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from tests.board.looking import looking
 from tokenyard.board import app
-from tokenyard.board.operations import action_of
 from tokenyard.cli.shared.operating import command
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.process.program import YardChoice
@@ -66,7 +65,7 @@ def test_a_parameter_is_one_line(
     told = on_the_command_line(op, keys, redis_url, "the-fence", *words, "--by", "kim", "--json")
     assert json.loads(told.stdout) == {"what": "the-fence", **given}
     # on the board a field of the form,
-    monkeypatch.setattr(app, "ACTIONS", {op.name: action_of(op)})
+    monkeypatch.setattr(app, "OPERATIONS", {op.name: op})
     with looking(monkeypatch, redis_url, connection, keys) as looker:
         assert ('name="colour"' in looker.ask(op.name, {"what": "the-fence"})) == is_there
         # and the audit has what was given, of both.

@@ -14,9 +14,9 @@ from tests.support.builders import make_request, make_result
 from tests.support.letters import bury_many
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
-from tokenyard.board.addresses import request_name
-from tokenyard.board.requests import actions
 from tokenyard.board.yard import Actor
+from tokenyard.ops import requests as actions
+from tokenyard.ops.names import request_name
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import request_fields
 from tokenyard.scripts import Publication
@@ -97,7 +97,7 @@ def test_all_that_match_are_cancelled_but_not_what_came_later(
         yard.submit(make_request(f"q{number}", client="ann"))
         yard.submit(make_request(f"q{number}", client="bob"))
     page = looker.get("/requests?client=ann")
-    fields = {"all": "matching", "client": "ann", "until": values_of(page, "until")[0]}
+    fields = {"all": "on", "client": "ann", "until": values_of(page, "until")[0]}
     eventually(lambda: server_ms(yard) > int(fields["until"]))
     yard.submit(make_request("late", client="ann"))
     yard.assign(yard.worker(), make_request("running", client="ann"))
@@ -118,18 +118,18 @@ def test_all_that_match_are_bounded_and_say_so(
     monkeypatch.setattr(actions, "MOST", 20)
     for number in range(30):
         yard.submit(make_request(f"q{number}"))
-    asked = text_of(looker.ask("request.cancel", {"all": "matching"}))
+    asked = text_of(looker.ask("request.cancel", {"all": "on"}))
     assert "Cancel 20 requests" in asked
     assert "More than 20 match: these are the first; do it again for the rest." in asked
-    assert "do it again" in looker.do("request.cancel", {"all": "matching"}).text
-    assert looker.do("request.cancel", {"all": "matching"}).text == "10 requests cancelled."
+    assert "do it again" in looker.do("request.cancel", {"all": "on"}).text
+    assert looker.do("request.cancel", {"all": "on"}).text == "10 requests cancelled."
 
 
-def test_nothing_selected_is_refused_and_in_the_audit(looker: Looker) -> None:
+def test_nothing_selected_is_refused(looker: Looker) -> None:
     answer = looker.post("request.cancel", {"why": "a slip"})
     assert answer.status_code == 400
-    assert "No request is selected" in answer.text
-    assert looker.audit()[0].error.startswith("No request is selected")
+    assert "no request is named" in answer.text
+    assert looker.audit() == []
 
 
 def test_what_has_ended_is_not_cancelled(looker: Looker, yard: PlayedYard) -> None:
@@ -196,7 +196,7 @@ def test_a_search_of_letters_that_takes_too_long_says_so(
 ) -> None:
     bury_many(yard, 1_000)
     monkeypatch.setattr(actions, "_SEARCH_S", -1.0)
-    fields = {"all": "matching", "state": "failed"}
+    fields = {"all": "on", "state": "failed"}
     asked = text_of(looker.ask("request.requeue", fields))
     assert "Submit 20 failed requests again?" in asked
     assert "not all dead letters were read" in asked
@@ -217,7 +217,7 @@ def test_all_failed_ones_that_match_are_requeued(looker: Looker, yard: PlayedYar
     yard.connection.xadd(
         yard.keys.dead, {"dead_reason": "POISONED: fault 1", "dead_sid": "low/1-0"}
     )
-    fields = {"all": "matching", "state": "failed", "error": "fault 1"}
+    fields = {"all": "on", "state": "failed", "error": "fault 1"}
     assert "Submit 6 failed requests again?" in text_of(looker.ask("request.requeue", fields))
     entry = looker.do("request.requeue", fields)
     assert entry.text == "6 requests wait again."
@@ -226,6 +226,4 @@ def test_all_failed_ones_that_match_are_requeued(looker: Looker, yard: PlayedYar
     found = {getattr(parse_request(fields), "id", "") for _, fields in waiting}
     assert found == {f"q{number}" for number in range(1, 12, 2)}
     # A filter that asks for no failed ones requeues none.
-    assert "nothing to requeue" in looker.ask(
-        "request.requeue", {"all": "matching", "state": "waiting"}
-    )
+    assert "nothing to requeue" in looker.ask("request.requeue", {"all": "on", "state": "waiting"})

@@ -17,11 +17,10 @@ from tests.integration.test_listing import fill, one_of_each_state
 from tests.support.builders import make_request
 from tests.support.counting import Counting
 from tests.support.yard import PlayedYard
-from tokenyard.board.addresses import named_request
 from tokenyard.board.requests import listing
-from tokenyard.board.requests.filters import given_place, place_text
-from tokenyard.board.requests.listing import view_requests
+from tokenyard.board.requests.listing import given_place, place_text, view_requests
 from tokenyard.board.yard import Actor, Parameters
+from tokenyard.ops.names import named_request
 from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.wire import request_fields
 from tokenyard.protocol.yard import Yard

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
-import redis
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -22,9 +21,8 @@ from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from tokenyard.admin.audit import AuditEntry, find_entry, record
+from tokenyard.admin.audit import AuditEntry, find_entry
 from tokenyard.board.access import Door
-from tokenyard.board.action import Action
 from tokenyard.board.confirming import as_first_asked, ask, ask_again
 from tokenyard.board.forms import (
     ROOT,
@@ -35,14 +33,15 @@ from tokenyard.board.forms import (
 )
 from tokenyard.board.guard import Guard, nonce_of
 from tokenyard.board.live import EVENTS, LiveStreams
+from tokenyard.board.operations import OPERATIONS, form_of, run
 from tokenyard.board.page import NotFound, Page
-from tokenyard.board.pages import ACTIONS, PAGES
+from tokenyard.board.pages import PAGES
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
 from tokenyard.board.yard import Actor, Parameters
-from tokenyard.ops.operation import Outcome
-from tokenyard.protocol.errors import BadInput, BrokerUnavailable, Refused, TokenyardError
+from tokenyard.ops.operation import Operation
+from tokenyard.protocol.errors import BrokerUnavailable, Refused, TokenyardError
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.yard import Yard
 
@@ -77,8 +76,8 @@ class Board:
         self._yard_name = yard
         pages = [Route(page.path, self._answering(self._page, page)) for page in PAGES]
         actions = [
-            Route(f"/do/{name}", self._answering(self._action, action), methods=["GET", "POST"])
-            for name, action in ACTIONS.items()
+            Route(f"/do/{name}", self._answering(self._operation, op), methods=["GET", "POST"])
+            for name, op in OPERATIONS.items()
         ]
         static = Mount("/static", _Static(packages=[("tokenyard.board", "static")]))
         inner = [*self._door.routes(self._answering), *actions, static, *pages]
@@ -174,49 +173,50 @@ class Board:
             return None
         return await self._reader.run(lambda yard: _just_done(yard, entry, given.actor))
 
-    async def _action(self, request: Request, action: Action) -> Response:
+    async def _operation(self, request: Request, op: Operation) -> Response:
         """GET asks whether to do it, POST does it."""
-        actor = await self._door.enter(request, action.role)
+        actor = await self._door.enter(request, op.role)
         if isinstance(actor, Response):
             return actor
         if request.method == "POST":
-            return await self._act(request, action, actor)
+            return await self._run(request, op, actor)
         given = Parameters(read_query(request), actor)
         request.state.back = read_back(given)
-        preview = await self._reader.run(lambda yard: action.preview(yard, given))
-        return self._show(request, "ask.html", ask(action, preview, given), 200)
+        form = await self._reader.run(lambda yard: form_of(op, yard, given))
+        return self._show(request, "ask.html", ask(op, form, given), 200)
 
-    async def _act(self, request: Request, action: Action, actor: Actor) -> Response:
+    async def _run(self, request: Request, op: Operation, actor: Actor) -> Response:
         given = Parameters(await read_form(request, self._options.max_form_bytes), actor)
         back = request.state.back = read_back(given)
         try:
-            outcome, entry = await self._reader.run(lambda yard: _carry_out(yard, action, given))
+            done = await self._reader.run(lambda yard: run(op, yard, given))
         except Refused as error:
-            return await self._asked_again(request, action, given, error)
+            return await self._asked_again(request, op, given, error)
         finally:
             self._reader.forget()
-        if outcome.secret:
-            context = {"action": action, "back": back, "outcome": outcome}
+        if done.outcome.secret:
+            context = {"action": op, "back": back, "outcome": done.outcome}
             return self._show(request, "secret.html", context, 200)
-        if not entry:
-            text = f"{outcome.text} But the audit could not be written; the log says why."
+        if done.unrecorded:
+            log.warning("%s by %s is not in the audit: %s", op.name, actor.name, done.unrecorded)
+            text = f"{done.outcome.told} But the audit could not be written; the log says why."
             return self._told(request, 200, text)
-        return RedirectResponse(with_done(back, entry), status_code=303)
+        return RedirectResponse(with_done(back, done.entry), status_code=303)
 
     async def _asked_again(
-        self, request: Request, action: Action, sent: Parameters, error: Refused
+        self, request: Request, op: Operation, sent: Parameters, error: Refused
     ) -> Response:
         """The form with what was typed; the error alone where there is nothing to do any more."""
         first = as_first_asked(sent)
         if first is None:
             raise error
         try:
-            preview = await self._reader.run(lambda yard: action.preview(yard, first))
+            form = await self._reader.run(lambda yard: form_of(op, yard, first))
         except (Refused, NotFound):
             raise error from None
-        if not preview.count:
+        if not form.count:
             raise error
-        return self._show(request, "ask.html", ask_again(action, preview, first, sent, error), 400)
+        return self._show(request, "ask.html", ask_again(op, form, first, sent, error), 400)
 
     async def _nothing(self, request: Request) -> Response:
         """Any other path: without a slash at its end it may be a page."""
@@ -258,33 +258,6 @@ class _Static(StaticFiles):
 
 async def _to_root(_: Request) -> Response:
     return RedirectResponse(ROOT + "/", status_code=308)
-
-
-def _carry_out(yard: Yard, action: Action, given: Parameters) -> tuple[Outcome, str]:
-    """Do it and record it, also when it is refused or breaks in the middle.
-
-    The outcome, and the id of its entry, which is "" where the audit cannot be written.
-    """
-    entry = AuditEntry(
-        who=given.actor.name, role=given.actor.role, action=action.name, why=given.why, target=""
-    )
-    try:
-        outcome = action.run(yard, given)
-    except (BadInput, NotFound):
-        raise  # nothing was tried
-    except Exception as error:
-        _record(yard, replace(entry, error=str(error) or type(error).__name__))
-        raise
-    done = replace(entry, target=outcome.target, text=outcome.text, details=dict(outcome.details))
-    return outcome, _record(yard, done)
-
-
-def _record(yard: Yard, entry: AuditEntry) -> str:
-    try:
-        return record(yard, entry)
-    except redis.RedisError as error:
-        log.warning("%s by %s is not in the audit: %s", entry.action, entry.who, error)
-        return ""
 
 
 def _just_done(yard: Yard, name: str, actor: Actor) -> AuditEntry | None:

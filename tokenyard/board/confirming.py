@@ -1,4 +1,4 @@
-"""The page that asks whether to do an action, and asks again where what was typed is refused."""
+"""The page that asks whether to do it, and asks again where what was typed is refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tokenyard.board.action import Action, Input, Preview
 from tokenyard.board.forms import hidden_fields, read_back
+from tokenyard.board.operations import Form, Input
 from tokenyard.board.yard import Parameters
+from tokenyard.ops.operation import Operation
 from tokenyard.protocol.errors import Refused
 
 #: The field of the form that names those that the operator has filled in.
@@ -16,13 +17,13 @@ ASKED: Final = "asked"
 _WHY: Final = "why"
 
 
-def ask(action: Action, preview: Preview, given: Parameters) -> dict[str, Any]:
+def ask(op: Operation, form: Form, given: Parameters) -> dict[str, Any]:
     """What the page shows: the preview, and a form that sends on what was given."""
-    names = [one.name for one in preview.inputs]
+    names = [one.name for one in form.inputs]
     return {
-        "action": action,
+        "action": op,
         "back": read_back(given),
-        "preview": preview,
+        "preview": form,
         "hidden": hidden_fields(given, dict.fromkeys((_WHY, "done", ASKED, *names))),
         "asked": ",".join(names),
         "why": "",
@@ -40,13 +41,13 @@ def as_first_asked(sent: Parameters) -> Parameters | None:
 
 
 def ask_again(
-    action: Action, preview: Preview, first: Parameters, sent: Parameters, error: Refused
+    op: Operation, form: Form, first: Parameters, sent: Parameters, error: Refused
 ) -> dict[str, Any]:
     """The page that was asked with ``first``, with what was typed and what is wrong with it."""
-    inputs = [replace(one, value=_typed(one, sent.values)) for one in preview.inputs]
+    inputs = [replace(one, value=_typed(one, sent.values)) for one in form.inputs]
     shown = {one.name for one in inputs if one.kind != "hidden"}
     return {
-        **ask(action, replace(preview, inputs=inputs), first),
+        **ask(op, replace(form, inputs=inputs), first),
         "why": sent.text(_WHY),
         "error": str(error),
         "wrong": error.field if error.field in shown else "",

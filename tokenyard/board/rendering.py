@@ -10,7 +10,8 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from tokenyard.board.addresses import request_address, request_name
+from tokenyard.board.addresses import request_address
+from tokenyard.ops.names import request_name
 from tokenyard.protocol.texts import counted, cut, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.

@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "explain": "tokenyard.cli.explain:explain",
     "batch": "tokenyard.cli.batch:batch",
     "dead": "tokenyard.cli.dead:dead",
-    "requeue": "tokenyard.cli.requeue:requeue",
+    "requeue": "tokenyard.cli.cancel:requeue",
     "empty": "tokenyard.cli.empty:empty",
     "models": "tokenyard.cli.models:models",
     "pause": "tokenyard.cli.signals:pause",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
+from tokenyard.admin.audit import COMMAND_LINE
 from tokenyard.admin.dead_letters import find_letter, is_letter
 from tokenyard.admin.letter_changes import (
     Change,
@@ -40,7 +42,7 @@ _MOST_ITEMS: Final = 20
 #: Characters of a target, of a letter in a preview, and of a filter in words.
 _TARGET: Final = 240
 _ITEM: Final = 120
-#: An operation ends after so long, and the count of its preview.
+#: An operation ends after so long where a page waits for it, and the count of its preview.
 _ACT_S: Final = 20.0
 _COUNT_S: Final = 0.2
 
@@ -157,7 +159,7 @@ def _preview_of(kind: _Kind) -> Callable[..., Preview]:
     return preview
 
 
-def _change(yard: Yard, kind: _Kind, **given: Any) -> Outcome:
+def _change(yard: Yard, caller: Caller, kind: _Kind, **given: Any) -> Outcome:
     names = _named(yard, given)
     if names:
         changed = change_named(yard, names, kind.change)
@@ -165,7 +167,8 @@ def _change(yard: Yard, kind: _Kind, **given: Any) -> Outcome:
         details = {"letters": " ".join(names)}
     else:
         last, words = _last(yard, given), _words_of(given)
-        changed = change_wanted(yard, wanted_letters(given), last, kind.change, _ACT_S)
+        within_s = math.inf if caller.role == COMMAND_LINE else _ACT_S
+        changed = change_wanted(yard, wanted_letters(given), last, kind.change, within_s)
         target = f"dead letters with {words}" if words else "all dead letters"
         details = {"up to": last}
     if changed.examples:
@@ -253,10 +256,9 @@ def _operation(kind: _Kind, *, is_dangerous: bool = False) -> Operation:
         until: Until = "",
         upto: UpTo = "",
     ) -> Outcome:
-        del caller
         named = {"letter": letter, "all": all, "upto": upto}
         wanted = {"reason": reason, "model": model, "client": client, "tenant": tenant}
-        return _change(yard, kind, **named, **wanted, text=text, since=since, until=until)
+        return _change(yard, caller, kind, **named, **wanted, text=text, since=since, until=until)
 
     run.__doc__ = kind.about
     name, title = f"dead.{kind.verb.lower()}", f"{kind.verb} dead letters"

@@ -1,16 +1,19 @@
-"""Finds what the name of a model, a worker or a tenant stands for, or suggests known ones."""
+"""Finds what the name of a model, a worker, a tenant or a request stands for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
+from urllib.parse import quote, unquote
 
 from tokenyard.admin.scopes import known_models, known_workers
 from tokenyard.admin.snapshot import RosterView, YardView
 from tokenyard.admin.tenants import TenantView
 from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
-from tokenyard.protocol.errors import Refused
+from tokenyard.protocol.errors import BadInput, Refused
+from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.texts import did_you_mean, printable
+from tokenyard.protocol.wire import MAX_ID_BYTES
 
 _MOST_NAMED: Final = 10
 
@@ -62,3 +65,26 @@ def find(kind: str, name: str, names: Iterable[str]) -> str:
     shown = ", ".join(map(printable, listed[:_MOST_NAMED])) + more
     those = f"Known {kind}s: {shown}" if listed else f"The yard knows no {kind}"
     raise Refused(f"there is no {kind} {name[:200]!r}{hint} {those}", kind)
+
+
+def request_name(client: str, request_id: str) -> str:
+    """A request as one text of plain ASCII; `named_request` is the inverse.
+
+    An id has any characters, and browsers change some of them in the fields of a form.
+    """
+    return f"{client}/{quote(request_id, safe='')}"
+
+
+def named_request(name: str) -> tuple[str, str]:
+    """Client and id of a request by its `request_name`; raises `BadInput`."""
+    client, _, quoted = name.strip().partition("/")
+    return checked_request(client, unquote(quoted, errors="replace"))
+
+
+def checked_request(client: str, request_id: str) -> tuple[str, str]:
+    """Client and id if there can be such a request; raises `BadInput`."""
+    if not is_name(client):
+        raise BadInput("client: give the name of the request's client")
+    if not 0 < len(request_id.encode(errors="replace")) <= MAX_ID_BYTES:
+        raise BadInput(f"id: a request's id has 1 to {MAX_ID_BYTES} bytes")
+    return client, request_id

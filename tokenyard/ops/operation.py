@@ -18,7 +18,7 @@ from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.yard import Yard
 
 #: What a parameter names, where that is something of the yard.
-Noun = Literal["", "scope", "model", "worker", "tenant", "key", "letter"]
+Noun = Literal["", "scope", "model", "worker", "tenant", "key", "letter", "batch", "request"]
 #: Largest whole number that JSON keeps everywhere.
 MOST_WHOLE: Final = 2**53
 
@@ -87,7 +87,7 @@ class Parameter:
         if self.choices and text not in self.choices:
             raise BadInput(f"{self.name}: give one of {', '.join(self.choices)}", self.name)
         if self.type is list:
-            return [word for part in text.split(",") if (word := part.strip())]
+            return [word for part in ",".join(given).split(",") if (word := part.strip())]
         return self._number(text) if self.type in {int, float} else text
 
     def _number(self, text: str) -> float:
@@ -130,6 +130,11 @@ class Outcome:
     #: Waits for that for so many seconds; the workers that have not obeyed.
     wait: Callable[[float], Sequence[Unacknowledged]] | None = None
 
+    @property
+    def told(self) -> str:
+        """All of it in sentences, for the board and the audit."""
+        return f"{'. '.join([self.text, *self.notes]).rstrip('.')}."
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -143,6 +148,13 @@ class Operation:
     preview: Callable[..., Preview]  # the same
     is_dangerous: bool  # its button is red
     is_long: bool  # it waits for workers: a page does not
+
+    def target(self, values: Mapping[str, Any]) -> str:
+        """What it is done to, by the names that were given: ``model adder``."""
+        named = (one for one in self.parameters if one.field.noun and not one.field.is_secret)
+        return ", ".join(
+            f"{one.field.noun} {_text(values[one.name])}" for one in named if values.get(one.name)
+        )
 
     def details(self, values: Mapping[str, Any]) -> Mapping[str, str]:
         """What the audit says of the values that were given."""
@@ -212,7 +224,7 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
         who=caller.name,
         role=caller.role,
         action=op.name,
-        target="",
+        target=op.target(values),
         why=caller.why,
         details=op.details(values),
     )
@@ -225,7 +237,7 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
         raise
     details = {**entry.details, **outcome.details}
     found, why = _record(
-        yard, replace(entry, target=outcome.target, text=outcome.text, details=details)
+        yard, replace(entry, target=outcome.target, text=outcome.told, details=details)
     )
     return Done(outcome, found, why)
 

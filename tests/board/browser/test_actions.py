@@ -16,7 +16,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.api_keys import list_keys
 from tokenyard.admin.audit import read_audit
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.protocol.tenants import decode_tenant
 
 pytestmark = pytest.mark.long
@@ -85,7 +85,7 @@ def every_action_is_pressed(served: tuple[Stage, str]) -> Iterator[None]:
     yield
     plant = served[0].plant
     entries = read_audit(plant, most=1000)
-    assert {one.action for one in entries if one.why == WHY} >= set(ACTIONS)
+    assert {one.action for one in entries if one.why == WHY} >= set(OPERATIONS)
 
 
 def test_cancel_selected_requests(operator: Operator) -> None:

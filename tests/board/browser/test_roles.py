@@ -15,7 +15,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tokenyard.admin.api_keys import create_key
 from tokenyard.board.forms import ROOT
-from tokenyard.board.pages import ACTIONS
+from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.yard import RANK
 from tokenyard.protocol.api_keys import Role
 
@@ -70,7 +70,7 @@ def test_each_action_is_refused_to_lesser_roles_by_the_server(
 ) -> None:
     window = new_window(keyed.url)
     keyed.log_in(window, role)
-    for name, action in ACTIONS.items():
+    for name, action in OPERATIONS.items():
         if RANK[role] >= RANK[action.role]:
             continue
         assert window.open(f"/do/{name}").status == 403

@@ -109,6 +109,7 @@ def test_a_wrong_text_is_told_with_what_to_give(name: str, text: str, error: str
 def test_the_audit_has_what_was_given_but_no_secret() -> None:
     values = {"name": "n", "path": "", "limit": None, "words": ["a", "b"], "key": ("secret",)}
     assert all_kinds.details(values) == {"name": "n", "words": "a,b"}
+    assert all_kinds.target(values) == ""
 
 
 def test_an_operator_of_the_board_is_named_as_such() -> None:

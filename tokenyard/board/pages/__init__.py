@@ -1,10 +1,9 @@
-"""The pages and their actions, one module for each part of the board."""
+"""The pages, one module for each part of the board."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from tokenyard.board.action import Action
 from tokenyard.board.page import Page
 from tokenyard.board.pages import (
     audit,
@@ -22,6 +21,3 @@ from tokenyard.board.pages import (
 _MODULES: Final = (yard, devices, models, requests, dead, tenants, keys, batches, signals, audit)
 #: In the order of the menu.
 PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
-ACTIONS: Final[dict[str, Action]] = {
-    action.name: action for module in _MODULES for action in module.ACTIONS
-}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tokenyard.admin.audit import MAX_ENTRIES, read_audit
-from tokenyard.board.action import Action
 from tokenyard.board.page import Page
 from tokenyard.board.yard import Parameters
 from tokenyard.protocol.yard import Yard
@@ -26,4 +25,3 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
 
 
 PAGES: Final[tuple[Page, ...]] = (Page("/audit", "Audit", "audit.html", _view, menu="Audit"),)
-ACTIONS: Final[tuple[Action, ...]] = ()

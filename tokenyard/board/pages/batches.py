@@ -10,12 +10,10 @@ from redis.exceptions import NoPermissionError
 
 from tokenyard.batch.line_errors import read_line_errors
 from tokenyard.batch.rq import is_installed
-from tokenyard.board.action import Action, Input, Preview
 from tokenyard.board.addresses import address
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Parameters
 from tokenyard.broker.connection import batch_connection
-from tokenyard.ops.operation import Outcome
 from tokenyard.protocol.errors import Refused, SettingsError
 from tokenyard.protocol.texts import cut, pip_install
 from tokenyard.protocol.yard import Yard
@@ -205,71 +203,7 @@ def _arguments(job: ListedJob, *, shows_all: bool) -> str:
     return cut(msgspec.json.format(msgspec.json.encode(order), indent=2).decode(), _ARGUMENTS)
 
 
-def _ask_cancel(yard: Yard, given: Parameters) -> Preview:
-    job = _find(yard, given)
-    if job.batch.is_over:
-        return Preview(f"{job.batch.id} is over: {job.batch.status}.", count=0)
-    counts = job.batch.counts
-    left = f"{counts.total - counts.done:,} lines" if counts.total else "Lines"
-    return Preview(
-        f"Cancel {job.batch.id}. Answers stay; {left} without one get the error batch_cancelled."
-        " It can be resumed."
-    )
-
-
-def _cancel(yard: Yard, given: Parameters) -> Outcome:
-    job = _find(yard, given)
-    queue = _queue(yard)
-    now = job.batch.status if job.batch.is_over else queue.cancel(queue.find(job.batch.id))
-    if job.batch.is_over or now not in {"cancelled", "cancelling"}:
-        raise Refused(f"{job.batch.id} had ended before: {now}.")
-    return Outcome(f"{job.batch.id}: {now}.", f"batch {job.batch.id}")
-
-
-def _ask_resume(yard: Yard, given: Parameters) -> Preview:
-    job = _find(yard, given)
-    if not job.batch.is_over:
-        return Preview(f"{job.batch.id} is not over: it is {job.batch.status}.", count=0)
-    if job.batch.status == "completed" and not job.batch.counts.failed:
-        return Preview(f"{job.batch.id} is completed: there is nothing to resume.", count=0)
-    hint = f"{job.batch.counts.failed:,} lines have an error."
-    return Preview(
-        f"Resume {job.batch.id}: it waits for a worker again. Lines that are done keep their"
-        " answers.",
-        inputs=[Input("retry_errors", "Run lines with an error again", hint=hint, kind="checkbox")],
-    )
-
-
-def _resume(yard: Yard, given: Parameters) -> Outcome:
-    job = _find(yard, given)
-    queue = _queue(yard)
-    retries = given.text("retry_errors") == "on"
-    try:
-        queue.resume(queue.find(job.batch.id), retry_errors=retries)
-    except SettingsError as error:
-        raise Refused(f"{error}.") from error
-    again = ", with its errors" if retries else ""
-    return Outcome(f"{job.batch.id} waits for a worker again{again}.", f"batch {job.batch.id}")
-
-
 PAGES: Final[tuple[Page, ...]] = (
     Page("/batches", "Batches", "batches.html", _list, menu="Batches"),
     Page("/batches/{job}", "Batch", "batches_one.html", _one),
-)
-ACTIONS: Final[tuple[Action, ...]] = (
-    Action(
-        name="batch.cancel",
-        title="Cancel a batch",
-        role="operator",
-        preview=_ask_cancel,
-        run=_cancel,
-        is_dangerous=True,
-    ),
-    Action(
-        name="batch.resume",
-        title="Resume a batch",
-        role="operator",
-        preview=_ask_resume,
-        run=_resume,
-    ),
 )

@@ -8,12 +8,10 @@ from typing import Any, Final
 from tokenyard.admin.dead_letters import is_letter, named_letter
 from tokenyard.admin.letter_lists import LetterHead, code_of, newest_letter, read_page
 from tokenyard.admin.timeline import read_attempts
-from tokenyard.board.action import Action
 from tokenyard.board.addresses import address
-from tokenyard.board.operations import action_of
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Parameters
-from tokenyard.ops.letters import FILTERS, OPERATIONS, REASONS, wanted_letters
+from tokenyard.ops.letters import FILTERS, REASONS, wanted_letters
 from tokenyard.protocol.errors import BadInput, Code
 from tokenyard.protocol.texts import cut
 from tokenyard.protocol.wire import SYSTEM_FIELDS
@@ -156,7 +154,6 @@ def _field(name: str, value: str, *, shows: bool) -> dict[str, Any]:
     }
 
 
-ACTIONS: Final[tuple[Action, ...]] = tuple(map(action_of, OPERATIONS))
 PAGES: Final[tuple[Page, ...]] = (
     Page("/dead", "Dead letters", "dead.html", _list, menu="Dead letters", every_s=5.0),
     Page("/dead/{letter}", "Dead letter", "dead_one.html", _one, every_s=10.0),

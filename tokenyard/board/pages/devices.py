@@ -23,7 +23,6 @@ from tokenyard.admin.requests import lane_requests
 from tokenyard.admin.snapshot import WorkerView, YardView, read_yard, with_lanes
 from tokenyard.admin.waiting_models import read_waiting_sample, why_it_waits
 from tokenyard.admin.worker_rates import WorkerRates
-from tokenyard.board.action import Action
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters
@@ -255,4 +254,3 @@ PAGES: Final[tuple[Page, ...]] = (
     Page("/devices", "Devices", "devices.html", _view, menu="Devices"),
     Page("/devices/{worker}", "Worker", "device.html", _worker),
 )
-ACTIONS: Final[tuple[Action, ...]] = ()

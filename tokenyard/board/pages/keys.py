@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any, Final, get_args
 
 from tokenyard.admin.api_keys import list_keys
-from tokenyard.board.action import Action
-from tokenyard.board.operations import action_of
 from tokenyard.board.page import Page
 from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters
-from tokenyard.ops.keys import OPERATIONS
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
 
@@ -39,4 +36,3 @@ def _keys(yard: Yard, given: Parameters) -> dict[str, Any]:
 PAGES: Final[tuple[Page, ...]] = (
     Page("/keys", "Keys", "keys.html", _keys, role="admin", menu="Keys"),
 )
-ACTIONS: Final[tuple[Action, ...]] = tuple(map(action_of, OPERATIONS))

@@ -16,12 +16,9 @@ from tokenyard.admin.waiting_models import (
     read_waiting_sample,
     why_it_waits,
 )
-from tokenyard.board.action import Action
-from tokenyard.board.operations import action_of
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters
-from tokenyard.ops.models import OPERATIONS
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
@@ -142,4 +139,3 @@ PAGES: Final[tuple[Page, ...]] = (
     Page("/models", "Models", "models.html", _view, menu="Models"),
     Page("/model", "Model", "model.html", _model),
 )
-ACTIONS: Final[tuple[Action, ...]] = tuple(map(action_of, OPERATIONS))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tokenyard.board.action import Action
 from tokenyard.board.page import Page
-from tokenyard.board.requests import actions
 from tokenyard.board.requests.listing import PATH, view_requests
 from tokenyard.board.requests.one import view_request
 
@@ -14,4 +12,3 @@ PAGES: Final[tuple[Page, ...]] = (
     Page(PATH, "Requests", "requests.html", view_requests, menu="Requests", every_s=5.0),
     Page("/request", "Request", "request.html", view_request, every_s=1.0),
 )
-ACTIONS: Final[tuple[Action, ...]] = actions.ACTIONS

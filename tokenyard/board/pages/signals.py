@@ -11,12 +11,9 @@ from tokenyard.admin.given_signals import GivenSignal, read_given_signals, still
 from tokenyard.admin.scopes import known_models, known_workers, scopes_of
 from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.admin.snapshot import RosterView, WorkerView, read_roster
-from tokenyard.board.action import Action
-from tokenyard.board.operations import action_of
 from tokenyard.board.page import Page
 from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters
-from tokenyard.ops.signals import OPERATIONS
 from tokenyard.protocol.control import (
     ALL,
     DesiredState,
@@ -144,7 +141,6 @@ def _workers(
     return found
 
 
-ACTIONS: Final[tuple[Action, ...]] = tuple(map(action_of, OPERATIONS))
 PAGES: Final[tuple[Page, ...]] = (
     Page("/signals", "Signals", "signals.html", _view, menu="Signals"),
 )

@@ -22,13 +22,10 @@ from tokenyard.admin.tenants import (
 )
 from tokenyard.admin.turns import next_turn, tenant_turn
 from tokenyard.admin.usage import read_report
-from tokenyard.board.action import Action
 from tokenyard.board.day_bars import day_bars
-from tokenyard.board.operations import action_of
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
 from tokenyard.board.yard import Parameters
-from tokenyard.ops.tenants import OPERATIONS
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.streams import unix_ms
@@ -190,4 +187,3 @@ PAGES: Final[tuple[Page, ...]] = (
     Page("/tenants", "Tenants", "tenants.html", _tenants, menu="Tenants"),
     Page("/tenants/{name}", "Tenant", "tenant.html", _tenant),
 )
-ACTIONS: Final[tuple[Action, ...]] = tuple(map(action_of, OPERATIONS))

@@ -16,7 +16,6 @@ from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.recent_errors import recent_errors
 from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.admin.standbys import read_standbys
-from tokenyard.board.action import Action
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.checkup import checkup_of
 from tokenyard.board.page import Page
@@ -209,4 +208,3 @@ def _worst(findings: Sequence[Finding]) -> list[Finding]:
 
 
 PAGES: Final[tuple[Page, ...]] = (Page("/", "Yard", "yard.html", _view, menu="Yard"),)
-ACTIONS: Final[tuple[Action, ...]] = ()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
-from tokenyard.admin.listed import STATES
+from tokenyard.admin.listed import STATES, Place
+from tokenyard.admin.request_filter import ORDERS, Filter, read_filter
 from tokenyard.admin.requests import Missed, Query, RequestList, list_requests
-from tokenyard.board.requests.filters import ORDERS, Filter, given_place, place_text, read_filter
 from tokenyard.board.yard import Parameters
+from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.streams import position
 from tokenyard.protocol.yard import Yard
 
 PATH: Final = "/requests"
@@ -25,11 +27,14 @@ MOST_KEYS: Final = 5_000
 #: The same where their results must be read, too: for a model or an error.
 MOST_KEYS_WITH_RESULTS: Final = 2_500
 _MOST_CURSOR: Final = 2**64 - 1
+_PAST_ALL: Final = 2**64  # no number of an entry is so high
+#: The parameters of an address that say what is wanted, beside the id and the states.
+_WANTED: Final = ("client", "tenant", "model", "worker", "error", "older", "newer", "order")
 
 
 def view_requests(yard: Yard, given: Parameters) -> dict[str, Any]:
     """The requests that fit the filter in the address, and where to go on."""
-    wanted = read_filter(given)
+    wanted = filter_of(given)
     after, cursor = given.text("after"), _cursor(given.text("scan"))
     query = wanted.query(
         limit=LIMIT,
@@ -51,6 +56,29 @@ def view_requests(yard: Yard, given: Parameters) -> dict[str, Any]:
         "is_live": not (wanted.searches_ended or after or cursor),
         "here": _address(wanted, after=after, scan=cursor),
     }
+
+
+def filter_of(given: Parameters) -> Filter:
+    """The filter in an address; raises `BadInput`."""
+    # Blanks around an id belong to it.
+    wanted = {"id": (given.texts("id") or [""])[0], "state": given.texts("state")}
+    return read_filter({**wanted, **{name: given.text(name) for name in _WANTED}})
+
+
+def place_text(place: Place) -> str:
+    """A place in a list as a parameter; `given_place` is the inverse."""
+    accepted_ms, number, client, request_id = place
+    return f"{accepted_ms}-{number}/{client}/{quote(request_id, safe='')}"
+
+
+def given_place(text: str) -> Place | None:
+    """The place in a parameter; None where there is none, or not a valid one."""
+    entry, _, name = text.partition("/")
+    client, _, quoted = name.partition("/")
+    accepted_ms, number = position(entry)
+    if not is_name(client) or max(accepted_ms, number) >= _PAST_ALL:
+        return None
+    return accepted_ms, number, client, unquote(quoted, errors="replace")
 
 
 def _most_keys(wanted: Filter) -> int:

@@ -11,7 +11,7 @@ from tokenyard.admin.owners import find_owners
 from tokenyard.admin.requeueing import letter_of
 from tokenyard.admin.submitted import read_letter, read_submitted
 from tokenyard.admin.timeline import Timeline, read_timeline
-from tokenyard.board.addresses import checked_request, given_request
+from tokenyard.board.addresses import given_request
 from tokenyard.board.page import NotFound
 from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
 from tokenyard.board.requests.content import answers_of, length_of, prompt_of
@@ -19,6 +19,7 @@ from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.board.requests.rates import TokenRates
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
 from tokenyard.board.yard import Parameters
+from tokenyard.ops.names import checked_request
 from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.texts import counted, cut, printable

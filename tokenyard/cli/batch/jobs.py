@@ -18,11 +18,12 @@ from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import ENDED, BatchUsage, RequestCounts
 from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
-from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.completion import complete_job
-from tokenyard.cli.shared.connect import opened, url_of
+from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.operating import command
 from tokenyard.cli.shared.tables import Column, FittingTable, sheet
+from tokenyard.ops import batches as ops
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.texts import counted, local_time, printable, span
 
@@ -57,11 +58,6 @@ def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
         except UnknownJob as error:
             say(f"Error: {error}", err=True)
             ctx.exit(Exit.FAILED)
-
-
-def _note(ctx: click.Context, action: str, job_id: str, text: str) -> None:
-    with opened(ctx.obj) as yard:
-        note(yard, action, [f"batch {job_id}"], text)
 
 
 @click.command("list", cls=PlainCommand, short_help="List the jobs, the newest first.")
@@ -127,42 +123,8 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
     ctx.exit(Exit.FAILED if batch["status"] in ENDED and is_bad else Exit.OK)
 
 
-@click.command(cls=PlainCommand, short_help="Cancel a job.")
-@_job
-@_json
-@click.pass_context
-def cancel(ctx: click.Context, job_id: str, as_json: bool) -> None:
-    """Cancel a batch job. Answers stay; each other line gets the error batch_cancelled.
-
-    A running job is `cancelling` for a moment. The exit status is 1 if it had ended before.
-    """
-    with _queue(ctx) as queue:
-        was_over = queue.describe(job_id)["status"] in ENDED
-        now = queue.cancel(queue.find(job_id))
-        is_cancelled = now in {"cancelled", "cancelling"}
-        if is_cancelled and not was_over:
-            _note(ctx, "batch.cancel", job_id, f"{job_id}: {now}.")
-    say(msgspec.json.encode({"id": job_id, "status": now}) if as_json else f"{job_id}: {now}")
-    ctx.exit(Exit.OK if is_cancelled else Exit.FAILED)
-
-
-@click.command(cls=PlainCommand, short_help="Resume a job that ended early.")
-@_job
-@click.option("--retry-errors", is_flag=True, help="Run lines with an error again.")
-@_json
-@click.pass_context
-def resume(ctx: click.Context, job_id: str, retry_errors: bool, as_json: bool) -> None:
-    """Enqueue a job again that failed, expired or was cancelled.
-
-    Lines that are done keep their answers. A completed job has only its errors left to run again,
-    with --retry-errors.
-    """
-    with _queue(ctx) as queue:
-        queue.resume(queue.find(job_id), retry_errors=retry_errors)
-        again = ", with its errors" if retry_errors else ""
-        _note(ctx, "batch.resume", job_id, f"{job_id} waits for a worker again{again}.")
-        batch = queue.describe(job_id)
-    say(msgspec.json.encode(batch) if as_json else f"{job_id}: waits for a worker again")
+cancel = command(ops.cancel, "cancel", "Cancel a job.", arguments=["job"])
+resume = command(ops.resume, "resume", "Resume a job that ended early.", arguments=["job"])
 
 
 @click.command(cls=PlainCommand, short_help="Print the results of a job, or its errors.")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import redis
 
 from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.cli.shared.console import say
 from tokenyard.process.home import user_name
-from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
 
 _VARIABLE = "TOKENYARD_OPERATOR"
@@ -45,15 +43,3 @@ def note(
         record(yard, entry)
     except redis.RedisError as error:
         say(f"Warning: this is not in the audit: {error}", err=True)
-
-
-@contextmanager
-def noting(yard: Yard, action: str, noun: str, done: str, *, why: str = "") -> Iterator[list[str]]:
-    """Collects the names of what is changed one by one, and records them at the end of it."""
-    names: list[str] = []
-    try:
-        yield names
-    finally:
-        if names:
-            text = f"{counted(len(names), noun)} {done}"
-            note(yard, action, names, text, why=why)

@@ -11,16 +11,24 @@ import msgspec
 from tokenyard.admin.audit import COMMAND_LINE
 from tokenyard.admin.signals import Unacknowledged
 from tokenyard.cli.shared.auditing import operator
-from tokenyard.cli.shared.completion import complete_model, complete_tenant, complete_worker
+from tokenyard.cli.shared.completion import (
+    complete_job,
+    complete_model,
+    complete_tenant,
+    complete_worker,
+)
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first
+from tokenyard.cli.shared.request_owner import owner_of
+from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import MOST_WHOLE, Caller, Operation, Outcome, Parameter, carry_out
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.control import ALL, model_scope, worker_scope
 from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.yard import Yard
 
 _STATUSES: Final = """
 
@@ -33,6 +41,7 @@ _COMPLETE: Final[Mapping[str, Any]] = {
     "model": complete_model,
     "worker": complete_worker,
     "tenant": complete_tenant,
+    "batch": complete_job,
 }
 #: Options that are named otherwise than the parameter.
 _METAVARS: Final = {"epoch": "N"}
@@ -106,7 +115,8 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
     complete = _COMPLETE.get(one.field.noun)
     if one.type is tuple:
         must = one.is_required
-        several = f"{one.name.upper()}..." if must else f"[{one.name.upper()}...]"
+        named = "ID" if one.field.noun == "request" else one.name.upper()
+        several = f"{named}..." if must else f"[{named}...]"
         return [
             click.Argument(
                 [one.name], nargs=-1, required=must, metavar=several, shell_complete=complete
@@ -118,7 +128,7 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
         return [click.Argument([one.name], type=kind, metavar=metavar, shell_complete=complete)]
     return [
         click.Option(
-            [one.flag, one.name],
+            [one.flag, *(["-a"] if one.name == "all" else []), one.name],
             type=None if one.type is bool else kind,
             is_flag=one.type is bool,
             required=one.is_required,
@@ -139,7 +149,12 @@ def _kind(one: Parameter) -> Any:
         return click.IntRange(int(one.field.least), None if most is None else int(most))
     if one.type is float:
         return click.FloatRange(one.field.least, most)
-    return words if one.type is list else one.type
+    return _words if one.type is list else one.type
+
+
+def _words(text: str) -> list[str]:
+    """Words with commas."""
+    return list(words(text))
 
 
 def _waiting(timeout_s: float) -> list[click.Parameter]:
@@ -183,6 +198,8 @@ def _run(ctx: click.Context, op: Operation, given: dict[str, Any]) -> None:
         given["scope"] = _scope(*(given.pop(name) for name in _SCOPE))
     caller = Caller(by or operator(), COMMAND_LINE, why)
     with opened(ctx.obj) as yard:
+        if given.get("request"):
+            given["request"] = _requests(yard, given["request"], given.pop("client"))
         if is_sure is False:
             preview = op.preview(yard, caller, **given)
             if preview.needs_yes and not preview.count:
@@ -211,6 +228,11 @@ def _usage(op: Operation, error: BadInput) -> click.UsageError:
     text = str(error).removeprefix(f"{error.field}: ")
     found = [one for one in op.parameters if one.name == error.field]
     return click.BadParameter(text, param_hint=found[0].flag) if found else click.UsageError(text)
+
+
+def _requests(yard: Yard, ids: Sequence[str], client: str) -> tuple[str, ...]:
+    """The requests of these ids, each with its client; raises `click.UsageError`."""
+    return tuple(request_name(owner_of(yard, one, client or None), one) for one in ids)
 
 
 def _scope(for_all: bool, model: str, worker: str) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 import click
 from redis.exceptions import NoPermissionError
 
+from tokenyard.admin.dead_letters import find_letter
 from tokenyard.admin.owners import MOST_KEYS, find_owners
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.texts import printable
@@ -27,13 +28,6 @@ def request_id(_: click.Context, __: click.Parameter, value: str) -> str:
     if not 0 < size <= MAX_ID_BYTES:
         raise click.BadParameter(f"an id has 1 to {MAX_ID_BYTES} bytes, not {size}")
     return value
-
-
-def request_ids(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Check several request ids."""
-    return tuple(request_id(ctx, param, value) for value in values)
 
 
 def client_name(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
@@ -76,7 +70,10 @@ def owner_of(yard: Yard, name: str, client: str | None) -> str:
         )
     if len(owners.clients) > 1:
         raise click.UsageError(f"request {shown}: several clients have one: {named}; {_SAY}")
-    return owners.clients[0] if owners.clients else DEFAULT_CLIENT
+    if owners.clients:
+        return owners.clients[0]
+    letter = find_letter(yard, name)  # which may outlive the ledger
+    return letter.client if letter and letter.is_answerable else DEFAULT_CLIENT
 
 
 def named(client: str, name: str) -> str:

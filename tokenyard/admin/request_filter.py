@@ -1,18 +1,15 @@
-"""What is searched for on the page of requests: from its address to a query, and to words."""
+"""Which requests are wanted: from what an operator gives to a query, and to words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
-from urllib.parse import quote, unquote
+from typing import Any, Final
 
 from tokenyard.admin.listed import IN_FLIGHT, STATES, Place
 from tokenyard.admin.requests import Query
-from tokenyard.board.yard import Parameters
 from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import printable, span_ms
 from tokenyard.protocol.wire import MAX_ID_BYTES
 
@@ -20,7 +17,6 @@ ORDERS: Final = ("oldest", "newest")
 #: The parameters that say what is wanted, beside the states and the order.
 _TEXTS: Final = ("id", "client", "tenant", "model", "worker", "error", "older", "newer")
 _MOST_WORDS: Final = 80
-_PAST_ALL: Final = 2**64  # no number of an entry is so high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,45 +114,31 @@ class Filter:
             yield f"at most {self.newer} old"
 
 
-def read_filter(given: Parameters) -> Filter:
-    """The filter in an address or a form; raises `BadInput`."""
-    texts = {name: given.text(name) for name in _TEXTS}
-    texts["id"] = (given.texts("id") or [""])[0]  # blanks around an id belong to it
-    states = tuple(dict.fromkeys(given.texts("state")))
+def read_filter(given: Mapping[str, Any]) -> Filter:
+    """The filter of an address, a form or a command line; raises `BadInput`."""
+    texts = {name: given.get(name) or "" for name in _TEXTS}
+    states = tuple(dict.fromkeys(given.get("state") or ()))
     if not set(states) <= set(STATES):
-        raise BadInput(f"state: give one or more of {', '.join(STATES)}")
+        raise BadInput(f"state: give one or more of {', '.join(STATES)}", "state")
     if len(texts["id"].encode(errors="replace")) > MAX_ID_BYTES:
-        raise BadInput(f"id: a request's id has 1 to {MAX_ID_BYTES} bytes")
+        raise BadInput(f"id: a request's id has 1 to {MAX_ID_BYTES} bytes", "id")
     if texts["client"] and not is_name(texts["client"]):
-        raise BadInput(f"client: {NAME_RULE}")
-    found = Filter(**texts, states=states, order=given.one_of("order", ("", *ORDERS), ""))
+        raise BadInput(f"client: {NAME_RULE}", "client")
+    order = given.get("order") or ""
+    if order not in {"", *ORDERS}:
+        raise BadInput(f"order: give one of {', '.join(ORDERS)}", "order")
+    found = Filter(**texts, states=states, order=order)
     older_ms, newer_ms = _span("older", found.older), _span("newer", found.newer)
     if newer_ms and newer_ms <= older_ms:
-        raise BadInput("newer: give a longer time than for older, or none")
+        raise BadInput("newer: give a longer time than for older, or none", "newer")
     return found
-
-
-def place_text(place: Place) -> str:
-    """A place in a list as a parameter; `given_place` is the inverse."""
-    accepted_ms, number, client, request_id = place
-    return f"{accepted_ms}-{number}/{client}/{quote(request_id, safe='')}"
-
-
-def given_place(text: str) -> Place | None:
-    """The place in a parameter; None where there is none, or not a valid one."""
-    entry, _, name = text.partition("/")
-    client, _, quoted = name.partition("/")
-    accepted_ms, number = position(entry)
-    if not is_name(client) or max(accepted_ms, number) >= _PAST_ALL:
-        return None
-    return accepted_ms, number, client, unquote(quoted, errors="replace")
 
 
 def _span(name: str, text: str) -> int:
     try:
         return span_ms(text) if text else 0
     except ValueError as error:
-        raise BadInput(f"{name}: {error}") from None
+        raise BadInput(f"{name}: {error}", name) from None
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,362 @@
+"""What can be done with requests: cancel or requeue one, several, or all that a filter finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+from redis.exceptions import NoPermissionError
+
+from tokenyard.admin.dead_letters import find_letter
+from tokenyard.admin.letter_changes import requeue_letters
+from tokenyard.admin.letter_lists import LetterHead, named_heads
+from tokenyard.admin.listed import IN_FLIGHT, Listed, Owned, by_ledger
+from tokenyard.admin.request_filter import Filter, read_filter
+from tokenyard.admin.requests import list_requests
+from tokenyard.admin.requeueing import letters_of, matching_letters, what_is_in_the_way
+from tokenyard.client.sync import Client as YardClient
+from tokenyard.ops.names import named_request
+from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
+from tokenyard.protocol.errors import BadInput, Refused
+from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.yard import Yard
+from tokenyard.scripts import Cancelled, Scripts
+
+#: Most requests of one operation.
+MOST: Final = 1_000
+#: Most entries of intakes to read for all that match, and as many of lanes; most keys to look at.
+MOST_ENTRIES: Final = 20_000
+MOST_KEYS: Final = 100_000
+#: Requests that a preview names.
+_MOST_NAMED: Final = 10
+_FAILED: Final = frozenset({"failed"})
+#: A search of dead letters ends after so long.
+_SEARCH_S: Final = 10.0
+_UNREAD: Final = "There may be more: not all dead letters were read. Narrow the filter"
+_UNSEEN: Final = (
+    "There may be more: only {:,} waiting requests, as many on lanes, and the queues of {:,}"
+    " tenants were read. Narrow the filter, or do it again"
+)
+_MORE: Final = "More than {:,} match: these are the first; do it again for the rest"
+_NOTHING: Final = "There is no such request any more"
+
+ChosenRequests = Annotated[tuple[str, ...], Field(noun="request")]
+All = Annotated[bool, Field(hint="All that the filter finds.")]
+Id = Annotated[str, Field(is_hidden=True)]
+Client = Annotated[
+    str, Field(hint="Client of the requests.  [default: anon, else the only one with the id]")
+]
+Tenant = Annotated[str, Field(hint="With --all: only those of this tenant.", noun="tenant")]
+Model = Annotated[str, Field(hint="With --all: only those for this model.", noun="model")]
+Worker = Annotated[str, Field(hint="With --all: only those of this worker.", noun="worker")]
+Error = Annotated[str, Field(hint="With --all: only those whose error has this text.")]
+Older = Annotated[str, Field(hint="With --all: only those of at least this age, as 5m.")]
+Newer = Annotated[str, Field(hint="With --all: only those of at most this age.")]
+State = Annotated[list[str] | None, Field(hint="With --all: only those in these states.")]
+Order = Annotated[str, Field(is_hidden=True)]
+Until = Annotated[int, Field(is_hidden=True)]  # when it was asked for, in unix ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The requests to cancel."""
+
+    requests: Sequence[Listed]
+    words: str  # for the audit
+    notes: Sequence[str] = ()  # what was not reached, and what to do
+
+    @property
+    def running(self) -> list[Listed]:
+        """Those that have no result yet."""
+        return [one for one in self.requests if not one.is_ended]
+
+
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """The failed requests to requeue."""
+
+    heads: Sequence[LetterHead]
+    words: str  # for the audit
+    notes: Sequence[str] = ()  # what cannot be requeued, or was not reached
+
+
+def _preview_cancel(yard: Yard, caller: Caller, **given: Any) -> Preview:
+    del caller
+    chosen = _chosen(yard, given)
+    running = chosen.running
+    over = len(chosen.requests) - len(running)
+    notes = _sentences([*([_have_ended(over)] if over else []), *chosen.notes])
+    if not running:
+        return Preview(f"There is nothing to cancel.{notes}", count=0)
+    states = Counter(one.state for one in running)
+    which = " and ".join(f"{states[state]:,} {state}" for state in sorted(states))
+    they = "It ends" if len(running) == 1 else "They end"
+    return Preview(
+        f"Cancel {counted(len(running), 'request')} ({which})? {they} as cancelled,"
+        f" with the tokens published so far; workers stop at once.{notes}",
+        [f"{_name(one.client, one.id)}, {one.state}" for one in running[:_MOST_NAMED]],
+        len(running),
+        needs_yes=bool(given.get("all")),
+    )
+
+
+def _do_cancel(yard: Yard, caller: Caller, given: Mapping[str, Any]) -> Outcome:
+    chosen = _chosen(yard, given)
+    by = "cancelled by an operator"
+    reason = f"{by}: {caller.why}" if caller.why else by
+    ends = [(one, _cancel(yard, one, reason)) for one in chosen.running]
+    codes = Counter(code for _, code in ends)
+    unknown, moved = codes[Cancelled.CANCELLED_BEFORE_ARRIVAL], codes[Cancelled.MOVED]
+    done = codes[Cancelled.CANCELLED] + unknown
+    over = len(chosen.requests) - done - moved
+    if not done and not moved:
+        raise Refused(f"Nothing was cancelled. {_have_ended(over)}" if over else _NOTHING)
+    notes = [f"{unknown:,} of them had not been looked at yet: they do not run"] if unknown else []
+    notes += [_have_ended(over)] if over else []
+    notes += [f"{moved:,} moved all the time: cancel again"] if moved else []
+    return Outcome(
+        f"{counted(done, 'request')} cancelled",
+        chosen.words,
+        notes=[*notes, *chosen.notes],
+        fields={
+            "cancelled": done,
+            "before_arrival": unknown,
+            "ended": over,
+            "moved": moved,
+            "requests": [
+                {"client": one.client, "id": one.id, "cancel": code.name.lower()}
+                for one, code in ends
+            ],
+        },
+        is_partial=bool(over or moved),
+    )
+
+
+def _cancel(yard: Yard, one: Listed, reason: str) -> Cancelled:
+    """Cancel a request wherever it is now; whoever has no right to it asks the leader."""
+    try:
+        return Scripts(yard).cancel(one.client, one.id, reason)
+    except NoPermissionError:
+        client = YardClient(yard.url, yard.keys.yard, one.client)
+        try:  # not `with`, which needs a coordinator
+            return Cancelled[client.cancel(one.id).name]
+        finally:
+            client.close()
+
+
+def _preview_requeue(yard: Yard, caller: Caller, **given: Any) -> Preview:
+    del caller
+    letters = _letters(yard, given)
+    count = len(letters.heads)
+    notes = _sentences(letters.notes)
+    if not count:
+        return Preview(f"There is nothing to requeue.{notes}", count=0)
+    what = "it keeps its id" if count == 1 else "they keep their ids"
+    return Preview(
+        f"Submit {counted(count, 'failed request')} again? New results replace the failed ones;"
+        f" {what}.{notes}",
+        [_name(one.client, one.id) for one in letters.heads[:_MOST_NAMED]],
+        count,
+    )
+
+
+def _do_requeue(yard: Yard, caller: Caller, given: Mapping[str, Any]) -> Outcome:
+    del caller
+    letters = _letters(yard, given)
+    problems = Counter(requeue_letters(yard, letters.heads))
+    done = problems.pop("", 0)
+    notes = [*_told(problems), *letters.notes]
+    if not done and (given.get("request") or notes):
+        raise Refused(f"Nothing was requeued.{_sentences(notes)}" if notes else _NOTHING)
+    waits = "waits" if done == 1 else "wait"
+    return Outcome(
+        f"{counted(done, 'request')} {waits} again",
+        letters.words,
+        notes=notes,
+        fields={"requeued": done, "notes": notes},
+        is_partial=bool(notes),
+    )
+
+
+def _chosen(yard: Yard, given: Mapping[str, Any]) -> _Chosen:
+    """Those that are named, or all in flight that match the filter."""
+    wanted = _wanted(given)
+    if wanted is None:
+        owners, words = _selected(given)
+        known = {(one.client, one.id): one for one in by_ledger(yard, owners)}
+        # A request by plain XADD has no ledger while it waits.
+        requests = [
+            known.get(one) or Listed(client=one[0], id=one[1], state="waiting") for one in owners
+        ]
+        return _Chosen(requests, words)
+    if not wanted.wanted_states & IN_FLIGHT:
+        return _Chosen([], wanted.words())
+    query = wanted.query(
+        limit=MOST,
+        most=MOST_ENTRIES,
+        most_keys=MOST_KEYS,
+        most_streams=MOST,
+        states=IN_FLIGHT,
+        until_ms=given.get("until", 0),
+    )
+    found = list_requests(yard, query)
+    notes = []
+    if found.has_more:
+        notes = [_MORE.format(MOST)]
+    elif not found.is_whole:
+        notes = [_UNSEEN.format(MOST_ENTRIES, MOST)]
+    return _Chosen(found.requests, wanted.words(), notes)
+
+
+def _letters(yard: Yard, given: Mapping[str, Any]) -> _Letters:
+    """The letters of those that are named, or of all that match the filter."""
+    wanted = _wanted(given)
+    if wanted is not None:
+        query = wanted.query(
+            limit=MOST, most=0, most_keys=0, most_streams=0, until_ms=given.get("until", 0)
+        )
+        states = _FAILED if not wanted.states else frozenset(wanted.states)
+        found = matching_letters(yard, replace(query, states=states), MOST, _SEARCH_S)
+        notes = [] if found.is_whole else [_UNREAD]
+        return _Letters(
+            found.heads, wanted.words(), [_MORE.format(MOST)] if found.has_more else notes
+        )
+    owners, words = _selected(given)
+    known = {(one.client, one.id): one for one in by_ledger(yard, owners)}
+    ended_ms = {owner: one.ended_ms for owner, one in known.items() if one.state == "failed"}
+    letters = letters_of(yard, ended_ms)
+    for owner in owners:
+        # A letter may outlive the ledger of its request.
+        if owner not in known and (head := _letter_alone(yard, owner)):
+            letters[owner] = head
+    rest = (known[one].state if one in known else "" for one in owners if one not in letters)
+    return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
+
+
+def _plain(client: str, request_id: str) -> Listed:
+    return Listed(client=client, id=request_id, state="waiting")
+
+
+def _letter_alone(yard: Yard, owner: Owned) -> LetterHead | None:
+    found = find_letter(yard, owner[1])
+    if found is None or found.client != owner[0]:
+        return None
+    [[(_, head)]] = named_heads(yard, [found.letter])
+    return head
+
+
+def _wanted(given: Mapping[str, Any]) -> Filter | None:
+    """The filter if all that match it are wanted; None where requests are named."""
+    if given.get("all") and given.get("request"):
+        raise BadInput("both are given: name requests, or give --all")
+    return read_filter(given) if given.get("all") else None
+
+
+def _selected(given: Mapping[str, Any]) -> tuple[list[Owned], str]:
+    """The requests that are named, and these in words; raises `Refused` for none."""
+    names = given.get("request", ())
+    if not names:
+        raise BadInput("no request is named: name requests, or give --all")
+    if len(names) > MOST:
+        raise BadInput(f"more than {MOST:,} requests are selected: select fewer at once")
+    owners = [named_request(name) for name in names]
+    shown = ", ".join(_name(*owner) for owner in owners[:_MOST_NAMED])
+    more = f" and {len(owners) - _MOST_NAMED:,} more" if len(owners) > _MOST_NAMED else ""
+    return owners, f"{shown}{more}"
+
+
+def _told(problems: Counter[str]) -> list[str]:
+    return [f"{count:,}: {words}" for words, count in problems.items()]
+
+
+def _sentences(texts: Sequence[str]) -> str:
+    return "".join(f" {text}." for text in texts)
+
+
+def _have_ended(count: int) -> str:
+    return f"{counted(count, 'request')} had ended already"
+
+
+def _name(client: str, request_id: str) -> str:
+    return f"{client}/{printable(request_id)}"
+
+
+def _operation(
+    name: str,
+    title: str,
+    preview: Callable[..., Preview],
+    do: Callable[[Yard, Caller, Mapping[str, Any]], Outcome],
+    about: str,
+    *,
+    is_dangerous: bool = False,
+) -> Operation:
+    def run(
+        yard: Yard,
+        caller: Caller,
+        *,
+        request: ChosenRequests = (),
+        all: All = False,  # noqa: A002 - the name of its option
+        id: Id = "",  # noqa: A002 - of the wire
+        client: Client = "",
+        tenant: Tenant = "",
+        model: Model = "",
+        worker: Worker = "",
+        error: Error = "",
+        older: Older = "",
+        newer: Newer = "",
+        state: State = None,
+        order: Order = "",
+        until: Until = 0,
+    ) -> Outcome:
+        given = {"request": request, "all": all, "until": until, "id": id, "client": client}
+        given |= {"tenant": tenant, "model": model, "worker": worker, "error": error}
+        given |= {"older": older, "newer": newer, "state": state, "order": order}
+        return do(yard, caller, given)
+
+    run.__doc__ = about
+    return operation(name, title, preview, is_dangerous=is_dangerous)(run)
+
+
+cancel: Final = _operation(
+    "request.cancel",
+    "Cancel requests",
+    _preview_cancel,
+    _do_cancel,
+    """Cancel requests, whether they wait or run.
+
+    A request gets its result, `cancelled`, immediately, with the tokens published so far, and its
+    worker stops it. A request that has ended keeps its result. An unknown id is cancelled before
+    its arrival: it gets the result `cancelled`, and the request does not run if it arrives later.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has; an unknown
+    id is cancelled for `anon`. Nothing is cancelled before all clients are found.
+
+    Examples:
+      tokenyard cancel 6b1b2c9e-1
+      tokenyard cancel q1 q2 --client ann --why "wrong prompts"
+      tokenyard cancel --all --model adder --older 1h
+    """,
+    is_dangerous=True,
+)
+requeue: Final = _operation(
+    "request.requeue",
+    "Requeue requests",
+    _preview_requeue,
+    _do_requeue,
+    """Submit failed requests again.
+
+    They are taken from the dead letters and keep their ids; new results replace the failed ones.
+    `tokenyard dead requeue` does the same by the names of the letters. A failed request without a
+    dead letter was not kept: its input was invalid, or its engine refused it.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has.
+
+    Examples:
+      tokenyard requeue q7 --client ann
+      tokenyard requeue --all
+      tokenyard requeue --all --client ann --error INFERENCE_ERROR
+    """,
+)
+OPERATIONS: Final[tuple[Operation, ...]] = (cancel, requeue)
