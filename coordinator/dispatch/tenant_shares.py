@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
 
-from coordinator.dispatch.held_tenants import HeldTenants
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
 from tokenyard.scripts import Charge
@@ -205,3 +205,60 @@ def service_gap(charge: float, error: float, places: int, batch: int = 1) -> flo
     is the size of a plan where tenants join the line while it is carried out.
     """
     return batch * charge + places * error
+
+
+class HeldTenants:
+    """Their names, the one that was looked at longest ago first."""
+
+    def __init__(self) -> None:
+        #: Whether it is only known from a refusal: the leader cannot read the tenant's limit.
+        self._is_refused: dict[str, bool] = {}
+        self._left = 0  # to look at in this lap
+
+    def __contains__(self, tenant: str) -> bool:
+        return tenant in self._is_refused
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._is_refused)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether some were not looked at since a place became free."""
+        return min(self._left, len(self._is_refused)) > 0
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._is_refused.clear()
+
+    def add(self, tenant: str) -> None:
+        """A tenant is at its limit."""
+        self._is_refused.setdefault(tenant, False)
+
+    def refuse(self, tenant: str) -> None:
+        """A script has held a tenant's request."""
+        self._is_refused.setdefault(tenant, True)
+
+    def is_refused(self, tenant: str) -> bool:
+        """Whether it is here only since a script has held a request."""
+        return self._is_refused.get(tenant, False)
+
+    def discard(self, tenant: str) -> None:
+        """A tenant may run more, or has nothing to run."""
+        self._is_refused.pop(tenant, None)
+
+    def release(self, is_known: Callable[[str], bool]) -> None:
+        """Now and then: try those again that were refused, and forget who is not known."""
+        held = [name for name, is_refused in self._is_refused.items() if not is_refused]
+        self._is_refused = dict.fromkeys(filter(is_known, held), False)
+
+    def wake(self) -> None:
+        """A place has become free: look at all of them again."""
+        self._left = len(self._is_refused)
+
+    def next_page(self, size: int) -> list[str]:
+        """Those to look at now; they are the last to come again."""
+        page = list(islice(self._is_refused, size))
+        for name in page:
+            self._is_refused[name] = self._is_refused.pop(name)
+        self._left = max(0, self._left - size)
+        return page

@@ -6,14 +6,15 @@ end writes then depends on the tokens alone, and a second gateway writes the sam
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm.v1.engine.logprobs import LogprobsProcessor
 
-from gateway.frontend.decoded import TokenTexts
 from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, to_result
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.tokenizers import TokenizerLike
     from vllm.v1.engine import EngineCoreRequest
+
+#: A character of UTF-8 has at most four bytes.
+_CONTEXT: Final = 4
 
 Position = dict[int, Logprob]
 #: Tokens of the prompt that the prefix cache had, and that are new there.
@@ -236,3 +240,38 @@ def _only_choice(result: Result) -> Choice:
         result.stop_reason,
         result.logprobs,
     )
+
+
+class TokenTexts:
+    """The text of each token of one answer, by vLLM's rule.
+
+    The token that completes a character has the character as its text, those before it have none.
+    vLLM looks for them among the tokens of its own run; a worker that continues the stream of
+    another does not know those before, so the text is completed here.
+    """
+
+    def __init__(self, tokenizer: TokenizerLike | None) -> None:
+        self._rule = LogprobsProcessor(
+            tokenizer=tokenizer,
+            logprobs=None,
+            prompt_logprobs=None,
+            cumulative_logprob=None,
+            num_logprobs=None,
+            num_prompt_logprobs=None,
+        )
+        self._before: deque[int] = deque(maxlen=_CONTEXT)
+
+    def complete(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The logprobs of the next token, with the texts that its worker could not know."""
+        context = list(self._before)
+        self._before.append(entry["token"])
+        if not context or self._rule.tokenizer is None:
+            return entry
+        top = [self._with_text(one, context) for one in entry["top"]]
+        return {**self._with_text(entry, context), "top": top}
+
+    def _with_text(self, one: Mapping[str, Any], context: list[int]) -> Mapping[str, Any]:
+        if one["decoded"]:
+            return one
+        text = self._rule._correct_decoded_token(one["token"], context)  # noqa: SLF001 - vLLM's rule
+        return {**one, "decoded": text}

@@ -198,3 +198,20 @@ def test_hostile_names_are_shown_as_text(devices: DeviceYard, looker: Looker) ->
         assert "\u202e" not in text_of(page)
     assert looker.post("model.unload", {"model": HOSTILE}).status_code == 303
     assert looker.audit()[0].target == f"model {HOSTILE}"
+
+
+def test_an_epoch_is_set_from_the_page_of_a_model(devices: DeviceYard, looker: Looker) -> None:
+    devices.lead()
+    devices.offer("gpu-1", "adder")
+    devices.join("gpu-1-0", controller="gpu-1")
+    page = looker.get("/model", parameters={"name": "adder"})
+    assert 'action="/board/do/signal.epoch"' in page
+    scope = {"scope": "model:adder"}
+    assert 'name="epoch" value="1"' in looker.ask("signal.epoch", scope)
+    assert looker.post("signal.epoch", scope).status_code == 400  # without a number
+
+    entry = looker.do("signal.epoch", {**scope, "epoch": "7"})
+
+    assert entry.text == "model adder: SET_GENERATION_EPOCH is given."
+    assert entry.details["epoch"] == "7"
+    assert Signals(devices).desired_states().by_scope["model:adder"].epoch == 7

@@ -10,12 +10,19 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from tests.board.looking import looking
+from tests.board.device_yard import DeviceYard
+from tests.board.looking import Looker, looking
+from tests.support.builders import make_request
+from tokenyard.admin.api_keys import create_key
+from tokenyard.admin.tenants import set_tenant
 from tokenyard.board import app
+from tokenyard.board.operations import OPERATIONS
+from tokenyard.board.yard import Actor
 from tokenyard.cli.shared.operating import command
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.process.program import YardChoice
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.yard import Yard
 
 Colour = Annotated[str, Field("Colour", "Any that you like.")]
@@ -73,3 +80,41 @@ def test_a_parameter_is_one_line(
     by_board, by_cli = looker.audit()
     assert by_board.details == by_cli.details == {"what": "the-fence", **given}
     assert (by_cli.who, by_cli.role, by_board.who) == ("kim", "cli", "olga")
+
+
+#: Operations that need another state of the yard; the tests of their pages ask for them.
+ELSEWHERE = {
+    *("signal.unpause", "signal.suspend", "signal.resume", "model.wake"),
+    *("request.requeue", "batch.cancel", "batch.resume"),
+}
+
+
+def test_each_operation_has_a_form(devices: DeviceYard, looker: Looker) -> None:
+    # Given a yard with one of everything,
+    devices.lead()
+    devices.offer("gpu-1", "adder")
+    devices.join("gpu-1-0", controller="gpu-1")
+    devices.scripts.submit("normal", [make_request("q", client="ann")])
+    set_tenant(devices, "ann", lambda _: TenantSettings(weight=2))
+    _, key_id = create_key(devices, "ann")
+    fields = {"client": "ann", "id": "dead", "prompt": "x", "dead_reason": "POISONED: twice"}
+    letter = devices.connection.xadd(devices.keys.dead, {**fields, "dead_sid": "low/1-0"})
+    given = {"scope": "all", "model": "adder", "tenant": "ann", "key": key_id}
+    given |= {"letter": letter.decode(), "request": "ann/q"}
+    looker.actor = Actor("olga", "admin")
+    # I expect each to ask with a form that has its fields.
+    asked = OPERATIONS.keys() - ELSEWHERE
+    assert len(asked) > 10
+    for name in asked:
+        op = OPERATIONS[name]
+        wanted = (one for one in op.parameters if one.name in given and one.field.noun)
+        named = {
+            one.name: given[one.name]
+            for one in wanted
+            if one.is_required or one.type is tuple or one.name == "scope"
+        }
+        page = looker.ask(name, named)
+        assert f'action="/board/do/{name}"' in page, name
+        for one in op.parameters:
+            if one.field.label and one.name not in named:
+                assert f'name="{one.name}"' in page, (name, one.name)

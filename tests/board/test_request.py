@@ -18,7 +18,7 @@ from tests.support.yard import PlayedYard
 from tokenyard.admin.listed import STATES
 from tokenyard.board.requests import one
 from tokenyard.board.requests.bar import WIDTH, bar_of
-from tokenyard.board.requests.content import MOST_CHARACTERS, MOST_IDS, content_of
+from tokenyard.board.requests.one import MOST_CHARACTERS, MOST_IDS, content_of
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields

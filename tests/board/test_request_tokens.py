@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.board.addresses import request_address
 from tokenyard.board.requests import one, tokens
-from tokenyard.board.requests.rates import TokenRates
+from tokenyard.board.requests.one import TokenRates
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard

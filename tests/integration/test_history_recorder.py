@@ -13,8 +13,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.history_stream import read_history
-from tokenyard.admin.snapshot import read_yard
-from tokenyard.admin.standbys import read_standbys
+from tokenyard.admin.snapshot import read_standbys, read_yard
 from tokenyard.protocol.history import HistorySample
 from tokenyard.protocol.worker_info import WorkerTotals
 

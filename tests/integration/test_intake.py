@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 import pytest
 import redis
 
-import coordinator.dispatch.audit
 import coordinator.dispatch.intake
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.intake import LOOK_AHEAD, Intake
@@ -209,7 +208,7 @@ class TestCompare:
     ) -> None:
         # Given cancelled requests here and there, and whole pages of them
         monkeypatch.setattr(coordinator.dispatch.intake, "PAGE", 3)
-        monkeypatch.setattr(coordinator.dispatch.audit, "PAGE", 3)
+        monkeypatch.setattr(coordinator.dispatch.intake, "PAGE", 3)
         ids, low = yard.push(25), yard.push(2, "low")
         yard.read_all()
         gone = [ids[0], *ids[7:16], ids[24]]
@@ -252,7 +251,7 @@ class TestCompare:
         yard.read_all()
         yard.leave(ids[:1])
         yard.intake.compare()
-        monkeypatch.setattr(coordinator.dispatch.audit, "REST", 1e9)
+        monkeypatch.setattr(coordinator.dispatch.intake, "REST", 1e9)
         for waiting in yard.intake.gone():
             yard.intake.backlog.remove(waiting)
 

@@ -8,8 +8,7 @@ from tests.support.builders import make_request
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.admin.history_stream import read_history
-from tokenyard.admin.snapshot import LeaderView
-from tokenyard.admin.standbys import read_standbys
+from tokenyard.admin.snapshot import LeaderView, read_standbys
 from tokenyard.protocol.history import HistorySample, history_fields
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

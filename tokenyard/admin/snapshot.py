@@ -257,3 +257,10 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 def _text(value: Any) -> str:
     """Any bytes as text."""
     return bytes(value).decode(errors="replace")
+
+
+def read_standbys(yard: Yard, leader: LeaderView | None, now_ms: int) -> list[str]:
+    """Names of the coordinators that have said in the last half minute that they stand by."""
+    found: Any = yard.connection.zrange(yard.keys.standbys, 0, -1, withscores=True)
+    names = {name.decode(errors="replace") for name, until_ms in found if until_ms > now_ms}
+    return sorted(names - ({leader.name} if leader else set()))

@@ -23,7 +23,6 @@ from starlette.types import ASGIApp
 
 from tokenyard.admin.audit import AuditEntry, find_entry
 from tokenyard.board.access import Door
-from tokenyard.board.confirming import as_first_asked, ask, ask_again
 from tokenyard.board.forms import (
     ROOT,
     read_back,
@@ -33,7 +32,7 @@ from tokenyard.board.forms import (
 )
 from tokenyard.board.guard import Guard, nonce_of
 from tokenyard.board.live import EVENTS, LiveStreams
-from tokenyard.board.operations import OPERATIONS, form_of, run
+from tokenyard.board.operations import OPERATIONS, as_first_asked, ask, ask_again, form_of, run
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages import PAGES
 from tokenyard.board.reading import Busy, YardReader

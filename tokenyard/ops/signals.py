@@ -98,6 +98,9 @@ def _preview_of(signal: Signal) -> Callable[..., Preview]:
             needs_yes = asked.order.scope == ALL
             return Preview(nobody or text, named, len(workers), needs_yes=needs_yes)
         state = asked.desired.by_scope.get(asked.order.scope, DesiredState())
+        if signal == "SET_GENERATION_EPOCH":  # which a form has not asked for yet
+            values = {"epoch": (state.epoch or 0) + 1}
+            return Preview(text, named, max(1, len(workers)), values=values)
         try:
             is_redundant = after(state, asked.order) == state
         except Invalid as error:

@@ -9,10 +9,12 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import wait
+from typing import Protocol
 
 from tokenyard import clock
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.scripts import Why
 from worker.engines.host import prepare_host
 from worker.host.allocation import (
     GiveWay,
@@ -29,7 +31,6 @@ from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
 from worker.host.groups import PoolGroups
 from worker.host.load_retries import LoadRetries
-from worker.host.pool_listener import PoolListener
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.messages import (
@@ -376,3 +377,34 @@ def _members(settings: WorkerSettings) -> list[WorkerProcessHandle]:
         WorkerProcessHandle(settings, f"{settings.name}-{number}", device)
         for number, device in enumerate(devices)
     ]
+
+
+class PoolListener(Protocol):
+    """Called by the pool, in its thread."""
+
+    def changed(self, member: WorkerProcessHandle) -> None:
+        """A process has changed its state."""
+
+    def serves(self, member: WorkerProcessHandle) -> None:
+        """An engine is up and may be given work."""
+
+    def gives_way(self, member: WorkerProcessHandle) -> None:
+        """A process is about to release its model: its unfinished requests must move on."""
+
+    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
+        """A process is dead: its requests must move on immediately."""
+
+    def start_failed(self, member: WorkerProcessHandle, failure: FailedStart) -> None:
+        """A process died before it was warm, or could not load its model."""
+
+    def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
+        """A model could not be loaded; returns whether the pool tries again.
+
+        ``is_lost``: its process was killed from outside, which may be no fault of the model.
+        """
+
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
+        """A process cannot run a command that has nothing to do with a goal."""
+
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
+        """A process has sent a message that does not concern the pool."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coordinator.dispatch.audit
-from coordinator.dispatch.audit import BacklogReconciler
+import coordinator.dispatch.intake
+from coordinator.dispatch.intake import BacklogReconciler
 from tokenyard.protocol.streams import position
 
 PAGE = 3
@@ -15,7 +15,7 @@ PAGE = 3
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator.dispatch.audit, "PAGE", PAGE)
+    monkeypatch.setattr(coordinator.dispatch.intake, "PAGE", PAGE)
 
 
 def entry(at: int) -> str:

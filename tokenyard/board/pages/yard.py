@@ -14,8 +14,7 @@ from tokenyard.admin.history_stream import HOUR_MS, by_time, joined, lately, rea
 from tokenyard.admin.line import InLine, TenantLine, read_line
 from tokenyard.admin.pauses import all_pauses
 from tokenyard.admin.recent_errors import recent_errors
-from tokenyard.admin.snapshot import YardView, read_yard
-from tokenyard.admin.standbys import read_standbys
+from tokenyard.admin.snapshot import YardView, read_standbys, read_yard
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.checkup import checkup_of
 from tokenyard.board.page import Page

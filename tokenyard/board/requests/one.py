@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -14,19 +17,29 @@ from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.board.addresses import given_request
 from tokenyard.board.page import NotFound
 from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
-from tokenyard.board.requests.content import answers_of, length_of, prompt_of
 from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
-from tokenyard.board.requests.rates import TokenRates
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
 from tokenyard.board.yard import Parameters
 from tokenyard.ops.names import checked_request
 from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import split_intake
+from tokenyard.protocol.replies import Result
 from tokenyard.protocol.texts import counted, cut, printable
-from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams
+from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams, unpack_tokens
 from tokenyard.protocol.yard import Yard
 
-_RATES: Final = TokenRates()
+#: Most characters of one text on a page.
+MOST_CHARACTERS: Final = 20_000
+#: Most token ids of one list on a page.
+MOST_IDS: Final = 2_000
+
+#: A rate is that of the last looks, at most so long ago.
+_WINDOW_MS: Final = 10_000
+#: Looks closer together than this tell nothing new.
+_LEAST_MS: Final = 200
+#: Requests whose looks are kept.
+_MOST: Final = 512
+
 _TOKENIZERS: Final = Tokenizers()
 _MOST_NAMED: Final = 10
 _MOST_CHARACTERS: Final = 500
@@ -143,3 +156,78 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
         yield "metadata", counted(len(request.metadata), "field")
     if request.cache_salt:
         yield "cache_salt", "set"
+
+
+class TokenRates:
+    """Rates of the requests that somebody looks at; threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._looks: OrderedDict[Hashable, deque[tuple[int, int]]] = OrderedDict()
+
+    def note(self, request: Hashable, now_ms: int, tokens: int) -> float | None:
+        """Note the number of tokens now; tokens per second, None at the first look."""
+        with self._lock:
+            looks = self._looks.setdefault(request, deque())
+            self._looks.move_to_end(request)
+            while len(self._looks) > _MOST:
+                self._looks.popitem(last=False)
+            if looks and tokens < looks[-1][1]:
+                looks.clear()  # it has ended, or runs under this id again
+            if not looks or now_ms - looks[-1][0] >= _LEAST_MS:
+                looks.append((now_ms, tokens))
+            while len(looks) > 2 and now_ms - looks[0][0] > _WINDOW_MS:
+                looks.popleft()
+            (first_ms, first), (last_ms, last) = looks[0], looks[-1]
+        return (last - first) * 1000 / (last_ms - first_ms) if last_ms > first_ms else None
+
+
+_RATES: Final = TokenRates()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A text, or token ids where there is none."""
+
+    text: str
+    is_ids: bool = False
+    cut: str = ""  # what is missing, in words; empty: nothing
+
+
+def content_of(text: str | None, tokens: Sequence[int]) -> Content:
+    """The text, or the ids, with the length of what is left out."""
+    if text is not None:
+        missing = len(text) - MOST_CHARACTERS
+        cut = f"{missing:,} of {len(text):,} characters are left out" if missing > 0 else ""
+        return Content(text[:MOST_CHARACTERS], cut=cut)
+    missing = len(tokens) - MOST_IDS
+    cut = f"{missing:,} of {len(tokens):,} token ids are left out" if missing > 0 else ""
+    return Content(" ".join(map(str, tokens[:MOST_IDS])), is_ids=True, cut=cut)
+
+
+def prompt_of(request: Request) -> Content:
+    """The prompt of a request."""
+    if request.tokens is not None:
+        return content_of(None, unpack_tokens(request.tokens))
+    if request.prompt is not None:
+        return content_of(request.prompt, ())
+    return content_of(msgspec.json.format(msgspec.json.encode(request.messages)).decode(), ())
+
+
+def length_of(request: Request) -> str:
+    """The length of a prompt in words."""
+    if request.tokens is not None:
+        return counted(len(request.tokens) // 4, "token")
+    if request.prompt is not None:
+        return counted(len(request.prompt), "character")
+    size = len(msgspec.json.encode(request.messages))
+    return f"{counted(len(request.messages or ()), 'message')}, {size:,} bytes of JSON"
+
+
+def answers_of(result: Result) -> list[Content]:
+    """The answers of a result, one for each choice."""
+    if result.choices:
+        return [content_of(one.text, one.tokens) for one in result.choices]
+    if not result.tokens and not result.text:
+        return []
+    return [content_of(result.text, result.tokens)]

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import click
 
-from tokenyard.cli.models.change import load, reload, sleep, unload, wake
 from tokenyard.cli.models.list import list_models
+from tokenyard.cli.shared.operating import command
+from tokenyard.ops import models as ops
 from tokenyard.process.program import PlainGroup
+
+#: Seconds that a command waits until all have obeyed.
+_TIMEOUT_S: Final = 600.0
+_change = partial(command, arguments=["model"], timeout_s=_TIMEOUT_S)
+
+load = _change(ops.load, "load", "Load one.")
+unload = _change(ops.unload, "unload", "Unload one.")
+sleep = _change(ops.sleep, "sleep", "Put its workers to sleep.")
+wake = _change(ops.wake, "wake", "Wake its workers.")
+reload = command(ops.reload, "reload", "Give it new weights.", arguments=["model"])
 
 ABOUT: Final = """List models and the workers that hold them, and load or unload them by hand.
 
