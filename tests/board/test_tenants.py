@@ -265,6 +265,7 @@ def test_a_tenant_is_set_as_on_the_command_line(
 ) -> None:
     # Given the form for a new tenant
     form = ask("/board/do/tenant.set").body
+    assert "Use 1 to 90 of A-Z a-z 0-9" in form
     for name in TenantSettings.__struct_fields__:
         assert f'name="{name}"' in form
     # If it is filled in,

@@ -30,7 +30,7 @@ _MOST_TOLD: Final = 1_000  # characters of settings in words
 _LISTS: Final = ("models", "classes")
 #: A longer setting cannot be sent by a form: it stays as it is.
 _MOST_SENT: Final = 10_000
-_RULE: Final = f"{TENANT_RULE.capitalize()}."
+_RULE: Final = f"{TENANT_RULE[0].upper()}{TENANT_RULE[1:]}."
 _SET: Final = " Changes count at once; what was accepted is never ended."
 
 
