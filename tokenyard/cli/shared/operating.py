@@ -132,6 +132,7 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
             type=None if one.type is bool else kind,
             is_flag=one.type is bool,
             required=one.is_required,
+            metavar="WORDS" if one.type is list else None,
             default=None if one.is_required else one.default,
             show_default=one.default is not None and (bool(one.choices) or one.type is int),
             shell_complete=complete,
