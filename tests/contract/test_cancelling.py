@@ -21,7 +21,12 @@ from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard import Cancellation, Code, QueueFull, RequestFailed, WaitTimeout
+from tokenyard.admin.audit import COMMAND_LINE
+from tokenyard.broker.connection import connected
 from tokenyard.client.core import ClientCore
+from tokenyard.ops import requests
+from tokenyard.ops.names import request_name
+from tokenyard.ops.operation import Caller, carry_out
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.yard import Yard
@@ -53,17 +58,21 @@ def granting(connection: redis.Redis, scripts: Scripts) -> Granting:
 
 
 @pytest.fixture
-def confined(
-    new_client_at: NewClient, broker: Server, connection: redis.Redis
-) -> Iterator[NewClient]:
-    """Makes clients with only the rights of `client` in deploy/users.acl."""
-    user, name = random_name("user"), random_name("client")
+def confined_url(broker: Server, connection: redis.Redis) -> Iterator[str]:
+    """The broker for a user with only the rights of `client` in deploy/users.acl."""
+    user = random_name("user")
     [line] = [one for one in RIGHTS.read_text().splitlines() if one.startswith("user client ")]
     rights = re.findall(r"\([^)]*\)|\S+", line.removeprefix("user client "))
     connection.execute_command("ACL", "SETUSER", user, "reset", *rights, ">secret")
-    url = f"redis://{user}:secret@127.0.0.1:{broker.port}/0"
-    yield lambda **options: new_client_at(url, **{"client_id": name, **options})
+    yield f"redis://{user}:secret@127.0.0.1:{broker.port}/0"
     connection.execute_command("ACL", "DELUSER", user)
+
+
+@pytest.fixture
+def confined(new_client_at: NewClient, confined_url: str) -> NewClient:
+    """Makes clients of that user."""
+    name = random_name("client")
+    return lambda **options: new_client_at(confined_url, **{"client_id": name, **options})
 
 
 @pytest.fixture(params=["by its own right", "by the coordinator"])
@@ -175,6 +184,28 @@ class TestCancelWithoutTheRight:
         with yard.running():
             assert handle.cancel() == Cancellation.OVER
         assert handle.wait(WAIT_S).tokens == [2]
+
+    def test_its_user_cancels_at_the_command_line_too(
+        self,
+        yard: StandIn,
+        confined: NewClient,
+        confined_url: str,
+        granting: Granting,
+        keys: Keys,
+    ) -> None:
+        """Given the same user at the command line, I expect the leader to be asked there, too."""
+        client = confined()
+        handle = client.submit([1])
+        with connected(confined_url) as own, taking_turns(granting.once):
+            done = carry_out(
+                Yard(own, keys, confined_url),
+                requests.cancel,
+                Caller("kim@north", COMMAND_LINE),
+                {"request": (request_name(client.client_id, handle.id),)},
+            )
+        assert done.outcome.fields["cancelled"] == 1
+        assert handle.wait(WAIT_S).status == "cancelled"
+        assert "permission" in done.unrecorded  # nor may it write the audit
 
     @pytest.mark.parametrize("stopped_s", [0.0, 1.0])
     def test_a_requested_cancel_stays_without_a_coordinator(
