@@ -14,12 +14,13 @@ from tests.board.device_yard import DeviceYard
 from tests.board.looking import Looker, looking
 from tests.support.builders import make_request
 from tokenyard.admin.api_keys import create_key
+from tokenyard.admin.audit import read_audit
 from tokenyard.admin.tenants import set_tenant
 from tokenyard.board import app
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.yard import Actor
 from tokenyard.cli.shared.operating import command
-from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
+from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, carry_out, operation
 from tokenyard.process.program import YardChoice
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import TenantSettings
@@ -80,6 +81,22 @@ def test_a_parameter_is_one_line(
     by_board, by_cli = looker.audit()
     assert by_board.details == by_cli.details == {"what": "the-fence", **given}
     assert (by_cli.who, by_cli.role, by_board.who) == ("kim", "cli", "olga")
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), ZeroDivisionError("of ours")])
+def test_what_breaks_in_the_middle_is_in_the_audit(
+    connection: redis.Redis, keys: Keys, fault: BaseException
+) -> None:
+    def run(yard: Yard, caller: Caller, *, what: str) -> Outcome:
+        raise fault
+
+    yard = Yard(connection, keys)
+    with pytest.raises(type(fault)):
+        carry_out(yard, made(run), Caller("kim", "cli", "a try"), {"what": "the-fence"})
+
+    [entry] = read_audit(yard)
+    assert (entry.who, entry.why, entry.details) == ("kim", "a try", {"what": "the-fence"})
+    assert entry.error == (str(fault) or "KeyboardInterrupt")
 
 
 #: Operations that need another state of the yard; the tests of their pages ask for them.

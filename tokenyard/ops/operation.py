@@ -157,10 +157,12 @@ class Operation:
         )
 
     def details(self, values: Mapping[str, Any]) -> Mapping[str, str]:
-        """What the audit says of the values that were given."""
-        secret = {one.name for one in self.parameters if one.field.is_secret}
-        found = {name: value for name, value in values.items() if value not in (None, "")}
-        return {name: _text(value) for name, value in found.items() if name not in secret}
+        """What the audit says of the values that were given, beside the defaults."""
+        return {
+            one.name: _text(values[one.name])
+            for one in self.parameters
+            if not one.field.is_secret and values.get(one.name, one.default) != one.default
+        }
 
     @property
     def about(self) -> str:
@@ -232,7 +234,7 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
         outcome = op.run(yard, caller, **values)
     except BadInput:
         raise
-    except Exception as error:
+    except BaseException as error:  # somebody may interrupt it in the middle, too
         _record(yard, replace(entry, error=str(error) or type(error).__name__))
         raise
     details = {**entry.details, **outcome.details}

@@ -108,7 +108,8 @@ def test_a_wrong_text_is_told_with_what_to_give(name: str, text: str, error: str
 
 def test_the_audit_has_what_was_given_but_no_secret() -> None:
     values = {"name": "n", "path": "", "limit": None, "words": ["a", "b"], "key": ("secret",)}
-    assert all_kinds.details(values) == {"name": "n", "words": "a,b"}
+    values |= {"mode": "a", "count": 3}
+    assert all_kinds.details(values) == {"name": "n", "path": "", "count": "3", "words": "a,b"}
     assert all_kinds.target(values) == ""
 
 
