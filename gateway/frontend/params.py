@@ -74,9 +74,13 @@ def check_asked(body: object, max_bytes: int) -> None:
     text = body.get("text")
     asked = {name: body.get(name) for name in ("structured_outputs", "response_format")}
     asked["text"] = text.get("format") if isinstance(text, dict) else None
+    tools = body.get("tools")
+    if isinstance(tools, list):
+        asked |= {f"tools[{at}]": one for at, one in enumerate(tools)}
     for name, constraint in asked.items():
         if constraint and (size := len(dumps_in_python(constraint))) > max_bytes:
-            _refuse(invalid(name, f"the constraint {grammar_too_large(size, max_bytes)}"))
+            what = "it" if name.startswith("tools") else "the constraint"
+            _refuse(invalid(name, f"{what} {grammar_too_large(size, max_bytes)}"))
 
 
 def bound_constraints(max_bytes: int) -> None:

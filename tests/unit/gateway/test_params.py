@@ -206,12 +206,13 @@ def test_a_large_constraint_is_a_fault_of_its_field() -> None:
     assert (refused.value.status, refused.value.param) == (400, "structured_outputs")
 
 
-@pytest.mark.parametrize("name", ["structured_outputs", "response_format", "text"])
+@pytest.mark.parametrize("name", ["structured_outputs", "response_format", "text", "tools[1]"])
 def test_a_large_constraint_of_a_body_is_a_fault_of_its_field(name: str) -> None:
     from gateway.frontend.params import check_asked
 
     large = {"schema": {"enum": ["a" * 100]}}
     body = {name: {"format": large} if name == "text" else large}
+    body |= {"tools": [{}, large]} if name == "tools[1]" else {}
     check_asked(body, 100)  # no request that generates
     before = CURRENT.set(RequestContext(durable_id="a" * 32, client="me", created=1.0))
     try:
