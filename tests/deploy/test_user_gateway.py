@@ -127,8 +127,8 @@ def test_a_gateway_needs_exactly_the_rights_of_its_user(guarded: GuardedServer) 
         with day.connect("admin") as admin:
             key, key_id = create_key(Yard(admin, day.keys), "research")
             _, other = create_key(Yard(admin, day.keys), "other")
-            assert revoke_key(admin, day.keys, other)
-            assert list(list_keys(admin, day.keys)) == [key_id]
+            assert revoke_key(Yard(admin, day.keys), other)
+            assert list(list_keys(Yard(admin, day.keys))) == [key_id]
         denied(guarded)
 
         # If a gateway does all that gateways do on the broker,

@@ -16,6 +16,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.admin.api_keys import list_keys
 from tokenyard.admin.audit import read_audit
+from tokenyard.admin.signals import Signals
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.protocol.tenants import decode_tenant
 
@@ -222,6 +223,13 @@ def test_load_sleep_wake_reload_and_unload_a_model(operator: Operator) -> None:
     operator.open("/models")
     operator.press("Unload", within=row)
     eventually(lambda: operator.states(model) == [])
+
+
+def test_set_an_epoch(operator: Operator) -> None:
+    operator.open("/model?name=mistral-7b")
+    operator.press("Set epoch", epoch="7")
+    states = Signals(operator.plant).desired_states().by_scope
+    assert states["model:mistral-7b"].epoch == 7
 
 
 def test_pause_suspend_resume_unpause_drain_and_stop_workers(operator: Operator) -> None:
