@@ -56,7 +56,7 @@ class Known:
     is_astray: bool = False  # its entry was deleted by hand
     is_cancelled_early: bool = False  # cancelled before its arrival
     ran_at_cancel: tuple[str, int] | None = None  # worker and attempt
-    used: int = 0  # tokens that its engine had made, where it ended after the cancel
+    used: int | None = None  # tokens that its engine had made, by the first report after the cancel
 
     def suffer(self, why: Why, *, alone: bool) -> None:
         """Note that its worker is lost or has left."""
@@ -72,13 +72,13 @@ class Known:
     def paid(self) -> int:
         """Tokens of all its results."""
         shown = len(self.result[1]) if self.result else 0
-        return self.paid_before + max(shown, self.used)
+        return self.paid_before + max(shown, self.used or 0)
 
     def live_again(self, replies_before: int) -> None:
         """Note that the dead letter waits again."""
         self.paid_before = self.paid
         self.published, self.result, self.running = [], None, None
-        self.is_astray, self.ran_at_cancel, self.used = False, None, 0
+        self.is_astray, self.ran_at_cancel, self.used = False, None, None
         self.history = dict.fromkeys(HISTORY, 0)
         self.replies_before = replies_before
 

@@ -215,6 +215,19 @@ class WalkWithMishaps(Walk):
             check_replies(seen, name, known)
 
 
+def test_a_cancelled_request_pays_what_its_worker_reports_first(broker: Server) -> None:
+    walk = type("Walk", (WalkWithMishaps,), {"url": broker.url})()
+    walk.open()
+    walk.ask(names=[("flat", "a")], plain=False, priority_class="high")
+    walk.dispatch(seed=random.Random(1), lost_leadership=False, twice=False)
+    walk.cancel(seed=random.Random(0), name=("flat", "a"), early=False, obeyed=False)
+    for length in (0, 1):
+        walk.finish(seed=random.Random(0), length=length, twice=False)
+        assert walk.known["flat", "a"].used == 0
+        walk.yard_is_as_the_model_says()
+    walk.teardown()
+
+
 @pytest.mark.hypothesis
 @pytest.mark.timeout(600)
 def test_random_walks_lose_no_request_and_repeat_no_token(broker: Server) -> None:

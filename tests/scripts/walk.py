@@ -383,8 +383,8 @@ class Walk(RuleBasedStateMachine):
                 elif life.holds:
                     assert not self._may_write(worker, item.assignment)
                     attempt = (worker, item.assignment.attempt)
-                    if known.result and known.ran_at_cancel == attempt:
-                        known.used = max(known.used, len(unpack_tokens(item.reply.tokens)))
+                    if known.ran_at_cancel == attempt and known.used is None:
+                        known.used = len(unpack_tokens(item.reply.tokens))
 
     def _someone(self, seed: random.Random) -> tuple[str, Life]:
         name = seed.choice(sorted(w for w, life in self.workers.items() if life.remembered))
