@@ -32,12 +32,12 @@ from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, question
 from benchmarks.yard import ServingYard, embedded_broker, end_in_order, models_yard, read_commands
 from coordinator.placement.turns import LEAST_S, cost_s, turn_s
 from tokenyard import Client
-from tokenyard.admin.snapshot import read_yard
 from tokenyard.client.options import FullPrompt
 from tokenyard.protocol.commands import Command
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.snapshot import read_yard
 
 EXAMPLE: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"
 #: The default of a yard.

@@ -18,12 +18,12 @@ from typing import Literal
 import psutil
 import redis
 
-from tokenyard.admin.snapshot import YardView, read_yard
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.commands import Command, parse_command
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.snapshot import YardView, read_yard
 
 #: The embedded server, or the system's own.
 ServerName = Literal["valkey", "redis"]

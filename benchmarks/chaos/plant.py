@@ -29,14 +29,14 @@ from benchmarks.cold_start.serve import HOST, free_port
 from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName
 from tokenyard import Client
-from tokenyard.admin.api_keys import create_key
-from tokenyard.admin.intakes import intakes
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.errors import TransientError
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.listing import intakes
 
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2

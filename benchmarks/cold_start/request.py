@@ -10,8 +10,8 @@ from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import ServingYard, embedded_broker, models_yard, read_commands, wait_until
 from tokenyard import Client
-from tokenyard.admin.snapshot import YardView
 from tokenyard.client.sync import Handle
+from tokenyard.yard.snapshot import YardView
 
 _YARD = "cold"
 #: Idle seconds of the yard before the request.

@@ -16,9 +16,9 @@ import pytest
 from tests.batch.running import batch, start
 from tests.support.processes import Plant
 from tests.support.servers import Server
-from tokenyard.admin.audit import AuditEntry, read_audit
 from tokenyard.batch.files import member, read_lines
 from tokenyard.batch.rq.jobs import BatchQueue
+from tokenyard.ops.audit import AuditEntry, read_audit
 from tokenyard.process.program import Exit
 
 #: zstandard may be missing here, but not on a CI machine.

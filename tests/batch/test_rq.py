@@ -22,10 +22,10 @@ from tests.batch.conftest import ENDS_S, BatchYard, completion, objects
 from tests.cli.running import environment
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
-from tokenyard.admin.audit import COMMAND_LINE
 from tokenyard.batch import submit_batch
 from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.state import BatchSpec
+from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError, WaitTimeout
 

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 import redis
 
 from tests.board.asking import Answer, Asking, opened
-from tokenyard.admin.api_keys import create_key
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

@@ -12,11 +12,11 @@ from tests.board.asking import STREAM, Asking, opened
 from tests.board.deeds import Deeds
 from tests.board.keyed import ROLES, Keyed, keyed
 from tests.support.servers import Server
-from tokenyard.admin.audit import read_audit
 from tokenyard.board import app
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.pages import PAGES
 from tokenyard.board.yard import RANK, Parameters
+from tokenyard.ops.audit import read_audit
 from tokenyard.ops.operation import Caller, Outcome
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.keys import Keys

@@ -13,10 +13,10 @@ from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.builders import make_request
 from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import PlayedYard
-from tokenyard.admin.letter_lists import LOOKED_AT, LetterFilter
 from tokenyard.board.yard import Actor
 from tokenyard.ops.letters import wanted_letters
 from tokenyard.protocol.errors import Code
+from tokenyard.yard.letters import LOOKED_AT, LetterFilter
 
 pytestmark = pytest.mark.valkey_only
 

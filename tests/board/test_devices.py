@@ -10,11 +10,11 @@ from tests.board.device_yard import DeviceYard, keys_asked_for
 from tests.board.looking import Looker, text_of
 from tests.support.builders import make_request
 from tests.support.yard import LONG_MS
-from tokenyard.admin.signals import Signals
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, TILES, rates_of
+from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, SAMPLES, TILES
 from tokenyard.board.rendering import Templates
 from tokenyard.board.yard import Actor, Parameters
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
@@ -56,13 +56,18 @@ def test_what_the_driver_does_not_say_is_left_out(devices: DeviceYard, looker: L
         assert absent not in text
 
 
+def make_older(redis_url: str, keys: Keys, by_ms: int) -> None:
+    """As if the first look at the yard were so much longer ago."""
+    seen = SAMPLES._seen[redis_url, keys.yard]
+    seen[0] = (seen[0][0] - by_ms, seen[0][1])
+
+
 def test_tokens_per_second_come_with_the_second_look(
     devices: DeviceYard, looker: Looker, redis_url: str, keys: Keys
 ) -> None:
     worker = devices.join("gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=100))
     assert "Tokens measuring" in text_of(looker.get("/devices"))
-    [sample] = rates_of(redis_url, keys.yard)._samples
-    object.__setattr__(sample, "at_ms", sample.at_ms - 100_000)  # as if it were so old
+    make_older(redis_url, keys, 100_000)
     devices.show(worker, "gpu-1-0", controller="gpu-1", tally=WorkerTotals(tokens=10_100))
 
     text = text_of(
@@ -343,8 +348,7 @@ def test_live_blocks_change_only_with_the_yard(
     devices.join("gpu-1-0", controller="gpu-1", phases_s={"weights": 2}, since_ms=1)
     for path, page in zip(("/devices", "/devices/gpu-1-0"), PAGES, strict=True):
         looker.get(path)  # the first look has no rates
-        [sample, *_] = rates_of(redis_url, keys.yard)._samples
-        object.__setattr__(sample, "at_ms", sample.at_ms - 3_000)
+        make_older(redis_url, keys, 3_000)
         given = Parameters({"worker": ["gpu-1-0"]}, Actor("olga", "operator"))
         yard = Yard(devices.connection, devices.keys, redis_url)
         context = {"root": "/board", "actor": given.actor, "page": page}

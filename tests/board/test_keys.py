@@ -10,10 +10,11 @@ import redis
 
 from tests.board.asking import Asking, opened
 from tests.support.servers import Server
-from tokenyard.admin.api_keys import create_key, list_keys
-from tokenyard.admin.audit import read_audit
+from tokenyard.ops.audit import read_audit
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.keys import list_keys
 
 HOSTILE = "<b>x</b>\x1b[31m\u202e"
 

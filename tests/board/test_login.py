@@ -11,9 +11,9 @@ from tests.board.asking import opened
 from tests.board.deeds import Deeds
 from tests.board.keyed import Keyed, keyed
 from tests.support.servers import Server
-from tokenyard.admin.api_keys import create_key
 from tokenyard.board import access
 from tokenyard.board.operations import OPERATIONS
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import ApiKey, encode_key, key_digest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

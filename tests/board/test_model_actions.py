@@ -10,10 +10,10 @@ import pytest
 from tests.board.device_yard import DeviceYard
 from tests.board.looking import Looker, text_of
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Signals, Unacknowledged
 from tokenyard.board import operations
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.yard import Actor
+from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import Invalid
 from tokenyard.protocol.errors import BrokerUnavailable
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.board.device_yard import DeviceYard, keys_asked_for
 from tests.board.looking import Looker, text_of
-from tokenyard.admin import waiting_models
-from tokenyard.admin.signals import Signals
 from tokenyard.board.pages.models import MOST_COMMANDS, ROWS
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import ModelInfo
+from tokenyard.yard import models as waiting_models
 
 HOSTILE = '"><img src=x onerror=alert(1)>\u202e'
 

@@ -15,7 +15,6 @@ from tests.board.test_requests import HOSTILE, fail
 from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import PlayedYard
-from tokenyard.admin.listed import STATES
 from tokenyard.board.requests import one
 from tokenyard.board.requests.bar import WIDTH, bar_of
 from tokenyard.board.requests.one import MOST_CHARACTERS, MOST_IDS, content_of
@@ -23,6 +22,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
 from tokenyard.scripts import Publication
+from tokenyard.yard.requests import STATES
 
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 

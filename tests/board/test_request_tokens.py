@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.board.addresses import request_address
 from tokenyard.board.requests import one, tokens
-from tokenyard.board.requests.one import TokenRates
+from tokenyard.board.requests.one import token_rate
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
@@ -51,23 +51,16 @@ def test_tokens_grow_in_the_live_block_and_only_the_last_are_read(
 
 
 def test_the_rate_is_that_of_the_last_looks() -> None:
-    rates = TokenRates()
-    assert rates.note("q", 1_000, 5) is None
-    assert rates.note("q", 2_000, 15) == 10.0
-    assert rates.note("other", 2_000, 15) is None
-    assert rates.note("q", 2_050, 99) == 10.0  # too soon to know
+    request, other = object(), object()
+    assert token_rate(request, 1_000, 5) is None
+    assert token_rate(request, 2_000, 15) == 10.0
+    assert token_rate(other, 2_000, 15) is None
     for at_ms in range(3_000, 60_000, 1_000):
-        rate = rates.note("q", at_ms, 15 + at_ms // 500)
+        rate = token_rate(request, at_ms, 15 + at_ms // 500)
     assert rate == 2.0
-    assert rates.note("q", 61_000, 3) is None  # it runs under this id again
-
-
-def test_rates_keep_a_bounded_number() -> None:
-    rates = TokenRates()
-    for number in range(2_000):
-        rates.note(number, 1_000, 1)
-    assert rates.note(0, 3_000, 1) is None
-    assert rates.note(1_999, 2_000, 2) == 1.0
+    assert token_rate(request, 61_000, 3) is None  # it runs under this id again
+    assert token_rate(request, 62_000, 3) is None
+    assert token_rate(request, 63_000, 9) == 6.0
 
 
 class Upper:

@@ -13,9 +13,9 @@ from tests.board.asking import STREAM
 from tests.board.keyed import Keyed, keyed
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.api_keys import revoke_key
 from tokenyard.board import access
 from tokenyard.board.yard import Actor
+from tokenyard.ops.keys import revoke_key
 from tokenyard.protocol.api_keys import key_digest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

@@ -11,8 +11,8 @@ from tests.board.calls import Calls
 from tests.board.looking import Looker, text_of
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.admin.signals import Signals
 from tokenyard.board.yard import Actor
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.commands import Acknowledgement
 from tokenyard.protocol.control import ALL, DesiredState, Order, RunState, model_scope, worker_scope
 

@@ -12,12 +12,13 @@ import redis
 
 from tests.board.asking import Asking, opened
 from tests.support.servers import Server
-from tokenyard.admin.api_keys import create_key
-from tokenyard.admin.audit import read_audit
-from tokenyard.admin.tenants import read_tenants, set_tenant
+from tokenyard.ops.audit import read_audit
+from tokenyard.ops.keys import create_key
+from tokenyard.ops.tenants import set_tenant
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.tenants import read_tenants
 
 DASH = "\N{EN DASH}"
 HOSTILE = "<b>x</b>\x1b[31m\u202e"

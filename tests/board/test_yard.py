@@ -13,9 +13,9 @@ from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard import doctor
-from tokenyard.admin.signals import Signals
 from tokenyard.board import checkup
 from tokenyard.doctor import Evidence, diagnose
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.history import HistorySample, history_fields

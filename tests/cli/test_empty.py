@@ -81,15 +81,15 @@ def test_empty_cancels_rescued_but_not_running_requests(quiet: PlayedYard, run: 
 def test_empty_leaves_entries_without_a_client(quiet: PlayedYard, run: Any) -> None:
     quiet.push({"prompt": "whose?"})
     done = run("empty", "--yes")
-    assert (done.returncode, done.stdout) == (Exit.OK, "0 requests cancelled\n")
-    assert "1 left: without a client" in done.stderr
+    assert done.returncode == Exit.OK
+    assert done.stdout.startswith("0 requests cancelled\n1 left: without a client")
     assert len(quiet.intake()) == 1
 
 
 @pytest.mark.long
 def test_empty_of_an_empty_yard_asks_no_question(run: Any) -> None:
     done = run("empty")
-    assert (done.returncode, done.stdout) == (Exit.OK, "nothing waits\n")
+    assert (done.returncode, done.stdout) == (Exit.OK, "Nothing waits.\n")
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_empty_without_a_terminal_needs_yes(quiet: PlayedYard, run: Any) -> None
     waiting = quiet.submit()
     done = run("empty")
     assert done.returncode == Exit.USAGE
-    assert "Cancel 1 request that waits?" in done.stderr
+    assert "Cancel 1 request that waits." in done.stderr
     assert "give --yes" in done.stderr
     assert quiet.ledger(waiting.request)["state"] == "waiting"
 
@@ -136,7 +136,7 @@ def test_empty_on_a_terminal_asks(
         os.write(terminal, answer)
         _, said = process.communicate(timeout=60)
     assert process.returncode == status
-    assert b"Cancel 1 request that waits? [y/N]" in said
+    assert b"Cancel 1 request that waits. Go on? [y/N]" in said
     assert quiet.ledger(waiting.request)["state"] == state
 
 

@@ -19,12 +19,12 @@ import redis
 
 from tests.cli.running import ROOT, Up, environment, tokenyard
 from tests.support.waiting import eventually
-from tokenyard.admin.snapshot import read_yard
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.process.interrupted import Interrupted
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.snapshot import read_yard
 
 END_S = 60.0
 #: Runs the command and interrupts it during an import or at another odd moment.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tokenyard.admin.api_keys import list_keys
 from tokenyard.process.program import Exit
 from tokenyard.protocol.api_keys import ApiKey, encode_key
+from tokenyard.yard.keys import list_keys
 
 Run = Callable[..., Any]
 

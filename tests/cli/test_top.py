@@ -19,18 +19,17 @@ from rich.console import Console
 from tests.cli.running import Up, environment, tokenyard
 from tests.support.builders import random_name
 from tests.support.servers import Server
-from tests.support.snapshots import make_snapshot, make_view_worker
+from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.admin.dead_letters import DeadLetter
-from tokenyard.admin.history import Snapshot, SnapshotHistory
-from tokenyard.admin.line import InLine, TenantLine
 from tokenyard.cli.shared.watching import watch
 from tokenyard.cli.top.frame import Paper, bars, frame
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerTotals
+from tokenyard.yard.history import Snapshot, SnapshotHistory
+from tokenyard.yard.line import InLine, TenantLine
 
 Ask = Callable[..., Result]
 PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver")
@@ -46,7 +45,7 @@ def drawn(history: SnapshotHistory, width: int = 80, height: int = 0, fault: str
 def many(count: int) -> SnapshotHistory:
     """Two snapshots of a yard with some workers and many errors."""
     history = SnapshotHistory()
-    letter = DeadLetter("5-0", 5000, "it killed its worker", "low/1-0", "ann", "q7", "", {})
+    letter = make_letter("5-0", "it killed its worker")
     hosts = [HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", faulted_ms=1)])]
     for second in (1, 2):
         tally = WorkerTotals(finished=second, tokens=7 * second, ttft_ms=12.0)

@@ -16,12 +16,12 @@ from tests.cli.conftest import SLOW
 from tests.cli.running import Up
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.snapshot import read_yard
 from tokenyard.client.sync import Client
 from tokenyard.process.program import Exit
 from tokenyard.process.running import running_up
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.snapshot import read_yard
 
 StartUp = Callable[..., Up]
 

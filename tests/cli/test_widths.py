@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from tests.support.snapshots import make_view, make_view_worker
-from tokenyard.admin.dead_letters import DeadLetter
-from tokenyard.admin.listed import STATES, Listed
-from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.requests import RequestList
-from tokenyard.admin.snapshot import WorkerView, YardView
-from tokenyard.admin.tenants import TenantView
-from tokenyard.admin.timeline import Attempt, Timeline
-from tokenyard.admin.usage import TenantUsage
+from tests.support.snapshots import make_letter, make_view, make_view_worker
 from tokenyard.cli import dead, doctor, explain, info, requests
 from tokenyard.cli.batch import jobs as batch_jobs
 from tokenyard.cli.models import list as models_list
@@ -26,6 +18,13 @@ from tokenyard.cli.tenants import usage as tenants_usage
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo
+from tokenyard.yard.listing import RequestList
+from tokenyard.yard.pauses import all_pauses
+from tokenyard.yard.requests import STATES, Listed
+from tokenyard.yard.snapshot import WorkerView, YardView
+from tokenyard.yard.tenants import TenantView
+from tokenyard.yard.timeline import Attempt, Timeline
+from tokenyard.yard.usage import TenantUsage
 
 WIDTH = 80
 MODEL = "meta-llama/Llama-3.1-405B-Instruct-quantized.w8a8"
@@ -280,8 +279,14 @@ def test_dead_list_and_show_truncate_no_id() -> None:
     reason = "POISONED: " + "it killed its worker while it ran alone; " * 5
     server_id, client = "normal/1763700000000-0", "client-062aa7b18d5c8181"
     name = "2ef771e7-3b12-4b9d-bf28-95ab80f804a4"
-    letter = DeadLetter(
-        "1763700000000-0", 5000, reason, server_id, client, name, MODEL, {"prompt": "x" * 300}
+    letter = make_letter(
+        "1763700000000-0",
+        reason,
+        server_id=server_id,
+        client=client,
+        id=name,
+        model=MODEL,
+        fields={"prompt": "x" * 300},
     )
     listed = drawn(dead._table([letter]))
     assert "1763700000000-0" in listed

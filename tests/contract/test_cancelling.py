@@ -21,10 +21,10 @@ from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard import Cancellation, Code, QueueFull, RequestFailed, WaitTimeout
-from tokenyard.admin.audit import COMMAND_LINE
 from tokenyard.broker.connection import connected
 from tokenyard.client.core import ClientCore
 from tokenyard.ops import requests
+from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import Caller, carry_out
 from tokenyard.protocol.keys import Keys

@@ -10,7 +10,7 @@ from tests.support.builders import make_request
 from tests.support.processes import Plant, Program
 from tests.support.streams import check_exact, dead_letters, expected, streams
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Signals, Unacknowledged
+from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import ALL, DesiredState, Order, PauseMode, Signal
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.worker_info import WorkerInfo

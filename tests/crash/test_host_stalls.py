@@ -13,9 +13,9 @@ from tests.support.builders import make_request
 from tests.support.lanes import running
 from tests.support.processes import START_S, Plant, Program
 from tests.support.waiting import eventually
-from tokenyard.admin.timeline import read_timeline
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.yard.timeline import read_timeline
 
 pytestmark = pytest.mark.crash
 

@@ -20,7 +20,7 @@ from tests.crash.signal_yard import BOUND_S, NEW, Cast, workers
 from tests.support.processes import Plant
 from tests.support.streams import expected, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import SignalReceipt
+from tokenyard.ops.control import SignalReceipt
 from tokenyard.protocol.control import (
     ALL,
     RUN_STATES,

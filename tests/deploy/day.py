@@ -20,14 +20,14 @@ from tests.support.servers import free_port
 from tests.support.streams import dead_letters
 from tests.support.waiting import eventually
 from tokenyard import Client, QuotaExceeded
-from tokenyard.admin.signals import Signals
-from tokenyard.admin.tenant_listing import list_tenants, search_tenants
 from tokenyard.board.pages import PAGES
 from tokenyard.cli import main
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order, Signal, Trial, model_scope
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
+from tokenyard.yard.tenants import list_tenants, search_tenants
 from worker.engines.crash_points import FAULTY, POISON
 
 LONG = SamplingParams(max_tokens=2000)

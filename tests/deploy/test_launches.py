@@ -28,7 +28,7 @@ from tests.support.brokers import DEPLOY, GuardedServer
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.admin.api_keys import create_key
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings

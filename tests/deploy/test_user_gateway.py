@@ -17,13 +17,14 @@ from tests.deploy.day import Day
 from tests.deploy.rights import denied, granted, in_scripts, is_refused, monitored
 from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request, random_name
-from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
 from tokenyard.batch.rq.jobs import BatchQueue
 from tokenyard.broker.connection import open_connection
+from tokenyard.ops.keys import create_key, revoke_key
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.keys import list_keys
 
 pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
 

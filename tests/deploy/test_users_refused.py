@@ -13,8 +13,8 @@ from tests.deploy.rights import is_refused
 from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
 from tokenyard import Cancellation
-from tokenyard.admin.signals import Signals
 from tokenyard.broker.check import check_broker
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import DesiredState, Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

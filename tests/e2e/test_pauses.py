@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from tokenyard import Client, Handle
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import PAUSE_MODES, Order, PauseMode, Signal
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

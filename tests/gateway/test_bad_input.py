@@ -33,7 +33,7 @@ from tests.gateway.stand import Door
 from tests.gateway.test_fuzz import check_stream
 from tests.support.processes import Plant, Program
 from tests.support.servers import Server
-from tokenyard.admin.api_keys import create_key
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(5400)]

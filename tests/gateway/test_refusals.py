@@ -26,9 +26,9 @@ from tests.support.builders import make_request, random_name
 from tests.support.processes import Plant, Program
 from tests.support.servers import Server, ServerName
 from tests.support.waiting import eventually
-from tokenyard.admin.snapshot import read_yard
 from tokenyard.protocol.replies import decode_reply
 from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.yard.snapshot import read_yard
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 

@@ -19,7 +19,7 @@ from tests.gateway.asked import PLACE
 from tests.gateway.events import EventStream, data_of
 from tests.gateway.stand import Door, Stand
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]

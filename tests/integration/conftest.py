@@ -19,7 +19,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.watched import Keep
 from tests.support.yard import PlayedYard
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts

@@ -9,7 +9,7 @@ from tests.support.hosts import Host
 from tests.support.processes import START_S, Plant
 from tests.support.streams import streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import SignalReceipt, Signals
+from tokenyard.ops.control import SignalReceipt, Signals
 from tokenyard.protocol.control import (
     ALL,
     Order,

@@ -9,7 +9,7 @@ import redis
 
 from tests.support.builders import make_worker_info
 from tests.support.yard import LONG_MS
-from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
+from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.commands import Acknowledgement, Command, parse_command
 from tokenyard.protocol.control import (
     DesiredState,

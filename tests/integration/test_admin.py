@@ -9,12 +9,12 @@ import redis
 from tests.support.builders import make_request, worker_json
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS
-from tokenyard.admin.signals import Signals
-from tokenyard.admin.snapshot import read_yard
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, Order, model_scope
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
+from tokenyard.yard.snapshot import read_yard
 
 
 def test_view_of_an_empty_yard_has_no_leader(connection: redis.Redis, keys: Keys) -> None:

@@ -15,13 +15,14 @@ from click.testing import CliRunner
 from tests.support.builders import random_name
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
-from tokenyard.admin.api_keys import create_key, list_keys, revoke_key
 from tokenyard.cli import main
+from tokenyard.ops.keys import create_key, revoke_key
 from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_digest
 from tokenyard.protocol.errors import InvalidRequest, SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.keys import list_keys
 
 pytest.importorskip("starlette", reason="the gateway is not installed")
 
@@ -268,7 +269,7 @@ def test_a_gateway_of_before_roles_cannot_take_a_key_without_a_tenant_for_one() 
 
 
 def test_a_key_opens_something(connection: redis.Redis, yard: Keys) -> None:
-    with pytest.raises(InvalidRequest, match="a tenant, a role for the board, or both"):
+    with pytest.raises(InvalidRequest, match="give a tenant, a role, or both"):
         create_key(Yard(connection, yard))
     create_key(Yard(connection, yard), role="viewer")
     create_key(Yard(connection, yard), "research", role="admin")

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from tests.support.builders import random_name
 from tests.support.servers import Server
-from tokenyard.admin.audit import MAX_CHARACTERS, AuditEntry, find_entry, read_audit, record
 from tokenyard.cli import main
+from tokenyard.ops.audit import MAX_CHARACTERS, AuditEntry, find_entry, read_audit, record
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 

@@ -12,7 +12,7 @@ from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, Order
 from tokenyard.scripts import Cancelled, request_cancel
 

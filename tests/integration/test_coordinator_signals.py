@@ -13,7 +13,7 @@ from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, Order, Signal, model_scope, worker_scope
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import to_result

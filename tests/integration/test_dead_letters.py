@@ -9,8 +9,7 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.letters import bury, left
 from tests.support.yard import PlayedYard
-from tokenyard.admin import letter_lists
-from tokenyard.admin.letter_changes import (
+from tokenyard.ops.letters import (
     GONE,
     NO_CLIENT,
     change_named,
@@ -18,7 +17,8 @@ from tokenyard.admin.letter_changes import (
     drop_letters,
     requeue_letters,
 )
-from tokenyard.admin.letter_lists import NO_CODE, LetterFilter, count_letters, read_page
+from tokenyard.yard import letters
+from tokenyard.yard.letters import NO_CODE, LetterFilter, count_letters, read_page
 
 pytestmark = pytest.mark.valkey_only
 YEAR_2026_MS = 1_767_225_600_000
@@ -85,7 +85,7 @@ def test_a_letter_that_disappears_meanwhile_was_gone(yard: PlayedYard) -> None:
 def test_pieces_of_long_letters_are_small(
     yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letter_lists, "_PIECE_BYTES", 100_000)
+    monkeypatch.setattr(letters, "_PIECE_BYTES", 100_000)
     for number in range(60):
         bury(yard, make_request(f"q{number}", prompt="x" * 20_000))
     pieces: list[int] = []

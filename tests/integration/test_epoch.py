@@ -20,7 +20,7 @@ from tests.support.builders import make_request
 from tests.support.processes import START_S, Answer, Plant
 from tests.support.streams import check_exact, expected, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import DesiredState, Order, PauseMode, Trial, model_scope
 from tokenyard.protocol.wire import Request, SamplingParams
 from worker.engines.simulated.backend import BROKEN, CORRUPT

@@ -12,10 +12,10 @@ from tests.support.lanes import LONG_MS, Lanes, requests
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.history_stream import read_history
-from tokenyard.admin.snapshot import read_standbys, read_yard
 from tokenyard.protocol.history import HistorySample
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.yard.history import read_history
+from tokenyard.yard.snapshot import read_standbys, read_yard
 
 
 class Yard(Lanes):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from tokenyard.admin.history import read_snapshot
 from tokenyard.protocol.keys import Keys, PriorityClass, intake_name
 from tokenyard.telemetry.intake_ages import MOST_OF_LINE, read_ages_ms, read_oldest_ms
+from tokenyard.yard.history import read_snapshot
 
 NOW_MS = 2_000_000_000_000
 

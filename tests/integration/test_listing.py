@@ -12,10 +12,7 @@ from redis.exceptions import NoPermissionError
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.counting import Counting
 from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
-from tokenyard.admin.listed import STATES
-from tokenyard.admin.owners import Owners, find_owners
-from tokenyard.admin.requests import Query, RequestList, list_requests
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
@@ -23,6 +20,8 @@ from tokenyard.protocol.replies import Provenance, Usage, json_text, refusal
 from tokenyard.protocol.wire import Request, request_fields
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication
+from tokenyard.yard.listing import Owners, Query, RequestList, find_owners, list_requests
+from tokenyard.yard.requests import STATES
 
 IN_FLIGHT = frozenset({"waiting", "assigned"})
 #: Commands of a look at twenty requests, however many there are: the yard's view, a page of each

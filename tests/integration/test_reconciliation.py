@@ -15,7 +15,7 @@ import worker.host.process_handle
 from tests.support.pools import MEMORY, PlayedProcess, engine_info
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import SignalReceipt, Signals
+from tokenyard.ops.control import SignalReceipt, Signals
 from tokenyard.protocol.control import Order, model_scope
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings

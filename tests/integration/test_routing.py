@@ -8,8 +8,8 @@ from coordinator.routing.affinity import NEAR_REQUESTS
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.waiting import eventually
-from tokenyard.admin.timeline import read_timeline
 from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.yard.timeline import read_timeline
 
 LONG = SamplingParams(max_tokens=5_000)
 SHORT = SamplingParams(max_tokens=10)

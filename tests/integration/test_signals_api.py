@@ -15,7 +15,7 @@ from tests.integration.played_host import (
     ordered,
 )
 from tests.support.fake_clock import FakeClock
-from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
+from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.commands import Command, parse_command
 from tokenyard.protocol.control import (
     ALL,

@@ -18,7 +18,7 @@ from tests.integration.played_host import (
 )
 from tests.support.fake_clock import FakeClock
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import SignalReceipt, Signals, Unacknowledged
+from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.control import (
     DesiredState,
     Invalid,

@@ -15,7 +15,7 @@ from tests.integration.played_host import (
 )
 from tests.support.fake_clock import FakeClock
 from tests.support.yard import LONG_MS
-from tokenyard.admin.signals import Signals, Unacknowledged
+from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,
     Order,

@@ -15,12 +15,13 @@ from click.testing import CliRunner, Result
 
 from tests.support.builders import random_name
 from tests.support.servers import Server
-from tokenyard.admin.tenants import read_tenants, set_tenant
 from tokenyard.cli import main
+from tokenyard.ops.tenants import set_tenant
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.tenants import read_tenants
 
 Command = Callable[..., Result]
 FILE = """

@@ -15,17 +15,17 @@ from click.testing import CliRunner, Result
 from tests.support.builders import make_request, make_result, worker_json
 from tests.support.servers import Server
 from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
-from tokenyard.admin.history import SnapshotHistory, read_snapshot
-from tokenyard.admin.line import read_line, shares_between
-from tokenyard.admin.owners import find_owners
-from tokenyard.admin.requests import Query, list_requests
-from tokenyard.admin.tenants import apply_changes, changes_to, read_tenants, read_windows
-from tokenyard.admin.timeline import read_timeline
-from tokenyard.admin.usage import read_usage
 from tokenyard.cli import main
+from tokenyard.ops.tenants import apply_changes, changes_to
 from tokenyard.protocol.keys import Keys, intake_name
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.scripts import Charge, Dispatched, Publication, Scripts
+from tokenyard.yard.history import SnapshotHistory, read_snapshot
+from tokenyard.yard.line import read_line, shares_between
+from tokenyard.yard.listing import Query, find_owners, list_requests
+from tokenyard.yard.tenants import read_tenants, read_windows
+from tokenyard.yard.timeline import read_timeline
+from tokenyard.yard.usage import read_usage
 
 Command = Callable[..., Result]
 

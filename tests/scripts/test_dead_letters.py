@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.admin.dead_letters import (
-    DeadLetter,
-    all_letters,
-    dead_letters,
-    drop_letter,
-    find_letter,
-    requeue_letter,
-)
+from tokenyard.ops.letters import GONE, NO_CLIENT, drop_letters, requeue_letters
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Answered
+from tokenyard.yard.letters import WholeLetter, dead_letters, find_letter
 
 
 def kill(
     yard: PlayedYard, request: Request, *, priority_class: PriorityClass = "normal"
-) -> DeadLetter:
+) -> WholeLetter:
     """Let a request end as a dead letter; the letter."""
     waiting = yard.submit(request, priority_class)
     assert yard.answer(waiting, Code.POISONED, dead="it killed its worker") is Answered.DONE
     return dead_letters(yard)[0]
 
 
-def bury(yard: PlayedYard, **fields: str | bytes) -> DeadLetter:
+def bury(yard: PlayedYard, **fields: str | bytes) -> WholeLetter:
     """Bury an unanswerable entry; its letter."""
     entry = yard.push(dict(fields)).entry
     yard.scripts.bury(yard.token, "normal", entry, "id: is missing")
@@ -41,7 +33,7 @@ def test_a_letter_has_client_and_reason(yard: PlayedYard) -> None:
     letter = kill(yard, request, priority_class="high")
 
     assert (letter.client, letter.id, letter.model) == ("ann", "q", "adder")
-    assert (letter.reason, letter.priority_class) == ("it killed its worker", "high")
+    assert (letter.reason, letter.intake) == ("it killed its worker", "high")
     assert letter.fields["tokens"] == "1,300"
     assert "dead_reason" not in letter.fields
     seconds, _ = yard.connection.time()
@@ -55,23 +47,10 @@ def test_an_unanswerable_dead_letter_is_shown(yard: PlayedYard) -> None:
     assert (letter.fields["prompt"], letter.fields["tokens"]) == ("ff00", "[1]")
 
 
-def test_letters_are_listed_in_pages_newest_first(
-    yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tokenyard.admin.dead_letters._PAGE", 2)
+def test_letters_are_listed_newest_first(yard: PlayedYard) -> None:
     names = [kill(yard, make_request(f"q{number}")).letter for number in range(5)]
 
     assert [each.letter for each in dead_letters(yard, 2)] == names[:2:-1]
-    assert [each.letter for each in all_letters(yard)] == names
-
-
-def test_letters_newer_than_the_listing_are_left_out(yard: PlayedYard) -> None:
-    letter = kill(yard, make_request("q"))
-    letters = all_letters(yard)
-
-    assert next(letters) == letter
-    kill(yard, make_request("late"))
-    assert list(letters) == []
 
 
 def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: PlayedYard) -> None:
@@ -86,14 +65,14 @@ def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: PlayedYard) -> N
 def test_a_letter_is_requeued_in_its_class(yard: PlayedYard) -> None:
     letter = kill(yard, make_request("q"), priority_class="low")
 
-    sid = requeue_letter(yard, letter)
+    assert requeue_letters(yard, [letter]) == [""]
 
-    assert [f"low/{entry}" for entry, _ in yard.intake("low")] == [sid]
+    assert len(yard.intake("low")) == 1
     assert dead_letters(yard) == []
 
 
 def test_an_unanswerable_dead_letter_cannot_be_requeued(yard: PlayedYard) -> None:
-    assert requeue_letter(yard, bury(yard, prompt="x")) == ""
+    assert requeue_letters(yard, [bury(yard, prompt="x")]) == [NO_CLIENT]
     assert len(dead_letters(yard)) == 1
 
 
@@ -101,6 +80,6 @@ def test_a_letter_is_dropped_once_and_the_result_stays(yard: PlayedYard) -> None
     request = make_request("q")
     letter = kill(yard, request)
 
-    assert drop_letter(yard, letter)
-    assert not drop_letter(yard, letter)
+    assert drop_letters(yard, [letter]) == [""]
+    assert drop_letters(yard, [letter]) == [GONE]
     assert yard.result(request) is not None

@@ -11,11 +11,11 @@ from tests.scripts.quota_rig import ACCEPTED, EACH, MOST, QUOTA, WINDOWS, ask, c
 from tests.scripts.tenant_rig import TOKENS
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.admin.tenants import read_tenants
 from tokenyard.protocol.keys import TENANT_CAME, TENANTS_QUEUED_TOKENS
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts, Submitted
+from tokenyard.yard.tenants import read_tenants
 
 
 class TestBoundaries:

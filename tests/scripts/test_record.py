@@ -7,12 +7,12 @@ import redis
 from tests.support.builders import make_request
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
-from tokenyard.admin.history_stream import read_history
-from tokenyard.admin.snapshot import LeaderView, read_standbys
 from tokenyard.protocol.history import HistorySample, history_fields
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
+from tokenyard.yard.history import read_history
+from tokenyard.yard.snapshot import LeaderView, read_standbys
 
 SAMPLE = HistorySample(
     at_ms=0, waiting={}, epoch=3, running=2, seconds=10.0, finished=7, tokens=90, ttft=[0, 4]

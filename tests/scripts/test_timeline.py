@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.builders import make_delta, make_request, make_result, worker_json
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.admin.signals import Signals
-from tokenyard.admin.timeline import Timeline, read_timeline
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code, UnknownRequest
 from tokenyard.protocol.replies import Provenance, json_text
 from tokenyard.protocol.wire import Request, request_fields
 from tokenyard.scripts import Publication
+from tokenyard.yard.timeline import Timeline, read_timeline
 
 NAME = "q"
 

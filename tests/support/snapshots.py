@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.builders import make_worker_info
-from tokenyard.admin.history import Snapshot
-from tokenyard.admin.snapshot import LeaderView, WorkerView, YardView
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.yard.history import Snapshot
+from tokenyard.yard.letters import WholeLetter
+from tokenyard.yard.snapshot import LeaderView, WorkerView, YardView
 
 
 def make_view_worker(
@@ -41,3 +42,9 @@ def make_snapshot(
     letters = fields.pop("letters", ())
     oldest = dict.fromkeys(INTAKE_CLASSES, 0) | {"low": 1000 * waiting}
     return Snapshot(make_view(workers, waiting=waiting, **fields), at_ms, oldest, letters)
+
+
+def make_letter(letter: str, reason: str, **fields: Any) -> WholeLetter:
+    """A dead letter of the request q7 of ann."""
+    known = {"server_id": "low/1-0", "client": "ann", "id": "q7", "model": "", "fields": {}}
+    return WholeLetter(letter=letter, died_ms=5000, reason=reason, **known | fields)

@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import Struct
 
-from tokenyard.admin.snapshot import YardView
 from tokenyard.batch.files import read_lines
 from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine
@@ -26,6 +25,7 @@ from tokenyard.client.tokenization import Tokenizer
 from tokenyard.protocol.chat import chat_texts
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Request
+from tokenyard.yard.snapshot import YardView
 
 #: Lines are prepared in groups, because the tokenizer is faster on many.
 _BURST: Final = 256

@@ -21,7 +21,6 @@ from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from tokenyard.admin.audit import AuditEntry, find_entry
 from tokenyard.board.access import Door
 from tokenyard.board.forms import (
     ROOT,
@@ -39,6 +38,7 @@ from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
 from tokenyard.board.yard import Actor, Parameters
+from tokenyard.ops.audit import AuditEntry, find_entry
 from tokenyard.ops.operation import Operation
 from tokenyard.protocol.errors import BrokerUnavailable, Refused, TokenyardError
 from tokenyard.protocol.streams import unix_ms

@@ -7,8 +7,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from tokenyard.admin.usage import TenantUsage
 from tokenyard.board.charts import number, tick
+from tokenyard.yard.usage import TenantUsage
 
 WIDTH: Final = 720
 HEIGHT: Final = 150

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tokenyard import clock
-from tokenyard.admin.audit import AuditEntry, record
 from tokenyard.board.forms import hidden_fields, read_back
 from tokenyard.board.yard import Parameters
 from tokenyard.broker.connection import translated
-from tokenyard.ops import batches, keys, letters, models, requests, signals, tenants
+from tokenyard.ops import batches, intakes, keys, letters, models, requests, signals, tenants
+from tokenyard.ops.audit import AuditEntry, record
 from tokenyard.ops.operation import Caller, Done, Operation, Outcome, Parameter, carry_out
 from tokenyard.protocol.errors import BadInput, Refused, TokenyardError
 from tokenyard.protocol.yard import Yard
@@ -27,7 +27,7 @@ log = logging.getLogger("tokenyard.board")
 #: All that can be done, by name.
 OPERATIONS: Final[Mapping[str, Operation]] = {
     op.name: op
-    for module in (signals, models, requests, letters, tenants, keys, batches)
+    for module in (signals, models, requests, intakes, letters, tenants, keys, batches)
     for op in module.OPERATIONS
 }
 #: A page waits so long for a long operation: what is refused is refused by then.

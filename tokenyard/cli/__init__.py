@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "batch": "tokenyard.cli.batch:batch",
     "dead": "tokenyard.cli.dead:dead",
     "requeue": "tokenyard.cli.cancel:requeue",
-    "empty": "tokenyard.cli.empty:empty",
+    "empty": "tokenyard.cli.cancel:empty",
     "models": "tokenyard.cli.models:models",
     "pause": "tokenyard.cli.signals:pause",
     "unpause": "tokenyard.cli.signals:unpause",

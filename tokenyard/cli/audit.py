@@ -7,10 +7,10 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.admin.audit import read_audit
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.ops.audit import read_audit
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import local_time, printable
 

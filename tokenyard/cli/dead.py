@@ -9,11 +9,6 @@ import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.admin.dead_letters import (
-    DeadLetter,
-    dead_letters,
-    find_letter,
-)
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.operating import command
@@ -21,6 +16,11 @@ from tokenyard.cli.shared.tables import Column, FittingTable, sheet
 from tokenyard.ops import letters as ops
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
 from tokenyard.protocol.texts import counted, local_time, printable
+from tokenyard.yard.letters import (
+    WholeLetter,
+    dead_letters,
+    find_letter,
+)
 
 ABOUT: Final = """Dead letters: failed requests that are kept whole.
 
@@ -103,11 +103,11 @@ def _no_such(name: str) -> str:
     return f"there is no dead letter {name!r}"
 
 
-def _owner(letter: DeadLetter) -> str:
+def _owner(letter: WholeLetter) -> str:
     return f"{letter.client}/{printable(letter.id)}" if letter.is_answerable else "unknown"
 
 
-def _table(letters: Iterable[DeadLetter]) -> FittingTable:
+def _table(letters: Iterable[WholeLetter]) -> FittingTable:
     table = FittingTable(_COLUMNS)
     for letter in letters:
         died = local_time(letter.died_ms / 1000)
@@ -116,7 +116,7 @@ def _table(letters: Iterable[DeadLetter]) -> FittingTable:
     return table
 
 
-def _sheet(letter: DeadLetter) -> Table:
+def _sheet(letter: WholeLetter) -> Table:
     shown = sheet()
     shown.add_row("Letter", letter.letter)
     shown.add_row("Died", local_time(letter.died_ms / 1000))
@@ -132,5 +132,5 @@ def _lines(text: str) -> str:
     return "\n".join(map(printable, text.splitlines()))
 
 
-def _echo_json(letter: DeadLetter) -> None:
+def _echo_json(letter: WholeLetter) -> None:
     say(msgspec.json.encode(letter))

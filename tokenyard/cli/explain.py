@@ -8,12 +8,12 @@ import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.request_owner import client_option, owner_of, request_id
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import local_time, printable
+from tokenyard.yard.timeline import Timeline, read_timeline
 
 ABOUT: Final = """Show the timeline of a request, until its result expires.
 

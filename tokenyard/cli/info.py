@@ -14,10 +14,6 @@ from rich.live import Live
 from rich.text import Text
 
 from tokenyard import clock
-from tokenyard.admin.history import Snapshot, SnapshotHistory, YardRates
-from tokenyard.admin.line import NOBODY, TenantLine, read_line
-from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
@@ -29,6 +25,10 @@ from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
+from tokenyard.yard.history import Snapshot, SnapshotHistory, YardRates
+from tokenyard.yard.line import NOBODY, TenantLine, read_line
+from tokenyard.yard.pauses import all_pauses
+from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 
 ABOUT: Final = """Show a yard: its leader, waiting requests, pauses, tenants, and what workers hold.
 

@@ -8,8 +8,6 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.admin.api_keys import list_keys
-from tokenyard.admin.tenant_texts import Word, restriction
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.operating import command
@@ -18,6 +16,8 @@ from tokenyard.ops import keys as ops
 from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.yard.keys import list_keys
+from tokenyard.yard.tenants import Word, restriction
 
 ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`) and the board.
 

@@ -6,9 +6,6 @@ from typing import Final
 
 import click
 
-from tokenyard.admin.listed import STATES, Listed
-from tokenyard.admin.pauses import Pause
-from tokenyard.admin.requests import Query, RequestList, list_requests
 from tokenyard.cli.shared.completion import complete_model, complete_tenant, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -16,6 +13,9 @@ from tokenyard.cli.shared.request_owner import client_name, request_id
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.texts import printable, span, span_ms
+from tokenyard.yard.listing import Query, RequestList, list_requests
+from tokenyard.yard.pauses import Pause
+from tokenyard.yard.requests import STATES, Listed
 
 ABOUT: Final = """List requests that wait, are assigned to a worker, or have ended.
 

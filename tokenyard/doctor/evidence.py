@@ -13,8 +13,6 @@ from typing import Any, Final, TypeVar, cast
 import redis
 
 from tokenyard import clock
-from tokenyard.admin.history import Snapshot, read_snapshot
-from tokenyard.admin.tenants import TenantView, read_tenants
 from tokenyard.broker.connection import batch_connection
 from tokenyard.broker.url import split_url
 from tokenyard.doctor.sampling import KeySample, sample_keys
@@ -24,6 +22,8 @@ from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
 from tokenyard.telemetry.intake_ages import read_ages_ms
+from tokenyard.yard.history import Snapshot, read_snapshot
+from tokenyard.yard.tenants import TenantView, read_tenants
 
 T = TypeVar("T")
 

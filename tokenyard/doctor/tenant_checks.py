@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tokenyard.admin.tenants import TenantView
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, ok, unknown, warning
 from tokenyard.protocol.texts import counted, span
+from tokenyard.yard.tenants import TenantView
 
 #: A tenant that is refused so often in an hour or two, and was lately, does not wait as it is told.
 _OFTEN: Final = 10

@@ -6,9 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from tokenyard.admin.history import Snapshot
-from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.snapshot import WorkerView
 from tokenyard.doctor.broker_checks import Check
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
@@ -16,6 +13,9 @@ from tokenyard.protocol.control import ALL
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, parse_pass
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import WIRE_VERSION
+from tokenyard.yard.history import Snapshot
+from tokenyard.yard.pauses import all_pauses
+from tokenyard.yard.snapshot import WorkerView
 
 _SKEW_MS: Final = 1000
 _RECENT_MS: Final = 3_600_000

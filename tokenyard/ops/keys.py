@@ -3,16 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
-from tokenyard.admin.api_keys import MAX_NAME, create_key, list_keys, revoke_key
-from tokenyard.admin.tenant_texts import restriction
+from tokenyard import clock
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
-from tokenyard.protocol.api_keys import ID_DIGITS, PREFIX, ApiKey, Role, key_digest
+from tokenyard.protocol.api_keys import (
+    ID_DIGITS,
+    PREFIX,
+    ApiKey,
+    Role,
+    encode_key,
+    key_digest,
+    new_key,
+)
 from tokenyard.protocol.errors import BadInput, InvalidRequest, Refused
-from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, is_tenant
+from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.keys import list_keys
+from tokenyard.yard.tenants import restriction
+
+#: Most characters of a key's name.
+MAX_NAME: Final = 200
+
+
+def create_key(
+    yard: Yard,
+    tenant: str = "",
+    *,
+    role: Role | None = None,
+    name: str = "",
+    models: list[str] | None = None,
+    classes: list[PriorityClass] | None = None,
+) -> tuple[str, str]:
+    """Create a key; returns it and its id. Redis keeps only its digest.
+
+    Raises `InvalidRequest` for a tenant that cannot be one, and for a key that would open nothing.
+    """
+    if not tenant and role is None:
+        raise InvalidRequest("tenant", "give a tenant, a role, or both: else the key opens nothing")
+    if tenant and not is_tenant(tenant):
+        raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
+    for label, allowed in (("models", models), ("classes", classes)):
+        if allowed == []:
+            raise InvalidRequest(label, "name one or more, or leave it out to allow all")
+    key = new_key()
+    digest = key_digest(key)
+    stored = ApiKey(
+        tenant=tenant,
+        name=name,
+        models=models,
+        classes=classes,
+        created_ms=clock.wall_ms(),
+        role=role,
+    )
+    yard.connection.hset(yard.keys.api_keys, digest, encode_key(stored))
+    return key, digest[:ID_DIGITS]
+
+
+def revoke_key(yard: Yard, key_id: str) -> bool:
+    """Revoke a key by its id, or by itself; gateways notice within seconds."""
+    wanted = key_digest(key_id) if key_id.startswith(PREFIX) else key_id
+    if len(wanted) < ID_DIGITS:
+        return False
+    stored: Any = yard.connection.hkeys(yard.keys.api_keys)
+    digests = [digest for digest in stored if digest.startswith(wanted.encode())]
+    return bool(digests) and bool(yard.connection.hdel(yard.keys.api_keys, *digests))
+
 
 _MOST_SHOWN: Final = 20
 _MOST_MODELS: Final = 100
@@ -60,10 +118,6 @@ def create(
         raise BadInput(f"name: give {MAX_NAME} characters at most", "name")
     if len(models or ()) > _MOST_MODELS:
         raise BadInput(f"models: give {_MOST_MODELS} at most", "models")
-    if not tenant and role is None:
-        raise BadInput(
-            "tenant: give a tenant, a role, or both: else the key opens nothing", "tenant"
-        )
     try:
         key, key_id = create_key(
             yard,

@@ -8,18 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, get_args
 
-from tokenyard.admin.model_commands import (
-    Change,
-    ModelPlan,
-    plan_change,
-    plan_load,
-    send,
-    wait_for,
-)
-from tokenyard.admin.signals import Signals, Unacknowledged
-from tokenyard.admin.snapshot import YardView, read_yard
+import msgspec
+
+from tokenyard.ops.control import Signals, Unacknowledged, await_answers
 from tokenyard.ops.names import find_model, find_worker
 from tokenyard.ops.operation import (
     Caller,
@@ -29,12 +22,16 @@ from tokenyard.ops.operation import (
     Preview,
     operation,
 )
+from tokenyard.ops.placement import place_anywhere, place_at
 from tokenyard.ops.signals import Mode
+from tokenyard.protocol.commands import Command
 from tokenyard.protocol.control import DesiredState, DesiredStates, Invalid
 from tokenyard.protocol.errors import BadInput, NotObeyed, Refused
 from tokenyard.protocol.texts import counted
+from tokenyard.protocol.worker_info import WorkerState
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
+from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 
 #: Workers that a preview names.
 _MOST_NAMED: Final = 20
@@ -77,6 +74,64 @@ NewEpoch = Annotated[int | None, Field("Epoch", "Empty: the present one plus 1."
 Timeout = Annotated[int, Field("Time-out, s", "For all steps together.", least=1, most=86_400)]
 
 
+#: What a worker can do with the model that it holds.
+Change = Literal["unload", "sleep", "wake"]
+CHANGES: Final[tuple[Change, ...]] = get_args(Change)
+#: States in which a worker can obey.
+_FROM: Final[dict[Change, frozenset[WorkerState]]] = {
+    "unload": frozenset({"loading", "ready", "asleep"}),
+    "sleep": frozenset({"ready"}),
+    "wake": frozenset({"asleep"}),
+}
+_DONE: Final[dict[Change, str]] = {"unload": "unloaded", "sleep": "asleep", "wake": "awake"}
+_NOBODY: Final[dict[Change, str]] = {
+    "unload": "no worker holds it",
+    "sleep": "no worker has it ready",
+    "wake": "no worker sleeps with it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """Commands that change who holds a model."""
+
+    commands: Sequence[Command]
+    done: str  # what to say when all have obeyed, or none was needed
+    sent: str = ""  # what to say when they were sent
+
+
+def plan_load(view: YardView, model: str, name: str = "") -> ModelPlan:
+    """Load a model on the worker of this name, or where it displaces least; raises `Refused`."""
+    held = [one.worker for one in holders(view, model, name) if one.is_ready]
+    if held:
+        return ModelPlan([], f"loaded already by {', '.join(held)}")
+    place = place_at(view, model, name) if name else place_anywhere(view, model)
+    command = Command(verb="load", worker=place.worker, model=model, devices=list(place.devices))
+    who = place.worker
+    return ModelPlan([command], f"loaded by {who}", f"is to be loaded by {who}")
+
+
+def plan_change(
+    view: YardView, verb: Change, model: str, name: str = "", level: int = 1
+) -> ModelPlan:
+    """Command the workers that hold a model, or the one of this name; ``level`` is of sleep."""
+    found = [one for one in holders(view, model, name) if one.state in _FROM[verb]]
+    commands = [Command(verb=verb, worker=one.worker, level=level) for one in found]
+    who = ", ".join(one.worker for one in found)
+    done = f"{_DONE[verb]}: {who}" if found else _NOBODY[verb]
+    return ModelPlan(commands, done, f"{verb} is commanded: {who}")
+
+
+def holders(view: YardView, model: str, name: str = "") -> Sequence[WorkerView]:
+    """The workers that hold a model, or the named one of them, without followers."""
+    return [
+        one
+        for one in view.living
+        if one.info and one.info.model == model and one.state != "attached"
+        if name in {"", one.info.name}
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A model, and the worker if one is named, in a yard."""
@@ -97,21 +152,24 @@ def _asked(yard: Yard, model: str, worker: str = "") -> _Asked:
 def _send(yard: Yard, caller: Caller, verb: str, asked: _Asked, plan: ModelPlan) -> Outcome:
     """Send the commands of a plan; their answers come later."""
     why = caller.why or f"requested by {caller.operator}"
-    sent = send(Scripts(yard), asked.view, plan.commands, why)
-    model, ids = asked.model, [one.id for one in sent]
+    scripts, model, sent = Scripts(yard), asked.model, dict[str, Unacknowledged]()
+    names = {one.worker: one.info.name for one in asked.view.workers if one.info}
+    for one in plan.commands:
+        entry = scripts.command(msgspec.structs.replace(one, why=why)) or ""
+        sent[entry] = Unacknowledged(one.worker, names[one.worker])
     return Outcome(
         f"{model}: {plan.sent if sent else plan.done}",
         target=f"model {model}" + (f" on {asked.worker}" if asked.worker else ""),
         done=f"{model}: {plan.done}",
-        details={"commands": " ".join(ids)},
+        details={"commands": " ".join(sent)},
         fields={
             "verb": verb,
             "model": model,
             "redundant": not sent,
-            "ids": ids,
-            "workers": [one.command.worker for one in sent],
+            "ids": list(sent),
+            "workers": [one.worker for one in sent.values()],
         },
-        wait=lambda timeout_s: wait_for(yard, sent, timeout_s),
+        wait=lambda timeout_s: await_answers(yard, sent, timeout_s),
     )
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
-from tokenyard.admin.scopes import known_models, known_workers
-from tokenyard.admin.snapshot import RosterView, YardView
-from tokenyard.admin.tenants import TenantView
 from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
 from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.texts import did_you_mean, printable
 from tokenyard.protocol.wire import MAX_ID_BYTES
+from tokenyard.yard.pauses import known_models, known_workers
+from tokenyard.yard.snapshot import RosterView, YardView
+from tokenyard.yard.tenants import TenantView
 
 _MOST_NAMED: Final = 10
 

@@ -11,14 +11,16 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 
 import redis
 
-from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, record
-from tokenyard.admin.signals import Unacknowledged
+from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
+from tokenyard.ops.control import Unacknowledged
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.yard import Yard
 
 #: What a parameter names, where that is something of the yard.
-Noun = Literal["", "scope", "model", "worker", "tenant", "key", "letter", "batch", "request"]
+Noun = Literal[
+    "", "scope", "model", "worker", "tenant", "key", "letter", "batch", "request", "class"
+]
 #: Largest whole number that JSON keeps everywhere.
 MOST_WHOLE: Final = 2**53
 
@@ -28,7 +30,7 @@ class Caller:
     """Who carries out an operation, and why."""
 
     name: str  # "local", a key's id and name, or user@host
-    role: str  # at the board; `tokenyard.admin.audit.COMMAND_LINE`
+    role: str  # at the board; `tokenyard.ops.audit.COMMAND_LINE`
     why: str = ""
 
     @property
@@ -44,6 +46,7 @@ class Field:
     label: str = ""  # on a form; "": the page that leads there gives the value
     hint: str = ""  # below the field, and the help of the option
     noun: Noun = ""
+    flag: str = ""  # its option, where that has another name
     least: float = 0
     most: float = MOST_WHOLE
     may_be_empty: bool = False  # "" is a value of its own
@@ -70,7 +73,7 @@ class Parameter:
     @property
     def flag(self) -> str:
         """Its option on the command line."""
-        return f"--{self.name.replace('_', '-')}"
+        return self.field.flag or f"--{self.name.replace('_', '-')}"
 
     def read(self, texts: Sequence[str]) -> Any:
         """The value of what a form has sent; raises `BadInput`."""

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
+import msgspec
 from redis.exceptions import NoPermissionError
 
-from tokenyard.admin.dead_letters import find_letter
-from tokenyard.admin.letter_changes import requeue_letters
-from tokenyard.admin.letter_lists import LetterHead, named_heads
-from tokenyard.admin.listed import IN_FLIGHT, Listed, Owned, by_ledger
-from tokenyard.admin.request_filter import Filter, read_filter
-from tokenyard.admin.requests import list_requests
-from tokenyard.admin.requeueing import letters_of, matching_letters, what_is_in_the_way
+from tokenyard import clock
 from tokenyard.client.sync import Client as YardClient
+from tokenyard.ops.letters import requeue_letters
 from tokenyard.ops.names import named_request
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, Refused
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
+from tokenyard.yard.letters import DeadLetter, LetterFilter, all_heads, find_letter
+from tokenyard.yard.listing import Filter, Query, list_requests, read_filter
+from tokenyard.yard.requests import IN_FLIGHT, Listed, Owned, accepted_ms, by_ledger
 
 #: Most requests of one operation.
 MOST: Final = 1_000
@@ -77,7 +77,7 @@ class _Chosen:
 class _Letters:
     """The failed requests to requeue."""
 
-    heads: Sequence[LetterHead]
+    heads: Sequence[DeadLetter]
     words: str  # for the audit
     notes: Sequence[str] = ()  # what cannot be requeued, or was not reached
 
@@ -229,22 +229,11 @@ def _letters(yard: Yard, given: Mapping[str, Any]) -> _Letters:
     letters = letters_of(yard, ended_ms)
     for owner in owners:
         # A letter may outlive the ledger of its request.
-        if owner not in known and (head := _letter_alone(yard, owner)):
-            letters[owner] = head
+        alone = find_letter(yard, owner[1]) if owner not in known else None
+        if alone and alone.client == owner[0]:
+            letters[owner] = alone
     rest = (known[one].state if one in known else "" for one in owners if one not in letters)
     return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
-
-
-def _plain(client: str, request_id: str) -> Listed:
-    return Listed(client=client, id=request_id, state="waiting")
-
-
-def _letter_alone(yard: Yard, owner: Owned) -> LetterHead | None:
-    found = find_letter(yard, owner[1])
-    if found is None or found.client != owner[0]:
-        return None
-    [[(_, head)]] = named_heads(yard, [found.letter])
-    return head
 
 
 def _wanted(given: Mapping[str, Any]) -> Filter | None:
@@ -360,3 +349,111 @@ requeue: Final = _operation(
     """,
 )
 OPERATIONS: Final[tuple[Operation, ...]] = (cancel, requeue)
+
+
+#: A letter is written in the call that ends its request, so both have nearly the same time.
+_BEFORE_MS: Final = 2
+_AFTER_MS: Final = 100
+_IN_THE_WAY: Final = {
+    "waiting": "waits already",
+    "assigned": "runs already",
+    "completed": "has completed",
+    "cancelled": "was cancelled; submit it again under another id",
+    "expired": "has expired; submit it again under another id",
+    "failed": "failed without a dead letter, so it was not kept: submit it again under another id",
+    "": "is not known here, and not a dead letter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MatchingLetters:
+    """The letters whose requests fit a query."""
+
+    heads: Sequence[DeadLetter]
+    has_more: bool = False  # than were wanted
+    is_whole: bool = True  # False: the time was over, and there may be more
+
+
+def what_is_in_the_way(state: str) -> str:
+    """Why a request without a letter cannot be requeued, by its state, after its name."""
+    return _IN_THE_WAY.get(state, "cannot be requeued now")
+
+
+def letter_of(yard: Yard, client: str, request_id: str, ended_ms: int) -> DeadLetter | None:
+    """The letter of a request that ended at this time; None if it has none, or not any more."""
+    return letters_of(yard, {(client, request_id): ended_ms}).get((client, request_id))
+
+
+def letters_of(yard: Yard, ended_ms: Mapping[Owned, int]) -> dict[Owned, DeadLetter]:
+    """The letters of requests that ended at these times, by client and id."""
+    found: dict[Owned, DeadLetter] = {}
+    for since_ms, until_ms in _spans(at_ms for at_ms in ended_ms.values() if at_ms > 0):
+        wanted = LetterFilter(since_ms=since_ms, until_ms=until_ms)
+        for piece in all_heads(yard, wanted, ""):
+            found |= {_owner(one): one for one in piece if _owner(one) in ended_ms}
+    return found
+
+
+def _spans(times_ms: Iterable[int]) -> list[tuple[int, int]]:
+    """The spans in which letters of these times may lie, those that overlap as one."""
+    spans: list[tuple[int, int]] = []
+    for at_ms in sorted(times_ms):
+        since_ms, until_ms = max(0, at_ms - _BEFORE_MS), at_ms + _AFTER_MS
+        if spans and since_ms <= spans[-1][1]:
+            since_ms, _ = spans.pop()
+        spans.append((since_ms, until_ms))
+    return spans
+
+
+def matching_letters(yard: Yard, query: Query, most: int, within_s: float) -> MatchingLetters:
+    """The letters whose requests fit a query, the oldest first."""
+    if "failed" not in query.states:
+        return MatchingLetters([])
+    give_up = clock.monotonic() + within_s
+    now_ms = unix_ms(yard.connection.time())
+    wanted = LetterFilter(
+        model=query.model,
+        client=query.client,
+        tenant=query.tenant,
+        since_ms=max(0, now_ms - query.newer_ms) if query.newer_ms else 0,
+    )
+    found: dict[Owned, DeadLetter] = {}
+    for piece in all_heads(yard, wanted, ""):
+        listed = list(_with_workers(yard, query, piece))
+        fitting = (head for head, one in zip(piece, listed, strict=True) if query.fits(now_ms, one))
+        found |= {_owner(head): head for head in fitting if head.is_answerable}
+        if len(found) > most:
+            return MatchingLetters([*found.values()][:most], has_more=True)
+        if clock.monotonic() > give_up:
+            return MatchingLetters([*found.values()], is_whole=False)
+    return MatchingLetters([*found.values()])
+
+
+def _with_workers(yard: Yard, query: Query, heads: Sequence[DeadLetter]) -> Iterator[Listed]:
+    """The requests of letters; only their ledgers know their workers."""
+    workers: dict[Owned, str] = {}
+    if query.worker:
+        known = by_ledger(yard, map(_owner, heads))
+        workers = {(one.client, one.id): one.worker for one in known}
+    for head in heads:
+        yield msgspec.structs.replace(_listed(head), worker=workers.get(_owner(head), ""))
+
+
+def _listed(head: DeadLetter) -> Listed:
+    error, _, message = head.reason.partition(": ")
+    return Listed(
+        client=head.client,
+        id=head.id,
+        state="failed",
+        model=head.model,
+        tenant=head.tenant,
+        server_id=head.server_id,
+        accepted_ms=accepted_ms(head.server_id),
+        ended_ms=head.died_ms,
+        error=error,
+        message=message,
+    )
+
+
+def _owner(head: DeadLetter) -> Owned:
+    return head.client, head.id

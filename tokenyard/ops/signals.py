@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from tokenyard.admin.scopes import other_pauses, scopes_of
-from tokenyard.admin.signals import Signals
-from tokenyard.admin.snapshot import RosterView, read_roster
+from tokenyard.ops.control import Signals
 from tokenyard.ops.names import find_scope
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.control import (
@@ -25,6 +23,8 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.pauses import other_pauses, scopes_of
+from tokenyard.yard.snapshot import RosterView, read_roster
 
 _MOST_NAMED: Final = 10
 _ENDS: Final = frozenset({"DRAIN", "STOP"})

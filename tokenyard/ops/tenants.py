@@ -3,27 +3,100 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Struct
 
-from tokenyard.admin.tenant_texts import ALL, as_fields, differences, restriction, words_of
-from tokenyard.admin.tenants import (
-    TenantChange,
-    TenantView,
-    read_tenants,
-    set_tenant,
-    stored_tenants,
-)
-from tokenyard.admin.tenants_file import setting_fault
 from tokenyard.ops.names import find
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
-from tokenyard.protocol.errors import BadInput, Refused
-from tokenyard.protocol.keys import is_tenant
-from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings, encode_tenant
+from tokenyard.ops.tenants_file import setting_fault
+from tokenyard.protocol.errors import BadInput, BrokerUnavailable, Refused
+from tokenyard.protocol.keys import (
+    is_tenant,
+)
+from tokenyard.protocol.tenants import (
+    DEFAULTS,
+    TENANT_RULE,
+    TenantSettings,
+    decode_each,
+    encode_tenant,
+)
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.yard import Yard
+from tokenyard.scripts import Scripts
+from tokenyard.yard.tenants import (
+    ALL,
+    TenantView,
+    as_fields,
+    differences,
+    read_tenants,
+    restriction,
+    stored_tenants,
+    words_of,
+)
+
+#: Tries of a change that loses the race against other operators.
+_MAX_TRIES: Final = 100
+
+
+class TenantChange(Struct, frozen=True, kw_only=True):
+    """New settings of a tenant, or none. ``seen`` is what the change goes by."""
+
+    name: str
+    seen: bytes
+    before: TenantSettings | None
+    after: TenantSettings | None
+
+    @property
+    def packed(self) -> tuple[str, bytes, bytes]:
+        """The change as `Scripts.configure` takes it."""
+        return self.name, self.seen, b"" if self.after is None else encode_tenant(self.after)
+
+
+def set_tenant(
+    yard: Yard,
+    name: str,
+    after: Callable[[TenantSettings], TenantSettings | None],
+) -> TenantChange:
+    """Change the settings of a tenant, whatever other operators do at the same time.
+
+    ``after`` makes the new settings from the present ones; None removes them. Where nothing is to
+    change, nothing is written.
+    """
+    for _ in range(_MAX_TRIES):
+        found: Any = yard.connection.hget(yard.keys.tenants, name)
+        seen = bytes(found or b"")
+        before = _present(seen)
+        change = TenantChange(name=name, seen=seen, before=before, after=after(before or DEFAULTS))
+        if change.packed[2] == seen or apply_changes(yard, [change]):
+            return change
+    raise BrokerUnavailable(f"the settings of {name} were changed by others each time")
+
+
+def changes_to(
+    stored: Mapping[str, bytes], wanted: Mapping[str, TenantSettings]
+) -> list[TenantChange]:
+    """What is to change so that exactly the wanted tenants have settings, by name."""
+    found = []
+    for name in sorted({*stored, *wanted}):
+        seen, after = stored.get(name, b""), wanted.get(name)
+        before = _present(seen)
+        if before != after or (seen and before is None):
+            found.append(TenantChange(name=name, seen=seen, before=before, after=after))
+    return found
+
+
+def apply_changes(yard: Yard, changes: Sequence[TenantChange]) -> bool:
+    """Make all changes at once; False where somebody else has changed one of these tenants."""
+    return Scripts(yard).configure([change.packed for change in changes])
+
+
+def _present(seen: bytes) -> TenantSettings | None:
+    """Stored settings; None without any that can be read."""
+    return decode_each({b"one": seen})["one"] if seen else None
+
 
 _MOST_SHOWN: Final = 20
 _MOST_TOLD: Final = 1_000  # characters of settings in words

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 #: Megatron Core's control signals, and one for new weights. DRAIN and STOP end worker processes
-#: and change no desired state, see `tokenyard.admin.signals`.
+#: and change no desired state, see `tokenyard.ops.control`.
 Signal = Literal[
     "PAUSE",
     "UNPAUSE",

@@ -120,7 +120,7 @@ class Keys:
         return f"{self._prefix}tenants"
 
     def usage(self, tenant: str) -> str:
-        """Hash: ``<yyyymmdd> <model> <what>`` to a count; see `tokenyard.admin.usage`."""
+        """Hash: ``<yyyymmdd> <model> <what>`` to a count; see `tokenyard.yard.usage`."""
         return f"{self._prefix}usage:{tenant}"
 
     def lane(self, worker: str) -> str:
@@ -223,7 +223,7 @@ class Keys:
 
     @cached_property
     def audit(self) -> str:
-        """Stream of what operators have done, bounded; see `tokenyard.admin.audit`."""
+        """Stream of what operators have done, bounded; see `tokenyard.ops.audit`."""
         return f"{self._prefix}audit"
 
     @cached_property

@@ -22,9 +22,9 @@ from tests.support.builders import entry_fields, make_request, random_name
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.api_keys import create_key
-from tokenyard.admin.audit import AuditEntry, record
-from tokenyard.admin.signals import Signals
+from tokenyard.ops.audit import AuditEntry, record
+from tokenyard.ops.control import Signals
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.control import Order, worker_scope
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant

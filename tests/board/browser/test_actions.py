@@ -14,11 +14,11 @@ from tests.board.browser.stage import TENANTS, Stage, staged
 from tests.board.browser.window import Window
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.api_keys import list_keys
-from tokenyard.admin.audit import read_audit
-from tokenyard.admin.signals import Signals
 from tokenyard.board.operations import OPERATIONS
+from tokenyard.ops.audit import read_audit
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.tenants import decode_tenant
+from tokenyard.yard.keys import list_keys
 
 pytestmark = pytest.mark.long
 

@@ -16,9 +16,9 @@ from tests.support.builders import entry_fields, make_request, make_worker_info
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.admin.api_keys import create_key
-from tokenyard.admin.audit import AuditEntry, record
 from tokenyard.board.pages import PAGES
+from tokenyard.ops.audit import AuditEntry, record
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host, encode_worker

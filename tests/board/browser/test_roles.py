@@ -13,10 +13,10 @@ from tests.board.keyed import ROLES
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import Server
-from tokenyard.admin.api_keys import create_key
 from tokenyard.board.forms import ROOT
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.yard import RANK
+from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import Role
 
 pytestmark = pytest.mark.long

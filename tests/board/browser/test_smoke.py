@@ -15,8 +15,8 @@ from tests.gateway.stand import Stand
 from tests.support.builders import make_request, random_name
 from tests.support.processes import Plant
 from tests.support.waiting import eventually
-from tokenyard.admin.signals import Signals
 from tokenyard.board.pages import PAGES
+from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order, model_scope
 from tokenyard.protocol.wire import SamplingParams
 

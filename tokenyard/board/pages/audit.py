@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tokenyard.admin.audit import MAX_ENTRIES, read_audit
 from tokenyard.board.page import Page
 from tokenyard.board.yard import Parameters
+from tokenyard.ops.audit import MAX_ENTRIES, read_audit
 from tokenyard.protocol.yard import Yard
 
 _ON_A_PAGE: Final = 50

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tokenyard.admin.dead_letters import is_letter, named_letter
-from tokenyard.admin.letter_lists import LetterHead, code_of, newest_letter, read_page
-from tokenyard.admin.timeline import read_attempts
 from tokenyard.board.addresses import address
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.yard import Parameters
@@ -16,6 +13,14 @@ from tokenyard.protocol.errors import BadInput, Code
 from tokenyard.protocol.texts import cut
 from tokenyard.protocol.wire import SYSTEM_FIELDS
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.letters import (
+    DeadLetter,
+    is_letter,
+    named_letter,
+    newest_letter,
+    read_page,
+)
+from tokenyard.yard.timeline import read_attempts
 
 _SIZES: Final = ("50", "100", "200")
 #: Characters of a reason in the list and on its page, and of a field.
@@ -93,7 +98,7 @@ def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     }
 
 
-def _row(head: LetterHead) -> dict[str, Any]:
+def _row(head: DeadLetter) -> dict[str, Any]:
     return {
         "letter": head.letter,
         "died_ms": head.died_ms,
@@ -116,7 +121,7 @@ def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
             f"There is no dead letter {name[:60]}: it was requeued or dropped, or newer ones have"
             " replaced it."
         )
-    code = code_of(letter.reason)
+    code = letter.code
     means, todo = _MEANING[code] if code or not letter.is_answerable else ("", "")
     attempts = []
     if letter.is_answerable:

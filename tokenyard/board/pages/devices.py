@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Final
 
-from tokenyard.admin.devices import (
+from tokenyard.board.page import NotFound, Page
+from tokenyard.board.paging import numbered_page
+from tokenyard.board.yard import Parameters
+from tokenyard.protocol.control import DesiredState, worker_scope
+from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
+from tokenyard.protocol.yard import Yard
+from tokenyard.yard.changes import CHANGING, RecentCommand, recent_commands
+from tokenyard.yard.devices import (
     DeviceView,
     StateChange,
     device_views,
@@ -16,19 +22,11 @@ from tokenyard.admin.devices import (
     seen_from,
     state_change,
 )
-from tokenyard.admin.history import Throughput
-from tokenyard.admin.pauses import pauses_of_worker
-from tokenyard.admin.recent_commands import CHANGING, RecentCommand, recent_commands
-from tokenyard.admin.requests import lane_requests
-from tokenyard.admin.snapshot import WorkerView, YardView, read_yard, with_lanes
-from tokenyard.admin.waiting_models import read_waiting_sample, why_it_waits
-from tokenyard.admin.worker_rates import WorkerRates
-from tokenyard.board.page import NotFound, Page
-from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters
-from tokenyard.protocol.control import DesiredState, worker_scope
-from tokenyard.protocol.worker_info import WORKER_STATES
-from tokenyard.protocol.yard import Yard
+from tokenyard.yard.history import RecentSamples, Throughput, tallies, worker_rates
+from tokenyard.yard.listing import lane_requests
+from tokenyard.yard.models import read_waiting_sample, why_it_waits
+from tokenyard.yard.pauses import pauses_of_worker
+from tokenyard.yard.snapshot import WorkerView, YardView, read_yard, with_lanes
 
 #: Tiles of one page; the lanes of so many workers are measured.
 TILES: Final = 60
@@ -40,7 +38,7 @@ _PAUSED: Final = "paused"
 FILTERS: Final = ("host", "model", "state")
 STATES: Final = ("", *WORKER_STATES, "lost", _PAUSED)
 #: Colours of states in words of the style sheet.
-_LOOKS: Final[Mapping[str, str]] = {
+_SAMPLES: Final[Mapping[str, str]] = {
     "ready": "good",
     "loading": "warn",
     "warming": "warn",
@@ -72,16 +70,22 @@ class PendingModel:
     why: str
 
 
-@lru_cache(maxsize=16)
-def rates_of(url: str, yard: str) -> WorkerRates:
-    """The samples of a yard, shared by all who look."""
-    del url, yard
-    return WorkerRates()
+#: What the workers of each yard had done when somebody looked.
+SAMPLES: Final = RecentSamples[Mapping[str, WorkerTotals]](
+    span_ms=10_000, apart_ms=1_000, least_ms=1_000
+)
+
+
+def _rates(yard: Yard, view: YardView) -> Mapping[str, Throughput]:
+    """The rate of each worker lately; empty at the first look."""
+    now = tallies(view)
+    before = SAMPLES.add((yard.url, yard.keys.yard), view.at_ms, now)
+    return worker_rates(before[1], now, before[0]) if before else {}
 
 
 def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     view = read_yard(yard, counts_lanes=False)
-    rates = rates_of(yard.url, yard.keys.yard).add(view)
+    rates = _rates(yard, view)
     every = device_views(view.workers)
     state = given.one_of("state", STATES, "")
     found = [one for one in every if _fits(one, given, state)]
@@ -136,7 +140,7 @@ def _tiles(
             device=one,
             change=state_change(one, times, view.at_ms),
             rate=rates.get(one.worker.worker),
-            look=_LOOKS.get(one.worker.state, ""),
+            look=_SAMPLES.get(one.worker.state, ""),
         )
         for one in devices
     ]
@@ -169,7 +173,7 @@ def _pending(
 
 def _worker(yard: Yard, given: Parameters) -> dict[str, Any]:
     view = read_yard(yard, counts_lanes=False)
-    rates = rates_of(yard.url, yard.keys.yard).add(view)
+    rates = _rates(yard, view)
     worker = _find(view, given.text("worker"))
     [device] = _with_lanes(yard, [seen_from(device_views(view.workers), worker)])
     [tile] = _tiles(view, [device], rates)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
-from tokenyard.admin.api_keys import list_keys
 from tokenyard.board.page import Page
 from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.keys import list_keys
 
 #: Keys on one page.
 PER_PAGE: Final = 100

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.admin.models import ModelView, model_views
-from tokenyard.admin.recent_commands import recent_commands
-from tokenyard.admin.snapshot import read_yard
-from tokenyard.admin.waiting_models import (
-    WaitingRequests,
-    WaitingSample,
-    read_waiting_sample,
-    why_it_waits,
-)
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.changes import recent_commands
+from tokenyard.yard.models import (
+    ModelView,
+    WaitingRequests,
+    WaitingSample,
+    model_views,
+    read_waiting_sample,
+    why_it_waits,
+)
+from tokenyard.yard.snapshot import read_yard
 
 #: Models of one page.
 ROWS: Final = 50

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.admin.given_signals import GivenSignal, read_given_signals, still_there
-from tokenyard.admin.scopes import known_models, known_workers, scopes_of
-from tokenyard.admin.signals import Signals, Unacknowledged
-from tokenyard.admin.snapshot import RosterView, WorkerView, read_roster
 from tokenyard.board.page import Page
 from tokenyard.board.paging import numbered_page
 from tokenyard.board.yard import Parameters
+from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,
     DesiredState,
@@ -25,6 +22,9 @@ from tokenyard.protocol.control import (
 )
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.changes import GivenSignal, read_given_signals, still_there
+from tokenyard.yard.pauses import known_models, known_workers, scopes_of
+from tokenyard.yard.snapshot import RosterView, WorkerView, read_roster
 
 _MOST_SCOPES: Final = 50
 _MOST_LEFT: Final = 20

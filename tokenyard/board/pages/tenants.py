@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.admin.api_keys import list_keys
-from tokenyard.admin.history import LineHistory
-from tokenyard.admin.line import TenantLine, read_line
-from tokenyard.admin.tenant_listing import TenantNames, list_tenants, search_tenants
-from tokenyard.admin.tenant_texts import failures_text, value_text
-from tokenyard.admin.tenants import (
-    LimitUse,
-    TenantView,
-    limits_used,
-    read_each_windows,
-    read_held,
-    read_tenants,
-)
-from tokenyard.admin.turns import next_turn, tenant_turn
-from tokenyard.admin.usage import read_report
 from tokenyard.board.day_bars import day_bars
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
@@ -32,6 +16,23 @@ from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.tenants import LIMITS
 from tokenyard.protocol.usage import KEPT_DAYS
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.history import RecentSamples
+from tokenyard.yard.keys import list_keys
+from tokenyard.yard.line import TenantLine, next_turn, read_line, shares_between, tenant_turn
+from tokenyard.yard.tenants import (
+    LimitUse,
+    TenantNames,
+    TenantView,
+    failures_text,
+    limits_used,
+    list_tenants,
+    read_each_windows,
+    read_held,
+    read_tenants,
+    search_tenants,
+    value_text,
+)
+from tokenyard.yard.usage import read_report
 
 #: Tenants on one page.
 PER_PAGE: Final = 50
@@ -95,18 +96,16 @@ def _all(yard: Yard, given: Parameters) -> tuple[TenantNames, NumberedPage]:
         first = page.first
 
 
+#: What was seen of each yard's line.
+_SAMPLES: Final = RecentSamples[TenantLine](span_ms=60_000, apart_ms=5_000)
+
+
 def _line(yard: Yard) -> tuple[TenantLine, Mapping[str, float]]:
     """The line, and what share of the tokens each has had lately, as far as somebody looked."""
     line = read_line(yard)
-    history = _history(yard.url, yard.keys.yard)
-    return line, history.shares(line, unix_ms(yard.connection.time()))
-
-
-@functools.lru_cache(maxsize=8)
-def _history(url: str, yard: str) -> LineHistory:
-    """What this process has seen of a yard's line."""
-    del url, yard
-    return LineHistory()
+    now_ms = unix_ms(yard.connection.time())
+    before = _SAMPLES.add((yard.url, yard.keys.yard), now_ms, line)
+    return line, shares_between(before[1], line) if before else {}
 
 
 def _rows(

@@ -8,13 +8,6 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from tokenyard.admin.dead_letters import dead_letters
-from tokenyard.admin.expected_wait import seconds_by_class, seconds_by_tenant
-from tokenyard.admin.history_stream import HOUR_MS, by_time, joined, lately, read_history
-from tokenyard.admin.line import InLine, TenantLine, read_line
-from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.recent_errors import recent_errors
-from tokenyard.admin.snapshot import YardView, read_standbys, read_yard
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.checkup import checkup_of
 from tokenyard.board.page import Page
@@ -25,6 +18,11 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import quantile_s
+from tokenyard.yard.history import HOUR_MS, by_time, joined, lately, read_history, recent_errors
+from tokenyard.yard.letters import dead_letters
+from tokenyard.yard.line import InLine, TenantLine, read_line, seconds_by_class, seconds_by_tenant
+from tokenyard.yard.pauses import all_pauses
+from tokenyard.yard.snapshot import YardView, read_standbys, read_yard
 
 #: Time between two points of a chart.
 _STEP_MS: Final = 30_000

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tokenyard.admin.timeline import Attempt, Timeline
+from tokenyard.yard.timeline import Attempt, Timeline
 
 Phase = Literal["waiting", "lane", "prompt", "answer", "lost"]
 #: Width of the whole bar.

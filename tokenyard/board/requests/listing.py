@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
-from tokenyard.admin.listed import STATES, Place
-from tokenyard.admin.request_filter import ORDERS, Filter, read_filter
-from tokenyard.admin.requests import Missed, Query, RequestList, list_requests
 from tokenyard.board.yard import Parameters
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.listing import (
+    ORDERS,
+    Filter,
+    Missed,
+    Query,
+    RequestList,
+    list_requests,
+    read_filter,
+)
+from tokenyard.yard.requests import STATES, Place
 
 PATH: Final = "/requests"
 #: Requests on a page.

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from tokenyard.admin.owners import find_owners
-from tokenyard.admin.requeueing import letter_of
-from tokenyard.admin.submitted import read_letter, read_submitted
-from tokenyard.admin.timeline import Timeline, read_timeline
 from tokenyard.board.addresses import given_request
 from tokenyard.board.page import NotFound
 from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
@@ -21,24 +15,22 @@ from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
 from tokenyard.board.yard import Parameters
 from tokenyard.ops.names import checked_request
+from tokenyard.ops.requests import letter_of
 from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams, unpack_tokens
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.history import RecentSamples
+from tokenyard.yard.listing import find_owners
+from tokenyard.yard.requests import read_letter, read_submitted
+from tokenyard.yard.timeline import Timeline, read_timeline
 
 #: Most characters of one text on a page.
 MOST_CHARACTERS: Final = 20_000
 #: Most token ids of one list on a page.
 MOST_IDS: Final = 2_000
-
-#: A rate is that of the last looks, at most so long ago.
-_WINDOW_MS: Final = 10_000
-#: Looks closer together than this tell nothing new.
-_LEAST_MS: Final = 200
-#: Requests whose looks are kept.
-_MOST: Final = 512
 
 _TOKENIZERS: Final = Tokenizers()
 _MOST_NAMED: Final = 10
@@ -122,7 +114,7 @@ def _tokens(
     count = timeline.tokens_published
     found: dict[str, Any] = {
         "count": count,
-        "rate": _RATES.note(key, timeline.now_ms, count),
+        "rate": token_rate(key, timeline.now_ms, count),
         "most": request.params.max_tokens if request else None,
         "ids": (),
         "text": None,
@@ -158,31 +150,17 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
         yield "cache_salt", "set"
 
 
-class TokenRates:
-    """Rates of the requests that somebody looks at; threads may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._looks: OrderedDict[Hashable, deque[tuple[int, int]]] = OrderedDict()
-
-    def note(self, request: Hashable, now_ms: int, tokens: int) -> float | None:
-        """Note the number of tokens now; tokens per second, None at the first look."""
-        with self._lock:
-            looks = self._looks.setdefault(request, deque())
-            self._looks.move_to_end(request)
-            while len(self._looks) > _MOST:
-                self._looks.popitem(last=False)
-            if looks and tokens < looks[-1][1]:
-                looks.clear()  # it has ended, or runs under this id again
-            if not looks or now_ms - looks[-1][0] >= _LEAST_MS:
-                looks.append((now_ms, tokens))
-            while len(looks) > 2 and now_ms - looks[0][0] > _WINDOW_MS:
-                looks.popleft()
-            (first_ms, first), (last_ms, last) = looks[0], looks[-1]
-        return (last - first) * 1000 / (last_ms - first_ms) if last_ms > first_ms else None
+#: Tokens of the requests that somebody looks at.
+_SAMPLES: Final = RecentSamples[int](span_ms=10_000, apart_ms=200, least_ms=200)
 
 
-_RATES: Final = TokenRates()
+def token_rate(request: Hashable, now_ms: int, tokens: int) -> float | None:
+    """Note the number of tokens now; tokens per second lately, None at the first look."""
+    before = _SAMPLES.add(request, now_ms, tokens)
+    if before and tokens < before[1]:
+        _SAMPLES.forget(request)  # it has ended, or runs under this id again
+        return None
+    return (tokens - before[1]) / before[0] if before else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Final
 
 from rich.table import Table
 
-from tokenyard.admin.snapshot import read_yard
 from tokenyard.batch.dry_run import Fleet, Report, as_json, dry_run
 from tokenyard.batch.state import BatchSpec
 from tokenyard.cli.shared.connect import opened
@@ -14,6 +13,7 @@ from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.process.program import YardChoice
 from tokenyard.protocol.errors import TokenyardError
+from tokenyard.yard.snapshot import read_yard
 
 _WIDEST_BAR: Final = 40
 

@@ -8,9 +8,6 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.admin.models import ModelOffer, ModelView, WorkerOfModel, model_views
-from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.snapshot import read_yard
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.options import json_option
@@ -18,6 +15,9 @@ from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.control import DesiredState
 from tokenyard.protocol.texts import printable
+from tokenyard.yard.models import ModelOffer, ModelView, WorkerOfModel, model_views
+from tokenyard.yard.pauses import all_pauses
+from tokenyard.yard.snapshot import read_yard
 
 ABOUT: Final = """List the models: where they may be loaded, their workers, and their desired state.
 

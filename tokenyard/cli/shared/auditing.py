@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import redis
 
-from tokenyard.admin.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.cli.shared.console import say
+from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.process.home import user_name
 from tokenyard.protocol.yard import Yard
 

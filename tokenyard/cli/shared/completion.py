@@ -73,15 +73,15 @@ def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
 
 
 def _models(yard: Yard) -> list[str]:
-    from tokenyard.admin.scopes import known_models
-    from tokenyard.admin.snapshot import read_yard
+    from tokenyard.yard.pauses import known_models
+    from tokenyard.yard.snapshot import read_yard
 
     view = read_yard(yard)
     return known_models(view, view.desired_states.by_scope)
 
 
 def _workers(yard: Yard) -> list[str]:
-    from tokenyard.admin.snapshot import read_yard
+    from tokenyard.yard.snapshot import read_yard
 
     return [one.info.name for one in read_yard(yard).living if one.info]
 
@@ -94,6 +94,6 @@ def _jobs(yard: Yard) -> list[str]:
 
 
 def _tenants(yard: Yard) -> list[str]:
-    from tokenyard.admin.tenants import read_tenants
+    from tokenyard.yard.tenants import read_tenants
 
     return [one.name for one in read_tenants(yard)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tokenyard.admin.line import InLine, TenantLine
 from tokenyard.protocol.texts import printable
+from tokenyard.yard.line import InLine, TenantLine
 
 LINE_COLUMNS: Final = ("Tenant in line", "Waiting", "Running", "Weight", "Wanted", "Had")
 #: Requests that belong to no tenant share as one.

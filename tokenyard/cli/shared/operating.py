@@ -8,8 +8,6 @@ from typing import Any, Final
 import click
 import msgspec
 
-from tokenyard.admin.audit import COMMAND_LINE
-from tokenyard.admin.signals import Unacknowledged
 from tokenyard.cli.shared.auditing import operator
 from tokenyard.cli.shared.completion import (
     complete_job,
@@ -21,6 +19,8 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first
 from tokenyard.cli.shared.request_owner import owner_of
+from tokenyard.ops.audit import COMMAND_LINE
+from tokenyard.ops.control import Unacknowledged
 from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import MOST_WHOLE, Caller, Operation, Outcome, Parameter, carry_out
 from tokenyard.process.program import Exit, PlainCommand

@@ -8,12 +8,12 @@ from typing import Final
 import click
 from redis.exceptions import NoPermissionError
 
-from tokenyard.admin.dead_letters import find_letter
-from tokenyard.admin.owners import MOST_KEYS, find_owners
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.letters import find_letter
+from tokenyard.yard.listing import MOST_KEYS, find_owners
 
 _MOST_NAMED: Final = 10
 _SAY: Final = "give --client NAME"

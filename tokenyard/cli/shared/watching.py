@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from tokenyard import clock
-from tokenyard.admin.history import Snapshot, read_snapshot
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.history import Snapshot, read_snapshot
 
 #: Limits how long an unreachable broker freezes the picture.
 _ANSWER_S: Final = 3.0

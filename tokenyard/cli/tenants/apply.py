@@ -9,16 +9,15 @@ from typing import Final
 import click
 import msgspec
 
-from tokenyard.admin.tenant_texts import differences, words_of
-from tokenyard.admin.tenants import TenantChange, apply_changes, changes_to, stored_tenants
-from tokenyard.admin.tenants_file import read_tenants_file
 from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first, yes_option
-from tokenyard.ops.tenants import change_fields
+from tokenyard.ops.tenants import TenantChange, apply_changes, change_fields, changes_to
+from tokenyard.ops.tenants_file import read_tenants_file
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.yard.tenants import differences, stored_tenants, words_of
 
 APPLY: Final = """Load a file with all tenants: what is not in it goes.
 

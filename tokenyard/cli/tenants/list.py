@@ -9,9 +9,6 @@ import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.admin.line import read_line
-from tokenyard.admin.tenant_texts import as_fields, value_text, words_of
-from tokenyard.admin.tenants import TenantView, read_tenants, read_windows
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -20,6 +17,15 @@ from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.texts import counted, local_time
+from tokenyard.yard.line import read_line
+from tokenyard.yard.tenants import (
+    TenantView,
+    as_fields,
+    read_tenants,
+    read_windows,
+    value_text,
+    words_of,
+)
 
 LIST: Final = """List the tenants that somebody has set, or that have asked for something.
 

@@ -8,9 +8,6 @@ from typing import Final
 
 import click
 
-from tokenyard.admin.tenant_texts import failures_text
-from tokenyard.admin.tenants import read_tenants
-from tokenyard.admin.usage import TenantUsage, read_usage
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, print_list, say
@@ -19,6 +16,8 @@ from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import counted, printable, span
 from tokenyard.protocol.usage import KEPT_DAYS
+from tokenyard.yard.tenants import failures_text, read_tenants
+from tokenyard.yard.usage import TenantUsage, read_usage
 
 ABOUT: Final = """Show what tenants have used, by day (UTC) and model.
 

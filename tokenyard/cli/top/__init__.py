@@ -10,7 +10,6 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from tokenyard import clock
-from tokenyard.admin.history import Snapshot, SnapshotHistory
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
@@ -19,6 +18,7 @@ from tokenyard.cli.shared.watching import Keyboard, watch
 from tokenyard.cli.top.frame import Paper, frame
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.yard.history import Snapshot, SnapshotHistory
 
 ABOUT: Final = """Show a live view of a yard on the whole screen.
 

@@ -11,14 +11,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenyard.admin.history import Snapshot, SnapshotHistory, Throughput, YardRates
-from tokenyard.admin.pauses import all_pauses
-from tokenyard.admin.recent_errors import RecentError, recent_errors
-from tokenyard.admin.snapshot import WorkerView
 from tokenyard.cli.info import leader, pace, state_text
 from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.texts import counted, span
+from tokenyard.yard.history import (
+    RecentError,
+    Snapshot,
+    SnapshotHistory,
+    Throughput,
+    YardRates,
+    recent_errors,
+)
+from tokenyard.yard.pauses import all_pauses
+from tokenyard.yard.snapshot import WorkerView
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 #: Lines outside of lists: title, summary, the queue with its header, the other headers.

@@ -18,7 +18,6 @@ import click
 import redis
 
 from tokenyard import clock
-from tokenyard.admin.snapshot import WorkerView, YardView, read_yard
 from tokenyard.broker.check import check_broker
 from tokenyard.broker.connection import open_connection, translated
 from tokenyard.broker.url import CREDENTIALS
@@ -32,6 +31,7 @@ from tokenyard.protocol.settings import DeviceName, EngineName, default_name
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
+from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 
 #: Time for the coordinator, which has no requests to finish.
 _COORDINATOR_STOP_S: Final = 10.0

@@ -1,1 +1,0 @@
-"""What operators see and change: snapshots, requests, control signals, dead letters."""

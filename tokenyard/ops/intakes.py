@@ -1,0 +1,138 @@
+"""What can be done with the intakes: cancel the requests that wait there."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
+from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.texts import counted
+from tokenyard.protocol.wire import Unanswerable
+from tokenyard.protocol.yard import Yard
+from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
+from tokenyard.yard.listing import intakes
+
+_PAGE: Final = 500
+Entry = tuple[bytes, Mapping[bytes, bytes]]
+
+Class = Annotated[
+    Literal["high", "normal", "low", "all"],
+    Field("Priority class", "Only requests of this class.", noun="class", flag="--class"),
+]
+
+
+class _Emptied(enum.StrEnum):
+    """The outcome of an entry."""
+
+    CANCELLED = "cancelled"
+    LEFT = "left"
+    NOBODYS = "nobodys"
+
+
+_REST: Final[Mapping[str, str]] = {
+    _Emptied.LEFT: "dispatched meanwhile, or ended before",
+    _Emptied.NOBODYS: "without a client that could be answered; they become dead letters",
+}
+
+
+def _of_class(yard: Yard, name: str) -> list[tuple[IntakeClass, str]]:
+    """The intakes of a class; `retry` is last, because rescued requests move there."""
+    return [one for one in intakes(yard) if name in {"all", one[0]}]
+
+
+def _preview(yard: Yard, caller: Caller, *, priority_class: str = "all") -> Preview:
+    del caller
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    for _, name in _of_class(yard, priority_class):
+        pipeline.xlen(yard.keys.intake(name))
+    total = sum(pipeline.execute())
+    waits = f"{counted(total, 'request')} that {'waits' if total == 1 else 'wait'}"
+    return Preview(f"Cancel {waits}." if total else "Nothing waits.", count=total, needs_yes=True)
+
+
+@operation("yard.empty", "Empty the intakes", _preview, is_dangerous=True)
+def empty(yard: Yard, caller: Caller, *, priority_class: Class = "all") -> Outcome:
+    """Cancel the requests that wait, those of tenants too; running ones continue.
+
+    Each request gets the result `cancelled`, with the tokens published before, and the reason.
+    Requests that arrive meanwhile stay. Workers take waiting requests meanwhile: `tokenyard pause`
+    prevents that.
+
+    Examples:
+      tokenyard empty
+      tokenyard empty --class low --yes
+      tokenyard empty --class all --yes --json --why "wrong prompts"
+
+    `--class all`, the default, includes requests that wait to run again after a crash, whatever
+    their class.
+    """
+    done: dict[IntakeClass, Counter[str]] = {}
+    for of_class, name in _of_class(yard, priority_class):
+        done[of_class] = done.get(of_class, Counter()) + _empty(yard, name, caller.why)
+    cancelled = {name: each[_Emptied.CANCELLED] for name, each in done.items()}
+    rest = {what: sum(each[what] for each in done.values()) for what in _REST}
+    parts = ", ".join(f"{count} {name}" for name, count in cancelled.items() if count)
+    text = f"{counted(sum(cancelled.values()), 'request')} cancelled{parts and f': {parts}'}"
+    return Outcome(
+        text,
+        f"class {priority_class}",
+        fields={"cancelled": cancelled, **rest},
+        notes=[f"{count} left: {_REST[what]}" for what, count in rest.items() if count],
+    )
+
+
+def _empty(yard: Yard, name: str, why: str) -> Counter[str]:
+    """Cancel the requests that wait in one intake now."""
+    scripts = Scripts(yard)
+    reason = f"cancelled by an operator: {why}" if why else "cancelled by an operator"
+    return Counter(_cancel(yard, scripts, name, one, reason) for one in _entries(yard, name))
+
+
+def _entries(yard: Yard, name: str) -> Iterator[Entry]:
+    """All present entries, the oldest first; later ones are left out."""
+    stream, after = yard.keys.intake(name), "-"
+    newest: Any = yard.connection.xrevrange(stream, count=1)
+    while newest:
+        page: Any = yard.connection.xrange(stream, after, newest[0][0], count=_PAGE)
+        if not page:
+            return
+        yield from page
+        after = f"({page[-1][0].decode()}"
+
+
+def _cancel(yard: Yard, scripts: Scripts, name: str, found: Entry, reason: str) -> _Emptied:
+    """Cancel the request of an entry if it still waits there, and only there."""
+    entry, request = found[0].decode(), parse_request(found[1])
+    if isinstance(request, Unanswerable):
+        return _Emptied.NOBODYS
+    for _ in range(CANCEL_ATTEMPTS):
+        ledger = yard.keys.ledger(request.client, request.id)
+        seen: Any = yard.connection.hmget(ledger, "state", "sid", "intake", "entry")
+        if not _waits_here(seen, name, entry):
+            return _Emptied.LEFT
+        call = cancel(
+            yard.keys,
+            request.client,
+            request.id,
+            state=(seen[0] or b"").decode(),
+            where=name,
+            entry="" if seen[0] else entry,
+            reason=reason,
+        )
+        code = scripts.call(call)
+        if code is not Cancelled.MOVED:
+            return _Emptied.CANCELLED if code is Cancelled.CANCELLED else _Emptied.LEFT
+    return _Emptied.LEFT
+
+
+def _waits_here(seen: Sequence[bytes | None], name: str, entry: str) -> bool:
+    """Whether a ledger names this entry; a request by plain XADD has no ledger."""
+    state, *place = ((value or b"").decode(errors="replace") for value in seen)
+    return not state or (state, *waits_at(*place)) == ("waiting", name, entry)
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (empty,)

@@ -1,0 +1,178 @@
+"""The last signals and commands to workers, by the leader and by operators, and what came of them.
+
+The control stream is bounded, so this is no whole history; answers expire. Errors of redis-py pass,
+for `tokenyard.broker.connection.translated`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from tokenyard.protocol.commands import (
+    Acknowledgement,
+    Command,
+    Verb,
+    decode_acknowledgement,
+    parse_command,
+)
+from tokenyard.protocol.control import Order, Signal, parse_order, said, worker_scope
+from tokenyard.protocol.streams import position
+from tokenyard.protocol.texts import counted
+from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.protocol.yard import Yard
+
+#: Verbs that change who holds a model, and all that change what a worker does.
+PLACING: Final[frozenset[Verb]] = frozenset({"load", "unload", "sleep", "wake"})
+CHANGING: Final[frozenset[Verb]] = frozenset({*PLACING, "drain", "stop"})
+#: Entries of the control stream that are read; signals are among them.
+_MOST_COMMANDS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RecentCommand:
+    """A command that was sent, and the answer if there is one."""
+
+    id: str
+    command: Command
+    answer: Acknowledgement | None = None  # None: not yet, or it has expired
+
+    @property
+    def at_ms(self) -> int:
+        """When it was sent, unix ms by the server's clock."""
+        return position(self.id)[0]
+
+    @property
+    def worker_name(self) -> str:
+        """The worker's name without its incarnation."""
+        return self.command.worker.rpartition(".")[0] or self.command.worker
+
+
+def recent_commands(
+    yard: Yard,
+    most: int,
+    *,
+    model: str = "",
+    worker: str = "",
+    verbs: AbstractSet[Verb] = PLACING,
+) -> list[RecentCommand]:
+    """The newest commands with these verbs, the newest first.
+
+    Optionally those that load ``model``, or those to the worker of this name.
+    """
+    found: Any = yard.connection.xrevrange(yard.keys.control, count=_MOST_COMMANDS)
+    sent = [
+        RecentCommand(entry.decode(), command)
+        for entry, fields in found
+        if (command := parse_command(fields)) and command.verb in verbs
+    ]
+    wanted = [
+        one for one in sent if model in {"", one.command.model} and worker in {"", one.worker_name}
+    ][:most]
+    answers = read_answers(yard, [one.id for one in wanted])
+    return [replace(one, answer=next(iter(answers[one.id].values()), None)) for one in wanted]
+
+
+def read_answers(yard: Yard, ids: Iterable[str]) -> dict[str, dict[str, Acknowledgement]]:
+    """The readable answers to entries of the control stream, by entry and worker."""
+    entries = list(ids)
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    for entry in entries:
+        pipeline.hgetall(yard.keys.acks(entry))
+    found: dict[str, dict[str, Acknowledgement]] = {}
+    for entry, answers in zip(entries, pipeline.execute(), strict=True):
+        found[entry] = {}
+        for worker, packed in answers.items():
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                found[entry][worker.decode()] = decode_acknowledgement(packed)
+    return found
+
+
+#: Entries of the stream that are read: about all that it keeps.
+MOST_READ: Final = 1_000
+#: Commands to several workers that come so close after each other are one signal.
+_TOGETHER_MS: Final = 5_000
+_SIGNALS: Final[Mapping[str, Signal]] = {"drain": "DRAIN", "stop": "STOP"}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSignal:
+    """A signal as it was given."""
+
+    at_ms: int  # unix time by the server's clock
+    signal: Signal
+    whom: str  # "model adder", "3 workers"
+    by: str  # the operator; "": unknown
+    why: str
+    #: DRAIN, STOP: the workers with their incarnations, of those entries that were read.
+    workers: Sequence[str] = ()
+    details: str = ""  # "mode wait", "epoch 7"
+
+
+def read_given_signals(yard: Yard) -> list[GivenSignal]:
+    """The newest signals, the newest first."""
+    found: Any = yard.connection.xrevrange(yard.keys.control, count=MOST_READ)
+    given: list[GivenSignal] = []
+    for one in _read(found):
+        if given and _are_one(given[-1], one):
+            given[-1] = _with(one, given[-1])
+        else:
+            given.append(one)
+    return given
+
+
+def still_there(given: GivenSignal, live: Mapping[str, WorkerInfo]) -> list[str]:
+    """The live workers, with their incarnation, whose process was told to end and has not.
+
+    A process may have become another incarnation since.
+    """
+    names = {worker.rpartition(".")[0] for worker in given.workers}
+    return [
+        worker
+        for worker, info in sorted(live.items())
+        if info.name in names and info.started_ms <= given.at_ms
+    ]
+
+
+def _read(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[GivenSignal]:
+    for entry, fields in entries:
+        at_ms = int(entry.partition(b"-")[0])
+        if order := parse_order(fields):
+            whom, details = said(order.scope), _details(order)
+            yield GivenSignal(at_ms, order.signal, whom, order.by, order.why, details=details)
+        elif (command := parse_command(fields)) and command.verb in _SIGNALS:
+            whom = said(worker_scope(command.worker.rpartition(".")[0]))
+            signal = _SIGNALS[command.verb]
+            yield GivenSignal(at_ms, signal, whom, command.by, command.why, (command.worker,))
+
+
+def _details(order: Order) -> str:
+    match order.signal:
+        case "PAUSE":
+            return f"mode {order.mode}"
+        case "SET_GENERATION_EPOCH":
+            return f"epoch {order.epoch}"
+        case "RELOAD_WEIGHTS":
+            return f"weights {order.weights or 'of the model itself'}"
+        case _:
+            return ""
+
+
+def _are_one(later: GivenSignal, earlier: GivenSignal) -> bool:
+    """Whether both are of one DRAIN or STOP to several workers."""
+    same = (later.signal, later.by, later.why) == (earlier.signal, earlier.by, earlier.why)
+    is_near = later.at_ms - earlier.at_ms < _TOGETHER_MS
+    return same and is_near and bool(later.workers and earlier.workers)
+
+
+def _with(earlier: GivenSignal, later: GivenSignal) -> GivenSignal:
+    workers = (*earlier.workers, *later.workers)
+    whom = counted(len(workers), "worker")
+    return GivenSignal(
+        earlier.at_ms, earlier.signal, whom, earlier.by, earlier.why, workers, earlier.details
+    )

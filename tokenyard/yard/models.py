@@ -1,0 +1,247 @@
+"""The models of a yard: which hosts may load them, which workers hold them, which requests wait.
+
+The leader's decisions are in its memory only; why requests wait follows from what it works with:
+the roster, the hosts, and the commands that it has sent. Errors of redis-py pass, for
+`tokenyard.broker.connection.translated`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import (
+    INTAKE_CLASSES,
+    PRIORITY_CLASSES,
+    intake_name,
+    is_tenant,
+)
+from tokenyard.protocol.parse import unfold
+from tokenyard.protocol.streams import position, whole
+from tokenyard.protocol.texts import counted, printable, span
+from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
+from tokenyard.protocol.yard import Yard
+from tokenyard.yard.changes import RecentCommand
+from tokenyard.yard.devices import load_times
+from tokenyard.yard.pauses import (
+    Pause,
+    all_pauses,
+    base_model,
+    known_models,
+    pauses_of_model,
+    texts,
+)
+from tokenyard.yard.snapshot import YardView
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOffer:
+    """A host that may load a model."""
+
+    controller: str
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOfModel:
+    """A worker that holds a model."""
+
+    worker: str  # with its incarnation
+    info: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A model of the yard, at one moment."""
+
+    name: str
+    hosts: list[ModelOffer]
+    gone: list[ModelOffer]  # hosts that are not there now, where no other may load it
+    workers: list[WorkerOfModel]
+    desired_state: DesiredState  # of all and of this model
+    pauses: list[Pause]  # of all and of this model
+
+    @property
+    def offers(self) -> list[ModelOffer]:
+        """What hosts say of it; where none is there, the last that was."""
+        return self.hosts or self.gone
+
+
+def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView]:
+    """Every known model, by name."""
+    offers: defaultdict[str, list[ModelOffer]] = defaultdict(list)
+    for host in view.hosts:
+        for info in host.models:
+            offers[info.name].append(ModelOffer(host.name, info))
+    gone = {info.name: ModelOffer(host.name, info) for host in view.gone for info in host.models}
+    workers: defaultdict[str, list[WorkerOfModel]] = defaultdict(list)
+    for one in view.living:
+        if one.info:
+            workers[one.info.model].append(WorkerOfModel(one.worker, one.info))
+    pauses = all_pauses(desired_states)
+    return [
+        ModelView(
+            name=name,
+            hosts=offers[name],
+            gone=[gone[name]] if name in gone else [],
+            workers=workers[name],
+            desired_state=desired_states.of("", name),
+            pauses=[one for one in pauses if one.scope in {ALL, model_scope(name)}],
+        )
+        for name in known_models(view, desired_states.by_scope)
+    ]
+
+
+#: Entries of each common intake that are read, the oldest ones.
+MOST_COMMON: Final = 25
+#: Tenants in line whose intakes are read, and entries of each.
+MOST_TENANTS: Final = 10
+MOST_OF_TENANT: Final = 5
+#: Of requests that are longer than this on average, fewer are read.
+_USUAL_BYTES: Final = 4096
+_TOKEN_BYTES: Final = 4
+#: The leader gives up on a load without an effect after about so long.
+_PATIENCE_MS: Final = 60_000
+Fields = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequests:
+    """The requests in a sample that wait for one model."""
+
+    model: str  # its base model; "" where none is known
+    count: int
+    oldest_ms: int  # age of the oldest of them
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSample:
+    """A sample of what waits."""
+
+    models: Sequence[WaitingRequests]  # most requests first
+    read: int  # requests in the sample
+    waiting: int  # requests in all intakes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the sample has all of them."""
+        return self.read >= self.waiting
+
+    def of(self, model: str) -> WaitingRequests:
+        """What waits for a model."""
+        nothing = WaitingRequests(model, 0, 0)
+        return next((one for one in self.models if one.model == model), nothing)
+
+
+def read_waiting_sample(yard: Yard, view: YardView) -> WaitingSample:
+    """Read the oldest requests of each common intake and of the first tenants in line."""
+    waiting = sum(view.waiting.values())
+    entries = list(_oldest(yard, waiting)) if waiting else []
+    counts: Counter[str] = Counter()
+    since: dict[str, int] = {}
+    bases: dict[str, str] = {}
+    for entry, fields in entries:
+        name = _model(fields)
+        if name not in bases:
+            bases[name] = base_model(view, name)
+        model, accepted_ms = bases[name], _accepted_ms(entry, fields)
+        counts[model] += 1
+        since[model] = min(since.get(model, accepted_ms), accepted_ms)
+    models = [
+        WaitingRequests(model, count, max(0, view.at_ms - since[model]))
+        for model, count in counts.most_common()
+    ]
+    return WaitingSample(models, len(entries), max(len(entries), waiting))
+
+
+def _oldest(yard: Yard, waiting: int) -> Iterator[tuple[bytes, Fields]]:
+    run: Any = yard.connection
+    tokens = run.hget(yard.keys.tally, "queued_tokens")
+    size = _TOKEN_BYTES * max(0, whole(tokens)) / waiting
+    share = min(1.0, _USUAL_BYTES / size) if size else 1.0
+    common, tenants, of_tenant = (
+        max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)
+    )
+    line = (one.decode(errors="replace") for one in run.zrange(yard.keys.line, 0, tenants - 1))
+    pipeline = run.pipeline(transaction=False)
+    for name in INTAKE_CLASSES:
+        pipeline.xrange(yard.keys.intake(name), count=common)
+    for tenant in filter(is_tenant, line):
+        for priority_class in PRIORITY_CLASSES:
+            pipeline.xrange(yard.keys.intake(intake_name(priority_class, tenant)), count=of_tenant)
+    for page in pipeline.execute():
+        yield from page
+
+
+def _accepted_ms(entry: bytes, fields: Fields) -> int:
+    """When a request was accepted; one that is tried again has a new entry, and its old id."""
+    accepted = fields.get(b"sid", entry).decode(errors="replace")
+    return position(accepted.rpartition("/")[2])[0]
+
+
+def _model(fields: Fields) -> str:
+    """The model that a request names; "" for none."""
+    try:
+        return unfold(fields).get(b"model", b"").decode(errors="replace")
+    except InvalidRequest:
+        return ""
+
+
+def why_it_waits(view: YardView, model: str, commands: Sequence[RecentCommand]) -> str:
+    """Why requests for a model wait, in words; ``commands`` are loads, the newest first."""
+    if view.leader is None:
+        return view.broker_error or "no coordinator leads the yard: start one"
+    if pauses := pauses_of_model(view, model):
+        return texts(pauses, view.at_ms)
+    return next(_reasons(view, model, commands), "no device is free or idle, or it is not its turn")
+
+
+def _reasons(view: YardView, model: str, commands: Sequence[RecentCommand]) -> Iterator[str]:
+    """The reasons, the best first."""
+    holders = [one for one in view.living if one.info and one.info.model == model]
+    ready = sum(one.is_serving for one in holders)
+    if ready:
+        yield f"{counted(ready, 'worker')} {'serves' if ready == 1 else 'serve'} it: in turn"
+    yield from (_loading(one.info, view) for one in holders if one.info and one.state == "loading")
+    yield from _commanded(view, model, commands)
+    yield from _hopeless(view, model)
+    draining = [one.worker for one in holders if one.state in {"draining", "unloading"}]
+    if draining:
+        yield f"{', '.join(draining)} is giving it up"
+
+
+def _loading(info: WorkerInfo, view: YardView) -> str:
+    usual_s = load_times(view.hosts).get((info.controller, info.model), 0.0)
+    usual = f"; its last load took {span(1000 * usual_s)}" if usual_s else ""
+    return f"{info.name} has been loading it for {span(view.at_ms - info.since_ms)}{usual}"
+
+
+def _commanded(view: YardView, model: str, commands: Sequence[RecentCommand]) -> Iterator[str]:
+    """A load that was commanded a short while ago and has neither succeeded nor failed."""
+    for one in commands:
+        age_ms = view.at_ms - one.at_ms
+        if one.command.model == model and one.answer is None and age_ms < _PATIENCE_MS:
+            why = f": {one.command.why}" if one.command.why else ""
+            yield printable(f"{one.worker_name} was told {span(age_ms)} ago to load it{why}")
+
+
+def _hopeless(view: YardView, model: str) -> Iterator[str]:
+    """Why no host can load it, or could when it last tried."""
+    offers = [(host, info) for host in view.hosts for info in host.models if info.name == model]
+    fitting = [(host, info) for host, info in offers if info.ranks <= host.devices]
+    if any(info.name == model for host in view.gone for info in host.models):
+        yield "no host that may load it is there: start one"
+    elif not offers:
+        yield "no live host may load it: put it into a models file"
+    elif not fitting:
+        ranks = min(info.ranks for _, info in offers)
+        yield f"it takes {ranks} devices of one host, and no host that may load it has so many"
+    elif all(info.fault for _, info in fitting):
+        host, last = max(fitting, key=lambda one: one[1].faulted_ms)
+        times = counted(last.faults, "time")
+        fault = f"it could not be loaded, {times} in a row on {host.name}: {last.fault}"
+        yield printable(f"{fault}; it is tried again after a pause")
