@@ -30,7 +30,7 @@ from benchmarks.measure import print_table
 from benchmarks.progress import limit_option, publish, save, tell, told
 from benchmarks.sums import ADDER, ANSWER_TOKENS, SUBTRACTOR, Question, questions
 from benchmarks.yard import ServingYard, embedded_broker, end_in_order, models_yard, read_commands
-from coordinator.placement.turns import LEAST_S, cost_s, turn_s
+from coordinator.placement.needs import LEAST_S, cost_s, turn_s
 from tokenyard import Client
 from tokenyard.client.options import FullPrompt
 from tokenyard.protocol.commands import Command

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -20,7 +20,6 @@ from vllm.renderers.chat_utils import BaseMultiModalItemTracker
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
-from gateway.frontend.inline import tokenize_short_inline
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import check_constraint, wire_params
 from gateway.frontend.side import each_at_home, end_turn, tell_home
@@ -36,10 +35,12 @@ if TYPE_CHECKING:
     import vllm
     from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
+    from vllm.renderers import BaseRenderer
     from vllm.tasks import SupportedTask
     from vllm.v1.engine import EngineCoreRequest
 
     from gateway.queue.yard import YardQueue
+
 
 TASKS: tuple[SupportedTask, ...] = ("generate",)
 _TEXT_ONLY: Final = "models here take text only"
@@ -326,3 +327,39 @@ def _refused(error: Exception) -> GatewayError:
 
 def _text_of(prompt: Any) -> str | None:
     return prompt.get("prompt") if isinstance(prompt, dict) else None
+
+
+# Tokenizes short prompts in the event loop.
+#
+# vLLM does that in a thread. For a short prompt it takes less time than to hand it over and to get
+# the interpreter back, twice, beside the tokens of other streams.
+
+#: Longest text that is tokenized in the event loop; takes a millisecond or two.
+SHORT: Final = 4096
+
+
+def tokenize_short_inline(renderer: BaseRenderer[Any]) -> None:
+    """Let a renderer tokenize a short text where it is called, and others in its thread.
+
+    A tokenizer keeps the truncation of its last call, so it may serve one call at a time: while the
+    thread has one, short texts go there, too.
+    """
+    # vLLM has no setting for this. A version without these two keeps its own way.
+    in_thread: Callable[..., Awaitable[Any]] | None
+    in_thread = getattr(renderer, "_tokenize_prompt_async", None)
+    here: Callable[..., Any] | None = getattr(renderer, "_tokenize_prompt", None)
+    if in_thread is None or here is None:
+        return
+    others = 0
+
+    async def tokenize(prompt: Any, params: Any) -> Any:
+        nonlocal others
+        if not others and len(prompt["prompt"]) <= SHORT:
+            return here(prompt, params)
+        others += 1
+        try:
+            return await in_thread(prompt, params)
+        finally:
+            others -= 1
+
+    renderer._tokenize_prompt_async = tokenize  # noqa: SLF001

@@ -6,22 +6,27 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import MsgspecError
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.queue.calls import call, carry_out
-from gateway.queue.rate_limits import RateLimits
+from gateway.queue.bursts import Bursts
+from gateway.queue.calls import Command, call, call_behind, carry_out
 from gateway.queue.replies import ReplyReader
-from gateway.queue.submitter import BurstSubmitter
-from tokenyard import clock
-from tokenyard.broker.connection import open_async_connection, translated
+from tokenyard import clock, scripts
+from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, PriorityClass
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.system_clients import GATEWAY_CLIENT
+from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenant
+from tokenyard.protocol.token_windows import DAY, MINUTE, TokenWindow
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Cancelled, Submitted
 from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of
@@ -173,3 +178,149 @@ def _refusal(acceptance: Acceptance) -> GatewayError | None:
             )
         case _:
             return None
+
+
+# Submits requests; those of one moment share a call.
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    request: Request
+    priority_class: PriorityClass
+    refuse_late: bool
+    before: Sequence[Command]
+
+
+class BurstSubmitter:
+    """Submits requests in bursts."""
+
+    def __init__(self, connection: AsyncRedis, url: str, keys: Keys) -> None:
+        self._connection = connection
+        self._url = url
+        self._keys = keys
+        self._bursts = Bursts(self._send)
+
+    async def submit(
+        self,
+        request: Request,
+        priority_class: PriorityClass,
+        *,
+        refuse_late: bool,
+        before: Sequence[Command] = (),
+    ) -> Acceptance:
+        """Submit one request; raises a `TokenyardError` where the broker does not answer.
+
+        The commands ``before`` are carried out with it, and have their effect first.
+        """
+        return await self._bursts.ask(_Submission(request, priority_class, refuse_late, before))
+
+    async def _send(self, burst: Sequence[_Submission]) -> list[Acceptance]:
+        groups = defaultdict(list)
+        for place, one in enumerate(burst):
+            groups[one.priority_class, one.request.tenant, one.refuse_late].append(place)
+        calls = [
+            scripts.submit(
+                self._keys, name, [burst[place].request for place in group], refuse_late=refuse_late
+            )
+            for (name, _, refuse_late), group in groups.items()
+        ]
+        before = [command for one in burst for command in one.before]
+        found = await call_behind(self._connection, self._url, before, calls)
+        of_place = {
+            place: answer
+            for group, answers in zip(groups.values(), found, strict=True)
+            for place, answer in zip(group, answers, strict=True)
+        }
+        return [of_place[place] for place in range(len(burst))]
+
+
+# What the limits of a tenant leave it, as the headers of OpenAI's API tell.
+
+#: How long settings that were read are used: so long a changed limit is not told. It holds at once.
+_TRUSTED_S: Final = 2.0
+_MOST_CACHED: Final = 10_000
+#: In which one request is likely to have left where no rate is known.
+_SOON_MS: Final = 1_000
+
+Header = tuple[bytes, bytes]
+
+
+class RateLimits:
+    """Reads limits and counts; a tenant without limits costs no command, but every few seconds."""
+
+    def __init__(self, connection: AsyncRedis, url: str, keys: Keys) -> None:
+        self._connection = connection
+        self._url = url
+        self._keys = keys
+        self._known: dict[str, tuple[float, TenantSettings]] = {}
+
+    async def headers(self, tenant: str, eta_ms: int) -> list[Header]:
+        """The headers for a tenant whose requests wait for about ``eta_ms`` (-1: unknown).
+
+        Raises a `TokenyardError` where the broker does not answer.
+        """
+        settings = await self._settings(tenant) if tenant else DEFAULTS
+        window = _window(settings)
+        if window is None and not settings.max_waiting_requests:
+            return []
+        with translated(self._url):
+            (seconds, micros), [waiting, *buckets] = await carry_out(
+                self._connection,
+                [
+                    ("TIME",),
+                    ("HMGET", self._keys.tenant(tenant), "waiting", *(window or MINUTE).fields),
+                ],
+            )
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        found: list[Header] = []
+        if settings.max_waiting_requests:
+            taken = int(waiting) if waiting and waiting.isdigit() else 0
+            reset_ms = (eta_ms if eta_ms >= 0 else _SOON_MS) if taken else 0
+            found += _three(b"requests", settings.max_waiting_requests, taken, reset_ms)
+        if window is not None:
+            found += _three(
+                b"tokens", getattr(settings, window.limit), *window.read(buckets, now_ms)
+            )
+        return found
+
+    async def _settings(self, tenant: str) -> TenantSettings:
+        at, settings = self._known.get(tenant, (0.0, DEFAULTS))
+        if clock.monotonic() - at <= _TRUSTED_S and at:
+            return settings
+        run: Any = self._connection
+        with translated(self._url):
+            packed = await run.hget(self._keys.tenants, tenant)
+        try:
+            settings = decode_tenant(packed) if packed else DEFAULTS
+        except MsgspecError:
+            settings = DEFAULTS
+        if len(self._known) >= _MOST_CACHED:
+            self._known.clear()
+        self._known[tenant] = clock.monotonic(), settings
+        return settings
+
+
+def _window(settings: TenantSettings) -> TokenWindow | None:
+    if settings.tokens_per_minute:
+        return MINUTE
+    return DAY if settings.tokens_per_day else None
+
+
+def _three(what: bytes, limit: int, taken: int, reset_ms: int) -> list[Header]:
+    return [
+        (b"x-ratelimit-limit-" + what, b"%d" % limit),
+        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, limit - taken)),
+        (b"x-ratelimit-reset-" + what, duration(reset_ms).encode()),
+    ]
+
+
+def duration(ms: int) -> str:
+    """A time as OpenAI writes it: ``250ms``, ``1.5s``, ``6m0s``, ``2h0m3s``."""
+    if ms < 1000:
+        return f"{max(0, ms)}ms" if ms > 0 else "0s"
+    seconds = ms / 1000
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if not minutes:
+        return f"{seconds:g}s"
+    rest = f"{minutes % 60}m{int(seconds % 60)}s"
+    return f"{hours}h{rest}" if hours else rest

@@ -13,7 +13,7 @@ from tests.board.asking import HOST, Asking, opened
 from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.board import access, live
+from tokenyard.board import access, app
 from tokenyard.board.yard import Actor
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -101,7 +101,7 @@ def test_an_open_page_says_that_the_broker_is_away(
     with keyed(redis_url, connection, keys, stream_s=0.5) as door:
         # If the broker does not answer any more, I expect the page to be told,
         cookie = door.log_in("viewer")
-        answer = door.ask("/board/audit", accept=live.EVENTS, cookie=cookie)
+        answer = door.ask("/board/audit", accept=app.EVENTS, cookie=cookie)
     assert answer.status == 200
     assert re.search(r"event: live_error\ndata: .*it is away", answer.body)
     # and no bug to be logged.
@@ -109,7 +109,7 @@ def test_an_open_page_says_that_the_broker_is_away(
 
 
 def test_lines_of_a_block_cannot_begin_another_event() -> None:
-    told = live._event("live_x", "a\r\nevent: live_y\rdata: b\n\ndata: c\u2028d")
+    told = app._event("live_x", "a\r\nevent: live_y\rdata: b\n\ndata: c\u2028d")
     lines = re.split(r"\r\n|\n|\r", told)
     assert lines[0] == "event: live_x"
     assert all(line.startswith("data: ") or not line for line in lines[1:])

@@ -18,9 +18,8 @@ from tests.support.builders import make_delta, worker_json
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.board.addresses import request_address
-from tokenyard.board.requests import one, tokens
-from tokenyard.board.requests.one import token_rate
-from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers
+from tokenyard.board.requests import one
+from tokenyard.board.requests.one import MOST_TOKENS, Tokenizers, token_rate
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication
@@ -86,7 +85,7 @@ def test_tokens_are_text_where_the_tokenizer_is_on_this_host(
         loaded.append(str(source))
         return Upper()
 
-    monkeypatch.setattr(tokens, "load_tokenizer", load)
+    monkeypatch.setattr(one, "load_tokenizer", load)
     monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
     info = worker_json("w", tokenizer=str(tmp_path))
     worker = yard.scripts.register("w", LONG_MS, info)
@@ -111,7 +110,7 @@ def test_ids_are_shown_where_the_tokenizer_cannot_be_loaded(
     def load(source: object) -> Upper:
         raise RuntimeError(f"{source} is empty")
 
-    monkeypatch.setattr(tokens, "load_tokenizer", load)
+    monkeypatch.setattr(one, "load_tokenizer", load)
     monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
     worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=str(tmp_path)))
     request = asking(stream=True)
@@ -124,7 +123,7 @@ def test_unused_tokenizers_make_room_for_others(
     yard: PlayedYard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Given workers of more models than tokenizers are kept
-    monkeypatch.setattr(tokens, "load_tokenizer", lambda _: Upper())
+    monkeypatch.setattr(one, "load_tokenizer", lambda _: Upper())
     board, tokenizers, workers = Yard(yard.connection, yard.keys, ""), Tokenizers(), []
     for number in range(5):
         folder = tmp_path / str(number)
@@ -135,9 +134,9 @@ def test_unused_tokenizers_make_room_for_others(
     for worker in workers[:4]:
         eventually(lambda worker=worker: tokenizers.text(board, worker, [65]).text == "A")
     # I expect no room for another,
-    assert tokenizers.text(board, workers[4], [65]) == tokens.Text()
+    assert tokenizers.text(board, workers[4], [65]) == one.Text()
     # and room once nobody has looked for a while.
-    monkeypatch.setattr(tokens, "_UNUSED_S", 0.0)
+    monkeypatch.setattr(one, "_UNUSED_S", 0.0)
     eventually(lambda: tokenizers.text(board, workers[4], [65]).text == "A")
     assert tokenizers.text(board, workers[0], [65]).is_loading
 
@@ -148,7 +147,7 @@ def test_no_tokenizer_is_fetched_from_elsewhere(
 ) -> None:
     looker.actor = SEES
     monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
-    monkeypatch.setattr(tokens, "load_tokenizer", lambda source: pytest.fail(str(source)))
+    monkeypatch.setattr(one, "load_tokenizer", lambda source: pytest.fail(str(source)))
     worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=path))
     request = asking(stream=True)
     assignment = yard.assign(worker, request)

@@ -13,7 +13,7 @@ from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard import doctor
-from tokenyard.board import checkup
+from tokenyard.board.pages import yard as checkup
 from tokenyard.doctor import Evidence, diagnose
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order

@@ -234,7 +234,7 @@ class TestCancelWithoutTheRight:
         keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("tokenyard.client.cancellation._REPEAT_S", 0.05)
+        monkeypatch.setattr("tokenyard.client.core._REPEAT_S", 0.05)
         client = confined()
         handle = client.submit([1])
         lost: list[int] = []

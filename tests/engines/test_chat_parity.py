@@ -49,7 +49,7 @@ class Pair:
         from vllm.tokenizers import registry
 
         from worker.engines.vllm.arguments import engine_config
-        from worker.engines.vllm.chat import ChatPrompts
+        from worker.engines.vllm.tokenizer import ChatPrompts
 
         config = engine_config(spec_of("parity", folder, max_num_seqs=1), 0, None, "")
         renderers = []

@@ -14,8 +14,7 @@ from tests.support.vllm_versions import installed_vllm
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, StructuredOutputs
 from worker.engines import Engine, TokenDelta
-from worker.engines.vllm.pieces import PieceSize
-from worker.engines.vllm.progress import tokens_so_far
+from worker.engines.vllm.branches import PieceSize, tokens_so_far
 
 pytestmark = pytest.mark.vllm
 

@@ -10,4 +10,4 @@ from gateway.frontend import derived
 derived.install()
 
 import gateway.app  # noqa: E402 - behind `install`
-import gateway.batches.asking  # noqa: E402, F401
+import gateway.batches.work  # noqa: E402, F401

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from gateway.queue.calls import Command
-from gateway.queue.submitter import BurstSubmitter
+from gateway.queue.yard import BurstSubmitter
 from tests.support.builders import make_request
 from tokenyard.broker.connection import open_async_connection
 from tokenyard.protocol.errors import BrokerUnsuitable

@@ -15,7 +15,7 @@ from tokenyard.protocol.control import DesiredState, Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from worker.host.command_reader import COUNT, CommandReader
+from worker.host.commands import COUNT, CommandReader
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.yard import Yard
-from worker.process.reader import LaneReader
+from worker.process.lane_session import LaneReader
 
 
 @pytest.fixture

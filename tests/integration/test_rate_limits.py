@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.http.context import RequestContext
-from gateway.queue.rate_limits import RateLimits, duration
+from gateway.queue.yard import RateLimits, duration
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tokenyard.broker.connection import open_async_connection

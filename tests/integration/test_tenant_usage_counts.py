@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-import coordinator.telemetry.tenant_usage
-from coordinator.telemetry.tenant_usage import WHATS, TenantUsageCounts
+import coordinator.telemetry.tenant_series
+from coordinator.telemetry.tenant_series import WHATS, TenantUsageCounts
 from tokenyard.protocol.keys import Keys
 
 MODELS = ("", "sim")
@@ -22,7 +22,7 @@ class UsedYard:
         self.keys = keys
         self.counts = TenantUsageCounts()
         self.day = "20261123"
-        module = coordinator.telemetry.tenant_usage
+        module = coordinator.telemetry.tenant_series
         monkeypatch.setattr(module, "day_before", lambda *_: self.day)
 
     def use(self, count: int, what: str = "in", tenant: str = "ann", model: str = "sim") -> None:

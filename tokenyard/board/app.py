@@ -8,19 +8,22 @@ the board continues meanwhile.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tokenyard import clock
 from tokenyard.board.access import Door
 from tokenyard.board.forms import (
     ROOT,
@@ -30,7 +33,6 @@ from tokenyard.board.forms import (
     with_done,
 )
 from tokenyard.board.guard import Guard, nonce_of
-from tokenyard.board.live import EVENTS, LiveStreams
 from tokenyard.board.operations import OPERATIONS, as_first_asked, ask, ask_again, form_of, run
 from tokenyard.board.page import NotFound, Page
 from tokenyard.board.pages import PAGES
@@ -264,3 +266,80 @@ def _just_done(yard: Yard, name: str, actor: Actor) -> AuditEntry | None:
     if entry is None or entry.who != actor.name:
         return None
     return entry if unix_ms(yard.connection.time()) - entry.at_ms < _TOLD_MS else None
+
+
+# Live streams: the blocks of an open page, each when it changes, as server-sent events.
+
+EVENTS: Final = "text/event-stream"
+_FULL: Final = "As many pages are open as the board keeps up to date; this one waits for a place."
+#: A page for which there is no place asks again after so long.
+_FULL_RETRY_MS: Final = 30_000
+#: The blocks by name, or None: the stream ends.
+Blocks = Callable[[], Awaitable[dict[str, str] | None]]
+
+
+class LiveStreams:
+    """The live streams of a board, a bounded number."""
+
+    def __init__(self, options: BoardOptions) -> None:
+        self._most = options.max_streams
+        self._longest_s = options.stream_s
+        self._open: set[anyio.Event] = set()  # each ends a stream
+        self._has_ended = False
+
+    def answer(self, blocks: Blocks, every_s: float) -> Response:
+        """A stream of ``blocks``, asked for again after each ``every_s``."""
+        if self._has_ended:
+            return Response(status_code=503, headers={"retry-after": "1"})
+        if len(self._open) >= self._most:
+            told = f"retry: {_FULL_RETRY_MS}\n{_event('live_error', _FULL)}"
+            return Response(told, media_type=EVENTS)
+        ending = anyio.Event()
+        self._open.add(ending)
+        return _Stream(self._events(blocks, every_s, ending), lambda: self._open.discard(ending))
+
+    def end(self) -> None:
+        """End all streams and refuse new ones."""
+        self._has_ended = True
+        for ending in self._open:
+            ending.set()
+
+    async def _events(
+        self, blocks: Blocks, every_s: float, ending: anyio.Event
+    ) -> AsyncIterator[str]:
+        """Each block when it changes, and a sign of life, which detects clients that are gone."""
+        until = clock.monotonic() + self._longest_s
+        sent: dict[str, str] = {}
+        while clock.monotonic() < until and not ending.is_set():
+            found = await blocks()
+            if found is None:
+                return
+            for name, html in found.items():
+                digest = hashlib.sha256(html.encode(errors="replace")).hexdigest()
+                if sent.get(name) != digest:
+                    sent[name] = digest
+                    yield _event(name, html)
+            yield ": still here\n\n"
+            with anyio.move_on_after(every_s):
+                await ending.wait()
+
+
+class _Stream(StreamingResponse):
+    """A stream that gives its place back, however it ends."""
+
+    def __init__(self, events: AsyncIterator[str], over: Callable[[], None]) -> None:
+        # Also through a proxy that would rather collect it.
+        super().__init__(events, media_type=EVENTS, headers={"x-accel-buffering": "no"})
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; see the ASGI specification."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._over()
+
+
+def _event(name: str, html: str) -> str:
+    lines = "\n".join(f"data: {line}" for line in html.splitlines() or [""])
+    return f"event: {name}\n{lines}\n\n"

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tokenyard.protocol.commands import Acknowledgement, Command, Verb
+from tokenyard.protocol.commands import Acknowledgement, Command, Verb, parse_command
+from tokenyard.protocol.control import Order, parse_order
+from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.protocol.yard import Yard
+from worker.engines import Unsupported
+from worker.engines.loading import check_weights
 from worker.host.allocation import Goal, fits
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.messages import ResetPrefixCache
 from worker.models import ModelSpec
+from worker.process.stream_reader import StreamReader
 
 log = logging.getLogger("tokenyard.worker.control")
 
@@ -217,3 +224,93 @@ class CommandHandler:
 
     def _report(self, entry: str, worker: str, reason: str) -> None:
         self._acknowledge(entry, Acknowledgement(worker=worker, done=not reason, reason=reason))
+
+
+# Reads the control stream: a thread that hands commands and signals to its controller.
+
+#: Most entries of one read.
+COUNT = 100
+
+
+class CommandReader(StreamReader):
+    """Calls ``take`` with the entry id of every command and signal of the stream.
+
+    It reads the stream from its start: old commands are for workers that are gone, since names with
+    incarnations never repeat, and skipping them could miss a command for a worker that joins before
+    the first read. ``on_return`` is called after an outage: the server may have lost writes.
+    """
+
+    count = COUNT
+
+    def __init__(
+        self,
+        yard: Yard,
+        take: Callable[[str, Command | Order], None],
+        on_return: Callable[[], None],
+        block_ms: int,
+    ) -> None:
+        super().__init__(yard.connection, yard.keys.control, block_ms, "control")
+        self._give = take
+        self._on_return = on_return
+        self._is_cut_off = False
+
+    def run_once(self) -> None:
+        """One bounded read."""
+        super().run_once()
+        if self._is_cut_off:
+            self._is_cut_off = False
+            self._on_return()
+
+    def _on_outage(self) -> None:
+        self._is_cut_off = True
+
+    def _take(self, entry: str, fields: dict[bytes, bytes]) -> None:
+        said = parse_order(fields) if b"signal" in fields else parse_command(fields)
+        if said is None:
+            log.error("entry %s of the control stream is neither a command nor a signal", entry)
+        else:
+            self._give(entry, said)
+
+
+# Checks whether this host can load other weights for a model, before it tries.
+
+
+class WeightsCheck:
+    """Checks checkpoints, each in its own thread: a file system may be slow."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        catalog: Mapping[str, ModelSpec],
+        acknowledge: Callable[[str, Acknowledgement], None],
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._acknowledge = acknowledge
+
+    def begin(self, entry: str, command: Command) -> None:
+        """Start a check; it acknowledges the command when it is done."""
+        threading.Thread(
+            target=self._answer, args=(entry, command), name="check", daemon=True
+        ).start()
+
+    def _answer(self, entry: str, command: Command) -> None:
+        reason = self._why_not(command)
+        if reason:
+            log.warning("%s: check %s: %s", command.worker, command.model, reason)
+        said = Acknowledgement(worker=command.worker, done=not reason, reason=reason)
+        self._acknowledge(entry, said)
+
+    def _why_not(self, command: Command) -> str:
+        spec = self._catalog.get(command.model)
+        if spec is None:
+            return f"{command.model!r} is not in the models file of this host"
+        try:
+            check_weights(self._settings, spec, command.weights)
+        except Unsupported as error:
+            return str(error)
+        except OSError as error:
+            return f"{command.weights}: {error.strerror or error}"
+        except Exception as error:  # noqa: BLE001  # of a hostile file; the sender waits for an answer
+            return f"{command.weights}: {type(error).__name__}: {error}"
+        return ""

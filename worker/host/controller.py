@@ -33,8 +33,7 @@ from tokenyard.telemetry.tracing import Tracer
 from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
-from worker.host.command_reader import CommandReader
-from worker.host.commands import CommandHandler
+from worker.host.commands import CommandHandler, CommandReader, WeightsCheck
 from worker.host.diagnosis import FailedStart
 from worker.host.membership import Membership
 from worker.host.metrics import HostMetrics
@@ -45,7 +44,6 @@ from worker.host.process_state import State
 from worker.host.reconciler import StateReconciler
 from worker.host.roster_entry import roster_entry
 from worker.host.start_failures import StartFailures
-from worker.host.weights_check import WeightsCheck
 from worker.messages import (
     CommandRefused,
     Done,

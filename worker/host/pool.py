@@ -5,16 +5,23 @@ It knows nothing of Redis; it reports to its `PoolListener`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Protocol
+
+from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard import clock
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
+from worker.engines import RankGroup
 from worker.engines.host import prepare_host
 from worker.host.allocation import (
     GiveWay,
@@ -29,8 +36,6 @@ from worker.host.allocation import (
 )
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
-from worker.host.groups import PoolGroups
-from worker.host.load_retries import LoadRetries
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.messages import (
@@ -408,3 +413,99 @@ class PoolListener(Protocol):
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """A process has sent a message that does not concern the pool."""
+
+
+# PoolGroups of processes that run one model together, each as one rank.
+
+
+class PoolGroups:
+    """Forms and ends the groups of a host."""
+
+    def __init__(self, members: Sequence[WorkerProcessHandle]) -> None:
+        self._members = members
+        self._numbers = itertools.count()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of their sockets
+
+    def start(self) -> None:
+        """Make the folder in which the ranks find each other."""
+        self._folder = tempfile.TemporaryDirectory(prefix="tokenyard-")
+
+    def stop(self) -> None:
+        """Remove the folder; idempotent."""
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def form(
+        self,
+        leader: WorkerProcessHandle,
+        followers: Iterable[WorkerProcessHandle],
+        goal: Goal,
+        weights: str,
+    ) -> None:
+        """Load the goal's model on all of them together."""
+        if self._folder is None:
+            raise RuntimeError("the pool has not been started")
+        address = str(Path(self._folder.name) / f"group-{next(self._numbers)}")
+        for rank, member in enumerate(followers, start=1):
+            member.attach(goal.spec, RankGroup(address, rank, goal.devices))
+        leader.load(goal.spec, RankGroup(address, 0, goal.devices), weights)
+
+    def mates(self, member: WorkerProcessHandle) -> list[WorkerProcessHandle]:
+        """The other members of its group."""
+        return [mate for mate in self._members if mate.is_mate_of(member) and mate is not member]
+
+    def end(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
+        """Kill the other ranks of its group, which would wait for it forever."""
+        rank = member.group.rank if member.group else 0
+        for mate in self.mates(member):
+            mate.exit_cause = mate.exit_cause or why
+            mate.last_words = mate.last_words or f"rank {rank}: {reason}"
+            mate.kill()
+
+
+# When a model that could not be loaded is tried again.
+
+
+class LoadRetries:
+    """Pauses by device, which grow with each failed load of a goal in a row."""
+
+    def __init__(self, base_s: float, cap_s: float) -> None:
+        self._retry_at: dict[int, float] = {}  # by device, monotonic
+        self._failures: Counter[Goal] = Counter()  # in a row
+        self._backoff = ExponentialWithJitterBackoff(cap=cap_s, base=base_s)
+
+    def failed(self, goal: Goal) -> None:
+        """Pause the devices of a goal whose load failed."""
+        self._failures[goal] += 1
+        pause_s = self._backoff.compute(self._failures[goal])
+        self._retry_at.update(dict.fromkeys(goal.devices, clock.monotonic() + pause_s))
+
+    def succeeded(self) -> None:
+        """A model was loaded: pauses no longer grow."""
+        self._failures.clear()
+
+    def forget(self, device: int) -> None:
+        """A device has a new goal."""
+        self._retry_at.pop(device, None)
+
+    def retry_now(self, models: Collection[str], goals: Mapping[int, Goal | None]) -> None:
+        """End the pauses of these models."""
+        for device in list(self._retry_at):
+            goal = goals[device]
+            if goal and goal.spec.name in models:
+                del self._retry_at[device]
+                del self._failures[goal]
+
+    def is_paused(self, goal: Goal) -> bool:
+        """Whether a device of this goal pauses."""
+        return bool(self._retry_at.keys() & goal.devices)
+
+    def end_pauses(self) -> None:
+        """Forget the pauses that are over."""
+        now = clock.monotonic()
+        self._retry_at = {device: at for device, at in self._retry_at.items() if at > now}
+
+    def due(self) -> Collection[float]:
+        """When the pauses end, monotonic."""
+        return self._retry_at.values()

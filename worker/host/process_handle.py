@@ -7,11 +7,18 @@ device, so no CUDA context is ever inherited.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Final
+
+from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard import clock
 from tokenyard.protocol.settings import WorkerSettings
@@ -22,9 +29,7 @@ from worker.host.diagnosis import FailedStart, Phase
 from worker.host.fork_server import ForkServer
 from worker.host.leak import LeakRule, MemoryHistory, Verdict
 from worker.host.output import Output
-from worker.host.process_exit import ProcessExit
 from worker.host.process_state import AWAKE, CHANGING, SERVING, State
-from worker.host.restart_backoff import HEALTHY_S, RestartBackoff
 from worker.host.run_state import ObservedState
 from worker.messages import (
     Asleep,
@@ -370,3 +375,123 @@ class WorkerProcessHandle:
         self.state = state
         self._moved = self._entered = clock.monotonic()
         self._heartbeat = Heartbeat(0, 0, error=self._heartbeat.error)
+
+
+# How a worker process ended: its exit status, whose doing it was, and the reason in words.
+
+#: The status that multiprocessing reports when the fork-server can no longer say how it ended.
+UNKNOWN_STATUS: Final = 255
+#: Signals that come from outside, such as the kernel's when memory runs out.
+_KILLS: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """The end of a process; ``status`` is None if it lives or never started."""
+
+    status: int | None
+    pid: int
+    last_words: str  # its own reason, or why it was killed
+
+    @classmethod
+    def of(cls, process: BaseProcess | None, last_words: str) -> ProcessExit:
+        """Wait for the end of a process that is dead or about to be."""
+        if process is None:
+            return cls(None, 0, last_words)
+        process.join()
+        return cls(process.exitcode, process.pid or 0, last_words)
+
+    def why(self, known: Why | None = None) -> tuple[Why, str]:
+        """The cause for the yard and the reason in words; ``known`` overrides the cause."""
+        words = f": {self.last_words}" if self.last_words else ""
+        if self.status == UNKNOWN_STATUS and _is_alive(self.pid):
+            return known or "lost", f"its fork-server is gone{words}"
+        if self.status is None or self.status >= 0:
+            return known or "crashed", f"exit status {self.status}{words}"
+        is_killed = -self.status in _KILLS and not self.last_words
+        cause: Why = "lost" if is_killed else "crashed"
+        return known or cause, f"ended by {_signal_name(-self.status)}{words}"
+
+    def failed_start(self, phase: Phase, output: Output | None, model: str) -> FailedStart:
+        """What is known of a process that ended before it was of any use."""
+        is_killed = self.status is not None and self.status < 0 and not self.last_words
+        return FailedStart(
+            phase,
+            signal=_signal_name(-self.status) if is_killed and self.status else "",
+            status=self.status,
+            said=self.last_words,
+            output=output.lines if output else (),
+            crash=output.crash if output else (),
+            model=model,
+        )
+
+    def kill_survivor(self) -> None:
+        """Kill a process that only looks dead because its fork-server was killed."""
+        if self.status == UNKNOWN_STATUS:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _signal_name(number: int) -> str:
+    """``SIGKILL`` and so on; most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# The pause before a dead worker process is started again.
+
+#: A process that lived this long before it died resets the count of failures.
+HEALTHY_S: Final = 60.0
+#: After this many deaths in a row the process is shown as failed while it pauses.
+CRASH_LOOP: Final = 5
+#: This many deaths in a row while serving cost only the shortest pause: the search for a request
+#: that kills engines takes several, and other requests wait meanwhile.
+MOST_IN_SERVICE: Final = 10
+
+
+class RestartBackoff:
+    """Pauses that grow with each failure in a row."""
+
+    def __init__(self, base_s: float, cap_s: float) -> None:
+        self._backoff = ExponentialWithJitterBackoff(cap=cap_s, base=base_s)
+        self._failures = 0
+        self._deaths_in_service = 0  # in a row
+
+    @property
+    def is_crash_loop(self) -> bool:
+        """Whether the last starts all failed."""
+        return self._failures >= CRASH_LOOP
+
+    def reset(self) -> None:
+        """Forget the failures: the process was replaced on purpose."""
+        self._failures = 0
+
+    def failed_start(self) -> float:
+        """The pause in seconds after a process that could not be started."""
+        self._failures += 1
+        return self._pause_s()
+
+    def died(self, *, was_healthy: bool, was_serving: bool) -> float:
+        """The pause in seconds after a death."""
+        if was_healthy:
+            self._deaths_in_service = 0
+            self._failures = 1
+        elif was_serving and self._deaths_in_service < MOST_IN_SERVICE:
+            self._deaths_in_service += 1
+            self._failures = 1
+        else:
+            self._failures += 1
+        return self._pause_s()
+
+    def _pause_s(self) -> float:
+        return self._backoff.compute(self._failures)

@@ -6,6 +6,7 @@ Only that thread touches the pool. Other threads submit orders and wait with a t
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -13,13 +14,20 @@ from concurrent.futures import Future
 from functools import partial
 
 from tokenyard import clock
-from tokenyard.protocol.errors import TokenyardError, WaitTimeout
+from tokenyard.protocol.errors import EngineLost, NoFreeDevice, TokenyardError, WaitTimeout
 from tokenyard.protocol.settings import WorkerSettings
+from tokenyard.scripts import Why
 from worker.engines import Unsupported
+from worker.host.allocation import Goal
+from worker.host.diagnosis import FailedStart
+from worker.host.pool import Pool
+from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_state import State
 from worker.local.booking import Booking
-from worker.local.bookings import Bookings
 from worker.local.request_batch import RequestBatch
-from worker.local.status import ProcessStatus
+from worker.local.status import ProcessStatus, process_status
+from worker.messages import Replies, ToController
+from worker.models import ModelSpec
 
 #: States of a process that is not warm yet.
 _COLD = frozenset({"warming", "failed"})
@@ -159,3 +167,235 @@ class LocalPool:
     def _obey(self) -> None:
         while not self._orders.empty():
             self._orders.get()()
+
+
+log = logging.getLogger("tokenyard.worker.local")
+
+
+# The engines of a program's own pool, with their devices and states.
+#
+# It listens to the pool. Only the pool's thread calls it.
+
+
+class Bookings:
+    """Assigns devices to engines; calls ``show`` whenever a process changes."""
+
+    def __init__(
+        self, settings: WorkerSettings, show: Callable[[Sequence[ProcessStatus]], None]
+    ) -> None:
+        self.pool = Pool(settings, self)
+        self._all: list[Booking] = []
+        self._deaths: dict[str, str] = {}  # reason of the last death, by process
+        self._show = show
+
+    # Orders of the program
+
+    def book(self, booking: Booking) -> Future[None]:
+        """Start an engine on free devices; raises `NoFreeDevice`."""
+        free = [device for device, goal in self.pool.goals.items() if goal is None]
+        ranks = booking.spec.ranks
+        if len(free) < ranks:
+            raise self._full(booking.spec, free)
+        chosen = sorted(sorted(free, key=self._burden)[:ranks])
+        self._all.append(booking)
+        return self._aim(booking, chosen)
+
+    def release(self, booking: Booking) -> Future[None]:
+        """Finish an engine's requests and unload it."""
+        booking.is_closed = True
+        if self._has_devices(booking):
+            self.pool.aim(None, booking.devices)
+        for member in self._holders(booking):
+            if member.state is State.ASLEEP:
+                self.pool.give_way(member)
+        self._settle()
+        return booking.gone
+
+    def put_to_sleep(self, booking: Booking, level: int) -> Future[None]:
+        """Put an engine to sleep; raises `Unsupported` on several devices, `EngineLost`."""
+        if booking.is_closed or booking.is_asleep:
+            return booking.asleep
+        if len(booking.devices) > 1:
+            raise Unsupported("an engine on several devices cannot sleep; delete it instead")
+        if booking.leader is None or not booking.is_serving:
+            raise EngineLost(f"{booking.spec.name}: it is being loaded again; try later")
+        booking.is_asleep, booking.asleep = True, Future()
+        self.pool.put_to_sleep(booking.leader, level)
+        return booking.asleep
+
+    def wake(self, booking: Booking) -> Future[None]:
+        """Wake an engine on its devices; raises `NoFreeDevice`."""
+        if booking.is_closed:
+            raise RuntimeError(f"the engine {booking.spec.name} was deleted")
+        if not booking.is_asleep:
+            return booking.up
+        free = [device for device in booking.devices if self.pool.goals[device] is None]
+        if len(free) < len(booking.devices):
+            raise self._full(booking.spec, free)
+        return self._aim(booking, booking.devices)
+
+    def resize(self, booking: Booking, spec: ModelSpec) -> Future[None]:
+        """Give an engine one device per rank of ``spec``; raises `NoFreeDevice`, `EngineLost`."""
+        if booking.is_closed or booking.is_asleep:
+            state = "was deleted" if booking.is_closed else "sleeps; wake it first"
+            raise RuntimeError(f"the engine {spec.name} {state}")
+        if not booking.is_serving:
+            raise EngineLost(f"{spec.name}: it is being loaded again; try later")
+        free = [device for device, goal in self.pool.goals.items() if goal is None]
+        more = spec.ranks - len(booking.devices)
+        if len(free) < more:
+            raise NoFreeDevice(
+                f"{spec.name} takes {more} more, {len(free)} free: {self._held()}; delete one first"
+            )
+        added = sorted(free, key=self._burden)[: max(0, more)]
+        before, devices = booking.devices, (*booking.devices[: spec.ranks], *sorted(added))
+        booking.resize(spec, devices)
+        self.pool.aim(None, before)
+        self.pool.aim(spec, devices)
+        return booking.resized
+
+    def _revert(self, booking: Booking, goal: Goal, reason: str) -> bool:
+        """Return an engine to its old size; returns whether its devices are still free."""
+        booking.revert(reason)
+        self.pool.aim(None, goal.devices)
+        if any(self.pool.goals[device] for device in booking.devices):
+            booking.give_up_requests(f"it could not be resized ({reason}), and its device is taken")
+            booking.is_asleep = True  # it holds no device
+            return False
+        self.pool.aim(booking.spec, booking.devices)
+        return True
+
+    def tell(self) -> None:
+        """Show the current status of each process."""
+        members = self.pool.members
+        self._show([process_status(one, self._deaths.get(one.name, "")) for one in members])
+
+    def end(self) -> None:
+        """End all engines and stop the pool."""
+        for booking in self._all:
+            booking.end("the controller has stopped")
+        self.pool.stop()
+        self.tell()
+
+    def _aim(self, booking: Booking, devices: Sequence[int]) -> Future[None]:
+        booking.book(devices)
+        self.pool.aim(booking.spec, devices)
+        return booking.up
+
+    def _burden(self, device: int) -> tuple[bool, bool]:
+        """Sort key: devices that hold no model and have a warm process come first."""
+        members = [member for member in self.pool.members if member.device == device]
+        is_warm = any(member.state is State.WARM for member in members)
+        return self.pool.holder(device) is not None, not is_warm
+
+    def _full(self, spec: ModelSpec, free: Sequence[int]) -> NoFreeDevice:
+        return NoFreeDevice(
+            f"{spec.name} takes {spec.ranks}, {len(free)} free: {self._held()}; delete one first"
+        )
+
+    def _held(self) -> str:
+        """List in words which device holds which model."""
+        goals = self.pool.goals.items()
+        return ", ".join(
+            f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
+        )
+
+    def _has_devices(self, booking: Booking) -> bool:
+        goals = [self.pool.goals[device] for device in booking.devices]
+        return any(goal is not None and goal.spec is booking.spec for goal in goals)
+
+    def _holders(self, booking: Booking) -> list[WorkerProcessHandle]:
+        specs = [booking.spec, *([booking.before.spec] if booking.before else [])]
+        return [one for one in self.pool.members if any(one.spec is spec for spec in specs)]
+
+    def _of(self, spec: ModelSpec | None) -> Booking | None:
+        return next((one for one in self._all if one.spec is spec or _was(one, spec)), None)
+
+    # PoolListener
+
+    def changed(self, member: WorkerProcessHandle) -> None:
+        """See `PoolListener`."""
+        if member.state is State.WARM:
+            self._deaths.pop(member.name, None)
+        if member.is_in_crash_loop:
+            self._fail_crash_looping(member.device)
+        self.tell()  # before a waiting thread looks
+        booking = self._of(member.spec)
+        if booking and member.state is State.ASLEEP and _was(booking, member.spec):
+            self.pool.give_way(member)  # the engine will not wake in its old size
+        self._settle()
+
+    def serves(self, member: WorkerProcessHandle) -> None:
+        """See `PoolListener`; the engine receives the waiting requests."""
+        self.tell()
+        booking = self._of(member.spec)
+        if booking and not booking.is_closed and booking.spec is member.spec:
+            booking.serve(member)
+
+    def gives_way(self, member: WorkerProcessHandle) -> None:
+        """See `PoolListener`; unfinished requests fail."""
+        booking = self._of(member.spec)
+        if booking and _was(booking, member.spec):
+            booking.cut_off("it had to go before it was done")
+        elif booking:
+            booking.give_up_requests("it had to go before it was done")
+
+    def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
+        """See `PoolListener`."""
+        if why != "left":
+            self._deaths[member.name] = reason
+        booking = self._of(member.spec)
+        if booking and _was(booking, member.spec):
+            booking.cut_off(f"its process died ({member.name}: {reason})")
+        elif booking:
+            booking.lose(f"{member.name}: {reason}")
+
+    def start_failed(self, member: WorkerProcessHandle, death: FailedStart) -> None:
+        """Do nothing: `_fail_crash_looping` reports repeated failures."""
+
+    def failed(self, goal: Goal, reason: str, *, is_lost: bool = False) -> bool:
+        """See `PoolListener`."""
+        booking = self._of(goal.spec)
+        if booking is None:
+            return False
+        if is_lost:
+            return not booking.is_closed
+        if booking.before and not booking.is_closed:
+            return self._revert(booking, goal, reason)
+        return booking.miss(reason)
+
+    def refused(self, member: WorkerProcessHandle, reason: str) -> None:
+        """See `PoolListener`; never called, because a program's pool sends no such commands."""
+
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
+        """See `PoolListener`; passes replies to their engine."""
+        booking = self._of(member.spec)
+        if booking and isinstance(message, Replies):
+            booking.take(message.replies)
+
+    def _fail_crash_looping(self, device: int) -> None:
+        """Fail the first load on a device whose processes are all in a crash loop."""
+        members = [member for member in self.pool.members if member.device == device]
+        goal = self.pool.goals[device]
+        if goal is None or not all(member.is_in_crash_loop for member in members):
+            return
+        deaths = [f"{one.name}: {self._deaths.get(one.name, '')}" for one in members]
+        if not self.failed(goal, f"processes die again and again: {'; '.join(deaths)}"):
+            self.pool.aim(None, goal.devices)
+
+    def _settle(self) -> None:
+        """Complete the futures of finished sleeps and deletions."""
+        for booking in self._all:
+            if booking.is_asleep and not booking.asleep.done() and not self._is_awake(booking):
+                booking.asleep.set_result(None)
+            if booking.is_closed and not self._holders(booking):
+                booking.end("it was deleted")
+        self._all = [booking for booking in self._all if not booking.gone.done()]
+
+    def _is_awake(self, booking: Booking) -> bool:
+        return any(member.is_awake for member in self._holders(booking))
+
+
+def _was(booking: Booking, spec: ModelSpec | None) -> bool:
+    """Whether ``spec`` is the engine's old size, during a resize."""
+    return booking.before is not None and booking.before.spec is spec

@@ -9,8 +9,8 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -25,25 +25,30 @@ from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
 from worker import executor
-from worker.engines import Backend, DeviceLost
+from worker.engines import Backend, DeviceLost, Engine, Unsupported
 from worker.engines.loading import make_backend
 from worker.engines.vllm.stats import read_stats
 from worker.messages import (
     AbortRequests,
+    Asleep,
     Attach,
     CommandRefused,
+    Done,
     EngineStats,
     Heartbeat,
     LoadModel,
     ProcessFailed,
     Ready,
+    ReloadWeights,
+    ResetPrefixCache,
+    Sleep,
     Stop,
     SubmitRequests,
     ToController,
     ToProcess,
+    Wake,
     Warm,
 )
-from worker.process.engine_control import EngineControl
 from worker.process.inbox import Delivery, InboxItem, Stale
 from worker.process.lane_session import LaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
@@ -254,3 +259,46 @@ def _as_items(command: ToProcess) -> Sequence[InboxItem]:
         case AbortRequests(entries):
             return [Stale(LOCAL, entry) for entry in entries]
     return [command]
+
+
+# Commands that change the engine itself: sleep, wake, reset, reload.
+
+
+class EngineControl:
+    """Runs the control commands of one engine, in the thread that owns it."""
+
+    def __init__(
+        self, engine: Engine, backend: Backend, send: Callable[[ToController], None]
+    ) -> None:
+        self._engine = engine
+        self._backend = backend
+        self._send = send
+
+    def __call__(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
+        """Run a command and report; a command that the engine does not support changes nothing."""
+        began = clock.monotonic()
+        try:
+            self._do(command)
+        except Unsupported as error:
+            refused = None if isinstance(command, Sleep | Wake) else command
+            self._send(CommandRefused(str(error), refused))
+            return
+        seconds = clock.monotonic() - began
+        if isinstance(command, Sleep):
+            self._send(Asleep(seconds, self._backend.memory()))
+        elif isinstance(command, Wake):
+            info = replace(self._engine.info, phases_s={"wake": seconds})
+            self._send(Ready(info, self._backend.memory()))
+        else:
+            self._send(Done(command))
+
+    def _do(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
+        match command:
+            case Sleep(level):
+                self._engine.sleep(level)
+            case Wake():
+                self._engine.wake()
+            case ResetPrefixCache():
+                self._engine.reset()
+            case ReloadWeights(path):
+                self._engine.reload(path)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_delta
-from tokenyard.client.aio import AsyncClient, AsyncHandle
-from tokenyard.client.async_event import AsyncEvent
+from tokenyard.client.aio import AsyncClient, AsyncEvent, AsyncHandle
 from tokenyard.client.pending import PendingRequest
 
 FOR_EVER_S = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from coordinator.telemetry.tenant_choice import (
+from coordinator.telemetry.tenant_series import (
     MOST_TENANTS,
     REVIEW_S,
     TenantChoice,

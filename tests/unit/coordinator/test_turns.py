@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.placement.needs import Catalog
-from coordinator.placement.turns import LEAST_S, MOST_S, UNMEASURED_S, ModelTurns, turn_s
+from coordinator.placement.needs import LEAST_S, MOST_S, UNMEASURED_S, Catalog, ModelTurns, turn_s
 from tests.support.situations import NOW_MS, decide, demand, host, loads, worker
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.doctor import Evidence, Finding, diagnose
-from tokenyard.doctor.evidence import Disk
-from tokenyard.doctor.sampling import KeySample, Kind
+from tokenyard.doctor.evidence import Disk, KeySample, Kind
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.reconciliation import LAST, Pass, encode_pass
 from tokenyard.protocol.wire import WIRE_VERSION

@@ -9,8 +9,7 @@ import pytest
 from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.unit.doctor.evidence import HANDSHAKE, KEYS, found, looked, sound
 from tokenyard.doctor import Evidence, Finding, Verdict
-from tokenyard.doctor.evidence import ConsumerGroup, LostEntries
-from tokenyard.doctor.sampling import KeySample
+from tokenyard.doctor.evidence import ConsumerGroup, KeySample, LostEntries
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.engines.vllm.pieces import FEW, MOST, PIECE_S, PieceSize
+from worker.engines.vllm.branches import FEW, MOST, PIECE_S, PieceSize
 
 MANY = 8 * FEW
 

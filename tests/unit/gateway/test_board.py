@@ -15,7 +15,7 @@ import pytest
 from gateway.http.board import is_of_board, open_board
 from tests.support.waiting import eventually
 from tests.unit.gateway.conftest import adder_tokenizer
-from tokenyard.board import live
+from tokenyard.board import app
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.texts import pip_install
@@ -116,8 +116,8 @@ def test_a_gateway_runs_without_what_the_board_needs(
 
 def test_a_gateway_that_stops_ends_its_open_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a page that has been sent something
-    live_event = Mock(side_effect=live._event)
-    monkeypatch.setattr(live, "_event", live_event)
+    live_event = Mock(side_effect=app._event)
+    monkeypatch.setattr(app, "_event", live_event)
 
     async def test(app: Any, client: httpx.AsyncClient) -> None:
         headers = {"accept": "text/event-stream"}

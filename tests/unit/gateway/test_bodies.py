@@ -15,8 +15,8 @@ from starlette.types import Message
 from gateway.http.body_errors import BodyErrors
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import MAX_DEPTH, Bodies, parse_body, refuse_beam_search
-from gateway.queue import submitter as module
-from gateway.queue.submitter import BurstSubmitter
+from gateway.queue import yard as module
+from gateway.queue.yard import BurstSubmitter
 from tests.support.builders import make_request
 from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
 from tokenyard.protocol.keys import Keys

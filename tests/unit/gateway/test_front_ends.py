@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.frontend.inline import SHORT
+from gateway.frontend.engine_client import SHORT
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.frontend.turns import merge_in_turns
+from gateway.frontend.derived import merge_in_turns
 
 
 async def answer(name: str, count: int, pauses: int) -> AsyncGenerator[str, None]:

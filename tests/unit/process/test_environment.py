@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.docs.pages import ROOT
-from tokenyard.process.environment import misspelt, unknown, variables_of
+from tokenyard.process.program import misspelt, unknown, variables_of
 
 BOTH = ("coordinator", "worker")
 

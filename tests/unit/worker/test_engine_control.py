@@ -18,7 +18,7 @@ from worker.messages import (
     Wake,
 )
 from worker.models import ModelSpec
-from worker.process.engine_control import EngineControl
+from worker.process.main import EngineControl
 
 
 class Ward:

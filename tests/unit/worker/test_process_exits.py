@@ -11,9 +11,8 @@ import pytest
 
 from tests.support.fake_clock import FakeClock
 from tests.support.pools import WARM, make_handle, make_ready
-from worker.host.process_handle import WorkerProcessHandle
+from worker.host.process_handle import CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE, WorkerProcessHandle
 from worker.host.process_state import State
-from worker.host.restart_backoff import CRASH_LOOP, HEALTHY_S, MOST_IN_SERVICE
 
 NOBODY = 2**31 - 1  # no process has this id
 

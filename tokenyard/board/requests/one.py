@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import msgspec
 
+from tokenyard import clock
 from tokenyard.board.addresses import given_request
 from tokenyard.board.page import NotFound
-from tokenyard.board.requests.bar import WIDTH, bar_of, phases_of
 from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
-from tokenyard.board.requests.tokens import MOST_TOKENS, Tokenizers, last_tokens
 from tokenyard.board.yard import Parameters
+from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
 from tokenyard.ops.requests import letter_of
 from tokenyard.protocol.errors import BadInput, UnknownRequest
@@ -21,11 +24,107 @@ from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams, unpack_tokens
+from tokenyard.protocol.worker_info import decode_worker
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.listing import find_owners
 from tokenyard.yard.requests import read_letter, read_submitted
-from tokenyard.yard.timeline import Timeline, read_timeline
+from tokenyard.yard.timeline import Attempt, Timeline, read_timeline
+
+log = logging.getLogger("tokenyard.board")
+
+
+# The tokens of a running request: their number, and the last of them.
+
+#: Tokens that are read at a look, however many there are.
+MOST_TOKENS: Final = 512
+
+
+_TOKEN_BYTES: Final = 4
+
+
+#: Tokenizers that are kept, and so long without a look they make room for others.
+_MOST_TOKENIZERS: Final = 4
+
+
+_UNUSED_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text of some tokens; None where it cannot be known, or not yet."""
+
+    text: str | None = None
+    is_loading: bool = False
+
+
+def last_tokens(yard: Yard, client: str, request_id: str) -> list[int]:
+    """The last published tokens."""
+    run: Any = yard.connection
+    packed = run.getrange(yard.keys.tokens(client, request_id), -MOST_TOKENS * _TOKEN_BYTES, -1)
+    return unpack_tokens(packed) if len(packed) % _TOKEN_BYTES == 0 else []
+
+
+@dataclass(slots=True)
+class _Kept:
+    tokenizer: Tokenizer | None  # None: it could not be loaded
+    used_s: float  # monotonic
+
+
+class Tokenizers:
+    """Tokenizers of models whose files are on this host; each is loaded beside the first look."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}  # by path
+        self._loading: set[str] = set()
+
+    def text(self, yard: Yard, worker: str, tokens: Sequence[int]) -> Text:
+        """The text of tokens by the tokenizer of a worker's model."""
+        path = _path_of(yard, worker) if tokens else ""
+        if not path:
+            return Text()
+        with self._lock:
+            kept = self._kept.get(path)
+            if kept is None:
+                return Text(is_loading=self._load_soon(path))
+            kept.used_s = clock.monotonic()
+            tokenizer = kept.tokenizer
+        return Text(tokenizer.decode(tokens, skip_special_tokens=False)) if tokenizer else Text()
+
+    def _load_soon(self, path: str) -> bool:
+        """Begin to load it if there is room; whether it is being loaded."""
+        if path in self._loading:
+            return True
+        if len(self._kept) + len(self._loading) >= _MOST_TOKENIZERS:
+            since_s = clock.monotonic() - _UNUSED_S
+            self._kept = {name: one for name, one in self._kept.items() if one.used_s > since_s}
+        if len(self._kept) + len(self._loading) >= _MOST_TOKENIZERS:
+            return False
+        self._loading.add(path)
+        threading.Thread(target=self._load, args=[path], daemon=True).start()
+        return True
+
+    def _load(self, path: str) -> None:
+        tokenizer: Tokenizer | None = None
+        try:
+            tokenizer = load_tokenizer(path)
+        except Exception as error:  # noqa: BLE001 - of any library that reads tokenizers
+            log.warning("tokenizer %r: %s; token ids are shown", path, error)
+        with self._lock:
+            self._kept[path] = _Kept(tokenizer, clock.monotonic())
+            self._loading.discard(path)
+
+
+def _path_of(yard: Yard, worker: str) -> str:
+    """The folder of the tokenizer of a worker's model, if it is on this host; else ""."""
+    packed: Any = yard.connection.hget(yard.keys.workers, worker)
+    try:
+        path = decode_worker(packed).tokenizer if packed else ""
+    except msgspec.MsgspecError:
+        return ""
+    return path if path and Path(path).is_absolute() and Path(path).is_dir() else ""
+
 
 #: Most characters of one text on a page.
 MOST_CHARACTERS: Final = 20_000
@@ -209,3 +308,86 @@ def answers_of(result: Result) -> list[Content]:
     if not result.tokens and not result.text:
         return []
     return [content_of(result.text, result.tokens)]
+
+
+# The life of a request as a bar: what it waited and ran, in proportion.
+
+Phase = Literal["waiting", "lane", "prompt", "answer", "lost"]
+#: Width of the whole bar.
+WIDTH: Final = 1000
+#: Parts are drawn at least so wide, so that each can be seen.
+_LEAST: Final = 4
+PHASES: Final[dict[Phase, str]] = {
+    "waiting": "waiting in the queue",
+    "lane": "on its worker, not running yet",
+    "prompt": "reading the prompt",
+    "answer": "running",
+    "lost": "an attempt that was taken back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """One part of the bar."""
+
+    phase: Phase
+    name: str
+    took_ms: int
+    x: int
+    width: int
+
+
+def bar_of(timeline: Timeline) -> list[BarPart]:
+    """The parts, from acceptance to the end or to now; none where it never arrived."""
+    spans = [one for one in _spans(timeline) if one[2] >= 0]
+    total = sum(took_ms for *_, took_ms in spans)
+    if not spans or total <= 0:
+        return []
+    widths = [max(_LEAST, took_ms * WIDTH // total) for *_, took_ms in spans]
+    parts, x = [], 0.0
+    for (phase, name, took_ms), width in zip(spans, widths, strict=True):
+        scaled = width * WIDTH / sum(widths)
+        parts.append(BarPart(phase, name, took_ms, round(x), round(x + scaled) - round(x)))
+        x += scaled
+    return parts
+
+
+def _spans(timeline: Timeline) -> Iterator[tuple[Phase, str, int]]:
+    if timeline.accepted_ms is None:
+        return
+    end_ms = timeline.ended_ms or timeline.now_ms
+    since_ms = timeline.accepted_ms
+    for attempt in timeline.attempts:
+        yield "waiting", _waits(attempt.number), attempt.assigned_ms - since_ms
+        if attempt.given_back_ms is not None:
+            name = f"attempt {attempt.number} on {attempt.worker}, taken back"
+            yield "lost", name, attempt.given_back_ms - attempt.assigned_ms
+            since_ms = attempt.given_back_ms
+        else:
+            yield from _last(timeline, attempt, end_ms)
+            return
+    yield "waiting", _waits(len(timeline.attempts) + 1), end_ms - since_ms
+
+
+def _waits(number: int) -> str:
+    return "waiting" if number == 1 else f"waiting for attempt {number}"
+
+
+def _last(timeline: Timeline, attempt: Attempt, end_ms: int) -> Iterator[tuple[Phase, str, int]]:
+    """The attempt that runs, or that ended with the request."""
+    name = f"attempt {attempt.number} on {attempt.worker}"
+    timing = timeline.result.timing if timeline.result else None
+    started_ms = timeline.started_ms
+    if started_ms is None or timing is None or started_ms < attempt.assigned_ms:
+        yield "answer", name, end_ms - attempt.assigned_ms
+        return
+    first_ms = started_ms + int(timing.first_token_ms or 0)
+    yield "lane", f"{name}, not running yet", started_ms - attempt.assigned_ms
+    yield "prompt", f"{name}, to the first token", first_ms - started_ms
+    yield "answer", f"{name}, to the end", end_ms - first_ms
+
+
+def phases_of(parts: Sequence[BarPart]) -> list[tuple[Phase, str]]:
+    """The phases in a bar, for its legend."""
+    seen = {part.phase for part in parts}
+    return [(phase, name) for phase, name in PHASES.items() if phase in seen]

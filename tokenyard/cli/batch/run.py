@@ -18,19 +18,24 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 from rich.table import Column as RichColumn
+from rich.table import Table
 
 from tokenyard import clock
+from tokenyard.batch.dry_run import Fleet, Report, as_json, dry_run
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchState, new_id
+from tokenyard.batch.state import BatchSpec, BatchState, new_id
 from tokenyard.cli.batch.options import file_errors_in_one_line, spec_from, spec_options
-from tokenyard.cli.shared.connect import url_of
+from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import HarmlessConsole, plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.process.interrupted import Interrupted
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
+from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.yard.snapshot import read_yard
 
 ABOUT: Final = """Run a file of requests, and write one answer for each line.
 
@@ -87,7 +92,7 @@ def run(
     """Run the job, show its progress, and print the outcome."""
     choice: YardChoice = ctx.obj
     if dry_run:
-        from tokenyard.cli.batch.dry_run import check_file
+        from tokenyard.cli.batch.run import check_file
 
         spec = spec_from(input_path, output or Path("-"), given)
         with file_errors_in_one_line(ctx):
@@ -197,3 +202,67 @@ def _clock(seconds: float) -> str:
     minutes, left = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{left:02}"
+
+
+# `tokenyard batch run --dry-run`: check a file only.
+
+_WIDEST_BAR: Final = 40
+
+
+def check_file(choice: YardChoice, spec: BatchSpec, tokenizer: str, *, prints_json: bool) -> bool:
+    """Read the file and print the report; whether every line is valid."""
+    fleet = _fleet(choice)
+    report = dry_run(spec, fleet, _tokenizer(tokenizer or fleet.tokenizer))
+    if prints_json:
+        say(as_json(report))
+    else:
+        _print(report)
+    return not report.bad
+
+
+def _fleet(choice: YardChoice) -> Fleet:
+    """The properties of the yard; optional for a dry run."""
+    try:
+        with opened(choice) as yard:
+            return Fleet.of(read_yard(yard))
+    except TokenyardError as error:
+        return Fleet(notes=[f"models, limits and pace are not known: {error}"])
+
+
+def _tokenizer(source: str) -> Tokenizer | None:
+    return load_tokenizer(source) if source else None
+
+
+def _print(report: Report) -> None:
+    forms = ", ".join(f"{count} {form}" for form, count in sorted(report.forms.items()))
+    say(f"{report.lines} lines: {report.good} valid ({forms}), {report.bad} invalid")
+    for fault in report.faults:
+        say(f"  line {fault.line}: {fault.code}: {fault.message}")
+    if report.bad > len(report.faults):
+        codes = ", ".join(f"{count} {code}" for code, count in sorted(report.codes.items()))
+        say(f"  ... of all invalid lines: {codes}")
+    tokens = report.tokens
+    if tokens is not None and tokens.prompts:
+        say(
+            f"prompt tokens: {tokens.total} in {tokens.prompts} prompts,"
+            f" {tokens.least} to {tokens.most}, {tokens.total / tokens.prompts:.1f} on average"
+        )
+        plain_console().print(_histogram(tokens.below))
+    if report.most_new_tokens:
+        say(f"new tokens: at most {report.most_new_tokens}, of lines with max_tokens")
+    if report.estimate_s is not None:
+        say(
+            f"estimate: {report.estimate_s:.0f} s at {report.lines_per_s:g} lines/s,"
+            " the rate of this yard when it was last busy"
+        )
+    for note in report.notes:
+        say(f"note: {note}")
+
+
+def _histogram(below: dict[int, int]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    largest = max(below.values())
+    for bound in sorted(below):
+        bar = "#" * max(1, _WIDEST_BAR * below[bound] // largest)
+        table.add_row(f"{bound // 2} to {bound - 1}", str(below[bound]), bar)
+    return table

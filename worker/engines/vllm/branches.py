@@ -5,8 +5,12 @@ vLLM runs each choice as a separate request, a *branch*; together they are one a
 
 from __future__ import annotations
 
+import functools
+import logging
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace as changed
 
@@ -17,6 +21,8 @@ from worker.engines.vllm.request import EngineRequest
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+
+logger = logging.getLogger("tokenyard.worker")
 
 
 class Branches:
@@ -130,3 +136,76 @@ def request_of_choice(asked: EngineRequest, index: int) -> EngineRequest:
         published=asked.published_of(index),
         several=(),
     )
+
+
+# Chooses how many tokens of a stream go out at a time.
+#
+# Mostly one. But with hundreds of streams a step on a GPU takes less time than Python needs for
+# hundreds of single tokens. There vLLM holds a few tokens of each stream back and returns them
+# together.
+
+#: With fewer running requests each token goes out immediately.
+FEW: Final = 32
+#: Approximate time between pieces, in seconds; readers cannot tell it from single tokens.
+PIECE_S: Final = 0.03
+#: Most tokens of a piece; after a crash another process computes a lost piece again.
+MOST: Final = 4
+#: The shortest recent step counts, because prompts make steps longer; it rises by this factor.
+_RISE: Final = 1.1
+
+
+class PieceSize:
+    """Chooses the size of a new stream's pieces by the number of requests and the time of steps."""
+
+    def __init__(self, least: int) -> None:
+        """``least`` is the operator's setting (vLLM's ``stream_interval``)."""
+        self.least = least
+        self._step_s = math.inf
+        self._ended: float | None = None  # end of the last step, in seconds
+
+    def note(self, running: int, now: float) -> None:
+        """Record the end, at ``now`` seconds, of a step with ``running`` requests."""
+        if running < FEW:
+            self._ended = None
+            return
+        if self._ended is not None:
+            self._step_s = min(now - self._ended, self._step_s * _RISE)
+        self._ended = now
+
+    def choose(self, running: int) -> int:
+        """The number of tokens per piece for a new stream beside ``running`` requests."""
+        if running < FEW:
+            return self.least
+        fitting = int(min(MOST, PIECE_S / max(self._step_s, PIECE_S / MOST)))
+        return max(self.least, fitting)
+
+
+# How far vLLM is with a request of which it returns nothing before the end.
+
+
+def tokens_so_far(engine: Any, request_id: str) -> Sequence[list[int]]:
+    """The tokens of each choice of a running request; none where this vLLM does not tell.
+
+    Reads what vLLM's output processor has for the text of the answer, which is no public API.
+    """
+    try:
+        processor = engine.output_processor
+        ids = processor.external_req_ids.get(request_id, ())
+        states = [processor.request_states[one] for one in ids]
+        found = {one.request_index: list(one.detokenizer.output_token_ids) for one in states}
+        for parent in {
+            id(one.parent_req): one.parent_req for one in states if one.parent_req
+        }.values():
+            for output in parent.output_aggregator:  # of choices that have ended
+                if output is not None:
+                    found.setdefault(output.index, list(output.token_ids))
+    except (AttributeError, KeyError, TypeError) as error:
+        _warn(repr(error))
+        return ()
+    return [found[index] for index in sorted(found)]
+
+
+@functools.cache
+def _warn(error: str) -> None:
+    """Once: it is asked each second."""
+    logger.warning("vLLM does not tell the tokens of a request so far: %s", error)

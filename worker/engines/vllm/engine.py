@@ -26,7 +26,13 @@ from worker.engines.logprobs import wanted
 from worker.engines.resume import Way, choose_way
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.arguments import cache_tokens, engine_config, folder_of, lora_requests
-from worker.engines.vllm.branches import Branch, Branches, request_of_choice
+from worker.engines.vllm.branches import (
+    Branch,
+    Branches,
+    PieceSize,
+    request_of_choice,
+    tokens_so_far,
+)
 from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
@@ -39,14 +45,17 @@ from worker.engines.vllm.collectors import (
 from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm.grammars import GrammarLimits, GrammarThreads
 from worker.engines.vllm.params import ParamsMaker, build_params, refusal
-from worker.engines.vllm.pieces import PieceSize
-from worker.engines.vllm.progress import tokens_so_far
 from worker.engines.vllm.reasoning import Reasoning
 from worker.engines.vllm.request import EngineRequest
-from worker.engines.vllm.sleep import LEVELS, choose_sleep
+from worker.engines.vllm.sleep import (
+    LEVELS,
+    add_adapters,
+    choose_sleep,
+    exchange_weights,
+    remove_adapters,
+)
 from worker.engines.vllm.tokenizer import ModelTokenizer
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
-from worker.engines.vllm.weights import add_adapters, exchange_weights, remove_adapters
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
