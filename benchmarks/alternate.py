@@ -33,7 +33,7 @@ from benchmarks.yard import ServingYard, embedded_broker, end_in_order, models_y
 from coordinator.placement.needs import LEAST_S, cost_s, turn_s
 from tokenyard import Client
 from tokenyard.client.options import FullPrompt
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.yard import Yard

@@ -20,8 +20,7 @@ from benchmarks.chaos.check import History, Story, Violation
 from benchmarks.chaos.history import Asked
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
 from tokenyard.protocol.streams import whole
-from tokenyard.protocol.tenants import TenantSettings
-from tokenyard.protocol.token_windows import DAY
+from tokenyard.protocol.tenants import DAY, TenantSettings
 from tokenyard.protocol.yard import Yard
 
 #: Weighted tokens for one token out; one in counts as one.

@@ -22,7 +22,7 @@ from coordinator.placement.devices import (
     map_devices,
 )
 from coordinator.placement.needs import Catalog, Demand, Need, Reach, Supply, hopeless, needs
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.worker_info import HostInfo
 
 #: A command counts as failed when the roster shows no effect for so long, plus three times the

@@ -15,7 +15,7 @@ from coordinator.roster import Roster, RosterMember
 from coordinator.routing.schedule import ScheduleWriter
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.scripts import Scripts
 

@@ -20,7 +20,7 @@ from coordinator.leadership import LostLeadership
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
-from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
+from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.texts import counted
 from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
 

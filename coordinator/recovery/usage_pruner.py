@@ -14,8 +14,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
+from tokenyard.protocol.tenants import outdated
 from tokenyard.protocol.texts import counted
-from tokenyard.protocol.usage import outdated
 from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.coordinator.usage_pruner")

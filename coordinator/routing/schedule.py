@@ -14,7 +14,7 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 
 
 class Decision(Struct, frozen=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""The leader's statement of what waits and runs, by model (`tokenyard.protocol.demand`)."""
+"""The leader's statement of what waits and runs, by model (`tokenyard.protocol.leader_reports`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
-from tokenyard.protocol.demand import FIELD, ModelDemand, YardDemand, encode_demand
 from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING
+from tokenyard.protocol.leader_reports import FIELD, ModelDemand, YardDemand, encode_demand
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts

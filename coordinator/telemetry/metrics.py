@@ -19,7 +19,6 @@ from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.tenant_series import TENANT_METRICS, TenantSeries
 from tokenyard.broker.connection import batch_connection, connected, open_connection
-from tokenyard.protocol.demand import YardDemand, read_demand
 from tokenyard.protocol.errors import SettingsError, TokenyardError
 from tokenyard.protocol.keys import (
     COUNTED,
@@ -29,6 +28,7 @@ from tokenyard.protocol.keys import (
     TENANTS_WAITING,
     Keys,
 )
+from tokenyard.protocol.leader_reports import YardDemand, read_demand
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
 from tokenyard.protocol.yard import Yard

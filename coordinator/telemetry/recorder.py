@@ -19,7 +19,7 @@ from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
-from tokenyard.protocol.history import EVERY_MS, MAX_ENTRIES, HistorySample, history_fields
+from tokenyard.protocol.leader_reports import EVERY_MS, MAX_ENTRIES, HistorySample, history_fields
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.metrics import trimmed

@@ -16,7 +16,7 @@ from tokenyard import clock
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys, is_tenant
 from tokenyard.protocol.streams import whole
-from tokenyard.protocol.usage import FAILED, WAIT, day_before, field_of
+from tokenyard.protocol.tenants import FAILED, WAIT, day_before, field_of
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.metrics import Metric, bucketed, numbers
 

@@ -12,8 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.errors import GatewayError
-from gateway.queue.bursts import Bursts
-from gateway.queue.calls import Command
+from gateway.queue.calls import Bursts, Command
 from gateway.queue.yard import YardQueue
 from tokenyard import clock
 from tokenyard.broker.connection import translated

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 from redis.exceptions import NoScriptError
 
 from tokenyard.broker.connection import AsyncRedis, translated
+from tokenyard.protocol.errors import TokenyardError
 from tokenyard.scripts import Arg, Call, command_of, run_async
 
 T = TypeVar("T")
@@ -50,3 +52,64 @@ async def carry_out(connection: AsyncRedis, commands: Sequence[Command]) -> list
         if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
             raise answer
     return answers
+
+
+# What is asked for at one moment shares a round trip.
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+_Waiting = tuple[Item, "asyncio.Future[Answer]"]
+
+
+class Bursts(Generic[Item, Answer]):
+    """Sends items in bursts: while one call is under way, the next burst gathers.
+
+    ``send`` makes the call for some items, and returns an answer to each in their order.
+    """
+
+    def __init__(self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
+        self._send = send
+        self._waiting: list[_Waiting[Item, Answer]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self, item: Item) -> Answer:
+        """Send one item; raises what its call raised.
+
+        A `ValueError` says that the item cannot be written.
+        """
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, answered))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="gateway-burst")
+        return await answered
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                burst, self._waiting = self._waiting, []
+                await self._send_burst(burst)
+        finally:
+            self._task = None
+
+    async def _send_burst(self, burst: Sequence[_Waiting[Item, Answer]]) -> None:
+        try:
+            answers = await self._send([item for item, _ in burst])
+            answered_by = list(zip(burst, answers, strict=True))
+        except TokenyardError as error:
+            _fail(burst, error)
+        except Exception as error:  # noqa: BLE001 - whatever a value that cannot be written raises
+            if len(burst) == 1:
+                _fail(burst, ValueError(f"the request cannot be written: {error}"))
+                return
+            for one in burst:  # those beside it can be written
+                await self._send_burst([one])
+        else:
+            for (_, answered), answer in answered_by:
+                if not answered.done():
+                    answered.set_result(answer)
+
+
+def _fail(burst: Sequence[_Waiting[Item, Answer]], error: Exception) -> None:
+    for _, answered in burst:
+        if not answered.done():
+            answered.set_exception(error)

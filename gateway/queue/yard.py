@@ -15,8 +15,7 @@ from msgspec import MsgspecError
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.queue.bursts import Bursts
-from gateway.queue.calls import Command, call, call_behind, carry_out
+from gateway.queue.calls import Bursts, Command, call, call_behind, carry_out
 from gateway.queue.replies import ReplyReader
 from tokenyard import clock, scripts
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
@@ -25,8 +24,14 @@ from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import Keys, PriorityClass
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.system_clients import GATEWAY_CLIENT
-from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenant
-from tokenyard.protocol.token_windows import DAY, MINUTE, TokenWindow
+from tokenyard.protocol.tenants import (
+    DAY,
+    DEFAULTS,
+    MINUTE,
+    TenantSettings,
+    TokenWindow,
+    decode_tenant,
+)
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import Acceptance, Cancelled, Submitted
 from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of

@@ -21,7 +21,8 @@ from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.board import access, app
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.board.requests import listing, one
+from tokenyard.board.pages import request as one
+from tokenyard.board.pages import requests as listing
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 

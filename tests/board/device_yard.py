@@ -10,7 +10,7 @@ import redis
 
 from tests.support.builders import make_request, make_worker_info, random_name
 from tests.support.yard import LONG_MS
-from tokenyard.protocol.commands import Acknowledgement, Command, parse_command
+from tokenyard.protocol.control import Acknowledgement, Command, parse_command
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_worker
 from tokenyard.scripts import Scripts

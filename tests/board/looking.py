@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from tokenyard.board.access import Door
 from tokenyard.board.app import ROOT, Board
+from tokenyard.board.page import Actor
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import Actor
 from tokenyard.ops.audit import AuditEntry, read_audit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

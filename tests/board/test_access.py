@@ -14,8 +14,8 @@ from tests.board.keyed import ROLES, Keyed, keyed
 from tests.support.servers import Server
 from tokenyard.board import app
 from tokenyard.board.operations import OPERATIONS
+from tokenyard.board.page import RANK, Parameters
 from tokenyard.board.pages import PAGES
-from tokenyard.board.yard import RANK, Parameters
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.operation import Caller, Outcome
 from tokenyard.protocol.api_keys import Role

@@ -16,9 +16,8 @@ from tests.board.asking import HERE, Asking, opened
 from tests.support.servers import Server
 from tokenyard.board import app
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.board.page import Page
+from tokenyard.board.page import MAX_PARAMETER, Page, Parameters
 from tokenyard.board.pages import PAGES
-from tokenyard.board.yard import MAX_PARAMETER, Parameters
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 

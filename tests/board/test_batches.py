@@ -25,8 +25,8 @@ from tokenyard.batch.line_errors import read_line_errors
 from tokenyard.batch.rq.jobs import PERFORM_FOR_GATEWAYS, BatchQueue, JobOrder
 from tokenyard.batch.rq.listing import PLACES
 from tokenyard.batch.state import BatchSpec
+from tokenyard.board.page import Actor
 from tokenyard.board.pages import batches
-from tokenyard.board.yard import Actor
 from tokenyard.ops import batches as ops
 
 __all__ = ["write_lines", "yard"]

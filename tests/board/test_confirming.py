@@ -11,7 +11,7 @@ import pytest
 from tests.board.looking import Looker, text_of, values_of
 from tests.support.yard import PlayedYard
 from tokenyard.board.operations import ASKED, OPERATIONS, Form, Input, as_first_asked, ask_again
-from tokenyard.board.yard import Actor, Parameters
+from tokenyard.board.page import Actor, Parameters
 from tokenyard.protocol.errors import Refused
 
 pytestmark = pytest.mark.valkey_only

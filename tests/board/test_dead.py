@@ -13,7 +13,7 @@ from tests.cli.test_hostile_text import EVIL, moves
 from tests.support.builders import make_request
 from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import PlayedYard
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.ops.letters import wanted_letters
 from tokenyard.protocol.errors import Code
 from tokenyard.yard.letters import LOOKED_AT, LetterFilter

@@ -13,7 +13,7 @@ from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import PlayedYard
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.ops.letters import OPERATIONS
 
 pytestmark = pytest.mark.valkey_only

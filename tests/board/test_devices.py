@@ -11,9 +11,9 @@ from tests.board.looking import Looker, text_of
 from tests.support.builders import make_request
 from tests.support.yard import LONG_MS
 from tokenyard.board.operations import OPERATIONS
+from tokenyard.board.page import Actor, Parameters
 from tokenyard.board.pages.devices import MOST_COMMANDS, PAGES, SAMPLES, TILES
 from tokenyard.board.rendering import Templates
-from tokenyard.board.yard import Actor, Parameters
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys

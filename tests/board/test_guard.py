@@ -13,7 +13,7 @@ from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tokenyard.board.forms import read_back
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.board.yard import Actor, Parameters
+from tokenyard.board.page import Actor, Parameters
 from tokenyard.protocol.keys import Keys
 
 DEED = f"/board/do/{next(iter(OPERATIONS))}"

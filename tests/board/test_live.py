@@ -14,7 +14,7 @@ from tests.board.keyed import keyed
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.board import access, app
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 

@@ -12,7 +12,7 @@ from tests.board.looking import Looker, text_of
 from tests.support.waiting import eventually
 from tokenyard.board import operations
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import Invalid
 from tokenyard.protocol.errors import BrokerUnavailable

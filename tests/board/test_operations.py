@@ -15,7 +15,7 @@ from tests.board.looking import Looker, looking
 from tests.support.builders import make_request
 from tokenyard.board import app
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.cli.shared.operating import command
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.keys import create_key

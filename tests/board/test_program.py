@@ -17,8 +17,8 @@ import pytest
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
-from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.http_settings import BoardSettings
 
 Start = Callable[..., "Running"]
 

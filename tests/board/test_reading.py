@@ -18,9 +18,8 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.board import app
-from tokenyard.board.page import Page
+from tokenyard.board.page import Page, Parameters
 from tokenyard.board.reading import Busy, YardReader
-from tokenyard.board.yard import Parameters
 from tokenyard.protocol.keys import Keys
 
 WAIT_S = 60.0

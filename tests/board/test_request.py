@@ -15,8 +15,8 @@ from tests.board.test_requests import HOSTILE, fail
 from tests.integration.test_listing import one_of_each_state
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import PlayedYard
-from tokenyard.board.requests import one
-from tokenyard.board.requests.one import MOST_CHARACTERS, MOST_IDS, WIDTH, bar_of, content_of
+from tokenyard.board.pages import request as one
+from tokenyard.board.pages.request import MOST_CHARACTERS, MOST_IDS, WIDTH, bar_of, content_of
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields

@@ -14,7 +14,7 @@ from tests.support.builders import make_request, make_result
 from tests.support.letters import bury_many
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.ops import requests as actions
 from tokenyard.ops.names import request_name
 from tokenyard.protocol.parse import parse_request

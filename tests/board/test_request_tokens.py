@@ -17,9 +17,9 @@ from tests.board.request_rig import SEES, asking, look
 from tests.support.builders import make_delta, worker_json
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.board.addresses import request_address
-from tokenyard.board.requests import one
-from tokenyard.board.requests.one import MOST_TOKENS, Tokenizers, token_rate
+from tokenyard.board.pages import request as one
+from tokenyard.board.pages.request import MOST_TOKENS, Tokenizers, token_rate
+from tokenyard.board.paging import request_address
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication

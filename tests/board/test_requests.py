@@ -17,9 +17,9 @@ from tests.integration.test_listing import fill, one_of_each_state
 from tests.support.builders import make_request
 from tests.support.counting import Counting
 from tests.support.yard import PlayedYard
-from tokenyard.board.requests import listing
-from tokenyard.board.requests.listing import given_place, place_text, view_requests
-from tokenyard.board.yard import Actor, Parameters
+from tokenyard.board.page import Actor, Parameters
+from tokenyard.board.pages import requests as listing
+from tokenyard.board.pages.requests import given_place, place_text, view_requests
 from tokenyard.ops.names import named_request
 from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.wire import request_fields

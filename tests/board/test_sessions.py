@@ -14,7 +14,7 @@ from tests.board.keyed import Keyed, keyed
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.board import access
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.ops.keys import revoke_key
 from tokenyard.protocol.api_keys import key_digest
 from tokenyard.protocol.keys import Keys

@@ -11,10 +11,17 @@ from tests.board.calls import Calls
 from tests.board.looking import Looker, text_of
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.board.yard import Actor
+from tokenyard.board.page import Actor
 from tokenyard.ops.control import Signals
-from tokenyard.protocol.commands import Acknowledgement
-from tokenyard.protocol.control import ALL, DesiredState, Order, RunState, model_scope, worker_scope
+from tokenyard.protocol.control import (
+    ALL,
+    Acknowledgement,
+    DesiredState,
+    Order,
+    RunState,
+    model_scope,
+    worker_scope,
+)
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 

@@ -18,8 +18,8 @@ from tokenyard.doctor import Evidence, diagnose
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.history import HistorySample, history_fields
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
+from tokenyard.protocol.leader_reports import HistorySample, history_fields
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.telemetry.intake_ages import MOST_OF_LINE

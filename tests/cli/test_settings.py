@@ -11,8 +11,8 @@ import coordinator.__main__
 import gateway.__main__
 import tokenyard.board.__main__
 import worker.__main__
-from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 
 PROGRAMS = {

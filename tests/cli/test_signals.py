@@ -19,8 +19,7 @@ from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard import Client
 from tokenyard.process.program import Exit
-from tokenyard.protocol.commands import Acknowledgement
-from tokenyard.protocol.control import RUN_STATES
+from tokenyard.protocol.control import RUN_STATES, Acknowledgement
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
 
 Run = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.launches import ORIGINS, Launch, compose, from_systemd, manifests
-from tokenyard.protocol.board_settings import BoardSettings
+from tokenyard.protocol.http_settings import BoardSettings
 
 #: What the board of a compose file has in common with a coordinator: the light image, and bounds.
 BOUNDS = (

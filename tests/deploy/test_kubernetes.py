@@ -16,8 +16,8 @@ from gateway.metrics import OPEN
 from tests.deploy.launches import FILLED, kustomized, manifests
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
-from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.http_settings import BoardSettings
 
 SCHEMAS = "pip install --no-deps -r tests/deploy/requirements.txt"
 #: The schema file of each API version: Kubernetes 1.32 and KEDA 2.16.

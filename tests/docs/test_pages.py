@@ -11,9 +11,9 @@ import pytest
 
 from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
 from tokenyard.cli import COMMANDS
-from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.control import RUN_STATES, TRANSITIONS
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from worker.host.process_state import State

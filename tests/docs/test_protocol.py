@@ -15,12 +15,20 @@ import redis
 
 from tests.docs.pages import ROOT, code, first_names, names, page, section
 from tests.support.up import running_up
-from tokenyard.protocol.commands import Acknowledgement, Command, Verb
-from tokenyard.protocol.control import ALL, PAUSE_MODES, RUN_STATES, SIGNALS, DesiredState, Order
-from tokenyard.protocol.demand import FIELD
+from tokenyard.protocol.control import (
+    ALL,
+    PAUSE_MODES,
+    RUN_STATES,
+    SIGNALS,
+    Acknowledgement,
+    Command,
+    DesiredState,
+    Order,
+    Verb,
+)
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
-from tokenyard.protocol.reconciliation import LAST, LAST_FOUND
+from tokenyard.protocol.leader_reports import FIELD, LAST, LAST_FOUND
 from tokenyard.protocol.replies import (
     Choice,
     ErrorInfo,

@@ -51,10 +51,10 @@ def live(pipe: Connection) -> None:
 
     from worker.engines.cpu_features import request_amx
     from worker.engines.vllm.warm_base import freeze
-    from worker.executor import follower_link, leader_link
+    from worker.executor import follower, leader_link
 
     current_platform.is_cpu()  # registers vLLM's kernels, as a worker's warm-up does
-    leader_link.STUCK_S = follower_link.STUCK_S = STUCK_S
+    leader_link.STUCK_S = follower.STUCK_S = STUCK_S
     for module in MODULES:
         importlib.import_module(module)
     request_amx()

@@ -13,8 +13,9 @@ import pytest
 
 from tests.support.waiting import eventually
 from worker.engines import RankGroup
-from worker.executor import follower_link, leader_link
-from worker.executor.follower_link import FollowerLink
+from worker.executor import follower as follower_module
+from worker.executor import leader_link
+from worker.executor.follower import FollowerLink
 from worker.executor.leader_link import LeaderLink
 from worker.executor.messages import (
     Build,
@@ -137,7 +138,7 @@ def test_a_rank_that_does_not_connect_is_named(ranks: Callable[..., Ranks]) -> N
 def test_followers_without_a_leader_time_out(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_link, "CONNECT_S", NONE_S)
+    monkeypatch.setattr(follower_module, "CONNECT_S", NONE_S)
 
     with pytest.raises(GroupError, match="nobody leads the group"):
         ranks().followers[0].connect()
@@ -296,7 +297,7 @@ def test_a_follower_stuck_in_an_ended_group_raises_in_its_thread(
     monkeypatch: pytest.MonkeyPatch,
     faults_of_threads: list[BaseException],
 ) -> None:
-    monkeypatch.setattr(follower_link, "STUCK_S", NONE_S)
+    monkeypatch.setattr(follower_module, "STUCK_S", NONE_S)
     leader, follower = ranks().form()
     follower.watch(lambda: None)
 
@@ -311,7 +312,7 @@ def test_the_wait_of_a_follower_for_its_next_order_is_bounded(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, follower = ranks().form()
-    monkeypatch.setattr(follower_link, "MESSAGE_S", NONE_S)
+    monkeypatch.setattr(follower_module, "MESSAGE_S", NONE_S)
 
     with pytest.raises(GroupError, match="sent nothing for 0 s"):
         follower.hear(Join)

@@ -16,7 +16,7 @@ from tests.gpu.specs import ADDERS
 from tests.support.builders import make_request
 from tests.support.processes import Answer, Program
 from tests.support.waiting import eventually
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.wire import Request, SamplingParams, unpack_tokens
 
 PROCESSES = 2

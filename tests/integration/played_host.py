@@ -10,11 +10,13 @@ import redis
 from tests.support.builders import make_worker_info
 from tests.support.yard import LONG_MS
 from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
-from tokenyard.protocol.commands import Acknowledgement, Command, parse_command
 from tokenyard.protocol.control import (
+    Acknowledgement,
+    Command,
     DesiredState,
     Order,
     model_scope,
+    parse_command,
 )
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, encode_worker

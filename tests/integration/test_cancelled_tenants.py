@@ -12,8 +12,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.tenants import TenantYard, tenant_yard
 from tests.support.waiting import eventually
-from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from tokenyard.protocol.token_windows import MINUTE
+from tokenyard.protocol.tenants import MINUTE, TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 from tokenyard.scripts import CancelledUse
 

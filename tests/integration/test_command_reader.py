@@ -10,8 +10,7 @@ import redis
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.broker.connection import open_connection
-from tokenyard.protocol.commands import Command
-from tokenyard.protocol.control import DesiredState, Order
+from tokenyard.protocol.control import Command, DesiredState, Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts

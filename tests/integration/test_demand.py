@@ -14,8 +14,8 @@ from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
-from tokenyard.protocol import demand
-from tokenyard.protocol.demand import FIELD
+from tokenyard.protocol import leader_reports
+from tokenyard.protocol.leader_reports import FIELD
 from tokenyard.scripts import submit
 
 pytestmark = pytest.mark.valkey_only
@@ -107,7 +107,7 @@ def test_no_leader_is_no_zero(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> No
     assert yard.says(waiting=0)
 
     # What a leader said that has gone since
-    monkeypatch.setattr(demand, "FRESH_MS", -1)
+    monkeypatch.setattr(leader_reports, "FRESH_MS", -1)
     with pytest.raises(urllib.error.HTTPError, match="503") as caught:
         yard.scale()
     assert "no coordinator leads" in caught.value.read().decode()

@@ -12,7 +12,7 @@ from tests.support.lanes import LONG_MS, Lanes, requests
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.protocol.history import HistorySample
+from tokenyard.protocol.leader_reports import HistorySample
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.yard.history import read_history
 from tokenyard.yard.snapshot import read_standbys, read_yard

@@ -28,7 +28,7 @@ from tokenyard import Client
 from tokenyard.batch import run_batch
 from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.keys import is_tenant
-from tokenyard.protocol.usage import day_before
+from tokenyard.protocol.tenants import day_before
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.telemetry.batch_queue import queue_name
 from tokenyard.telemetry.endpoint import Endpoint

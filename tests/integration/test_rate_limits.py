@@ -11,8 +11,7 @@ from gateway.queue.yard import RateLimits, duration
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tokenyard.broker.connection import open_async_connection
-from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from tokenyard.protocol.token_windows import DAY, MINUTE
+from tokenyard.protocol.tenants import DAY, MINUTE, TenantSettings, encode_tenant
 from tokenyard.protocol.wire import SamplingParams
 
 EACH = 10 + 20  # tokens of a request of these tests

@@ -19,7 +19,7 @@ from tests.support.yard import PlayedYard
 from tokenyard import Client, RequestFailed
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
-from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, parse_pass
+from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication, Published, Scripts

@@ -16,12 +16,13 @@ from tests.integration.played_host import (
 )
 from tests.support.fake_clock import FakeClock
 from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
-from tokenyard.protocol.commands import Command, parse_command
 from tokenyard.protocol.control import (
     ALL,
+    Command,
     DesiredState,
     Invalid,
     Order,
+    parse_command,
     parse_order,
     worker_scope,
 )

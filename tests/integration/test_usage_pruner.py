@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.usage import KEPT_DAYS, day_before
+from tokenyard.protocol.tenants import KEPT_DAYS, day_before
 from tokenyard.protocol.yard import Yard
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.builders import framed, worker_json
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.scripts import Scripts, request_cancel
 
 LOAD = Command(verb="load", worker="w.1", model="adder")

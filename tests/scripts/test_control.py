@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.yard import PlayedYard
-from tokenyard.protocol.commands import (
+from tokenyard.protocol.control import (
     Acknowledgement,
     Command,
     decode_acknowledgement,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.builders import make_delta, make_result
 from tests.support.yard import PlayedYard, QueuedRequest
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import (
     ACQUIT_NOT_LEADER,

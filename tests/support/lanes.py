@@ -16,7 +16,7 @@ import redis
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.waiting import eventually
-from tokenyard.protocol.commands import Command, parse_command
+from tokenyard.protocol.control import Command, parse_command
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, PriorityClass
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tokenyard.process.extras import refuse
-from tokenyard.protocol.board_settings import BoardSettings
+from tokenyard.protocol.http_settings import BoardSettings
 
 try:
     from tokenyard.process.program import HTTP_TEXTS, program

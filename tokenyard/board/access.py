@@ -25,9 +25,9 @@ from starlette.routing import Route
 from tokenyard import clock
 from tokenyard.board.forms import ROOT, read_back, read_form, read_query
 from tokenyard.board.guard import is_by_tls
+from tokenyard.board.page import RANK, Actor, Parameters
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import RANK, Actor, Parameters
 from tokenyard.protocol.api_keys import ID_DIGITS, Role, decode_key, key_digest
 from tokenyard.protocol.yard import Yard
 

@@ -34,12 +34,11 @@ from tokenyard.board.forms import (
 )
 from tokenyard.board.guard import Guard, nonce_of
 from tokenyard.board.operations import OPERATIONS, as_first_asked, ask, ask_again, form_of, run
-from tokenyard.board.page import NotFound, Page
+from tokenyard.board.page import Actor, NotFound, Page, Parameters
 from tokenyard.board.pages import PAGES
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.rendering import Templates
 from tokenyard.board.settings import BoardOptions
-from tokenyard.board.yard import Actor, Parameters
 from tokenyard.ops.audit import AuditEntry, find_entry
 from tokenyard.ops.operation import Operation
 from tokenyard.protocol.errors import BrokerUnavailable, Refused, TokenyardError

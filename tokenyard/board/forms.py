@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 from starlette.requests import Request
 
-from tokenyard.board.yard import MAX_PARAMETER, Parameters
+from tokenyard.board.page import MAX_PARAMETER, Parameters
 from tokenyard.protocol.errors import BadInput
 
 #: Where the board lies on its server.

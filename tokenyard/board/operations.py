@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tokenyard import clock
 from tokenyard.board.forms import hidden_fields, read_back
-from tokenyard.board.yard import Parameters
+from tokenyard.board.page import Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.ops import batches, intakes, keys, letters, models, requests, signals, tenants
 from tokenyard.ops.audit import AuditEntry, record

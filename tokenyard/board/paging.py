@@ -1,12 +1,14 @@
-"""Lists in numbered pages."""
+"""Lists in numbered pages, and addresses of what has an arbitrary name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote, urlencode
 
-from tokenyard.board.addresses import address
-from tokenyard.board.yard import Parameters
+from tokenyard.board.page import Parameters
+from tokenyard.ops.names import checked_request
 
 _MOST_PAGES: Final = 1_000_000
 
@@ -49,3 +51,25 @@ def numbered_page(
 def asked_page(given: Parameters) -> int:
     """The number of the page that is asked for; raises `BadInput`."""
     return given.whole("page", 1, 1, _MOST_PAGES)
+
+
+# Addresses on the board of what has an arbitrary name. They lie below the board's root.
+#
+# A request's id has any characters, so an address holds it quoted.
+
+
+def request_address(client: str, request_id: str) -> str:
+    """The page of one request."""
+    return address("/request", {"client": client, "id": request_id})
+
+
+def address(path: str, parameters: Mapping[str, object]) -> str:
+    """A page with its parameters; empty ones are left out."""
+    given = {name: value for name, value in parameters.items() if value not in {"", None}}
+    return f"{path}?{urlencode(given, quote_via=quote, safe='')}" if given else path
+
+
+def given_request(given: Parameters) -> tuple[str, str]:
+    """Client and id in the address of a request's page; raises `BadInput`."""
+    [client, *_], [request_id, *_] = (given.texts(name) or [""] for name in ("client", "id"))
+    return checked_request(client, request_id)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from tokenyard.board.addresses import request_address
+from tokenyard.board.paging import request_address
 from tokenyard.ops.names import request_name
 from tokenyard.protocol.texts import counted, cut, harmless, printable, span
 

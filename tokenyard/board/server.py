@@ -18,7 +18,7 @@ from tokenyard.board.settings import BoardOptions
 from tokenyard.process.http_connection import BoundedConnection
 from tokenyard.process.http_server import HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
-from tokenyard.protocol.board_settings import BoardSettings
+from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 

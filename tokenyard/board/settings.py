@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, ContentRule
-from tokenyard.protocol.http_settings import TLS_PREFIX
+from tokenyard.protocol.http_settings import MAX_STREAMS, SESSION_S, TLS_PREFIX, ContentRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,8 @@ from tokenyard.cli.up.engine_options import (
     device_options,
     example_model,
 )
-from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
-from tokenyard.cli.up.progress import spinner
+from tokenyard.cli.up.progress import choose_http_port, spinner
 from tokenyard.client.sync import Client
 from tokenyard.process.extras import installed_vllm, why_no_gateway
 from tokenyard.process.program import Exit, PlainCommand, YardChoice

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenyard.doctor.broker_checks import BROKER_CHECKS, SERVER_CHECKS
-from tokenyard.doctor.durability import Grade, durability_grades
+from tokenyard.doctor.broker_checks import BROKER_CHECKS, SERVER_CHECKS, Grade, durability_grades
 from tokenyard.doctor.evidence import Evidence, gather, glance
 from tokenyard.doctor.finding import Finding, Verdict
-from tokenyard.doctor.tenant_checks import check_tenants
-from tokenyard.doctor.yard_checks import YARD_CHECKS
+from tokenyard.doctor.yard_checks import YARD_CHECKS, check_tenants
 
 __all__ = [
     "Evidence",

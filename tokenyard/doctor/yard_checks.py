@@ -1,4 +1,4 @@
-"""Checks of a yard: leader, workers, models, lanes, and requests that lost their entry."""
+"""Checks of a yard: leader, workers, models, lanes, tenants, and requests that lost their entry."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from tokenyard.doctor.broker_checks import Check
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 from tokenyard.protocol.control import ALL
-from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, parse_pass
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, parse_pass
+from tokenyard.protocol.texts import counted, span
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.yard.history import Snapshot
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import WorkerView
+from tokenyard.yard.tenants import TenantView
 
 _SKEW_MS: Final = 1000
 _RECENT_MS: Final = 3_600_000
+# Checks of tenants: their settings, and limits that refuse or hold their requests all the time.
+
 _MOST_NAMED: Final = 5
 SnapshotCheck = Callable[[Snapshot], Iterator[Finding]]
 
@@ -269,3 +272,57 @@ YARD_CHECKS: Final[tuple[Check, ...]] = (
     _of_snapshot(check_dead),
     check_entries,
 )
+
+
+#: A tenant that is refused so often in an hour or two, and was lately, does not wait as it is told.
+_OFTEN: Final = 10
+_LATELY_MS: Final = 600_000
+#: A tenant at `max_running_requests` whose oldest request has waited so long is held all the time.
+_HELD_MS: Final = 600_000
+#: Limits of one request: waiting does not help.
+_LASTING: Final = frozenset({"max_tokens", "models", "classes"})
+
+
+def check_tenants(evidence: Evidence) -> Iterator[Finding]:
+    """Settings that cannot be read, and tenants that hit their limits all the time."""
+    if evidence.snapshot is None:
+        return
+    if evidence.tenants is None:
+        why = evidence.unseen.get("tenants", "")
+        yield unknown("tenants", f"the settings of tenants cannot be seen: {why}")
+        return
+    problems = 0
+    for one in evidence.tenants:
+        found = list(_of(one, evidence.snapshot.at_ms, evidence.held_ms.get(one.name, 0)))
+        problems += len(found)
+        if problems <= _MOST_NAMED:
+            yield from found
+    if problems > _MOST_NAMED:
+        todo = "tokenyard tenants list, and show for each."
+        yield warning("tenants", f"{problems:,} such problems in all", todo)
+    if not problems:
+        yield ok("tenants", f"{counted(len(evidence.tenants), 'tenant')}, none at its limits")
+
+
+def _of(one: TenantView, now_ms: int, held_ms: int) -> Iterator[Finding]:
+    if not one.is_readable:
+        found = f"the settings of {one.name} cannot be read: it has weight 1 and no limits"
+        yield warning("tenants", found, f"Set them again: tokenyard tenants set {one.name} ...")
+    if one.is_held and held_ms >= _HELD_MS:
+        found = (
+            f"{one.name}: max_running_requests holds {counted(one.waiting, 'request')}, the oldest"
+            f" for {span(held_ms)}: {one.running:,} run"
+        )
+        todo = f"Raise it (tokenyard tenants set {one.name} --max-running-requests ...)"
+        yield warning("tenants", found, f"{todo}, or let its clients send less.")
+    for limit, count in one.refused_lately.items():
+        ago_ms = now_ms - one.refused_ms.get(limit, 0)
+        if count >= _OFTEN and ago_ms < _LATELY_MS:
+            found = (
+                f"{one.name}: {limit} has refused {count:,} requests in this hour and the one"
+                f" before, the last {span(ago_ms)} ago"
+            )
+            flag = f"--{limit.replace('_', '-')}"
+            todo = f"Raise it (tokenyard tenants set {one.name} {flag} ...), or let its clients"
+            then = "ask for what it allows" if limit in _LASTING else "wait as the refusal says"
+            yield warning("tenants", found, f"{todo} {then}.")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 from tokenyard import clock
-from tokenyard.protocol.commands import Acknowledgement, Command
 from tokenyard.protocol.control import (
     ALL,
+    Acknowledgement,
+    Command,
     DesiredState,
     DesiredStates,
     Invalid,

@@ -24,8 +24,7 @@ from tokenyard.ops.operation import (
 )
 from tokenyard.ops.placement import place_anywhere, place_at
 from tokenyard.ops.signals import Mode
-from tokenyard.protocol.commands import Command
-from tokenyard.protocol.control import DesiredState, DesiredStates, Invalid
+from tokenyard.protocol.control import Command, DesiredState, DesiredStates, Invalid
 from tokenyard.protocol.errors import BadInput, NotObeyed, Refused
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import WorkerState

@@ -28,7 +28,6 @@ from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
 from tokenyard.process.threads import end_with_threads
-from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.errors import (
     BadInput,
     DeadlineUnmeetable,
@@ -45,6 +44,7 @@ from tokenyard.protocol.errors import (
     WaitTimeout,
 )
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import CoordinatorSettings, ProgramSettings, WorkerSettings
 from tokenyard.protocol.texts import harmless, nearest

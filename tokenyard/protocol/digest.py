@@ -17,12 +17,13 @@ import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.fields import (
+    BadJson,
+    ForeignJson,
     parse_chat,
     parse_content,
     parse_params,
     parse_reasoning,
 )
-from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
 

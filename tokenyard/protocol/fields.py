@@ -1,18 +1,17 @@
-"""Reads the fields of untrusted entries; each raises `InvalidRequest` with the field's name."""
+"""Reads JSON and fields of untrusted entries; each error names the field."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tokenyard.protocol.chat import check_messages, check_objects, check_template_kwargs
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.foreign_json import BadJson, ForeignJson
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     MAX_TOKEN_ID,
@@ -21,6 +20,30 @@ from tokenyard.protocol.wire import (
     SamplingParams,
     pack_tokens,
 )
+
+# JSON that somebody else wrote: whatever is wrong with it is one error.
+
+T = TypeVar("T")
+
+
+class BadJson(ValueError):
+    """Bytes are not the JSON expected; the message says how, and the cause is msgspec's error."""
+
+
+class ForeignJson(Generic[T]):
+    """Decodes JSON of one type. Thousands of nested arrays are no more than bad JSON."""
+
+    def __init__(self, kind: Any = Any) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def decode(self, raw: bytes | str) -> T:
+        """The value; raises `BadJson`."""
+        try:
+            value: T = self._decode(raw)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise BadJson(str(error)) from error
+        return value
+
 
 #: No sampling parameters of a model.
 NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tokenyard.protocol.board_settings import MAX_STREAMS, SESSION_S, ContentRule
-from tokenyard.protocol.http_settings import HttpSettings
+from tokenyard.protocol.http_settings import MAX_STREAMS, SESSION_S, ContentRule, HttpSettings
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 from tokenyard.protocol.settings import default_name
 

@@ -13,6 +13,7 @@ import msgspec
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.fields import (
     NO_DEFAULTS,
+    ForeignJson,
     object_decoder,
     parse_chat,
     parse_messages,
@@ -25,7 +26,6 @@ from tokenyard.protocol.fields import (
     read_text,
     read_tokens,
 )
-from tokenyard.protocol.foreign_json import ForeignJson
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.wire import (
     DEFAULT_CLIENT,

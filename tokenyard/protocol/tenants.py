@@ -1,8 +1,10 @@
-"""What an operator sets for a tenant: its share and its limits, as Redis keeps them."""
+"""What an operator sets for a tenant, and how what it uses is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -76,3 +78,89 @@ def _settings(packed: bytes) -> TenantSettings | None:
         return decode_tenant(packed)
     except msgspec.MsgspecError:
         return None
+
+
+# The windows over which a tenant's tokens and refusals are counted; scripts write them.
+#
+# Each is a ring of buckets in the hash of the tenant. It slides by one bucket, and has one more
+# than
+# it is long, so that no span of that length has more tokens than the limit.
+
+#: Longer numbers are none of the scripts'.
+_MOST_DIGITS: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindow:
+    """One window: the limit's name in `TenantSettings`, and the form of its ring."""
+
+    limit: str
+    mark: str
+    width_ms: int
+    count: int
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of its buckets."""
+        return [f"{self.mark}{number}" for number in range(self.count)]
+
+    def read(self, values: Sequence[bytes | None], now_ms: int) -> tuple[int, int]:
+        """The tokens in the window, and in how many ms the last of them have left it."""
+        now, tokens, newest = now_ms // self.width_ms, 0, None
+        for value in values:
+            number, _, sum_ = (value or b"").partition(b" ")
+            if not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in (number, sum_)):
+                continue
+            at = int(number)
+            if abs(now - at) < self.count and int(sum_):
+                tokens += int(sum_)
+                newest = max(newest or 0, at)
+        if newest is None:
+            return 0, 0
+        return tokens, (newest + self.count) * self.width_ms - now_ms
+
+
+MINUTE: Final = TokenWindow("tokens_per_minute", "m", 5_000, 13)
+DAY: Final = TokenWindow("tokens_per_day", "d", 1_800_000, 49)
+
+
+def refusals_of(limit: str) -> TokenWindow:
+    """The requests that a limit has refused in this hour and the one before."""
+    return TokenWindow(limit, f"refused:{limit}:", 3_600_000, 2)
+
+
+# The fields of ``usage:<tenant>``, what a tenant has used: ``<yyyymmdd> <model> <what>``.
+#
+# `tenant_sums.lua` writes them, by the server's day in UTC.
+
+#: Before the upper end of a bucket, a power of two of ms: first dispatches after such a wait.
+WAIT: Final = "wait:"
+#: Before the code of an error: requests that failed so.
+FAILED: Final = "failed:"
+#: Bytes of a model's name that are kept.
+MOST_OF_MODEL: Final = 200
+#: Days that usage is kept, today included.
+KEPT_DAYS: Final = 62
+
+
+def day_before(now_s: float, back: int) -> str:
+    """The day so many days ago, in digits."""
+    now = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
+    return f"{now - datetime.timedelta(back):%Y%m%d}"
+
+
+def is_day(text: bytes) -> bool:
+    """Whether this is a day in digits."""
+    return len(text) == len("yyyymmdd") and text.isdigit()
+
+
+def field_of(day: str, model: str, what: str) -> bytes:
+    """The name of a field."""
+    return b"%b %b %b" % (day.encode(), model.encode()[:MOST_OF_MODEL], what.encode())
+
+
+def outdated(fields: Iterable[bytes], now_s: float) -> list[bytes]:
+    """Those that are older than what is kept."""
+    oldest = day_before(now_s, KEPT_DAYS - 1).encode()
+    days = ((name, name.partition(b" ")[0]) for name in fields)
+    return [name for name, day in days if is_day(day) and day < oldest]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenyard.protocol.commands import (
+from tokenyard.protocol.control import (
     Acknowledgement,
     Command,
+    DesiredState,
+    Order,
     command_fields,
     encode_acknowledgement,
+    encode_desired,
+    order_fields,
 )
-from tokenyard.protocol.control import DesiredState, Order, encode_desired, order_fields
 from tokenyard.scripts.calls import Arg, Caller
 
 

@@ -14,14 +14,18 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenyard.protocol.commands import (
+from tokenyard.protocol.control import (
     Acknowledgement,
     Command,
+    Order,
+    Signal,
     Verb,
     decode_acknowledgement,
     parse_command,
+    parse_order,
+    said,
+    worker_scope,
 )
-from tokenyard.protocol.control import Order, Signal, parse_order, said, worker_scope
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import WorkerInfo

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, Generic, TypeVar
 
-from tokenyard.protocol.history import EVERY_MS, HistorySample, parse_history
 from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.leader_reports import EVERY_MS, HistorySample, parse_history
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms

@@ -23,13 +23,15 @@ from tokenyard.protocol.keys import (
 )
 from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.tenants import (
+    DAY,
     DEFAULTS,
     LIMITS,
+    MINUTE,
     TenantSettings,
     decode_each,
+    refusals_of,
 )
 from tokenyard.protocol.texts import printable
-from tokenyard.protocol.token_windows import DAY, MINUTE, refusals_of
 from tokenyard.protocol.yard import Yard
 
 #: Tenants whose counters are read in one round trip.

@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.streams import whole
-from tokenyard.protocol.usage import FAILED, WAIT, day_before, is_day, outdated
+from tokenyard.protocol.tenants import FAILED, WAIT, day_before, is_day, outdated
 from tokenyard.protocol.yard import Yard
 
 #: Tenants that are read in one round trip.

@@ -7,8 +7,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tokenyard.protocol.commands import Acknowledgement, Command, Verb, parse_command
-from tokenyard.protocol.control import Order, parse_order
+from tokenyard.protocol.control import (
+    Acknowledgement,
+    Command,
+    Order,
+    Verb,
+    parse_command,
+    parse_order,
+)
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.yard import Yard
 from worker.engines import Unsupported

@@ -19,8 +19,13 @@ from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
 from tokenyard.process.service_manager import ServiceManager
-from tokenyard.protocol.commands import Acknowledgement, Command
-from tokenyard.protocol.control import DesiredStates, Order, decode_desired
+from tokenyard.protocol.control import (
+    Acknowledgement,
+    Command,
+    DesiredStates,
+    Order,
+    decode_desired,
+)
 from tokenyard.protocol.errors import StartFailed
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import redis
 
 from tokenyard.broker.outage import Outage
-from tokenyard.protocol.commands import Acknowledgement
 from tokenyard.protocol.control import (
     ALL,
+    Acknowledgement,
     DesiredState,
     DesiredStates,
     Order,

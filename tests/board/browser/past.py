@@ -9,8 +9,8 @@ from typing import Any
 
 import redis
 
-from tokenyard.protocol.history import EVERY_MS, WAITING, HistorySample, history_fields
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.leader_reports import EVERY_MS, WAITING, HistorySample, history_fields
 from tokenyard.telemetry.metrics import BUCKETS_S
 
 MINUTES = 58

@@ -15,7 +15,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tokenyard.board.forms import ROOT
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.board.yard import RANK
+from tokenyard.board.page import RANK
 from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import Role
 

@@ -8,7 +8,7 @@ from benchmarks.alternate import Report
 from benchmarks.cold_start.__main__ import medians, summary
 from benchmarks.cold_start.case import Task, Timed, WrongAnswer, phases
 from benchmarks.sums import ADDER, SUBTRACTOR, questions
-from tokenyard.protocol.commands import Command, Verb
+from tokenyard.protocol.control import Command, Verb
 from worker.models import ModelSpec
 
 

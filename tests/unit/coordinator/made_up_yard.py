@@ -10,7 +10,7 @@ from typing import Final
 from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import Worker
 from coordinator.placement.needs import Demand
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 
 STEP_S: Final = 0.05

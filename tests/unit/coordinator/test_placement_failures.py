@@ -14,7 +14,7 @@ from coordinator.placement.decide import (
     place,
 )
 from tests.support.situations import NOW_MS, WAIT_S, decide, demand, host, loads, worker
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.worker_info import HostInfo
 
 

@@ -16,7 +16,7 @@ from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import AWAKE, SERVING, Worker
 from coordinator.placement.needs import Demand
 from tests.support.effort import examples
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.worker_info import (
     WORKER_STATES,
     HostInfo,

@@ -16,7 +16,7 @@ from tests.support.builders import make_worker_info
 from tests.support.fake_clock import FakeClock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.history import HistorySample, parse_history
+from tokenyard.protocol.leader_reports import HistorySample, parse_history
 from tokenyard.protocol.worker_info import WorkerTotals
 
 START_MS = 1_000_000_000.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coordinator.routing.schedule import Decision, Placing, ScheduleWriter
 from tests.support.schedules import read_decisions, read_placings
-from tokenyard.protocol.commands import Command
+from tokenyard.protocol.control import Command
 
 
 def place(writer: ScheduleWriter, model: str, *devices: int) -> None:

@@ -8,7 +8,7 @@ from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.doctor import Evidence, Finding, diagnose
 from tokenyard.doctor.evidence import Disk, KeySample, Kind
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.reconciliation import LAST, Pass, encode_pass
+from tokenyard.protocol.leader_reports import LAST, Pass, encode_pass
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.telemetry.batch_queue import BatchService
 from tokenyard.yard.snapshot import WorkerView

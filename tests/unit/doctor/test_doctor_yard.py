@@ -11,7 +11,7 @@ from tests.unit.doctor.evidence import HANDSHAKE, KEYS, found, looked, sound
 from tokenyard.doctor import Evidence, Finding, Verdict
 from tokenyard.doctor.evidence import ConsumerGroup, KeySample, LostEntries
 from tokenyard.protocol.control import DesiredState, DesiredStates
-from tokenyard.protocol.reconciliation import LAST, LAST_FOUND, Pass, encode_pass
+from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 from tokenyard.yard.snapshot import WorkerView
 from tokenyard.yard.tenants import TenantView

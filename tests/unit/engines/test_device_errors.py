@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.engines import DeviceLost
-from worker.engines.device_errors import is_device_lost, is_out_of_memory, was_disturbed
+from worker.engines.device import is_device_lost, is_out_of_memory, was_disturbed
 
 
 class AcceleratorError(RuntimeError):

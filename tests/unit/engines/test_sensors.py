@@ -14,7 +14,7 @@ import torch
 from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import SensorReading
-from worker.engines.sensors import FRESH_S, find_sensors, open_sensors
+from worker.engines.device import FRESH_S, find_sensors, open_sensors
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.vllm.backend import VllmBackend
 from worker.process.main import WorkerProcess

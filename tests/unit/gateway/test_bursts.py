@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.queue.bursts import Bursts
+from gateway.queue.calls import Bursts
 from tokenyard.protocol.errors import BrokerUnavailable
 
 pytestmark = pytest.mark.timeout(30)

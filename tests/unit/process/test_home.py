@@ -13,7 +13,7 @@ import pytest
 
 from tokenyard.cli.shared.auditing import operator
 from tokenyard.cli.up import _existing
-from tokenyard.cli.up.announcing import Announcer
+from tokenyard.cli.up.progress import Announcer
 from tokenyard.process import home
 from tokenyard.process.home import cache_environment, user_name
 from tokenyard.process.running import default_data_dir, running_up, running_url

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tokenyard.process.http_server import listen
-from tokenyard.protocol.board_settings import BoardSettings
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.http_settings import BoardSettings
 
 
 def test_small_writes_are_sent_without_a_delay() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenyard.protocol.history import HistorySample, history_fields, parse_history
+from tokenyard.protocol.leader_reports import HistorySample, history_fields, parse_history
 
 
 def packed(sample: HistorySample) -> dict[bytes, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.pools import MEMORY, PAIR, A, B, Theatre, engine_info
-from tokenyard.protocol.commands import Acknowledgement, Command, Verb
+from tokenyard.protocol.control import Acknowledgement, Command, Verb
 from tokenyard.scripts import Why
 from worker.host.allocation import Goal, fits
 from worker.host.commands import CommandHandler

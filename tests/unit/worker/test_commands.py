@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.pools import MEMORY, PAIR, A, B, engine_info, theatre
 from tests.unit.worker.commander import Commander
-from tokenyard.protocol.commands import Acknowledgement, Command
+from tokenyard.protocol.control import Acknowledgement, Command
 from worker.host.process_state import State
 from worker.messages import (
     Asleep,

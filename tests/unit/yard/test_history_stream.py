@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenyard.protocol.history import HistorySample
+from tokenyard.protocol.leader_reports import HistorySample
 from tokenyard.telemetry.metrics import BUCKETS_S, quantile_s, trimmed
 from tokenyard.yard.history import by_time, joined, lately
 

@@ -12,12 +12,25 @@ from tokenyard.board.pages import (
     devices,
     keys,
     models,
+    request,
     requests,
     signals,
     tenants,
     yard,
 )
 
-_MODULES: Final = (yard, devices, models, requests, dead, tenants, keys, batches, signals, audit)
+_MODULES: Final = (
+    yard,
+    devices,
+    models,
+    requests,
+    request,
+    dead,
+    tenants,
+    keys,
+    batches,
+    signals,
+    audit,
+)
 #: In the order of the menu.
 PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)

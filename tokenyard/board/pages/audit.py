@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tokenyard.board.page import Page
-from tokenyard.board.yard import Parameters
+from tokenyard.board.page import Page, Parameters
 from tokenyard.ops.audit import MAX_ENTRIES, read_audit
 from tokenyard.protocol.yard import Yard
 

@@ -10,9 +10,8 @@ from redis.exceptions import NoPermissionError
 
 from tokenyard.batch.line_errors import read_line_errors
 from tokenyard.batch.rq import is_installed
-from tokenyard.board.addresses import address
-from tokenyard.board.page import NotFound, Page
-from tokenyard.board.yard import Parameters
+from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.paging import address
 from tokenyard.broker.connection import batch_connection
 from tokenyard.protocol.errors import Refused, SettingsError
 from tokenyard.protocol.texts import cut, pip_install

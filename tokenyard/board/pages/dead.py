@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tokenyard.board.addresses import address
-from tokenyard.board.page import NotFound, Page
-from tokenyard.board.yard import Parameters
+from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.paging import address
 from tokenyard.ops.letters import FILTERS, REASONS, wanted_letters
 from tokenyard.protocol.errors import BadInput, Code
 from tokenyard.protocol.texts import cut

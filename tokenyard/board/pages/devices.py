@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Page
+from tokenyard.board.page import NotFound, Page, Parameters
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
 from tokenyard.protocol.yard import Yard

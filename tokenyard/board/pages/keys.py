@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
-from tokenyard.board.page import Page
+from tokenyard.board.page import Page, Parameters
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.keys import list_keys

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Page
+from tokenyard.board.page import NotFound, Page, Parameters
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard

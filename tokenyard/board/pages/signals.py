@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.page import Page
+from tokenyard.board.page import Page, Parameters
 from tokenyard.board.paging import numbered_page
-from tokenyard.board.yard import Parameters
 from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,

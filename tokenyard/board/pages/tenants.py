@@ -9,14 +9,12 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from tokenyard.board.charts import number, tick
-from tokenyard.board.page import NotFound, Page
+from tokenyard.board.page import NotFound, Page, Parameters
 from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
-from tokenyard.board.yard import Parameters
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.tenants import LIMITS
-from tokenyard.protocol.usage import KEPT_DAYS
+from tokenyard.protocol.tenants import KEPT_DAYS, LIMITS
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.keys import list_keys

@@ -14,8 +14,7 @@ from markupsafe import Markup
 
 from tokenyard import clock
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
-from tokenyard.board.page import Page
-from tokenyard.board.yard import Parameters
+from tokenyard.board.page import Page, Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.doctor import (
     Evidence,
@@ -28,8 +27,8 @@ from tokenyard.doctor import (
     glance,
 )
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.history import HistorySample
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.leader_reports import HistorySample
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import quantile_s

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tokenyard.protocol.foreign_json import BadJson, ForeignJson
+from tokenyard.protocol.fields import BadJson, ForeignJson
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

@@ -14,8 +14,8 @@ from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.tables import Column, FittingTable
 from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
+from tokenyard.protocol.tenants import KEPT_DAYS
 from tokenyard.protocol.texts import counted, printable, span
-from tokenyard.protocol.usage import KEPT_DAYS
 from tokenyard.yard.tenants import failures_text, read_tenants
 from tokenyard.yard.usage import TenantUsage, read_usage
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.cli.up.announcing import Announcer
 from tokenyard.cli.up.child import LogLine
 from tokenyard.cli.up.engine_options import (
     SLOTS_DEFAULT,
@@ -22,9 +21,8 @@ from tokenyard.cli.up.engine_options import (
     example_model,
     worker_option,
 )
-from tokenyard.cli.up.http_port import choose_http_port
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
-from tokenyard.cli.up.progress import spinner
+from tokenyard.cli.up.progress import Announcer, choose_http_port, spinner
 from tokenyard.process.extras import why_no_board, why_no_gateway
 from tokenyard.process.home import expanded
 from tokenyard.process.program import PlainCommand, YardChoice

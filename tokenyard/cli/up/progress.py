@@ -1,13 +1,21 @@
-"""Shows the progress of a yard that starts."""
+"""What `tokenyard up` and `demo` show and announce, and the port that they serve on."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
 
+import click
 from rich.console import Console
 
 from tokenyard import clock
+from tokenyard.broker.url import public_url
+from tokenyard.cli.up.local_yard import YardFailed
+from tokenyard.process.running import Announcement, default_data_dir, running_up
+from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import counted
 
 #: Called with whether a coordinator leads, and the number of ready workers.
@@ -37,3 +45,95 @@ def _step(leads: bool, ready: int, workers: int) -> str:
     if not leads:
         return "Waiting for the coordinator to lead"
     return f"{ready} of {counted(workers, 'worker')} {'is' if workers == 1 else 'are'} ready"
+
+
+# The port of a local yard's gateway, or of its board.
+
+DEFAULT_PORT: Final = 8000
+
+
+def choose_http_port(wanted: int | None) -> int:
+    """The wanted port, or 8000, or a free one; raises `click.UsageError` where it is taken."""
+    if wanted is None:
+        return _free(DEFAULT_PORT) or _free(0)
+    port = _free(wanted)
+    if not port:
+        raise click.UsageError(f"--http-port: {wanted} is taken; give another one, or 0")
+    return port
+
+
+def _free(port: int) -> int:
+    """The port if it is free, any for 0; 0 if it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+        bound: int = probe.getsockname()[1]
+        return bound
+
+
+# Announces `tokenyard up` to other commands, and locks its data folder.
+
+
+class Announcer:
+    """Announces one `up` in its data folder and in the default one, where other commands look."""
+
+    def __init__(self, data_dir: Path, yard: str) -> None:
+        self._data_dir = data_dir
+        self._yard = yard
+        self._held: list[Announcement] = []
+
+    def claim(self) -> None:
+        """Lock the data folder for this `up`.
+
+        Raises `YardFailed` if another `up` uses it, `click.UsageError` if it is not writable.
+        """
+        try:
+            is_ours = self._take(self._data_dir)
+        except OSError as error:
+            raise click.UsageError(
+                f"--data-dir {self._data_dir}: it cannot be written to: {error.strerror}"
+            ) from error
+        if not is_ours:
+            raise YardFailed(
+                f"{_other(self._data_dir)} uses {self._data_dir} already: use that one, or give"
+                " another --data-dir or --yard"
+            )
+
+    def publish(self, url: str) -> str:
+        """Publish the broker's URL; a warning if other commands cannot find it, else ""."""
+        unfound = ""
+        try:
+            known = default_data_dir(self._yard)
+            if self._data_dir.resolve() != known.resolve() and not self._take(known):
+                unfound = f"{_other(known)} is what commands without a URL find"
+        except SettingsError:
+            unfound = "commands without a URL will not find it: HOME is not set"
+        except OSError as error:
+            unfound = f"commands without a URL will not find it: {error.filename}: {error.strerror}"
+        for held in self._held:
+            held.publish(url, self._data_dir)
+        return unfound
+
+    def withdraw(self) -> None:
+        """Unlock the folders; idempotent."""
+        while self._held:
+            self._held.pop().withdraw()
+
+    def _take(self, folder: Path) -> bool:
+        announcement = Announcement(folder)
+        is_ours = announcement.claim()
+        if is_ours:
+            self._held.append(announcement)
+        return is_ours
+
+
+def _other(folder: Path) -> str:
+    other = running_up(folder)
+    return (
+        f"`tokenyard up` with pid {other.pid} at {public_url(other.url)}"
+        if other
+        else "another `tokenyard up`, which is about to start or to stop,"
+    )

@@ -21,9 +21,14 @@ from worker.engines import (
     SensorReading,
 )
 from worker.engines.cpu_features import check_cpu, request_amx
-from worker.engines.device_errors import is_device_lost, is_out_of_memory, was_disturbed
+from worker.engines.device import (
+    GpuSensors,
+    find_sensors,
+    is_device_lost,
+    is_out_of_memory,
+    was_disturbed,
+)
 from worker.engines.device_lock import DeviceLock
-from worker.engines.sensors import GpuSensors, find_sensors
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.environment import engine_modules
 from worker.engines.vllm.grammars import GrammarLimits

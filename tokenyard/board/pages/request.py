@@ -12,10 +12,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard import clock
-from tokenyard.board.addresses import given_request
-from tokenyard.board.page import NotFound
-from tokenyard.board.requests.listing import MOST_ENTRIES, MOST_KEYS_FOR_ID
-from tokenyard.board.yard import Parameters
+from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.pages.requests import MOST_ENTRIES, MOST_KEYS_FOR_ID
+from tokenyard.board.paging import given_request
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
 from tokenyard.ops.requests import letter_of
@@ -35,6 +34,8 @@ log = logging.getLogger("tokenyard.board")
 
 
 # The tokens of a running request: their number, and the last of them.
+
+# The page of one request.
 
 #: Tokens that are read at a look, however many there are.
 MOST_TOKENS: Final = 512
@@ -391,3 +392,8 @@ def phases_of(parts: Sequence[BarPart]) -> list[tuple[Phase, str]]:
     """The phases in a bar, for its legend."""
     seen = {part.phase for part in parts}
     return [(phase, name) for phase, name in PHASES.items() if phase in seen]
+
+
+PAGES: Final[tuple[Page, ...]] = (
+    Page("/request", "Request", "request.html", view_request, every_s=1.0),
+)

@@ -1,4 +1,4 @@
-"""`tokenyard pause`, `unpause`, `suspend`, `resume`, `epoch`, `drain`, `stop`."""
+"""The commands that are nothing but an operation: of requests, intakes and signals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from functools import partial
 from typing import Final
 
 from tokenyard.cli.shared.operating import command
-from tokenyard.ops import signals
+from tokenyard.ops import intakes, requests, signals
+
+# `tokenyard cancel`, `empty` and `requeue`: end requests, or submit failed ones again.
+
+cancel = command(requests.cancel, "cancel", "Cancel requests in any state.", asks=True)
+empty = command(intakes.empty, "empty", "Cancel waiting requests; asks first.", asks=True)
+requeue = command(requests.requeue, "requeue", "Submit failed requests again.")
+
+
+# `tokenyard pause`, `unpause`, `suspend`, `resume`, `epoch`, `drain`, `stop`.
 
 #: Seconds that a command waits until all have obeyed.
 _TIMEOUT_S: Final = 120.0

@@ -1,1 +1,0 @@
-"""What the pages about requests read, show and do."""
