@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.batches.files import FileStore, StoredFile, name_of
 from gateway.batches.parts import WholeOutputs
@@ -20,11 +21,18 @@ from tokenyard.batch.rq.jobs import (
     PERFORM_FOR_GATEWAYS,
     JobOrder,
     UnknownJob,
+    batch_of,
     batch_queue,
-    describe,
     is_attended,
 )
-from tokenyard.batch.state import ENDED, BatchSpec, BatchState
+from tokenyard.batch.state import (
+    BATCH_TIMES,
+    ENDED,
+    Batch,
+    BatchErrors,
+    BatchSpec,
+    BatchState,
+)
 from tokenyard.protocol.keys import PriorityClass
 
 _WINDOW: Final = re.compile(r"(?P<count>[0-9]{1,7})(?P<unit>[smhd])")
@@ -32,20 +40,10 @@ _UNITS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST_S: Final = 30 * 86400
 #: A batch that RQ does not know after so long was never handed over.
 _UNKNOWN_S: Final = 60.0
-_TIMES: Final = (
-    "in_progress_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
-)
 #: Ends after which the outputs may be in parts.
 _BROKEN_OFF: Final = ENDED - {"completed"}
 #: So long after its window a batch that nobody runs has expired; a worker would have said so.
 _LATE_S: Final = 120.0
-_NONE_DONE: Final = {"total": 0, "completed": 0, "failed": 0}
 
 
 class BatchJobs:
@@ -86,28 +84,26 @@ class BatchJobs:
 
     def is_over(self, tenant: str, record: BatchRecord) -> bool:
         """Whether no job reads or writes its files."""
-        return self._progress(tenant, record)["status"] in ENDED
+        return self._progress(tenant, record).is_over
 
     def describe(self, tenant: str, record: BatchRecord) -> dict[str, Any]:
         """The batch object of OpenAI's API; the files of one that is over exist after this."""
         progress = self._progress(tenant, record)
-        status = progress["status"]
-        is_over = status in ENDED
         return {
             "id": record.id,
             "object": "batch",
             "endpoint": record.endpoint,
-            "errors": self._without_paths(progress.get("errors")),
+            "errors": _without_paths(progress.message),
             "input_file_id": record.input_file_id,
             "completion_window": record.completion_window,
-            "status": status,
-            "output_file_id": self._publish(tenant, record, "output") if is_over else None,
-            "error_file_id": self._publish(tenant, record, "error") if is_over else None,
+            "status": progress.status,
+            "output_file_id": self._publish(tenant, record, "output") if progress.is_over else None,
+            "error_file_id": self._publish(tenant, record, "error") if progress.is_over else None,
             "created_at": record.created_at,
             "expires_at": expiry_of(record),
-            **{name: progress.get(name) for name in _TIMES},
-            "request_counts": progress.get("request_counts") or _NONE_DONE,
-            "usage": progress.get("usage"),
+            **{f"{name}_at": getattr(progress, f"{name}_at") for name in BATCH_TIMES},
+            "request_counts": msgspec.to_builtins(progress.request_counts),
+            "usage": msgspec.to_builtins(progress.usage),
             "metadata": record.metadata,
         }
 
@@ -115,29 +111,36 @@ class BatchJobs:
         """Whether it was handed to RQ; a gateway may have been killed just before that."""
         return self._find(tenant, record) is not None
 
-    def _progress(self, tenant: str, record: BatchRecord) -> Mapping[str, Any]:
+    def _progress(self, tenant: str, record: BatchRecord) -> Batch:
         found = self._find(tenant, record)
-        if found is not None:
-            if found["status"] in _BROKEN_OFF and not self._outputs.are_whole(
-                name_of(tenant, record.output_file_id), name_of(tenant, record.error_file_id)
-            ):
-                return {**found, "status": "finalizing"}
-            return found
-        if clock.wall() - record.created_at < _UNKNOWN_S:
-            return {"status": "validating"}
-        return {"status": "failed", "errors": {"data": [{"message": "the batch is not known"}]}}
+        if found is None:
+            is_late = clock.wall() - record.created_at >= _UNKNOWN_S
+            return Batch(
+                id=record.id,
+                status="failed" if is_late else "validating",
+                errors=BatchErrors.of("the batch is not known" if is_late else ""),
+                input_file_id=record.input_file_id,
+                output_file_id=record.output_file_id,
+                error_file_id=record.error_file_id,
+                created_at=record.created_at,
+            )
+        if found.status in _BROKEN_OFF and not self._outputs.are_whole(
+            name_of(tenant, record.output_file_id), name_of(tenant, record.error_file_id)
+        ):
+            return replace(found, status="finalizing")
+        return found
 
-    def _find(self, tenant: str, record: BatchRecord) -> Mapping[str, Any] | None:
+    def _find(self, tenant: str, record: BatchRecord) -> Batch | None:
         """As RQ tells it, or once RQ has forgotten the job, the state beside its output."""
         with batch_queue(self._url, self._yard) as queue, contextlib.suppress(UnknownJob):
             job = queue.find(record.id)
-            found = describe(job)
-            if found["rq_status"] == "started" and found["status"] in ENDED:
-                found["status"] = "finalizing"  # its files are still being stored
-            elif found["status"] not in ENDED and not is_attended(job):
-                ends_at = expiry_of(record)
-                if clock.wall() > ends_at + _LATE_S:
-                    found |= {"status": "expired", "expired_at": ends_at}
+            found = batch_of(job)
+            if found.rq_status == "started" and found.is_over:
+                return replace(found, status="finalizing")  # its files are still being stored
+            ends_at = expiry_of(record)
+            is_late = clock.wall() > ends_at + _LATE_S
+            if is_late and not found.is_over and not is_attended(job):
+                return replace(found, status="expired", expired_at=ends_at)
             return found
         name = name_of(tenant, record.output_file_id)
         try:
@@ -145,9 +148,8 @@ class BatchJobs:
         except FileNotFoundError:
             return None
         found = msgspec.json.decode(packed, type=BatchState).as_batch()
-        if found["status"] not in ENDED:
-            found["status"] = "failed"  # it was given up, and forgotten since
-        return found
+        # One that is not over was given up, and forgotten since.
+        return found if found.is_over else replace(found, status="failed")
 
     def _publish(self, tenant: str, record: BatchRecord, role: str) -> str | None:
         """Make an output of a job a file of its tenant; None if it is empty, deleted or expired."""
@@ -171,15 +173,13 @@ class BatchJobs:
             self._files.publish(tenant, file)
         return file_id
 
-    def _without_paths(self, errors: Any) -> Any:
-        """Errors name files by their paths here, which are none of the client's business."""
-        if not errors:
-            return None
-        data = [
-            {"code": None, "line": None, "param": None, "message": _names_only(each["message"])}
-            for each in errors["data"]
-        ]
-        return {"object": "list", "data": data}
+
+def _without_paths(message: str) -> dict[str, Any] | None:
+    """The error of a batch; it names files by their paths here, which are not for clients."""
+    if not message:
+        return None
+    error = {"code": None, "line": None, "param": None, "message": _names_only(message)}
+    return {"object": "list", "data": [error]}
 
 
 def expiry_of(record: BatchRecord) -> int:

@@ -36,6 +36,10 @@ Status = Literal[
 ]
 #: Statuses of a job that is over until it is resumed.
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
+#: Statuses whose times the batch object has, as ``completed_at``.
+BATCH_TIMES: Final = (
+    *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
+)
 #: How long a request of a killed job can be submitted again without running again.
 DEFAULT_RESULT_TTL_S: Final = 600
 #: How often RQ retries a failed job after its last progress.
@@ -44,6 +48,8 @@ _ENDS_BYTES: Final = 64 * 1024
 
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**53)]
+_Instant = Annotated[int, Meta(ge=0, le=2**40)]
+_Seconds = Annotated[float, Meta(ge=0, le=2.0**40)]
 
 
 class BatchSpec(Struct, frozen=True, kw_only=True):
@@ -94,6 +100,11 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     def log_path(self) -> Path:
         """The log file of a job of RQ."""
         return self.output_path.with_name(f"{self.output_path.name}.log")
+
+    @property
+    def window_text(self) -> str | None:
+        """The completion window as the batch object has it."""
+        return f"{self.completion_window_s:g}s" if self.completion_window_s else None
 
     def absolute(self) -> BatchSpec:
         """The same with absolute paths, for another process."""
@@ -148,9 +159,9 @@ def _is_same_file(one: Path, other: Path) -> bool:
 class RequestCounts(Struct, frozen=True):
     """Lines of the input, and how many have a result or an error."""
 
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
+    total: TokenCount = 0
+    completed: TokenCount = 0
+    failed: TokenCount = 0
 
     @property
     def done(self) -> int:
@@ -218,6 +229,68 @@ class InputMark(Struct, frozen=True):
         return cls(size, hashlib.blake2b(text, digest_size=16).hexdigest())
 
 
+class BatchError(Struct, frozen=True):
+    """One error of a job as a whole."""
+
+    message: str
+
+
+class BatchErrors(Struct, frozen=True):
+    """Why a job failed."""
+
+    data: list[BatchError]
+    object: str = "list"
+
+    @classmethod
+    def of(cls, message: str) -> BatchErrors | None:
+        """One error; None without a message."""
+        return cls([BatchError(message)]) if message else None
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """The batch object of the OpenAI API, with what RQ adds; times are unix seconds.
+
+    Its files are paths. Anybody who reaches the server may have written what it is read from.
+    """
+
+    id: str
+    object: str = "batch"
+    endpoint: str | None = None
+    status: str
+    rq_status: str | None = None
+    input_file_id: str
+    output_file_id: str
+    error_file_id: str
+    created_at: _Instant
+    request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage | None = None
+    line_errors: list[CodeCount] = []
+    errors: BatchErrors | None = None
+    completion_window: str | None = None
+    expires_at: _Instant | None = None
+    in_progress_at: _Instant | None = None
+    finalizing_at: _Instant | None = None
+    completed_at: _Instant | None = None
+    failed_at: _Instant | None = None
+    expired_at: _Instant | None = None
+    cancelling_at: _Instant | None = None
+    cancelled_at: _Instant | None = None
+    lines_per_s: _Seconds | None = None
+    eta_s: _Seconds | None = None
+    retries_left: int | None = None
+    cron: str | None = None
+
+    @property
+    def message(self) -> str:
+        """Why it failed."""
+        return self.errors.data[0].message if self.errors and self.errors.data else ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended until it is resumed."""
+        return self.status in ENDED
+
+
 class BatchState(Struct, kw_only=True):
     """The state of a job; times are unix seconds."""
 
@@ -254,39 +327,25 @@ class BatchState(Struct, kw_only=True):
         packed = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write_whole(self.spec.state_path, packed + b"\n")
 
-    def as_batch(self) -> dict[str, Any]:
-        """The batch object of the OpenAI API; its files are paths."""
+    def as_batch(self) -> Batch:
+        """The batch object."""
         spec, times = self.spec, self.times
-        window = spec.completion_window_s
-
-        def at(status: str) -> int | None:
-            return int(times[status]) if status in times else None
-
-        return {
-            "id": self.id,
-            "object": "batch",
-            "endpoint": None,
-            "status": self.status,
-            "errors": {"object": "list", "data": [{"message": self.message}]}
-            if self.message
-            else None,
-            "input_file_id": spec.input,
-            "output_file_id": spec.output,
-            "error_file_id": str(spec.errors_path),
-            "completion_window": f"{window:g}s" if window else None,
-            "created_at": at("created"),
-            "in_progress_at": at("in_progress"),
-            "expires_at": int(self.expires_at) if self.expires_at else None,
-            "finalizing_at": at("finalizing"),
-            "completed_at": at("completed"),
-            "failed_at": at("failed"),
-            "expired_at": at("expired"),
-            "cancelling_at": at("cancelling"),
-            "cancelled_at": at("cancelled"),
-            "request_counts": msgspec.to_builtins(self.counts),
-            "usage": msgspec.to_builtins(self.usage),
-            "line_errors": msgspec.to_builtins(self.line_errors),
-        }
+        times_at: Any = {f"{name}_at": int(times[name]) for name in BATCH_TIMES if name in times}
+        return Batch(
+            id=self.id,
+            status=self.status,
+            errors=BatchErrors.of(self.message),
+            input_file_id=spec.input,
+            output_file_id=spec.output,
+            error_file_id=str(spec.errors_path),
+            completion_window=spec.window_text,
+            created_at=int(times.get("created", 0)),
+            expires_at=int(self.expires_at) if self.expires_at else None,
+            request_counts=self.counts,
+            usage=self.usage,
+            line_errors=self.line_errors,
+            **times_at,
+        )
 
 
 def new_id() -> str:

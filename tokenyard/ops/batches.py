@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from tokenyard.batch.rq import is_installed
-from tokenyard.batch.state import ENDED
+from tokenyard.batch.state import ENDED, Batch
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, Refused, SettingsError
 from tokenyard.protocol.texts import cut, pip_install
 from tokenyard.protocol.yard import Yard
 
 if TYPE_CHECKING:
-    from tokenyard.batch.rq.batch_object import Batch
     from tokenyard.batch.rq.jobs import BatchQueue, KnownJob
 
 _NAME: Final = 120
@@ -44,7 +43,7 @@ def _preview_cancel(yard: Yard, caller: Caller, *, job: str) -> Preview:
         pass
     if batch.is_over:
         return Preview(f"{batch.id} is over: {batch.status}.", count=0)
-    counts = batch.counts
+    counts = batch.request_counts
     left = f"{counts.total - counts.done:,} lines" if counts.total else "Lines"
     return Preview(
         f"Cancel {batch.id}. Answers stay; {left} without one get the error batch_cancelled."
@@ -74,7 +73,7 @@ def _preview_resume(yard: Yard, caller: Caller, *, job: str, **given: Any) -> Pr
         pass
     if batch.status not in ENDED:
         return Preview(f"{batch.id} is not over: it is {batch.status}.", count=0)
-    failed = batch.counts.failed
+    failed = batch.request_counts.failed
     if batch.status == "completed" and not failed:
         return Preview(f"{batch.id} is completed: there is nothing to resume.", count=0)
     return Preview(

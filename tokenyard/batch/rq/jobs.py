@@ -25,9 +25,8 @@ from rq.serializers import JSONSerializer
 
 from tokenyard import clock
 from tokenyard.batch.api import BatchOptions, spec_of
-from tokenyard.batch.rq.batch_object import Batch
 from tokenyard.batch.rq.schedule import first_spec
-from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, BatchSpec, RequestCounts, new_id
+from tokenyard.batch.state import DEFAULT_RETRIES, ENDED, Batch, BatchSpec, RequestCounts, new_id
 from tokenyard.broker.connection import connected
 from tokenyard.broker.url import batch_url
 from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
@@ -420,7 +419,6 @@ def _described(job: KnownJob) -> dict[str, Any]:
     order = job.order
     status = _status(job, meta)
     message = meta.get("message") or (_last_error(job) if status == "failed" else "")
-    window = order.spec.completion_window_s
     return {
         "id": job.id,
         "status": status,
@@ -429,7 +427,7 @@ def _described(job: KnownJob) -> dict[str, Any]:
         "input_file_id": order.spec.input,
         "output_file_id": order.spec.output,
         "error_file_id": order.spec.errors or str(order.spec.errors_path),
-        "completion_window": f"{window:g}s" if window else None,
+        "completion_window": order.spec.window_text,
         "created_at": int(job.created_at.timestamp()),
         **_cancel_times(job, status),
         **{f"{name}_at": int(at) for name, at in times.items()},

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from tokenyard.batch.rq.batch_object import Batch
 from tokenyard.batch.rq.jobs import (
     PERFORM_FOR_GATEWAYS,
     BatchQueue,
@@ -21,6 +20,7 @@ from tokenyard.batch.rq.jobs import (
     batch_of,
     is_attended,
 )
+from tokenyard.batch.state import Batch
 
 #: Where a job is at RQ: it runs, waits for a worker, for its time or for another job, or is over.
 Place = Literal[

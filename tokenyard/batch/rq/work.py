@@ -126,7 +126,8 @@ def _run(
         record.failed(error, is_permanent=is_permanent and not isinstance(error, OutputInUse))
         raise
     record.ended(state)
-    return state.as_batch()
+    described: dict[str, Any] = msgspec.to_builtins(state.as_batch())
+    return described
 
 
 class _JobRecord:

@@ -115,7 +115,7 @@ def _row(job: ListedJob) -> dict[str, Any]:
         "id": batch.id,
         "status": cut(batch.status, _NAME),
         "mood": _mood(job),
-        "counts": batch.counts,
+        "counts": batch.request_counts,
         "lines_per_s": None if batch.is_over else batch.lines_per_s,
         "eta_ms": None if batch.is_over or batch.eta_s is None else 1000 * batch.eta_s,
         "created_ms": 1000 * batch.created_at,
@@ -129,7 +129,7 @@ def _row(job: ListedJob) -> dict[str, Any]:
 def _mood(job: ListedJob) -> str:
     """The class of its badge."""
     return {
-        "completed": "warn" if job.batch.counts.failed else "good",
+        "completed": "warn" if job.batch.request_counts.failed else "good",
         "failed": "bad",
         "expired": "bad",
         "cancelled": "warn",

@@ -179,18 +179,16 @@ def _status(queue: BatchQueue, job_id: str) -> dict[str, Any]:
 
 def _foreign(name: str, why: str) -> dict[str, Any]:
     """How a job that is no batch job is listed."""
-    from tokenyard.batch.rq.batch_object import Batch, Message, Messages
+    from tokenyard.batch.state import Batch, BatchErrors
 
-    errors = Messages([Message(f"the job {why}")])
     batch = Batch(
         id=name,
         status="foreign",
-        rq_status="",
         input_file_id="",
         output_file_id="",
         error_file_id="",
         created_at=0,
-        errors=errors,
+        errors=BatchErrors.of(f"the job {why}"),
     )
     described: dict[str, Any] = msgspec.to_builtins(batch)
     return described
