@@ -45,12 +45,13 @@ class ModelWatch:
         *,
         is_eager: bool = True,
     ) -> None:
-        """Not eager, it leaves models to the first who asks."""
+        """Without ``is_eager`` a model's front end is made at its first request."""
         self._queue = queue
         self._front_ends = front_ends
         self._every_s = every_s
         self._rules = rules or OwnRules()
         self._is_eager = is_eager
+        #: What hosts say now; the latest profile of each model; the one that answers requests.
         self._announced: Mapping[str, ModelProfile] = {}
         #: Why no host can load a model, by its name.
         self.load_faults: Mapping[str, str] = {}
@@ -107,7 +108,7 @@ class ModelWatch:
                 self._take(profile)
             self._last, self._announced = (entries, live), announced.profiles
             self.load_faults, self.only = announced.load_faults, announced.only
-        self._forget(clock.monotonic())
+        self._drop_unannounced(clock.monotonic())
         self._prepare_again(clock.monotonic())
 
     async def workers(self) -> list[WorkerInfo]:
@@ -136,7 +137,7 @@ class ModelWatch:
         if served != profile and self._is_eager:
             self._prepare(profile)
         elif earlier is not None:  # taken back before it was ready
-            self._cancel(profile.name)
+            self._cancel_preparation(profile.name)
             self._front_ends.forget(earlier)
 
     def _serve(self, profile: ModelProfile) -> None:
@@ -147,11 +148,11 @@ class ModelWatch:
             self._front_ends.forget(old)
 
     def _prepare(self, profile: ModelProfile) -> None:
-        self._cancel(profile.name)
+        self._cancel_preparation(profile.name)
         task = asyncio.create_task(self._make(profile), name=f"gateway-model-{profile.name}")
         self._preparing[profile.name] = task
 
-    def _cancel(self, name: str) -> None:
+    def _cancel_preparation(self, name: str) -> None:
         earlier = self._preparing.pop(name, None)
         if earlier is not None:
             earlier.cancel()
@@ -176,7 +177,7 @@ class ModelWatch:
                 self._front_ends.forget(profile)
                 self._prepare(profile)
 
-    def _forget(self, now: float) -> None:
+    def _drop_unannounced(self, now: float) -> None:
         for name in self._announced:
             self._seen_at[name] = now
         for name in list(self._served):
@@ -184,7 +185,7 @@ class ModelWatch:
                 log.info("no host has the model %r any more", name)
                 self._front_ends.forget(self._served.pop(name))
                 self._by_name = by_request_name(self._served)
-                self._cancel(name)
+                self._cancel_preparation(name)
                 del self._seen_at[name], self._wanted[name]
 
     def _complain(self, text: str) -> None:

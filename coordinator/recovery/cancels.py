@@ -1,8 +1,8 @@
-"""Cancels requests for clients without the permission to do so themselves.
+"""Cancels requests on behalf of clients, which may not run the cancel script themselves.
 
 The stream `cancelling` wakes the leader and names clients; the ids to cancel are in a set of each
 client, which no other client may write, so a client can cancel only its own requests. An entry of
-the stream stays until all ids of its client are cancelled, so a successor continues after a leader.
+the stream stays until all ids of its client are cancelled, so the next leader continues.
 """
 
 from __future__ import annotations
@@ -98,15 +98,19 @@ class CancelRequests:
         return all(done) and has_room
 
     def _cancel(self, client: str, request_id: bytes) -> bool:
-        """Cancel one request, if its id is valid; False where it moves too fast."""
-        name, code = parse_id(request_id), Cancelled.OVER
+        """Cancel one request and remove its id; an invalid id is removed only.
+
+        False if the request moved each time: its id stays, and a later turn tries again.
+        """
+        name = parse_id(request_id)
         if name is None:
             self._found_bad("cancels")
+            log.warning("removed an invalid id from the cancels of %s", client)
         else:
             code = self._scripts.cancel(client, name, "cancelled by the client")
-        if code is Cancelled.MOVED:
-            return False
-        # Only now, so that a successor tries again after a crash in between.
+            if code is Cancelled.MOVED:
+                return False
+            log.info("%s asked to cancel %s: %s", client, name, code.name)
+        # After the cancel, so that the next leader tries again if this one dies in between.
         self._yard.connection.srem(self._yard.keys.cancels(client), request_id)
-        log.info("cancelled %s/%s as its client requested: %s", client, name, code.name)
         return True

@@ -23,6 +23,8 @@ from tokenyard.telemetry.metrics import Metric, bucketed, numbers
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
+log = logging.getLogger("tokenyard.coordinator.tenant_usage")
+
 # Which tenants have series of their own, without I/O: few at a time, and seldom others.
 #
 # Each tenant that ever had a series costs whoever stores them, so the choice follows what tenants
@@ -93,9 +95,6 @@ class TenantChoice:
         most = max(lately.keys() & set(others), key=rank, default="")
         if least and most and lately[most] > FACTOR * max(0.0, lately[least]):
             self.names[self.names.index(least)] = most
-
-
-log = logging.getLogger("tokenyard.coordinator.tenant_usage")
 
 
 # What tenants used while this coordinator led, from ``usage:<tenant>``, for counters.

@@ -39,7 +39,7 @@ class YardHealth:
         self._led_at = clock.monotonic()
         self._health = health
         self._broker_time = broker_time
-        self._error = ""
+        self._broker_error = ""
         self.loop = BackgroundLoop(self._turn, "looking at the yard", log)
 
     async def start(self) -> None:
@@ -58,8 +58,8 @@ class YardHealth:
 
     def check(self) -> None:
         """Raise `GatewayError` where a request would have nobody to serve it."""
-        if self._error:
-            raise unavailable(self._error)
+        if self._broker_error:
+            raise unavailable(self._broker_error)
         if clock.monotonic() - self._led_at > self._without_leader_s:
             raise unavailable(
                 "no coordinator leads the yard; start one with `tokenyard coordinator`",
@@ -72,18 +72,19 @@ class YardHealth:
         await self._look()
 
     async def _look(self) -> None:
-        run: Any = self._connection
+        """Ask the broker for the leader and the time. While it fails, `check` refuses requests."""
+        connection: Any = self._connection
         try:
             with translated(self._url):
                 asked_at = clock.monotonic()
-                pipeline = run.pipeline(transaction=False)
+                pipeline = connection.pipeline(transaction=False)
                 leader, told = await pipeline.get(self._keys.leader).time().execute()
                 self._broker_time.measured(told, asked_at)
         except TokenyardError as error:
-            self._error = str(error)
+            self._broker_error = str(error)
             self._health.turned(f"no usable broker: {error}")
             return
-        self._error = ""
+        self._broker_error = ""
         if leader is not None:
             self._led_at = clock.monotonic()
         self._health.turned("" if leader is not None else "no coordinator leads")

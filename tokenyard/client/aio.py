@@ -45,6 +45,8 @@ from tokenyard.protocol.errors import (
 from tokenyard.protocol.replies import Delta, Result
 from tokenyard.scripts import Call, run_async
 
+log = logging.getLogger("tokenyard.client")
+
 
 class AsyncEvent:
     """`asyncio.Event` for one waiting task, whose `wait` has a time-out.
@@ -111,8 +113,6 @@ class AsyncEvent:
 
 
 T = TypeVar("T")
-
-log = logging.getLogger("tokenyard.client")
 
 
 class AsyncClient:

@@ -1,4 +1,4 @@
-"""One request of a client: its replies so far, and how to read them; without I/O.
+"""One request of a client: its replies so far, and how to read them; without network.
 
 Replies may come twice (from the stream and from the ledger) or leave a gap (a bounded stream was
 trimmed). Every delta has the number of tokens before it, so that none is shown twice or skipped
@@ -260,19 +260,23 @@ class DeltaCursor:
 
     @property
     def awaits_tokenizer(self) -> bool:
-        """Whether the next delta is the first, and its text has to be made: loading takes long."""
+        """Whether the first delta still needs a tokenizer, whose loading from disk takes long."""
         pending = self.pending
         has_begun = self._at < 2 and pending.is_from_ledger and bool(pending.deltas)
         return has_begun and pending.deltas[0].text is None
 
     def read(self) -> Iterator[Delta]:
-        """The deltas not read so far; then raises like `PendingRequest.success`."""
-        # Read first: no delta comes once it is over, but one may come while we read.
+        """Yield the deltas not read so far; after the end, also what only the result has.
+
+        It may load a tokenizer from disk, see `awaits_tokenizer`. Raises `RequestFailed` at the
+        end of a request that failed, or the error that ended it.
+        """
+        # Before the loop: a delta may arrive during it, but none after the end.
         is_last = self.pending.is_over
         while self._at < len(self.pending.deltas):
             delta = to_delta(self.pending.deltas[self._at])
             self._at += 1
-            yield self._show(delta)
+            yield self._with_text(delta)
         if is_last:
             self.is_over = True
             result = self.pending.result()
@@ -288,7 +292,7 @@ class DeltaCursor:
             shown = self._progress[index] = _ChoiceProgress(detokenizer=detokenizer)
         return shown
 
-    def _show(self, delta: Delta) -> Delta:
+    def _with_text(self, delta: Delta) -> Delta:
         shown = self._choice(delta.index)
         if self.awaits_tokenizer and (local := local_text_of(self.pending.folder)):
             shown.detokenizer = shown.detokenizer or Detokenizer(local)

@@ -1,7 +1,7 @@
 """Checks a yard and its broker, with a remedy for each finding.
 
-`evidence` reads, within limits, and changes nothing. The checks in `broker_checks`,
-`yard_checks` and `tenant_checks` are pure functions of the evidence.
+`evidence` reads, within limits, and changes nothing. The checks in `broker_checks`
+and `yard_checks` are pure functions of the evidence.
 """
 
 from __future__ import annotations

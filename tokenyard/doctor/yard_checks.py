@@ -20,8 +20,6 @@ from tokenyard.yard.tenants import TenantView
 
 _SKEW_MS: Final = 1000
 _RECENT_MS: Final = 3_600_000
-# Checks of tenants: their settings, and limits that refuse or hold their requests all the time.
-
 _MOST_NAMED: Final = 5
 SnapshotCheck = Callable[[Snapshot], Iterator[Finding]]
 
@@ -193,7 +191,7 @@ def check_batches(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_groups(evidence: Evidence) -> Iterator[Finding]:
-    """Consumer groups: no program of ours has one, and nobody reads for them."""
+    """Warn of every consumer group: Tokenyard creates none, and nobody would acknowledge for it."""
     if evidence.groups is None:
         why = evidence.unseen.get("XINFO GROUPS", "")
         yield unknown("groups", f"the consumer groups cannot be seen: {why}")
@@ -281,6 +279,9 @@ _LATELY_MS: Final = 600_000
 _HELD_MS: Final = 600_000
 #: Limits of one request: waiting does not help.
 _LASTING: Final = frozenset({"max_tokens", "models", "classes"})
+
+
+# Tenants: their settings, and limits that refuse or hold their requests all the time.
 
 
 def check_tenants(evidence: Evidence) -> Iterator[Finding]:

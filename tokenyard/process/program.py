@@ -105,21 +105,21 @@ class YardChoice:
 class PlainCommand(click.Command):
     """A command whose expected errors are one line, unless ``--debug`` is given.
 
-    Behind the words of the command it takes the options of `tokenyard` itself, too. ``reads`` names
-    the programs whose settings count for it, as variables.
+    It also accepts the options of `tokenyard` itself (``--yard``, ...) after its name. ``reads``
+    names the programs whose variables `TOKENYARD_*` set its options.
     """
 
     reads: tuple[str, ...] = ()
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Its own, and those of `tokenyard` that it has not itself, which its help leaves out."""
+        """Its own options, and hidden copies of those of `tokenyard` that it lacks."""
         own = super().get_params(ctx)
         known = {text for param in own for text in param.opts}
-        more = () if ctx.parent is None else yard_options(_take, hidden=True, exposed=False)
+        more = () if ctx.parent is None else yard_options(_override, hidden=True, exposed=False)
         return [*own, *(param for param in more if not known & {*param.opts})]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; what stood before the command counts, too."""
+        """Read the options; ``--json`` before the command's name counts as well."""
         rest = super().parse_args(ctx, args)
         choice = ctx.find_object(YardChoice)
         if choice is not None and choice.as_json and not isinstance(self, click.Group):
@@ -233,8 +233,8 @@ def _status_of(abort: BaseException) -> int:
 _GIVEN: Final = ParameterSource.COMMANDLINE
 
 
-def _from_group(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """What `tokenyard` was given holds, unless the command itself was given something else."""
+def _default_from_group(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The value that `tokenyard` was given, unless the command was given one itself."""
     choice = ctx.find_object(YardChoice)
     name = str(param.name)
     if choice is None or ctx.get_parameter_source(name) is _GIVEN:
@@ -242,8 +242,8 @@ def _from_group(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return getattr(choice, name)
 
 
-def _take(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """What stands behind the command takes the place of what stood before it."""
+def _override(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Replace the option of `tokenyard` by the one given after the command's name."""
     choice = ctx.find_object(YardChoice)
     if choice is not None and ctx.get_parameter_source(str(param.name)) is _GIVEN:
         ctx.obj = dataclasses.replace(choice, **{str(param.name): yard_value(ctx, param, value)})
@@ -262,7 +262,7 @@ Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
 def _json_of_group() -> click.Option:
     return click.Option(
-        ["--json", "as_json"], is_flag=True, hidden=True, expose_value=False, callback=_take
+        ["--json", "as_json"], is_flag=True, hidden=True, expose_value=False, callback=_override
     )
 
 
@@ -348,7 +348,7 @@ def program(
         name,
         callback=start,
         params=[
-            *yard_options(_from_group),
+            *yard_options(_default_from_group),
             *settings_options(
                 settings_type, {**texts, **_service_texts(settings_type)}, _prefix(name)
             ),

@@ -50,7 +50,7 @@ class CrashPoint:
         if self._left < 1:
             raise ValueError(f"crash point {text!r}: count from 1")
 
-    def passed(self, place: str) -> None:
+    def kill_if_due(self, place: str) -> None:
         """Mark that the process passes ``place``; kills the process at the n-th pass."""
         if place != self._place:
             return

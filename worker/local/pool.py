@@ -29,6 +29,8 @@ from worker.local.status import ProcessStatus, process_status
 from worker.messages import Replies, ToController
 from worker.models import ModelSpec
 
+log = logging.getLogger("tokenyard.worker.local")
+
 #: States of a process that is not warm yet.
 _COLD = frozenset({"warming", "failed"})
 
@@ -36,7 +38,10 @@ Order = Callable[[], Future[None]]
 
 
 class LocalPool:
-    """Runs a program's orders in the pool's thread."""
+    """Worker processes of the calling program, without Redis.
+
+    One thread manages them; other threads hand it orders.
+    """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.bookings = Bookings(settings, self._show)
@@ -57,13 +62,14 @@ class LocalPool:
         self._thread.start()
 
     def stop(self, timeout_s: float, *, at_once: bool = False) -> None:
-        """Drain for ``grace_s``, then stop; a second call, or ``at_once``, stops immediately.
+        """Let engines finish their requests for ``grace_s``, then end all worker processes.
 
-        Raises `WaitTimeout` if the pool's thread still runs after ``timeout_s``.
+        A second call, or ``at_once``, skips the wait. Raises `WaitTimeout` after ``timeout_s``: the
+        pool goes on stopping.
         """
         with self._gate:
             self._stops += 2 if at_once else 1
-            if self._is_open:  # after that its wakeup pipe may be closed
+            if self._is_open:  # a closed pool may have closed its wakeup pipe
                 self._pool.wakeup.set()
             self._is_open = False
         self._thread.join(timeout_s)
@@ -79,12 +85,13 @@ class LocalPool:
             return list(self._statuses)
 
     def wait_warm(self, timeout_s: float) -> None:
-        """Wait until every process is warm; raises `WaitTimeout`."""
+        """Wait until every process is warm; raises `WaitTimeout`, also where the pool stops."""
         with self._news:
             self._news.wait_for(lambda: not self._cold() or not self._is_open, timeout_s)
             cold = self._cold()
         if cold:
-            raise WaitTimeout(f"not warm within {timeout_s:g} s: {'; '.join(map(str, cold))}")
+            when = f"within {timeout_s:g} s" if self._is_open else "when the pool stopped"
+            raise WaitTimeout(f"not warm {when}: {'; '.join(map(str, cold))}")
 
     def _cold(self) -> list[ProcessStatus]:
         return [status for status in self._statuses if status.state in _COLD]
@@ -101,7 +108,7 @@ class LocalPool:
         try:
             self.carry_out(partial(self.bookings.book, booking), booking, "up", timeout_s)
         except BaseException:
-            self._mention(partial(self.bookings.release, booking))
+            self._submit_if_open(partial(self.bookings.release, booking))
             raise
 
     def carry_out(self, order: Order, booking: Booking, goal: str, timeout_s: float) -> None:
@@ -118,7 +125,7 @@ class LocalPool:
             except (TokenyardError, Unsupported, RuntimeError) as error:
                 begun.set_exception(error)
 
-        self._give(begin)
+        self._submit(begin)
         try:
             begun.result(timeout_s).result(max(0.0, until - clock.monotonic()))
         except TimeoutError:
@@ -130,25 +137,25 @@ class LocalPool:
 
     def ask(self, booking: Booking, call: RequestBatch) -> None:
         """Send requests to an engine; the replies go to ``call``."""
-        self._give(partial(booking.ask, call))
+        self._submit(partial(booking.ask, call))
 
     def forget(self, booking: Booking, call: RequestBatch) -> None:
         """Cancel the unanswered requests."""
         entries = list(call.unanswered)
         if entries:
-            self._mention(partial(booking.forget, entries))
+            self._submit_if_open(partial(booking.forget, entries))
 
-    def _give(self, order: Callable[[], object]) -> None:
+    def _submit(self, order: Callable[[], object]) -> None:
         with self._gate:
             if not self._is_open:
                 raise RuntimeError("the controller does not run; start it first")
             self._orders.put(order)
             self._pool.wakeup.set()
 
-    def _mention(self, order: Callable[[], object]) -> None:
+    def _submit_if_open(self, order: Callable[[], object]) -> None:
         """Submit an order; do nothing if the pool has stopped."""
         with contextlib.suppress(RuntimeError):
-            self._give(order)
+            self._submit(order)
 
     # The pool's thread
 
@@ -167,9 +174,6 @@ class LocalPool:
     def _obey(self) -> None:
         while not self._orders.empty():
             self._orders.get()()
-
-
-log = logging.getLogger("tokenyard.worker.local")
 
 
 # The engines of a program's own pool, with their devices and states.

@@ -30,6 +30,8 @@ from worker.process.spans import EngineSpans
 from worker.process.stats import RunningStats
 from worker.process.stream_reader import StreamReader
 
+_reader_log = logging.getLogger("tokenyard.worker.reader")
+
 log = logging.getLogger("tokenyard.worker.lane")
 
 
@@ -165,7 +167,6 @@ class RedisLaneSession:
 
 # Reads one lane: a thread that parses its entries as assignments.
 
-_reader_log = logging.getLogger("tokenyard.worker.reader")
 
 #: Most assignments in one delivery: the engine begins with the first of a long read while the
 #: rest is parsed.

@@ -38,6 +38,8 @@ from tokenyard.yard.line import InLine, TenantLine, read_line, seconds_by_class,
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import YardView, read_standbys, read_yard
 
+log = logging.getLogger("tokenyard.board")
+
 #: Time between two points of a chart.
 _STEP_MS: Final = 30_000
 #: Tenants of the line whose counts are read, and of these the ones that are shown.
@@ -220,8 +222,6 @@ def _worst(findings: Sequence[Finding]) -> list[Finding]:
 
 PAGES: Final[tuple[Page, ...]] = (Page("/", "Yard", "yard.html", _view, menu="Yard"),)
 
-
-log = logging.getLogger("tokenyard.board")
 
 # What the doctor finds, looked up in the background: it may take seconds, and no page waits.
 

@@ -44,16 +44,16 @@ class SimulatedBackend:
 
     def warm_up(self) -> dict[str, float]:
         """Do nothing but pass crash points; returns seconds by phase."""
-        self._crash.passed("warming")
-        self._crash.passed("illegal")
-        self._crash.passed("stall")
+        self._crash.kill_if_due("warming")
+        self._crash.kill_if_due("illegal")
+        self._crash.kill_if_due("stall")
         return {"import": 0.0}
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Pretend to load a model, and wait for its group."""
         stopwatch = Stopwatch()
         with stopwatch.phase("weights"):
-            self._crash.passed("loading")
+            self._crash.kill_if_due("loading")
             clock.sleep(self._load_s)
             if spec.path == BROKEN:
                 raise RuntimeError("broken model")
@@ -67,7 +67,7 @@ class SimulatedBackend:
 
     def attend(self, group: RankGroup) -> None:
         """Wait until the leader releases this process; raises `ConnectionError` if it dies."""
-        attend(group, lambda: self._crash.passed("attached"))
+        attend(group, lambda: self._crash.kill_if_due("attached"))
 
     def memory(self) -> Memory:
         """A constant, plus the leaks."""

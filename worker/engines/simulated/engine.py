@@ -143,11 +143,14 @@ class SimulatedEngine:
         return False
 
     def step(self) -> list[EngineEvent]:
-        """Run one step for all running requests, in the time of the speed model."""
-        self._crash.passed("before_step")
+        """Admit waiting requests and make the next tokens of all, in the time of the speed model.
+
+        Kills this process at a crash point; a request that is to fail yields a `RequestError`.
+        """
+        self._crash.kill_if_due("before_step")
         self._device.work(self._admit())
         if any(generation.is_poison for generation in self._running.values()):
-            self._crash.passed("poison")
+            self._crash.kill_if_due("poison")
         events: list[EngineEvent] = []
         for generation in list(self._running.values()):
             self._advance(generation, events)
@@ -163,11 +166,11 @@ class SimulatedEngine:
             raise Unsupported("the engine sleeps already")
         self._sleeps = True
         self._cache.clear()
-        self._crash.passed("asleep")
+        self._crash.kill_if_due("asleep")
 
     def wake(self) -> None:
         """Accept work again."""
-        self._crash.passed("waking")
+        self._crash.kill_if_due("waking")
         self._sleeps = False
 
     def reset(self) -> None:
@@ -186,7 +189,7 @@ class SimulatedEngine:
     def close(self) -> None:
         """Drop all requests; idempotent."""
         if self._is_open:
-            self._crash.passed("unloading")
+            self._crash.kill_if_due("unloading")
         self._is_open = False
         self._waiting.clear()
         self._running.clear()
@@ -203,11 +206,11 @@ class SimulatedEngine:
         while self._waiting and len(self._running) < limit:
             generation = self._waiting.popleft()
             self._running[generation.key] = generation
-            self._look_up(generation)
+            self._count_and_cache_prompt(generation)
             joined += generation.prompt_tokens - (generation.cached_tokens or 0)
         return joined
 
-    def _look_up(self, generation: Generation) -> None:
+    def _count_and_cache_prompt(self, generation: Generation) -> None:
         """Count the cached tokens of a prompt, and add the prompt to the prefix cache."""
         if not self._cache.tokens:
             return
@@ -240,12 +243,12 @@ class SimulatedEngine:
         end = generation.longest if at_once else start + self._speed.tokens_per_step
         generation.made = end
         if end >= generation.longest:
-            self._crash.passed("before_finish")
+            self._crash.kill_if_due("before_finish")
             del self._running[generation.key]
             events.append(self._finish(generation))
             return
         if generation.streams:
-            self._crash.passed("mid_stream")
+            self._crash.kill_if_due("mid_stream")
             events.extend(new_deltas(generation, start, end))
 
 

@@ -307,7 +307,7 @@ class VllmEngine:
         request = asked.assignment.request
         # A deadline shows the output so far, so each step must return its tokens.
         streams = request.stream or request.deadline_ms is not None or way is Way.AGAIN
-        changes = asked.changes_at_start() if streams else {}
+        changes = asked.seed_at_start() if streams else {}
         answer: OutputCollector = Whole(asked)
         if streams:
             answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
@@ -348,7 +348,7 @@ class VllmEngine:
     def _continue(self, answer: OutputCollector, one: Continued, request_id: str) -> None:
         """Continue one unfinished choice after its published tokens."""
         asked = one.asked
-        changes = asked.changes_behind()
+        changes = asked.changes_to_continue()
         if self._fails_by_prompt_scores:
             changes.pop("prompt_logprobs", None)
         decodes = wanted(asked.params) is not None and self._tokenizer.detokenizes(asked)

@@ -53,8 +53,8 @@ class EngineRequest:
         """Whether any token was published."""
         return bool(self.published) or any(self.several)
 
-    def changes_at_start(self) -> dict[str, Any]:
-        """Changed parameters of a stream from its first token.
+    def seed_at_start(self) -> dict[str, Any]:
+        """A seed for a stream without one; empty where it needs none.
 
         If this worker dies, another one can repeat the run only with a seed.
         """
@@ -63,8 +63,8 @@ class EngineRequest:
             return {"seed": derive_seed(self.assignment.sid, self.assignment.request.id)}
         return {}
 
-    def changes_behind(self) -> dict[str, Any]:
-        """Changed parameters of the only choice behind its published tokens."""
+    def changes_to_continue(self) -> dict[str, Any]:
+        """Parameters to change when the only choice continues after its published tokens."""
         params, count = self.params, len(self.published)
         changes: dict[str, Any] = {
             "stop": None,  # `TextStream` finds them

@@ -20,6 +20,8 @@ from worker.engines import Unsupported
 from worker.engines.host_pages import check_system, check_weights, release_cache, release_weights
 from worker.models import ModelSpec
 
+log = logging.getLogger("tokenyard.worker.engines")
+
 LEVELS: Final = (1, 2)
 #: From this level on, sleep drops the weights.
 _LOSES_WEIGHTS: Final = 2
@@ -87,8 +89,6 @@ def choose_sleep(spec: ModelSpec) -> SleepMode | None:
         return DeviceSleep()
     return None
 
-
-log = logging.getLogger("tokenyard.worker.engines")
 
 # Exchanges the weights of an engine, and adds and removes its adapters.
 
