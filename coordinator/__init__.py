@@ -1,6 +1,6 @@
 """The coordinator: assigns waiting requests to workers. CPU only; imports neither torch nor vllm.
 
-`entrypoint` is the target of a process of your own program (docs/operations.md).
+`entrypoint` is the target of a process of your own program (docs/run.md).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import redis
 from click.testing import Result
 
 from tests.cli.running import Up, environment
-from tests.cli.test_operations_page import LEAVES
+from tests.cli.test_commands_page import LEAVES
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually

@@ -19,10 +19,10 @@ from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 from worker.host.process_state import State
 
 SETTINGS = {
-    "### Coordinator": CoordinatorSettings,
-    "### Worker": WorkerSettings,
-    "### Gateway": GatewaySettings,
-    "### Board": BoardSettings,
+    "## Coordinator": CoordinatorSettings,
+    "## Worker": WorkerSettings,
+    "## Gateway": GatewaySettings,
+    "## Board": BoardSettings,
 }
 #: They give their metrics, but no traces, and read no lane.
 SERVING = (BoardSettings, GatewaySettings)
@@ -42,8 +42,8 @@ PROSE = (
 
 @pytest.mark.parametrize("heading", SETTINGS)
 def test_every_setting_is_explained_with_its_default(heading: str) -> None:
-    operations = page("docs/operations.md")
-    text = section(operations, "### Both programs") + section(operations, heading)
+    settings = page("docs/settings.md")
+    text = section(settings, "## All programs") + section(settings, heading)
     fields = {field.name: field for field in dataclasses.fields(SETTINGS[heading])}
     others = (
         {"block_ms", "reply_maxlen", "otlp_endpoint"} if SETTINGS[heading] in SERVING else set()
@@ -57,20 +57,20 @@ def test_every_setting_is_explained_with_its_default(heading: str) -> None:
 
 
 def test_the_list_of_failures_names_settings_that_exist() -> None:
-    text = section(page("docs/operations.md"), "## What each failure looks like")
+    text = page("docs/failures.md")
     settings = {field.name for kind in SETTINGS.values() for field in dataclasses.fields(kind)}
-    named = {name for name in names(text.partition("\n### ")[0]) if re.fullmatch("[a-z_]+", name)}
+    named = {name for name in names(text.partition("\n## ")[0]) if re.fullmatch("[a-z_]+", name)}
     named -= {"expired", "maxmemory"}
     assert named <= settings
     assert {"hang_timeout_s", "max_crashes", "max_lost_alone", "max_faults"} <= named
 
 
 def test_every_failure_of_the_list_says_what_is_seen_and_done() -> None:
-    text = section(page("docs/operations.md"), "## What each failure looks like")
-    linked = set(re.findall(r"\(#([\w-]+)\)", text.partition("\n### ")[0]))
+    text = page("docs/failures.md")
+    linked = set(re.findall(r"\(#([\w-]+)\)", text.partition("\n## ")[0]))
     told = {
-        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-"): section(text, f"### {heading}")
-        for heading in re.findall(r"^### (.+)$", text, re.MULTILINE)
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-"): section(text, f"## {heading}")
+        for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)
     }
     assert len(linked) > 1
     assert linked <= set(told)

@@ -101,8 +101,8 @@ def is_running(stand: Stand, durable_id: str) -> bool:
 
 
 def documented() -> list[str]:
-    """The options of `vllm bench serve` that docs/operations.md gives."""
-    text = section(page("docs/operations.md"), "### Looking").replace("\\\n", "")
+    """The options of `vllm bench serve` that docs/commands.md gives."""
+    text = section(page("docs/commands.md"), "## Looking").replace("\\\n", "")
     [options] = re.findall(r"^    vllm bench serve (.+)$", text, re.MULTILINE)
     return shlex.split(options)
 

@@ -300,7 +300,7 @@ def test_it_ends_with_its_parent_or_not(valkey_broker: Server, choice: str) -> N
 @pytest.mark.long
 def test_the_example_of_the_page(valkey_broker: Server, tmp_path: Path) -> None:
     # Given the block as it is printed, with the test's server for the usual one
-    [example] = code(section(page("docs/operations.md"), "## From Python"), "python")
+    [example] = code(section(page("docs/run.md"), "## From Python"), "python")
     usual = '"redis://localhost:6379"'
     assert example.count(usual) == 1
     script = tmp_path / "example.py"

@@ -201,7 +201,7 @@ def _named(tenants: Sequence[str]) -> str:
 
 
 T = TypeVar("T")
-#: How classes share, see docs/operations.md, "Who is served first".
+#: How classes share, see docs/run.md, "Who is served first".
 CLASS_WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
 
 

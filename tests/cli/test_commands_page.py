@@ -1,4 +1,4 @@
-"""docs/operations.md and `--help` agree about every command."""
+"""docs/commands.md and `--help` agree about every command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenyard.broker.url import SCHEMES
 from tokenyard.cli import EPILOG, main
 from tokenyard.process.program import REDIS_URL_HELP, Exit
 
-COMMANDS = section(page("docs/operations.md"), "## Commands")
+COMMANDS = page("docs/commands.md")
 #: Options of several commands, by the page's words for them.
 SHARED = dict(re.findall(r"\*(options of \w+)\*: ((?:`[^`]+`\s?)+)", COMMANDS))
 #: Commands whose options are settings; tests/docs compares those with their tables.
@@ -115,7 +115,7 @@ def test_help_explains_each_option(name: str) -> None:
 
 
 def test_the_page_has_the_statuses_of_the_program() -> None:
-    known = {int(row[0]) for row in rows(section(COMMANDS, "### Exit statuses"))}
+    known = {int(row[0]) for row in rows(section(COMMANDS, "## Exit statuses"))}
     assert known == set(Exit)
     assert {int(number) for number in re.findall(r"(?:^|[,:]\s)(\d+) ", EPILOG)} == known
     for name in LEAVES:
@@ -125,7 +125,7 @@ def test_the_page_has_the_statuses_of_the_program() -> None:
 def test_help_and_page_name_all_schemes_of_urls() -> None:
     """Given the schemes of `tokenyard.broker.url`, I expect help and page to name them."""
     several = ("redis+sentinel", "redis+cluster")
-    settings = section(page("docs/operations.md"), "### Both programs")
+    settings = section(page("docs/settings.md"), "## All programs")
     for scheme in (*SCHEMES, *several):
         assert f"{scheme}://" in REDIS_URL_HELP
         assert f"{scheme}://" in settings
