@@ -13,13 +13,17 @@ import msgspec
 from coordinator.dispatch.entries import Entry, Fields
 from coordinator.handshake import Models
 from coordinator.recovery.history import RetryLimits, began_with, read_history
-from coordinator.routing.features import NO_FEATURES, RoutingFeatures
-from coordinator.routing.queued_request import NO_TRACE, QueuedRequest, prompt_tokens
+from coordinator.routing.queued_request import (
+    NO_FEATURES,
+    NO_TRACE,
+    QueuedRequest,
+    RoutingFeatures,
+    prompt_tokens,
+)
 from tokenyard.protocol.digest import valid_entry_digest
 from tokenyard.protocol.errors import Code, InvalidRequest, quota_exceeded
-from tokenyard.protocol.fields import read_params
 from tokenyard.protocol.keys import is_tenant, split_intake
-from tokenyard.protocol.parse import parse_request, unfold
+from tokenyard.protocol.parse import parse_request, read_params, unfold
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.wire import (

@@ -8,11 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from coordinator.routing.affinity import NO_MATCH, Matches, megatron, prefix_affinity
-from coordinator.routing.features import NO_FEATURES, RoutingFeatures, all_features, work_only
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick, least_loaded, vllm
 from coordinator.routing.prefixes import Cache, Prefixes
-from coordinator.routing.queued_request import QueuedRequest
+from coordinator.routing.queued_request import (
+    NO_FEATURES,
+    QueuedRequest,
+    RoutingFeatures,
+    all_features,
+    work_only,
+)
 from coordinator.routing.schedule import ScheduleWriter
 from tokenyard.protocol.settings import CoordinatorSettings, PolicyName
 from tokenyard.protocol.wire import Request

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gateway.batches import files
 from gateway.batches.storage import Storage
-from tokenyard.protocol.system_clients import BATCH_PREFIX
+from tokenyard.protocol.keys import BATCH_PREFIX
 
 PREFIX: Final = BATCH_PREFIX
 _ID: Final = re.compile(PREFIX + "[0-9a-f]{32}")

@@ -13,8 +13,7 @@ from gateway.queue.yard import YardQueue
 from tokenyard import clock
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.api_keys import ApiKey, decode_key, key_digest
-from tokenyard.protocol.keys import PriorityClass
-from tokenyard.protocol.system_clients import http_client
+from tokenyard.protocol.keys import PriorityClass, http_client
 
 #: How long a key that was looked up is trusted: so long a revoked one may still be used.
 _TRUSTED_S: Final = 2.0

@@ -21,9 +21,8 @@ from tokenyard import clock, scripts
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
-from tokenyard.protocol.keys import Keys, PriorityClass
+from tokenyard.protocol.keys import GATEWAY_CLIENT, Keys, PriorityClass
 from tokenyard.protocol.replies import Reply
-from tokenyard.protocol.system_clients import GATEWAY_CLIENT
 from tokenyard.protocol.tenants import (
     DAY,
     DEFAULTS,

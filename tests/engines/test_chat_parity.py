@@ -22,8 +22,7 @@ from tests.engines.harness import spec_of
 from tests.engines.on_cpu import ON_CPU
 from tokenyard.protocol.chat import MEDIA_PARTS, RESERVED_KWARGS, TEXT_PARTS
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.fields import read_chat_options
-from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.parse import parse_request, read_chat_options
 from tokenyard.protocol.wire import PLAIN_CHAT, Request, request_fields
 from worker.engines.vllm.environment import engine_environment, set_environment
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tokenyard.batch.lines import BadLine, ParsedLine
 from tokenyard.protocol.errors import http_error
-from tokenyard.protocol.fields import BadJson, ForeignJson
+from tokenyard.protocol.parse import BadJson, ForeignJson
 from tokenyard.protocol.replies import Choice, ErrorInfo, Result
 
 #: Codes of lines that were not run because the job ended. A resumed job runs them.

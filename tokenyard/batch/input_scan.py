@@ -16,7 +16,7 @@ from typing import IO, Final, Self
 from msgspec import UNSET, Struct, UnsetType
 
 from tokenyard.batch.files import LineNumbers, read_lines
-from tokenyard.protocol.fields import BadJson, ForeignJson
+from tokenyard.protocol.parse import BadJson, ForeignJson
 
 _BUCKETS: Final = 256
 #: A larger bucket is moved to disk; about 2700 ids.

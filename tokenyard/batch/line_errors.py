@@ -18,7 +18,7 @@ from msgspec import Struct
 from tokenyard.batch.answers import LineError
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.fields import BadJson, ForeignJson
+from tokenyard.protocol.parse import BadJson, ForeignJson
 
 _MOST_BYTES: Final = 1024 * 1024
 _PIECE: Final = 64 * 1024

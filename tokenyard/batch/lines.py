@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from tokenyard.client.options import Prompt, SamplingOptions
-from tokenyard.protocol.fields import BadJson, ForeignJson
+from tokenyard.protocol.parse import BadJson, ForeignJson
 from tokenyard.protocol.wire import ChatOptions
 
 #: The form of the answer.

@@ -20,8 +20,7 @@ from msgspec import Meta, Struct
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, is_tenant
-from tokenyard.protocol.system_clients import BATCH_PREFIX
+from tokenyard.protocol.keys import BATCH_PREFIX, PRIORITY_CLASSES, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
 
 Status = Literal[

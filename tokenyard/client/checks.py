@@ -16,9 +16,14 @@ from tokenyard.client.tokenization import Tokenizer
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import canonical_messages
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.fields import UNKNOWN_FIELD, check_ids, parse_messages, read_chat_options
 from tokenyard.protocol.keys import is_tenant
-from tokenyard.protocol.parse import read_request
+from tokenyard.protocol.parse import (
+    UNKNOWN_FIELD,
+    check_ids,
+    parse_messages,
+    read_chat_options,
+    read_request,
+)
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.wire import (

@@ -35,9 +35,8 @@ from tokenyard.protocol.errors import (
     TokenyardError,
     WaitTimeout,
 )
-from tokenyard.protocol.keys import NAME_RULE, Keys, is_name
+from tokenyard.protocol.keys import NAME_RULE, UNNAMED_PREFIX, Keys, is_name
 from tokenyard.protocol.replies import TERMINAL
-from tokenyard.protocol.system_clients import UNNAMED_PREFIX
 from tokenyard.scripts import CANCEL_ATTEMPTS, Call, Cancelled, CancelRequested, place_of
 
 #: Longest blocking read; also how long a gap in the replies may wait to be filled.

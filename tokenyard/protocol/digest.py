@@ -16,15 +16,15 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.fields import (
+from tokenyard.protocol.parse import (
     BadJson,
     ForeignJson,
     parse_chat,
     parse_content,
     parse_params,
     parse_reasoning,
+    unfold,
 )
-from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
 
 #: The fields of `Request` that decide the answer; the others may differ in a repeated request.

@@ -11,8 +11,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.fields import read_chat_options
-from tokenyard.protocol.parse import read_request
+from tokenyard.protocol.parse import read_chat_options, read_request
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.wire import (
     ChatOptions,

@@ -9,10 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
-from coordinator.routing.features import RoutingFeatures
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
-from coordinator.routing.queued_request import QueuedRequest
+from coordinator.routing.queued_request import QueuedRequest, RoutingFeatures
 
 
 def lane(

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from coordinator.routing.affinity import Match
-from coordinator.routing.features import (
+from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
+from coordinator.routing.queued_request import (
     MOST_BLOCKS,
     NO_FEATURES,
     RoutingFeatures,
     all_features,
     work_only,
 )
-from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from tests.support.builders import entry_fields, make_request
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenyard.protocol.fields import BadJson, ForeignJson
+from tokenyard.protocol.parse import BadJson, ForeignJson
 
 
 @pytest.mark.parametrize(

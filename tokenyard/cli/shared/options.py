@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tokenyard.protocol.fields import BadJson, ForeignJson
+from tokenyard.protocol.parse import BadJson, ForeignJson
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
