@@ -259,6 +259,21 @@ def test_pause_suspend_resume_unpause_drain_and_stop_workers(operator: Operator)
         )
 
 
+def test_empty_the_intakes(operator: Operator) -> None:
+    everybody = "#live_scopes tr:has(th:text-is('all workers'))"
+    operator.open("/signals")
+    operator.press("Pause", within=everybody)
+    operator.stage.submit("llama-3.1-8b", 3, 4000, client="unwanted")
+    operator.open("/")
+
+    operator.press("Empty")
+
+    assert "requests that wait" in operator.confirmed
+    assert operator.plant.result("unwanted-0002", "unwanted").status == "cancelled"
+    operator.open("/signals")
+    operator.press("Unpause", within=everybody)
+
+
 def test_cancel_and_resume_a_batch(operator: Operator) -> None:
     operator.stage.submit_batch("held", 5, "mistral-7b")  # without a worker of batches: it waits
     operator.open("/batches")
