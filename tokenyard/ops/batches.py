@@ -37,8 +37,7 @@ def found_job(yard: Yard, name: str) -> Iterator[tuple[BatchQueue, KnownJob, Bat
             raise Refused(str(error)) from error
 
 
-def _preview_cancel(yard: Yard, caller: Caller, *, job: str) -> Preview:
-    del caller
+def _preview_cancel(yard: Yard, _caller: Caller, *, job: str) -> Preview:
     with found_job(yard, job) as (_, _, batch):
         pass
     if batch.is_over:
@@ -52,12 +51,11 @@ def _preview_cancel(yard: Yard, caller: Caller, *, job: str) -> Preview:
 
 
 @operation("batch.cancel", "Cancel a batch", _preview_cancel, is_dangerous=True)
-def cancel(yard: Yard, caller: Caller, *, job: Job) -> Outcome:
+def cancel(yard: Yard, _caller: Caller, *, job: Job) -> Outcome:
     """Cancel a batch job. Answers stay; each other line gets the error batch_cancelled.
 
     A running job is `cancelling` for a moment.
     """
-    del caller
     with found_job(yard, job) as (queue, known, _):
         now = queue.cancel(known)
     if now not in {"cancelled", "cancelling"}:
@@ -83,13 +81,12 @@ def _preview_resume(yard: Yard, caller: Caller, *, job: str, **given: Any) -> Pr
 
 
 @operation("batch.resume", "Resume a batch", _preview_resume)
-def resume(yard: Yard, caller: Caller, *, job: Job, retry_errors: RetryErrors = False) -> Outcome:
+def resume(yard: Yard, _caller: Caller, *, job: Job, retry_errors: RetryErrors = False) -> Outcome:
     """Enqueue a job again that failed, expired or was cancelled.
 
     Lines that are done keep their answers. A completed job has only its errors left to run again,
     with --retry-errors.
     """
-    del caller
     from tokenyard.batch.rq.jobs import describe
 
     with found_job(yard, job) as (queue, known, _):

@@ -44,8 +44,7 @@ def _of_class(yard: Yard, name: str) -> list[tuple[IntakeClass, str]]:
     return [one for one in intakes(yard) if name in {"all", one[0]}]
 
 
-def _preview(yard: Yard, caller: Caller, *, priority_class: str = "all") -> Preview:
-    del caller
+def _preview(yard: Yard, _caller: Caller, *, priority_class: str = "all") -> Preview:
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for _, name in _of_class(yard, priority_class):
         pipeline.xlen(yard.keys.intake(name))

@@ -104,7 +104,7 @@ def _preview_create(yard: Yard, caller: Caller, **given: object) -> Preview:
 @operation("key.create", "Create a key", _preview_create, role="admin")
 def create(
     yard: Yard,
-    caller: Caller,
+    _caller: Caller,
     *,
     tenant: Tenant = "",
     role: BoardRole = None,
@@ -113,7 +113,6 @@ def create(
     classes: Classes = None,
 ) -> Outcome:
     """Create a key and print it. It cannot be shown again."""
-    del caller
     if len(name) > MAX_NAME:
         raise BadInput(f"name: give {MAX_NAME} characters at most", "name")
     if len(models or ()) > _MOST_MODELS:
@@ -164,9 +163,8 @@ def _preview_revoke(yard: Yard, caller: Caller, *, key: Sequence[str]) -> Previe
 
 
 @operation("key.revoke", "Revoke keys", _preview_revoke, role="admin", is_dangerous=True)
-def revoke(yard: Yard, caller: Caller, *, key: ChosenKeys) -> Outcome:
+def revoke(yard: Yard, _caller: Caller, *, key: ChosenKeys) -> Outcome:
     """Revoke keys by their ids (see `keys list`) or by themselves. Running requests go on."""
-    del caller
     found = _selected(yard, key)
     revoked = [key_id for key_id in found if revoke_key(yard, key_id)]
     if not revoked:

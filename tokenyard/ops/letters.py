@@ -262,8 +262,7 @@ def _words_of(given: Mapping[str, Any]) -> str:
 
 
 def _preview_of(kind: _Kind) -> Callable[..., Preview]:
-    def preview(yard: Yard, caller: Caller, **given: Any) -> Preview:
-        del caller
+    def preview(yard: Yard, _caller: Caller, **given: Any) -> Preview:
         names = _named(yard, given)
         if names:
             pieces = named_heads(yard, names[:_MOST_ITEMS])

@@ -172,8 +172,7 @@ def _send(yard: Yard, caller: Caller, verb: str, asked: _Asked, plan: ModelPlan)
     )
 
 
-def _preview_load(yard: Yard, caller: Caller, *, model: str, worker: str = "") -> Preview:
-    del caller
+def _preview_load(yard: Yard, _caller: Caller, *, model: str, worker: str = "") -> Preview:
     asked = _asked(yard, model, worker)
     try:
         plan = plan_load(asked.view, model, asked.worker)
@@ -259,8 +258,7 @@ def wake(yard: Yard, caller: Caller, *, model: Model, worker: HoldingWorker = ""
     return _change(yard, caller, "wake", model, worker)
 
 
-def _preview_reload(yard: Yard, caller: Caller, *, model: str) -> Preview:
-    del caller
+def _preview_reload(yard: Yard, _caller: Caller, *, model: str) -> Preview:
     view = _asked(yard, model).view
     held = sum(bool(one.info and one.info.model == model) for one in view.living)
     text = (

@@ -82,8 +82,7 @@ class _Letters:
     notes: Sequence[str] = ()  # what cannot be requeued, or was not reached
 
 
-def _preview_cancel(yard: Yard, caller: Caller, **given: Any) -> Preview:
-    del caller
+def _preview_cancel(yard: Yard, _caller: Caller, **given: Any) -> Preview:
     chosen = _chosen(yard, given)
     running = chosen.running
     over = len(chosen.requests) - len(running)
@@ -146,8 +145,7 @@ def _cancel(yard: Yard, one: Listed, reason: str) -> Cancelled:
             client.close()
 
 
-def _preview_requeue(yard: Yard, caller: Caller, **given: Any) -> Preview:
-    del caller
+def _preview_requeue(yard: Yard, _caller: Caller, **given: Any) -> Preview:
     letters = _letters(yard, given)
     count = len(letters.heads)
     notes = _sentences(letters.notes)
@@ -162,8 +160,7 @@ def _preview_requeue(yard: Yard, caller: Caller, **given: Any) -> Preview:
     )
 
 
-def _do_requeue(yard: Yard, caller: Caller, given: Mapping[str, Any]) -> Outcome:
-    del caller
+def _do_requeue(yard: Yard, _caller: Caller, given: Mapping[str, Any]) -> Outcome:
     letters = _letters(yard, given)
     problems = Counter(requeue_letters(yard, letters.heads))
     done = problems.pop("", 0)

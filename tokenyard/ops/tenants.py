@@ -159,7 +159,7 @@ def _digest(settings: TenantSettings) -> str:
 @operation("tenant.set", "Set a tenant", _preview_set, role="admin")
 def set_one(
     yard: Yard,
-    caller: Caller,
+    _caller: Caller,
     *,
     tenant: Tenant,
     weight: Weight = None,
@@ -183,7 +183,6 @@ def set_one(
       tokenyard tenants set trial --tokens-per-day 1000000 --classes low --models llama-8b
       tokenyard tenants set trial --tokens-per-day 0 --classes all --models all
     """
-    del caller
     values: dict[str, Any] = {
         "weight": weight,
         "max_waiting_requests": max_waiting_requests,
@@ -242,8 +241,7 @@ def _named(text: str) -> str:
     return text
 
 
-def _preview_remove(yard: Yard, caller: Caller, *, tenant: Sequence[str]) -> Preview:
-    del caller
+def _preview_remove(yard: Yard, _caller: Caller, *, tenant: Sequence[str]) -> Preview:
     views = _set_ones(yard, tenant)
     if not views:
         return Preview("Nothing is set for what was selected.", count=0)
@@ -266,7 +264,7 @@ def _set_ones(yard: Yard, tenants: Sequence[str]) -> list[TenantView]:
     role="admin",
     is_dangerous=True,
 )
-def remove(yard: Yard, caller: Caller, *, tenant: ChosenTenants) -> Outcome:
+def remove(yard: Yard, _caller: Caller, *, tenant: ChosenTenants) -> Outcome:
     """Remove what is set for tenants: they have weight 1 and no limits then.
 
     Their waiting requests, keys of the gateway and usage stay.
@@ -275,7 +273,6 @@ def remove(yard: Yard, caller: Caller, *, tenant: ChosenTenants) -> Outcome:
       tokenyard tenants remove trial
       tokenyard tenants remove trial nightly
     """
-    del caller
     stored = stored_tenants(yard)
     for name in tenant:
         find("tenant", name, stored)
