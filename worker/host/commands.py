@@ -1,4 +1,4 @@
-"""Commands of the yard: what each does to the pool, and when it is done."""
+"""Commands of the yard: how they are read, what each does to the pool, and when it is done."""
 
 from __future__ import annotations
 

@@ -415,7 +415,7 @@ class PoolListener(Protocol):
         """A process has sent a message that does not concern the pool."""
 
 
-# PoolGroups of processes that run one model together, each as one rank.
+# Groups of processes that run one model together, each as one rank.
 
 
 class PoolGroups:

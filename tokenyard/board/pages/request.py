@@ -35,8 +35,6 @@ log = logging.getLogger("tokenyard.board")
 
 # The tokens of a running request: their number, and the last of them.
 
-# The page of one request.
-
 #: Tokens that are read at a look, however many there are.
 MOST_TOKENS: Final = 512
 

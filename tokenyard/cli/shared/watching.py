@@ -26,7 +26,7 @@ _CONNECT_S: Final = 2.0
 def watch(
     url: str, yard: str, pause: Callable[[], bool], count: int = 0
 ) -> Iterator[Snapshot | BrokerUnavailable]:
-    """SnapshotHistory at a yard, or why there is none now; the first one must succeed.
+    """Snapshots of a yard, or why there is none now; the first one must succeed.
 
     ``pause`` waits between two looks and says whether to go on; ``count`` is of the history, 0 for
     no bound. Raises what `translated` raises.
