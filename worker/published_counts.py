@@ -15,8 +15,6 @@ from tokenyard.telemetry.metrics import Histogram
 #: Statuses of results that a worker publishes.
 ENDS: Final[tuple[Status, ...]] = ("completed", "failed", "expired")
 DIRECTIONS: Final = ("input", "output")
-
-
 Times = defaultdict[str, Histogram]
 
 

@@ -22,8 +22,6 @@ from tokenyard.protocol.wire import (
 #: Bytes of prompt in a block: 16 packed tokens, the default block of vLLM's prefix cache; of text
 #: about as many tokens.
 BLOCK_BYTES: Final = 64
-
-
 #: No more of a prompt is used: 4,096 tokens distinguish prefixes well enough.
 MOST_BLOCKS: Final = 256
 

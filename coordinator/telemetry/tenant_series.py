@@ -32,12 +32,8 @@ log = logging.getLogger("tokenyard.coordinator.tenant_usage")
 
 #: Tenants with series of their own.
 MOST_TENANTS: Final = 20
-
-
 #: How often one of them may give way to another one, in seconds.
 REVIEW_S: Final = 3600.0
-
-
 #: And only to one that had so many times as much in that time.
 FACTOR: Final = 2.0
 
@@ -106,12 +102,8 @@ class TenantChoice:
 
 #: What counts as expired, and for scripts as failed.
 EXPIRED: Final = FAILED + Code.DEADLINE_EXCEEDED
-
-
 #: Buckets of waits, in ms: 24 days and less.
 WAITS_MS: Final = tuple(2**exponent for exponent in range(32))
-
-
 #: The counts that are read of each day and model.
 WHATS: Final = (
     *("requests", "in", "cached", "out", "failed", EXPIRED, "cancelled"),

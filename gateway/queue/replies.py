@@ -25,8 +25,6 @@ _BLOCK_MS: Final = 2_000
 _COUNT: Final = 200
 #: Longest time of a blocking read.
 _READ_S: Final = _BLOCK_MS / 1000 + BLOCK_MARGIN_S
-
-
 #: Least time between two reads for each open stream: a read names them all, so that many streams
 #: would otherwise cost a core. One that waits costs nothing, and 250 add a millisecond at most.
 _PAUSE_S: Final = 4e-6

@@ -44,8 +44,6 @@ DEFAULT_RESULT_TTL_S: Final = 600
 #: How often RQ retries a failed job after its last progress.
 DEFAULT_RETRIES: Final = 5
 _ENDS_BYTES: Final = 64 * 1024
-
-
 TokenCount = Annotated[int, Meta(ge=0, le=2**53)]
 _Instant = Annotated[int, Meta(ge=0, le=2**40)]
 _Seconds = Annotated[float, Meta(ge=0, le=2.0**40)]

@@ -14,8 +14,6 @@ from tokenyard.protocol.yard import Yard
 
 #: Most characters of one parameter.
 MAX_PARAMETER: Final = 10_000
-
-
 #: Most characters of the reason for an action; the rest is cut off.
 MAX_WHY: Final = 200
 

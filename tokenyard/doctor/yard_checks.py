@@ -270,8 +270,6 @@ YARD_CHECKS: Final[tuple[Check, ...]] = (
     _of_snapshot(check_dead),
     check_entries,
 )
-
-
 #: A tenant that is refused so often in an hour or two, and was lately, does not wait as it is told.
 _OFTEN: Final = 10
 _LATELY_MS: Final = 600_000

@@ -71,8 +71,6 @@ Path = Annotated[
 ]
 NewEpoch = Annotated[int | None, Field("Epoch", "Empty: the present one plus 1.")]
 Timeout = Annotated[int, Field("Time-out, s", "For all steps together.", least=1, most=86_400)]
-
-
 #: What a worker can do with the model that it holds.
 Change = Literal["unload", "sleep", "wake"]
 CHANGES: Final[tuple[Change, ...]] = get_args(Change)

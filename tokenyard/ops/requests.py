@@ -346,8 +346,6 @@ requeue: Final = _operation(
     """,
 )
 OPERATIONS: Final[tuple[Operation, ...]] = (cancel, requeue)
-
-
 #: A letter is written in the call that ends its request, so both have nearly the same time.
 _BEFORE_MS: Final = 2
 _AFTER_MS: Final = 100

@@ -40,8 +40,6 @@ _PORT_FILE: Final = "port"
 #: For glibc's allocator: a script's short-lived memory then comes from a cache of its own, not from
 #: the small gaps that a large backlog leaves (docs/decisions, 0018). Other C libraries ignore it.
 _ALLOCATOR: Final = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=500"
-
-
 #: The limit on the memory of the container that this may run in, in bytes, or "max".
 _OF_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 

@@ -40,8 +40,6 @@ TENANT_CAME: Final = "tenant_came"
 #: Names of yards, clients and workers, so that keys cannot be forged.
 NAME: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 NAME_RULE: Final = "use 1 to 100 of A-Z a-z 0-9 _ . : @ -"
-
-
 #: Longest name of a tenant, so that there is room for the client ``http.<tenant>``.
 MAX_TENANT: Final = 90
 

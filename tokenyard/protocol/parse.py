@@ -64,32 +64,16 @@ class ForeignJson(Generic[T]):
 
 #: No sampling parameters of a model.
 NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
-
-
 #: The path in a message of msgspec.
 _PATH = re.compile(r"`\$([^`]*)`")
-
-
 #: msgspec's message for an unknown name.
 UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
-
-
 #: Fields for chats only.
 _CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
-
-
 _params_decoder = ForeignJson[SamplingParams](SamplingParams)
-
-
 _objects_decoder = ForeignJson[list[dict[str, Any]]](list[dict[str, Any]])
-
-
 object_decoder = ForeignJson[dict[str, Any]](dict[str, Any])
-
-
 _members_decoder = ForeignJson[dict[str, msgspec.Raw]](dict[str, msgspec.Raw])
-
-
 _ids_decoder = ForeignJson[list[int]](list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
 
 
@@ -285,8 +269,6 @@ _NOT_COMMON: Final = SYSTEM_FIELDS | {b"common"}
 _LONGEST_TEMPLATE: Final = 4096
 #: An entry with only these fields can be parsed by its template.
 _TEMPLATE_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
-
-
 _texts_decoder = ForeignJson[dict[str, str]](dict[str, str])
 
 

@@ -12,8 +12,6 @@ from tokenyard.protocol.wire import Assignment
 
 #: Why a worker's lease ends: it left in order, was killed from outside, or crashed.
 Why = Literal["left", "lost", "crashed"]
-
-
 #: A charge has no longer names of models.
 _LONGEST_MODEL: Final = 100
 

@@ -44,8 +44,6 @@ DRAINING_WAIT_S = 0.005
 PROGRESS_EVERY_S = 1.0
 #: Deadlines of ended requests are cleared once there are more than this.
 LEAST_CLEARED = 1000
-
-
 ControlCommand = Sleep | Wake | ResetPrefixCache | ReloadWeights
 #: Runs a command that changes the engine itself, and reports to the controller.
 ControlHandler = Callable[[ControlCommand], None]

@@ -37,15 +37,9 @@ log = logging.getLogger("tokenyard.board")
 
 #: Tokens that are read at a look, however many there are.
 MOST_TOKENS: Final = 512
-
-
 _TOKEN_BYTES: Final = 4
-
-
 #: Tokenizers that are kept, and so long without a look they make room for others.
 _MOST_TOKENIZERS: Final = 4
-
-
 _UNUSED_S: Final = 60.0
 
 
