@@ -17,7 +17,6 @@ from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.yard.keys import list_keys
-from tokenyard.yard.tenants import Word, restriction
 
 ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`) and the board.
 
@@ -74,11 +73,6 @@ def list_all(ctx: click.Context, as_json: bool) -> None:
 
 
 keys.add_command(command(ops.revoke, "revoke", "Revoke some."))
-
-
-def _restriction(given: tuple[Word, ...] | None) -> list[Word] | None:
-    """What the key may use; an empty list stays, to be refused: it would open nothing."""
-    return restriction(given) if given else given if given is None else []
 
 
 def _row(key: ApiKey) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
@@ -14,10 +15,9 @@ from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
-from tokenyard.yard.listing import intakes
+from tokenyard.yard.listing import Budget, entries, intakes
 
-_PAGE: Final = 500
-Entry = tuple[bytes, Mapping[bytes, bytes]]
+Entry = tuple[str, Mapping[bytes, bytes]]
 
 Class = Annotated[
     Literal["high", "normal", "low", "all"],
@@ -93,19 +93,16 @@ def _empty(yard: Yard, name: str, why: str) -> Counter[str]:
 
 def _entries(yard: Yard, name: str) -> Iterator[Entry]:
     """All present entries, the oldest first; later ones are left out."""
-    stream, after = yard.keys.intake(name), "-"
+    stream = yard.keys.intake(name)
     newest: Any = yard.connection.xrevrange(stream, count=1)
-    while newest:
-        page: Any = yard.connection.xrange(stream, after, newest[0][0], count=_PAGE)
-        if not page:
-            return
-        yield from page
-        after = f"({page[-1][0].decode()}"
+    if newest:
+        last = newest[0][0].decode()
+        yield from entries(yard.connection, stream, Budget(sys.maxsize), high=last)
 
 
 def _cancel(yard: Yard, scripts: Scripts, name: str, found: Entry, reason: str) -> _Emptied:
     """Cancel the request of an entry if it still waits there, and only there."""
-    entry, request = found[0].decode(), parse_request(found[1])
+    entry, request = found[0], parse_request(found[1])
     if isinstance(request, Unanswerable):
         return _Emptied.NOBODYS
     for _ in range(CANCEL_ATTEMPTS):

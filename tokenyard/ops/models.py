@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -73,7 +73,6 @@ NewEpoch = Annotated[int | None, Field("Epoch", "Empty: the present one plus 1."
 Timeout = Annotated[int, Field("Time-out, s", "For all steps together.", least=1, most=86_400)]
 #: What a worker can do with the model that it holds.
 Change = Literal["unload", "sleep", "wake"]
-CHANGES: Final[tuple[Change, ...]] = get_args(Change)
 #: States in which a worker can obey.
 _FROM: Final[dict[Change, frozenset[WorkerState]]] = {
     "unload": frozenset({"loading", "ready", "asleep"}),

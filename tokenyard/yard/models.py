@@ -21,7 +21,7 @@ from tokenyard.protocol.keys import (
     is_tenant,
 )
 from tokenyard.protocol.parse import unfold
-from tokenyard.protocol.streams import position, whole
+from tokenyard.protocol.streams import whole
 from tokenyard.protocol.texts import counted, printable, span
 from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
 from tokenyard.protocol.yard import Yard
@@ -35,6 +35,7 @@ from tokenyard.yard.pauses import (
     pauses_of_model,
     texts,
 )
+from tokenyard.yard.requests import accepted_ms
 from tokenyard.yard.snapshot import YardView
 
 
@@ -148,9 +149,11 @@ def read_waiting_sample(yard: Yard, view: YardView) -> WaitingSample:
         name = _model(fields)
         if name not in bases:
             bases[name] = base_model(view, name)
-        model, accepted_ms = bases[name], _accepted_ms(entry, fields)
+        # One that is tried again has a new entry, and its old id.
+        came_ms = accepted_ms(fields.get(b"sid", entry).decode(errors="replace"))
+        model = bases[name]
         counts[model] += 1
-        since[model] = min(since.get(model, accepted_ms), accepted_ms)
+        since[model] = min(since.get(model, came_ms), came_ms)
     models = [
         WaitingRequests(model, count, max(0, view.at_ms - since[model]))
         for model, count in counts.most_common()
@@ -175,12 +178,6 @@ def _oldest(yard: Yard, waiting: int) -> Iterator[tuple[bytes, Fields]]:
             pipeline.xrange(yard.keys.intake(intake_name(priority_class, tenant)), count=of_tenant)
     for page in pipeline.execute():
         yield from page
-
-
-def _accepted_ms(entry: bytes, fields: Fields) -> int:
-    """When a request was accepted; one that is tried again has a new entry, and its old id."""
-    accepted = fields.get(b"sid", entry).decode(errors="replace")
-    return position(accepted.rpartition("/")[2])[0]
 
 
 def _model(fields: Fields) -> str:

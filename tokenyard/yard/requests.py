@@ -103,13 +103,14 @@ def _listed(fields: Fields, state: State, server_id: str) -> Listed | None:
         id=request.id,
         state=state,
         model=known.model if known else "",
-        tenant=_tenant_of(server_id) or (known.tenant if known else ""),
+        tenant=tenant_of(server_id) or (known.tenant if known else ""),
         server_id=server_id,
         accepted_ms=accepted_ms(server_id),
     )
 
 
-def _tenant_of(server_id: str) -> str:
+def tenant_of(server_id: str) -> str:
+    """Whose intake the request of a server id came from; "" for a common one."""
     return split_intake(server_id.rpartition("/")[0])[1]
 
 
@@ -131,7 +132,7 @@ def by_ledger(yard: Yard, owners: Iterable[Owned]) -> Iterator[Listed]:
                 client=client,
                 id=request_id,
                 state=state,
-                tenant=_tenant_of(sid),
+                tenant=tenant_of(sid),
                 worker=worker,
                 server_id=sid,
                 accepted_ms=accepted_ms(sid),

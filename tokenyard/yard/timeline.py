@@ -27,6 +27,7 @@ from tokenyard.scripts import waits_at
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
+from tokenyard.yard.requests import tenant_of
 from tokenyard.yard.snapshot import YardView, read_yard
 from tokenyard.yard.tenants import read_held
 
@@ -194,7 +195,7 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
     packed = ledger.get("result")
     line = read_line(yard) if state == "waiting" else NOBODY
     waits_for, pauses = _waits_for(yard, ledger, line, now_ms)
-    tenant = split_intake(sid.rpartition("/")[0])[1]
+    tenant = tenant_of(sid)
     return Timeline(
         client=client,
         id=request_id,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from tokenyard.board.page import Page, Parameters
 from tokenyard.board.paging import numbered_page
-from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.keys import list_keys
 
 #: Keys on one page.
 PER_PAGE: Final = 100
-_MOST_SHOWN: Final = 20
-_MOST_MODELS: Final = 100
-_NO_ROLE: Final = "none"
-_ROLES: Final = (_NO_ROLE, *get_args(Role))
 
 
 def _keys(yard: Yard, given: Parameters) -> dict[str, Any]:
