@@ -1,56 +1,43 @@
-"""The gateway as an ASGI application: who asks, for which model, under which id."""
+"""The gateway as an ASGI application: who asks, for what, and how the answer is counted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.batches.api import BatchesApi, is_of_batches, no_storage
+from gateway import generation
+from gateway.batches import api as batches
 from gateway.batches.storage import Storage
-from gateway.frontend.models import STATE, FrontEnds
+from gateway.frontend.models import FrontEnds
 from gateway.http.anthropic import MessagesAnswer, is_of_messages
 from gateway.http.board import ROOT as BOARD
 from gateway.http.board import is_of_board
-from gateway.http.body_errors import BodyErrors
-from gateway.http.context import CURRENT, RequestContext
-from gateway.http.errors import GatewayError, methods_of, moved, no_endpoint, unavailable
-from gateway.http.incoming import (
-    BODY,
-    Bodies,
-    read_choice,
-    read_deadline,
-    read_event_id,
-    refuse_beam_search,
-    replay,
-    require_json,
-    too_large,
-)
+from gateway.http.errors import GatewayError, as_json, unavailable
+from gateway.http.incoming import Bodies
 from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.openapi import OpenApiDocument
-from gateway.http.principal import Principal, PrincipalLookup
-from gateway.http.records import Records, durable_id, fingerprint
-from gateway.http.sse import Answer, send_body, send_error
-from gateway.listing import ModelList, find_model
-from gateway.metrics import GatewayMetrics
+from gateway.http.principal import PrincipalLookup
+from gateway.http.routes import Call, Endpoint, Router, Routes
+from gateway.http.sse import send_body, send_error
+from gateway.listing import ModelList
+from gateway.metrics import OTHER, GatewayMetrics
 from gateway.models import ModelWatch
-from gateway.queue.calls import Command
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
-from gateway.responses.api import UNDER as UNDER_RESPONSES
-from gateway.responses.api import ResponsesApi
+from gateway.responses import api as responses
 from tokenyard import __version__, clock
 from tokenyard.process.http_guard import SiteGuard
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.gateway_settings import GatewaySettings
-from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 from tokenyard.telemetry.endpoint import PLAIN
 
 if TYPE_CHECKING:
@@ -58,24 +45,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tokenyard.gateway")
 
-#: Endpoints that generate, and those that only render.
-GENERATING: Final = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
-)
-RENDERING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-OPENAPI: Final = "/openapi.json"
-#: The paths that metrics name.
-ENDPOINTS: Final = (
-    GENERATING
-    | RENDERING
-    | {*("/v1/models", "/v1/files", "/v1/batches", "/health", "/livez", OPENAPI, BOARD)}
-)
-ONE_MODEL: Final = "/v1/models/"
 _FAILED: Final = "the gateway has failed at this request; its log says why"
+routes = Routes()
 
 
 class Gateway:
-    """Routes each request to vLLM's front end of the model that it names."""
+    """Serves each request that its sender may make by the handler of its route."""
 
     def __init__(
         self,
@@ -91,8 +66,6 @@ class Gateway:
         self._board = board
         self._queue = queue
         self._front_ends = front_ends
-        self._records = Records(queue)
-        self._bodies = Bodies(settings)
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         # No page of another site has a key: then any name will do, such as a pod's.
         hosts = None if settings.needs_keys else (settings.own_name, *settings.hosts)
@@ -106,23 +79,28 @@ class Gateway:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        self._watch = models
         self._list = ModelList(models, front_ends)
-        self._responses = ResponsesApi(settings, queue, front_ends, models, self._bodies)
-        self._batches = None if storage is None else BatchesApi(settings, storage, self._bodies)
-        self._openapi = OpenApiDocument(needs_key=settings.needs_keys)
-        self._health_of_yard = health
+        self._health = health
         self._open: set[OpenAnswer] = set()
-        self.metrics = GatewayMetrics(ENDPOINTS, lambda: len(self._open))
+        self.metrics = GatewayMetrics(lambda: len(self._open))
+        self._router = Router()
+        bodies = Bodies(settings)
+        stored = responses.ResponsesApi(settings, queue, front_ends, models, bodies)
+        generating = generation.GenerationApi(
+            settings, queue, front_ends, models, health, bodies, stored
+        )
+        self._router.add(generation.routes, partial(getattr, generating))
+        self._router.add(responses.routes, partial(getattr, stored))
+        files = batches.BatchesApi(settings, storage, bodies) if storage else None
+        self._router.add(batches.routes, files.handler if files else batches.no_storage)
+        # With keys, metrics are only at their own port.
+        own = [one for one in routes if one.path != "/metrics" or not settings.needs_keys]
+        self._router.add(own, partial(getattr, self))
+        self._openapi = OpenApiDocument(self._router.routes, needs_key=settings.needs_keys)
         #: Takes nothing new.
         self.is_draining = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._probes: dict[tuple[str, str], Callable[[], Awaitable[bytes]]] = {
-            ("GET", "/health"): self._health,
-            ("GET", "/livez"): self._live,
-            ("GET", "/version"): self._version,
-        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; see the ASGI specification."""
@@ -135,11 +113,13 @@ class Gateway:
         path = scope["path"]
         outermost = MessagesAnswer(send).send if is_of_messages(path) else send
         named = _named(outermost, scope)
-        answer = OpenAnswer(self._counted(named, BOARD if is_of_board(path) else path))
+        endpoint, params = self._router.find(path)
+        shown = endpoint.path if endpoint else BOARD if is_of_board(path) else OTHER
+        answer = OpenAnswer(self._counted(named, shown))
         self._open.add(answer)
         self._is_idle.clear()
         try:
-            await self._serve(scope, receive, answer.send, path)
+            await self._serve(Call(scope, receive, answer.send, params=params), endpoint)
         except GatewayError as error:
             await send_error(answer.send, error)
         except TokenyardError as error:
@@ -183,50 +163,25 @@ class Gateway:
             ends = [asyncio.create_task(one.interrupt()) for one in self._open]
             await asyncio.wait(ends, timeout=most_s)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        method, headers = scope["method"], Headers(scope=scope)
+    async def _serve(self, call: Call, endpoint: Endpoint | None) -> None:
+        method, path = call.scope["method"], call.path
         board = self._board if is_of_board(path) else None
         if board is None:  # it has a guard of its own
-            self._refuse_other_sites(scope, headers)
-        probe = self._probes.get((method, path))
-        if probe is not None:
-            await send_body(send, 200, await probe())
-            return
-        if (method, path) == ("GET", "/metrics") and not self._settings.needs_keys:
-            await send_body(send, 200, self.metrics.text(), kind=PLAIN.encode())
+            self._refuse_other_sites(call.scope, call.headers)
+        route = endpoint.routes.get(method) if endpoint else None
+        if route is not None and route.is_open:
+            await self._router.handler(route)(call)
             return
         if self.is_draining:
             raise stopping()
         if board is not None:
-            await board.app(scope, receive, send)
+            await board.app(call.scope, call.receive, call.send)
             return
-        bare = path.rstrip("/")
-        if bare != path and methods_of(bare):
-            raise moved(bare, scope["query_string"].decode("latin-1"))
-        await self._serve_principal(scope, receive, send, path)
-
-    async def _serve_principal(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        """Serve what belongs to somebody; raises `GatewayError`."""
-        method = scope["method"]
-        principal = await self._principals.find(Headers(scope=scope))
-        if method == "GET" and path == "/v1/models":
-            listed = await self._list.all(principal.may_use)
-            await send_body(send, 200, json.dumps(listed).encode())
-        elif method == "GET" and path == OPENAPI:
-            await send_body(send, 200, await self._openapi.read())
-        elif method == "GET" and path.startswith(ONE_MODEL):
-            card = await self._list.one(path.removeprefix(ONE_MODEL), principal.may_use)
-            await send_body(send, 200, json.dumps(card).encode())
-        elif method == "POST" and path in GENERATING | RENDERING:
-            await self._answer(scope, receive, send, path, principal)
-        elif path.startswith(UNDER_RESPONSES):
-            await self._responses.serve(scope, receive, send, principal.client)
-        elif is_of_batches(path):
-            if self._batches is None:
-                raise no_storage()
-            await self._batches.serve(scope, receive, send, principal)
-        else:
-            raise no_endpoint(method, path, meant_endpoint(path))
+        self._router.redirect(call.scope)
+        principal = await self._principals.find(call.headers)
+        if route is None:
+            raise self._router.refusal(method, path)
+        await self._router.handler(route)(replace(call, principal=principal))
 
     def _refuse_other_sites(self, scope: Scope, headers: Headers) -> None:
         is_tls = scope["scheme"] == "https"
@@ -235,143 +190,47 @@ class Gateway:
             kind = "invalid_request_error" if refusal.status == 400 else "permission_error"
             raise GatewayError(refusal.status, kind, refusal.why)
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, path: str, principal: Principal
-    ) -> None:
-        headers = Headers(scope=scope)
-        require_json(headers)
-        client = principal.tenant or principal.client
-        raw = await self._bodies.read(receive, client)
-        if path in RENDERING and len(raw) > self._settings.max_tokenize_bytes:
-            raise too_large(self._settings.max_tokenize_bytes)
-        parsed = await self._bodies.parse(raw, client)
-        scope, body = {**scope, BODY: parsed}, parsed.value
-        profile = find_model(self._watch, body, principal.may_use)
-        state = await self._front_ends.state_of(profile)
-        STATE.set(state)
-        if path in RENDERING:
-            errors = BodyErrors(send, path, lambda: False)
-            await self._render(scope, replay(raw, receive), errors.send, errors)
-            return
-        refuse_beam_search(body)
-        self._health_of_yard.check()
-        context, after = await self._context(headers, path, body, principal)
+    @routes("GET /v1/models", "models", answer="ModelCards")
+    async def list_models(self, call: Call) -> None:
+        """List the models and adapters that the key may use, loaded or not."""
+        await _send(call, await self._list.all(call.principal.may_use))
 
-        has_key = context.is_first and not context.unsaved
+    @routes("GET /v1/models/{model:path}", "models", answer="ModelCard")
+    async def retrieve_model(self, call: Call) -> None:
+        """Describe one model or adapter."""
+        card = await self._list.one(call.params["model"], call.principal.may_use)
+        await _send(call, card)
 
-        async def free_key() -> None:
-            nonlocal has_key
-            if has_key and not context.asked:
-                has_key = False  # from now on it may be another's
-                await self._records.forget(context.client, context.durable_id)
-
-        async def freeing(message: Message) -> None:
-            # Before the refusal is seen: its client may come again at once.
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                await free_key()
-            await send(message)
-
-        try:
-            await self._generate(
-                scope, replay(raw, receive), freeing, body, profile.name, context, after
-            )
-        finally:
-            await free_key()
-
-    async def _generate(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        body: dict[str, Any],
-        model: str,
-        context: RequestContext,
-        after: int,
-    ) -> None:
-        path = scope["path"]
-        if path == "/v1/responses":
-            create = self._responses.create
-            await create(scope, receive, send, body, model, context, after)
-            return
-        CURRENT.set(context)
-        keep_alive_s = self._settings.keep_alive_s
-        errors = BodyErrors(send, path, context.ticket.decided.is_set)
-        answer = Answer(errors.send, context, path, after=after, keep_alive_s=keep_alive_s)
-        inner = {**scope, "headers": _with_request_id(scope, context.durable_id)}
-        try:
-            await self._render(inner, receive, answer.send, errors, answer)
-        finally:
-            answer.close()
-
-    async def _render(
-        self, scope: Scope, receive: Receive, send: Send, *replacing: Answer | BodyErrors
-    ) -> None:
-        """Call vLLM's app, which does not know when its answer was replaced."""
-        try:
-            await self._front_ends.app(scope, receive, send)
-        except Exception:
-            if not any(one.is_replaced for one in replacing):
-                raise
-
-    async def _context(
-        self, headers: Headers, path: str, body: dict[str, Any], principal: Principal
-    ) -> tuple[RequestContext, int]:
-        """The request's own record and options, and the last event that the client has."""
-        client = principal.client
-        priority_class = principal.choose_class(body)
-        key = headers.get("idempotency-key")
-        # What can be refused comes first: a key should not belong to what was refused.
-        has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
-        choices = ("continue", "cancel")
-        usual = reversed(choices) if key is None else choices
-        rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
-        deadline_ms = read_deadline(headers, body, self._queue.broker_time.now_ms)
-        name, after, is_first = durable_id(client, key), 0, True
-        unsaved: list[Command] = []
-        print_ = fingerprint(path, body)
-        keep_s = DEFAULT_RESULT_TTL_S if key is None else self._settings.record_ttl_s
-        if "last-event-id" in headers:
-            name, after = read_event_id(headers["last-event-id"])
-            record, is_first = await self._records.find(client, name, print_), False
-        elif key is None:
-            record, saving = self._records.begin(client, name, print_, keep_s)
-            unsaved = [saving]
-        else:
-            record, is_first = await self._records.open(client, name, print_, keep_s)
-        return RequestContext(
-            durable_id=record.durable_id,
-            client=client,
-            created=record.created_ms / 1000,
-            tenant=principal.tenant,
-            priority_class=priority_class,
-            may_go_first=principal.may_go_first,
-            deadline_ms=deadline_ms,
-            continues=rule == "continue",
-            can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
-            keep_s=keep_s,
-            has_event_ids=has_ids,
-            is_first=is_first,
-            unsaved=unsaved,
-        ), after
-
-    async def _health(self) -> bytes:
+    @routes("GET /health", "probes", answer="AnyObject", is_open=True)
+    async def health(self, call: Call) -> None:
+        """200 if the broker answers, a coordinator leads, and the gateway is not stopping."""
         if self.is_draining:
             raise stopping()
-        self._health_of_yard.check()
-        return b"{}"
+        self._health.check()
+        await _send(call, {})
 
-    async def _live(self) -> bytes:
-        if lost := self._health_of_yard.lost:
+    @routes("GET /livez", "probes", answer="AnyObject", is_open=True)
+    async def livez(self, call: Call) -> None:
+        """200 while the process serves."""
+        if lost := self._health.lost:
             raise unavailable(lost)
-        return b"{}"
+        await _send(call, {})
 
-    async def _version(self) -> bytes:
-        return json.dumps({"version": self._front_ends.version, "tokenyard": __version__}).encode()
+    @routes("GET /version", "probes", answer="Versions", is_open=True)
+    async def version(self, call: Call) -> None:
+        """The versions of vLLM and of Tokenyard."""
+        versions = {"version": self._front_ends.version, "tokenyard": __version__}
+        await _send(call, versions)
 
+    @routes("GET /metrics", "probes", media_type="text/plain", is_open=True)
+    async def metrics_text(self, call: Call) -> None:
+        """The gateway's metrics."""
+        await send_body(call.send, 200, self.metrics.text(), kind=PLAIN.encode())
 
-def meant_endpoint(path: str) -> str:
-    """The endpoint of a client whose base URL has one `/v1` too few or too many, else ""."""
-    return next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in ENDPOINTS), "")
+    @routes("GET /openapi.json", "probes", answer="AnyObject")
+    async def openapi(self, call: Call) -> None:
+        """Return this document."""
+        await send_body(call.send, 200, await self._openapi.read())
 
 
 def _named(send: Send, scope: Scope) -> Send:
@@ -387,6 +246,5 @@ def _named(send: Send, scope: Scope) -> Send:
     return naming if given else send
 
 
-def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:
-    kept = [one for one in scope["headers"] if one[0] != b"x-request-id"]
-    return [*kept, (b"x-request-id", name.encode())]
+async def _send(call: Call, answer: dict[str, Any]) -> None:
+    await send_body(call.send, 200, as_json(answer))

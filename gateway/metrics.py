@@ -32,25 +32,23 @@ HEAD = Metric(
 #: All of them, as the page tells them.
 METRICS: Final = (ANSWERS, OPEN, HEAD)
 #: The label of all paths that are not endpoints, so that clients cannot make labels.
-_OTHER: Final = "other"
+OTHER: Final = "other"
 
 
 class GatewayMetrics:
     """Counts in the loop's thread; `collect` is called by another one."""
 
-    def __init__(self, paths: frozenset[str], count_open: Callable[[], int]) -> None:
-        self._paths = paths
+    def __init__(self, count_open: Callable[[], int]) -> None:
         self._count_open = count_open
         self._lock = threading.Lock()
         self._answers: Counter[tuple[str, str]] = Counter()
         self._heads: dict[tuple[str], Histogram] = {}
 
     def answered(self, path: str, status: int, seconds: float) -> None:
-        """Count an answer that has begun, so long after its request came."""
-        label = path if path in self._paths else _OTHER
+        """Count an answer that has begun, by the path of its endpoint, or `OTHER`."""
         with self._lock:
-            self._answers[label, str(status)] += 1
-            self._heads.setdefault((label,), Histogram()).observe(seconds)
+            self._answers[path, str(status)] += 1
+            self._heads.setdefault((path,), Histogram()).observe(seconds)
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""

@@ -43,6 +43,7 @@ GATEWAY_ROOMS = (
     "gateway.batches.",
     "gateway.frontend.",
     "gateway.app",
+    "gateway.generation",
     "gateway.models",
     "gateway.responses.",
 )

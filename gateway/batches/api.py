@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from gateway.batches.asked import read_batch
 from gateway.batches.files import FileStore, StoredFile, no_file
@@ -17,11 +17,12 @@ from gateway.batches.jobs import BatchJobs
 from gateway.batches.records import BatchRecord, BatchRecords
 from gateway.batches.storage import Storage
 from gateway.batches.upload import expected_bytes, receive_upload
-from gateway.http.errors import GatewayError, no_endpoint
+from gateway.http.errors import GatewayError
 from gateway.http.incoming import Bodies, require_json
 from gateway.http.records import key_reused
+from gateway.http.routes import Call, Handler, Routes
 from gateway.http.sse import send_body
-from gateway.responses.items import as_list, cut, read_query
+from gateway.responses.items import as_list, cut
 from gateway.responses.tap import dump
 from tokenyard import clock
 from tokenyard.protocol.errors import Code
@@ -30,21 +31,19 @@ if TYPE_CHECKING:
     from gateway.http.principal import Principal
     from tokenyard.protocol.gateway_settings import GatewaySettings
 
-FILES: Final = "/v1/files"
-BATCHES: Final = "/v1/batches"
+routes = Routes()
 #: OpenAI's usual and largest number of files on a page.
 _FILES_ON_A_PAGE: Final = 10_000
 
 
-def is_of_batches(path: str) -> bool:
-    """Whether `BatchesApi` serves a path."""
-    return path in (FILES, BATCHES) or path.startswith((FILES + "/", BATCHES + "/"))
+def no_storage(_name: str) -> Handler:
+    """The handler of all routes where no place for files is set."""
 
+    async def refuse(_call: Call) -> None:
+        message = "this gateway keeps no files; its setting `files_dir` or `files_url` says where"
+        raise GatewayError(404, "not_found_error", message)
 
-def no_storage() -> GatewayError:
-    """The error where no place for files is set."""
-    message = "this gateway keeps no files; its setting `files_dir` or `files_url` says where"
-    return GatewayError(404, "not_found_error", message)
+    return refuse
 
 
 class BatchesApi:
@@ -59,63 +58,56 @@ class BatchesApi:
         self._coming: defaultdict[str, list[int]] = defaultdict(list)
         self._jobs = BatchJobs(storage, self._files, settings.redis_url, settings.yard)
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
-        """Serve a request for files or batches; raises `GatewayError`."""
-        path, method = scope["path"], scope["method"]
-        try:
-            await self._route(scope, receive, send, principal, method, path)
-        except OSError as error:
-            message = f"the file could not be stored or read: {error.strerror}"
-            raise GatewayError(507, "server_error", message) from error
+    def handler(self, name: str) -> Handler:
+        """The handler of this name; without room for files it answers 507."""
+        handle: Handler = getattr(self, name)
 
-    async def _route(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        principal: Principal,
-        method: str,
-        path: str,
-    ) -> None:
-        tenant = principal.tenant
-        match method, *path.removeprefix("/v1/").split("/"):
-            case "POST", "files":
-                made = await self._upload(Headers(scope=scope), receive, tenant)
-                await send_body(send, 200, dump(made.as_object()))
-            case "GET", "files":
-                query = read_query(scope["query_string"])
-                await send_body(send, 200, await asyncio.to_thread(self._list_files, tenant, query))
-            case "GET", "files", file_id:
-                await send_body(send, 200, dump((await self._file(tenant, file_id)).as_object()))
-            case "GET", "files", file_id, "content":
-                await self._send_content(send, tenant, file_id)
-            case "DELETE", "files", file_id:
-                await asyncio.to_thread(self._delete, tenant, file_id)
-                gone = {"id": file_id, "object": "file", "deleted": True}
-                await send_body(send, 200, dump(gone))
-            case "POST", "batches":
-                headers = Headers(scope=scope)
-                require_json(headers)
-                raw = await self._bodies.read(receive, principal.client)
-                body = (await self._bodies.parse(raw, principal.client)).value
-                key = headers.get("idempotency-key")
-                asked = read_batch(body, principal.client, key, int(clock.wall()))
-                batch = await asyncio.to_thread(self._create, principal, asked)
-                await send_body(send, 200, dump(batch))
-            case "GET", "batches":
-                query = read_query(scope["query_string"])
-                listed = await asyncio.to_thread(self._list_batches, tenant, query)
-                await send_body(send, 200, listed)
-            case "GET", "batches", batch_id:
-                batch = await asyncio.to_thread(self._describe, tenant, batch_id)
-                await send_body(send, 200, dump(batch))
-            case "POST", "batches", batch_id, "cancel":
-                batch = await asyncio.to_thread(self._cancel, tenant, batch_id)
-                await send_body(send, 200, dump(batch))
-            case _:
-                raise no_endpoint(method, path)
+        async def answer(call: Call) -> None:
+            try:
+                await handle(call)
+            except OSError as error:
+                message = f"the file could not be stored or read: {error.strerror}"
+                raise GatewayError(507, "server_error", message) from error
+
+        return answer
 
     # Files
+
+    @routes("POST /v1/files", "files", answer="FileObject", takes=("file_form",))
+    async def create_file(self, call: Call) -> None:
+        """Store a file."""
+        made = await self._upload(call.headers, call.receive, call.principal.tenant)
+        await send_body(call.send, 200, dump(made.as_object()))
+
+    @routes("GET /v1/files", "files", answer="FilePage", takes=("file_page",))
+    async def list_files(self, call: Call) -> None:
+        """List the tenant's files."""
+        listed = await asyncio.to_thread(self._list_files, call.principal.tenant, call.query)
+        await send_body(call.send, 200, listed)
+
+    @routes("GET /v1/files/{file_id}", "files", answer="FileObject")
+    async def retrieve_file(self, call: Call) -> None:
+        """Describe a file."""
+        await send_body(call.send, 200, dump((await self._file(call)).as_object()))
+
+    @routes("DELETE /v1/files/{file_id}", "files", answer="Deleted")
+    async def delete_file(self, call: Call) -> None:
+        """Delete a file that no batch under way reads."""
+        file_id = call.params["file_id"]
+        await asyncio.to_thread(self._delete, call.principal.tenant, file_id)
+        gone = {"id": file_id, "object": "file", "deleted": True}
+        await send_body(call.send, 200, dump(gone))
+
+    @routes("GET /v1/files/{file_id}/content", "files", media_type="application/octet-stream")
+    async def download_file(self, call: Call) -> None:
+        """Read the content of a file."""
+        found = await self._file(call)
+        with contextlib.closing(self._files.pieces(call.principal.tenant, found.id)) as pieces:
+            try:
+                first = await asyncio.to_thread(next, pieces, b"")
+            except FileNotFoundError as error:
+                raise no_file(found.id) from error
+            await _send_file(call.send, first, pieces, found.bytes)
 
     async def _upload(self, headers: Headers, receive: Receive, tenant: str) -> StoredFile:
         limit = self._settings.max_file_bytes
@@ -142,8 +134,9 @@ class BatchesApi:
             kind, code = "invalid_request_error", Code.QUOTA_EXCEEDED
             raise GatewayError(413, kind, message, param="file", code=code)
 
-    async def _file(self, tenant: str, file_id: str) -> StoredFile:
-        found = await asyncio.to_thread(self._files.find, tenant, file_id)
+    async def _file(self, call: Call) -> StoredFile:
+        file_id = call.params["file_id"]
+        found = await asyncio.to_thread(self._files.find, call.principal.tenant, file_id)
         if found is None:
             raise no_file(file_id)
         return found
@@ -159,15 +152,6 @@ class BatchesApi:
         found.sort(key=lambda one: (one.created_at, one.id))
         most = _FILES_ON_A_PAGE
         return as_list(*cut([one.as_object() for one in found], query, most, most))
-
-    async def _send_content(self, send: Send, tenant: str, file_id: str) -> None:
-        found = await self._file(tenant, file_id)
-        with contextlib.closing(self._files.pieces(tenant, file_id)) as pieces:
-            try:
-                first = await asyncio.to_thread(next, pieces, b"")
-            except FileNotFoundError as error:
-                raise no_file(file_id) from error
-            await _send_file(send, first, pieces, found.bytes)
 
     def _remove(self, tenant: str, expired: list[str]) -> None:
         """Remove files that have expired, but those that a batch still reads."""
@@ -192,6 +176,41 @@ class BatchesApi:
 
     # Batches
 
+    @routes(
+        "POST /v1/batches",
+        "batches",
+        body="NewBatch",
+        answer="Batch",
+        takes=("batch_headers",),
+    )
+    async def create_batch(self, call: Call) -> None:
+        """Begin a batch over the lines of a file."""
+        require_json(call.headers)
+        client = call.principal.client
+        raw = await self._bodies.read(call.receive, client)
+        body = (await self._bodies.parse(raw, client)).value
+        asked = read_batch(body, client, call.headers.get("idempotency-key"), int(clock.wall()))
+        batch = await asyncio.to_thread(self._create, call.principal, asked)
+        await send_body(call.send, 200, dump(batch))
+
+    @routes("GET /v1/batches", "batches", answer="BatchPage", takes=("page",))
+    async def list_batches(self, call: Call) -> None:
+        """List the tenant's batches."""
+        listed = await asyncio.to_thread(self._list_batches, call.principal.tenant, call.query)
+        await send_body(call.send, 200, listed)
+
+    @routes("GET /v1/batches/{batch_id}", "batches", answer="Batch")
+    async def retrieve_batch(self, call: Call) -> None:
+        """Describe a batch."""
+        batch = await asyncio.to_thread(self._describe, call)
+        await send_body(call.send, 200, dump(batch))
+
+    @routes("POST /v1/batches/{batch_id}/cancel", "batches", answer="Batch")
+    async def cancel_batch(self, call: Call) -> None:
+        """Cancel a batch; lines without a result get an error."""
+        batch = await asyncio.to_thread(self._cancel, call)
+        await send_body(call.send, 200, dump(batch))
+
     def _create(self, principal: Principal, asked: BatchRecord) -> dict[str, Any]:
         tenant = principal.tenant
         source = self._files.find(tenant, asked.input_file_id)
@@ -213,16 +232,17 @@ class BatchesApi:
                 raise
         return self._jobs.describe(tenant, record)
 
-    def _describe(self, tenant: str, batch_id: str) -> dict[str, Any]:
-        return self._jobs.describe(tenant, self._record(tenant, batch_id))
+    def _describe(self, call: Call) -> dict[str, Any]:
+        return self._jobs.describe(call.principal.tenant, self._record(call))
 
-    def _cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
-        record = self._record(tenant, batch_id)
+    def _cancel(self, call: Call) -> dict[str, Any]:
+        record = self._record(call)
         self._jobs.cancel(record)
-        return self._jobs.describe(tenant, record)
+        return self._jobs.describe(call.principal.tenant, record)
 
-    def _record(self, tenant: str, batch_id: str) -> BatchRecord:
-        record = self._records.find(tenant, batch_id)
+    def _record(self, call: Call) -> BatchRecord:
+        batch_id = call.params["batch_id"]
+        record = self._records.find(call.principal.tenant, batch_id)
         if record is None:
             message = f"No batch found with id {batch_id[:80]!r}."
             raise GatewayError(404, "invalid_request_error", message, param="batch_id")

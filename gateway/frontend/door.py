@@ -26,7 +26,7 @@ from transformers.utils import chat_template_utils
 from gateway.frontend.params import check_asked
 from gateway.frontend.side import SideLoop, at_home
 from gateway.http.context import CURRENT
-from gateway.http.incoming import BODY, Body, check_body, dumps_in_python, is_small
+from gateway.http.incoming import BODY, ParsedBody, check_body, dumps_in_python, is_small
 
 _SEQUENCES: Final = ("list", "set", "frozenset", "tuple")
 _IN_OLDER: Final = "fail_fast" not in inspect.signature(dict_schema).parameters
@@ -62,7 +62,7 @@ def open_door(app: FastAPI, max_grammar_bytes: int) -> None:
 def _door(handler: Handler, side: SideLoop, max_grammar_bytes: int) -> Handler:
     async def handle(request: Request) -> Response:
         raw = await request.body()
-        body: Body | None = request.scope.get(BODY)
+        body: ParsedBody | None = request.scope.get(BODY)
         if body is None:
             check_body(raw)
         else:
@@ -80,7 +80,7 @@ def _door(handler: Handler, side: SideLoop, max_grammar_bytes: int) -> Handler:
     return handle
 
 
-def _client(body: Body | None) -> str:
+def _client(body: ParsedBody | None) -> str:
     """Whose turn a body is: the tenant's, or the client's."""
     if body is not None:
         return body.client

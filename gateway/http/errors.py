@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from tokenyard.protocol.errors import Code, http_error
 from tokenyard.protocol.replies import ErrorInfo
 
 #: A host tries again to load a model that failed there after a pause of so long, about.
 LOAD_AGAIN_S: Final = 10.0
-#: The methods of all paths; those of the OpenAPI document, which takes seconds to write.
-_METHODS: Final = (
-    ("/v1/(chat/completions|completions|responses|messages(/count_tokens)?)", "POST"),
-    ("/(de)?tokenize|/v1/(responses|batches)/[^/]+/cancel", "POST"),
-    ("/health|/livez|/version|/metrics|/openapi.json|/v1/models(/.+)?", "GET"),
-    ("/v1/responses/[^/]+/input_items|/v1/files/[^/]+/content|/v1/batches/[^/]+", "GET"),
-    ("/v1/(responses|files)/[^/]+", "GET, DELETE"),
-    ("/v1/(files|batches)", "GET, POST"),
-)
 
 
 class GatewayError(Exception):
@@ -76,30 +65,6 @@ def as_json(body: dict[str, Any]) -> bytes:
 def invalid(name: str, message: str) -> GatewayError:
     """The error of one field, header or parameter that cannot be used: status 400."""
     return GatewayError(400, "invalid_request_error", f"{name}: {message}", param=name)
-
-
-def no_endpoint(method: str, path: str, meant: str = "") -> GatewayError:
-    """The error for what is no endpoint: status 404. ``meant`` is one that probably was meant.
-
-    A path that has other methods gets 405, as in vLLM's server.
-    """
-    allowed = methods_of(path)
-    if allowed and method not in allowed.split(", "):
-        message = f"{path} has {allowed}, not {method}"
-        return GatewayError(405, "invalid_request_error", message, extra_headers={"allow": allowed})
-    hint = f"did you mean {meant}?" if meant else "see GET /openapi.json"
-    return GatewayError(404, "not_found_error", f"there is no {method} {path}; {hint}")
-
-
-def moved(path: str, query: str) -> GatewayError:
-    """The redirect to a path that was meant, with the same method: status 307."""
-    place = {"location": quote(path) + (f"?{query}" if query else "")}
-    return GatewayError(307, "invalid_request_error", f"this is at {path}", extra_headers=place)
-
-
-def methods_of(path: str) -> str:
-    """The methods of an endpoint, as the header `Allow` has them; "" where there is none."""
-    return next((methods for form, methods in _METHODS if re.fullmatch(form, path)), "")
 
 
 def unavailable(

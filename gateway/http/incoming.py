@@ -43,7 +43,7 @@ _MOST_DIGITS: Final = len(str(_MOST_MS))
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class ParsedBody:
     """The body of a request as vLLM's app finds it in its scope."""
 
     value: dict[str, Any]
@@ -52,7 +52,7 @@ class Body:
     client: str
 
 
-#: Where a scope has its `Body`.
+#: Where a scope has its `ParsedBody`.
 BODY: Final = "tokenyard.body"
 
 
@@ -91,13 +91,13 @@ class Bodies:
             if not self._unfinished[client]:
                 del self._unfinished[client]
 
-    async def parse(self, raw: bytes, client: str) -> Body:
+    async def parse(self, raw: bytes, client: str) -> ParsedBody:
         """`parse_body`, in a thread if it is large, and one at a time for each client."""
         if is_small(raw):
-            return Body(parse_body(raw, self._most_items), is_small=True, client=client)
+            return ParsedBody(parse_body(raw, self._most_items), is_small=True, client=client)
         async with self._turns.setdefault(client, asyncio.Lock()):
             value = await asyncio.to_thread(parse_body, raw, self._most_items)
-        return Body(value, is_small=False, client=client)
+        return ParsedBody(value, is_small=False, client=client)
 
     def _check(self, client: str) -> None:
         if self._unfinished[client] > self._most // 4:

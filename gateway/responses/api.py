@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
-from gateway.http.errors import GatewayError, invalid, no_endpoint
-from gateway.http.incoming import BODY, Bodies, dumps_in_python, read_event_id
+from gateway.http.errors import GatewayError, invalid
+from gateway.http.incoming import BODY, Bodies, ParsedBody, dumps_in_python, read_event_id
+from gateway.http.routes import Call, Routes
 from gateway.http.sse import Answer, send_body
-from gateway.responses.items import as_items, carried, is_true, listed, number_in, page, read_query
+from gateway.responses.items import as_items, carried, is_true, listed, number_in, page
 from gateway.responses.options import (
     PATH,
     ResponseOptions,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gateway.queue.yard import YardQueue
     from tokenyard.protocol.gateway_settings import GatewaySettings
 
-UNDER: Final = PATH + "/"
+routes = Routes()
 
 
 class ResponsesApi:
@@ -55,55 +55,41 @@ class ResponsesApi:
         self._store = ResponseStore(queue, settings.record_ttl_s)
         self._renderer = Renderer(front_ends, models)
 
-    async def create(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        body: Body,
-        model: str,
-        context: RequestContext,
-        after: int,
-    ) -> None:
+    async def create(self, call: Call, model: str, context: RequestContext, after: int) -> None:
         """Serve ``POST /v1/responses``; of a stream, only the events behind number ``after``."""
-        options = read_options(body)
-        is_small = scope[BODY].is_small
-        stored, saving = await self._open(body, model, context, options, is_small=is_small)
+        body: ParsedBody = call.scope[BODY]
+        options = read_options(body.value)
+        stored, saving = await self._open(body, model, context, options)
         context.continues = context.continues or options.is_background
         if options.is_kept:
             context.keep_s = self._settings.record_ttl_s
-        headers = scope["headers"]
+        headers = call.scope["headers"]
         try:
             if options.is_background and not options.is_stream:
                 opening = await self._renderer.queue_up(stored, context, headers)
-                await send_body(send, 200, dump(opening), context.headers())
+                await send_body(call.send, 200, dump(opening), context.headers())
             else:
-                answer = self._answer(send, context, after)
-                await self._renderer.answer(stored, context, headers, receive, answer)
+                answer = self._answer(call.send, context, after)
+                await self._renderer.answer(stored, context, headers, call.receive, answer)
         finally:
             if saving is not None and context.is_first and not context.ticket.is_accepted:
                 context.unsaved = [one for one in context.unsaved if one is not saving]
                 await self._store.delete(stored, is_counted=True)
 
     async def _open(
-        self,
-        body: Body,
-        model: str,
-        context: RequestContext,
-        options: ResponseOptions,
-        *,
-        is_small: bool,
+        self, parsed: ParsedBody, model: str, context: RequestContext, options: ResponseOptions
     ) -> tuple[StoredResponse, Command | None]:
         """The response with its whole conversation, and what stores it with its request."""
         name = f"resp_{context.durable_id}"
         known = None if context.is_first else await self._store.find(context.client, name)
         if known is not None:
             return known, None
+        body = parsed.value
         if options.previous is not None:
             body = body | {
                 "input": await self._conversation(context.client, options.previous, body)
             }
-        if is_small:
+        if parsed.is_small:
             packed = for_front_end(body, name, options)
         else:
             packed = await asyncio.to_thread(for_front_end, body, name, options, dumps_in_python)
@@ -150,46 +136,35 @@ class ResponsesApi:
         keep_alive_s = self._settings.keep_alive_s
         return Answer(send, context, PATH, after=after, keep_alive_s=keep_alive_s)
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send, client: str) -> None:
-        """Serve a request for a stored response."""
-        path, method = scope["path"], scope["method"]
-        match method, *path.removeprefix(UNDER).split("/"):
-            case "GET", response_id:
-                await self._retrieve(scope, receive, send, client, response_id)
-            case "GET", response_id, "input_items":
-                stored = await self._store.get(client, response_id)
-                items = listed(stored.id, json.loads(stored.body)["input"])
-                await send_body(send, 200, page(items, read_query(scope["query_string"])))
-            case "POST", response_id, "cancel":
-                await self._cancel(send, client, response_id)
-            case "DELETE", response_id:
-                await self._delete(send, client, response_id)
-            case _:
-                raise no_endpoint(method, path)
-
-    async def _retrieve(
-        self, scope: Scope, receive: Receive, send: Send, client: str, response_id: str
-    ) -> None:
-        query = read_query(scope["query_string"])
-        stored = await self._store.get(client, response_id)
+    @routes(
+        "GET /v1/responses/{response_id}",
+        "responses",
+        answer="Response",
+        is_stream=True,
+        takes=("replay",),
+    )
+    async def retrieve_response(self, call: Call) -> None:
+        """Read a response as it is now, or its events."""
+        query, send = call.query, call.send
+        stored = await self._stored(call)
         if not is_true(query, "stream"):
             await send_body(send, 200, dump(await self._now(stored)))
             return
         if not stored.is_stream:
             raise invalid("stream", "this response was created without `stream` or `background`")
         if await self._store.status(stored) is None:
-            raise not_found(response_id)
+            raise not_found(stored.id)
         after = number_in(query, "starting_after", -1) + 1
-        headers = Headers(scope=scope)
+        headers = call.headers
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
             if name != stored.durable_id:
                 raise invalid("Last-Event-ID", "this is an event of another response")
-        await self._bodies.read(receive, client)
+        await self._bodies.read(call.receive, stored.client)
         shown = replay_context(stored)
         shown.ticket.accept()  # how the request ended is in the last event
         answer = self._answer(send, shown, after)
-        await self._renderer.answer(stored, replay_context(stored), (), receive, answer)
+        await self._renderer.answer(stored, replay_context(stored), (), call.receive, answer)
 
     async def _now(self, stored: StoredResponse) -> Body:
         """A response as it is at the moment."""
@@ -200,8 +175,10 @@ class ResponsesApi:
             return await self._renderer.finished(stored)
         return await self._renderer.opening(stored) | {"status": status}
 
-    async def _cancel(self, send: Send, client: str, response_id: str) -> None:
-        stored = await self._store.get(client, response_id)
+    @routes("POST /v1/responses/{response_id}/cancel", "responses", answer="Response")
+    async def cancel_response(self, call: Call) -> None:
+        """Cancel a response that was made with `background`."""
+        stored = await self._stored(call)
         if not stored.is_background:
             raise GatewayError(
                 400,
@@ -211,12 +188,30 @@ class ResponsesApi:
             )
         if await self._store.status(stored) in ("queued", "in_progress"):
             await self._store.cancel(stored)
-        await send_body(send, 200, dump(await self._now(stored)))
+        await send_body(call.send, 200, dump(await self._now(stored)))
 
-    async def _delete(self, send: Send, client: str, response_id: str) -> None:
-        stored = await self._store.get(client, response_id)
+    @routes("DELETE /v1/responses/{response_id}", "responses", answer="Deleted")
+    async def delete_response(self, call: Call) -> None:
+        """Delete a response; a request under way is cancelled."""
+        stored = await self._stored(call)
         await self._store.delete(stored)
         if await self._store.status(stored) in ("queued", "in_progress"):
             await self._store.cancel(stored)
         gone = {"id": stored.id, "object": "response", "deleted": True}
-        await send_body(send, 200, dump(gone))
+        await send_body(call.send, 200, dump(gone))
+
+    @routes(
+        "GET /v1/responses/{response_id}/input_items",
+        "responses",
+        answer="ItemPage",
+        takes=("page",),
+    )
+    async def list_input_items(self, call: Call) -> None:
+        """List the input of a response, earlier turns included."""
+        stored = await self._stored(call)
+        items = listed(stored.id, json.loads(stored.body)["input"])
+        await send_body(call.send, 200, page(items, call.query))
+
+    async def _stored(self, call: Call) -> StoredResponse:
+        """The response of the path; raises `GatewayError`."""
+        return await self._store.get(call.principal.client, call.params["response_id"])

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
-from urllib.parse import parse_qs
 
 from gateway.http.errors import invalid
 
@@ -91,12 +90,6 @@ def as_list(data: list[Item], has_more: bool) -> bytes:
             "has_more": has_more,
         }
     ).encode()
-
-
-def read_query(raw: bytes) -> dict[str, str]:
-    """The parameters of a URL; of one that is given twice, the last."""
-    found = parse_qs(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=None)
-    return {name: values[-1] for name, values in found.items()}
 
 
 def number_in(query: Mapping[str, str], name: str, default: int) -> int:

@@ -12,7 +12,8 @@ import redis
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, invalid
-from gateway.http.incoming import BODY, Bodies, Body
+from gateway.http.incoming import BODY, Bodies, ParsedBody
+from gateway.http.routes import Call
 from gateway.queue.calls import carry_out
 from gateway.queue.yard import YardQueue
 from gateway.responses.store import ResponseStore, StoredResponse
@@ -116,9 +117,9 @@ def test_a_refused_request_keeps_nothing(
         api = ResponsesApi(settings, queue, nothing, nothing, Bodies(settings))
         api._renderer = cast("Any", Refusing())
         body = {"input": "x" * size, "background": True}
-        scope = {"headers": [], BODY: Body(body, is_small=size < 1000, client=EVIL)}
+        scope = {"headers": [], BODY: ParsedBody(body, is_small=size < 1000, client=EVIL)}
         with pytest.raises(GatewayError) as refused:
-            await api.create(scope, nothing, nothing, body, "m", context, 0)
+            await api.create(Call(scope, nothing, nothing), "m", context, 0)
         assert (refused.value.status, refused.value.param) == (400, "input")
 
     with_store(redis_url, keys, work)

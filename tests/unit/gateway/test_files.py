@@ -8,7 +8,7 @@ import os
 import tracemalloc
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from gateway.batches.api import BatchesApi
+from gateway.batches.api import BatchesApi, routes
 from gateway.batches.files import FileStore, name_of, new_id
 from gateway.batches.folder import FolderStorage
 from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import Bodies
 from gateway.http.principal import Principal
+from gateway.http.routes import Call, Router
 from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
@@ -50,7 +51,9 @@ class Asker:
     def __init__(self, storage: Storage, limit: int = LIMIT, **values: Any) -> None:
         settings = GatewaySettings(redis_url="redis://127.0.0.1:1", max_file_bytes=limit, **values)
         self.storage = storage
+        self.router = Router()
         self.api = BatchesApi(settings, storage, Bodies(settings))
+        self.router.add(routes, self.api.handler)
 
     def ask(
         self,
@@ -81,10 +84,17 @@ class Asker:
             "headers": [(name.lower(), value) for name, value in request.headers.raw],
         }
         try:
-            asyncio.run(self.api.serve(scope, receive, send, principal))
+            asyncio.run(self.serve(Call(scope, receive, send, principal)))
         except GatewayError as error:
             return Heard(error.status, error.body())
         return Heard(sent[0]["status"], b"".join(one["body"] for one in sent[1:]))
+
+    async def serve(self, call: Call) -> None:
+        endpoint, params = self.router.find(call.path)
+        route = endpoint.routes.get(call.scope["method"]) if endpoint else None
+        if route is None:
+            raise self.router.refusal(call.scope["method"], call.path)
+        await self.router.handler(route)(replace(call, params=params))
 
     def get(self, path: str, principal: Principal = ALICE) -> Heard:
         return self.ask(httpx.Request("GET", URL + path), principal)

@@ -18,26 +18,28 @@ pytestmark = pytest.mark.vllm
 NOWHERE = "redis://127.0.0.1:1"
 
 
-def get(
-    path: str,
-    keys: Literal["off", "required"] = "off",
-    method: str = "GET",
-    **headers: str,
-) -> httpx.Response:
-    """The answer of a gateway that nobody connects to a broker."""
-    adder_tokenizer()  # sets vLLM's environment first
+def make_gateway(keys: Literal["off", "required"] = "off") -> Any:
+    """A gateway that nobody connects to a broker."""
     from gateway.app import Gateway
     from gateway.frontend.models import FrontEnds
     from gateway.models import ModelWatch
     from gateway.queue.yard import YardQueue
 
+    settings = GatewaySettings(redis_url=NOWHERE, keys=keys)
+    queue = YardQueue(NOWHERE, "nowhere")
+    front_ends = FrontEnds(queue)
+    watch = ModelWatch(queue, front_ends, settings.refresh_s)
+    return Gateway(settings, queue, front_ends, watch, cast(Any, SimpleNamespace(lost="")))
+
+
+def get(
+    path: str, keys: Literal["off", "required"] = "off", method: str = "GET", **headers: str
+) -> httpx.Response:
+    """The answer of such a gateway."""
+    adder_tokenizer()  # sets vLLM's environment first
+
     async def ask() -> httpx.Response:
-        settings = GatewaySettings(redis_url=NOWHERE, keys=keys)
-        queue = YardQueue(NOWHERE, "nowhere")
-        front_ends = FrontEnds(queue)
-        watch = ModelWatch(queue, front_ends, settings.refresh_s)
-        app: Any = Gateway(settings, queue, front_ends, watch, cast(Any, SimpleNamespace(lost="")))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(make_gateway(keys), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/livez")
             return await client.request(method, path, headers=headers)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
-from gateway.app import meant_endpoint
-from gateway.http.errors import no_endpoint
+from gateway.http.routes import Router, Routes
+
+routes = Routes()
+
+
+class Api:
+    @routes("POST /v1/completions", "a")
+    async def one(self, call: Any) -> None:
+        """One."""
+
+    @routes("POST /tokenize", "a")
+    async def two(self, call: Any) -> None:
+        """Two."""
+
+
+ROUTER = Router()
+ROUTER.add(routes, lambda name: cast(Any, getattr(Api(), name)))
 
 
 @pytest.mark.parametrize(
-    ("path", "meant"),
+    ("path", "hint"),
     [
-        ("/completions", "/v1/completions"),
-        ("/v1/v1/chat/completions", "/v1/chat/completions"),
-        ("/v1/tokenize", "/tokenize"),
-        ("/v1/embeddings", ""),
-        ("/", ""),
+        ("/completions", "did you mean /v1/completions?"),
+        ("/v1/v1/completions", "did you mean /v1/completions?"),
+        ("/v1/tokenize", "did you mean /tokenize?"),
+        *((path, "see GET /openapi.json") for path in ("/v1/embeddings", "/", "/v1/v1/tokenize")),
     ],
 )
-def test_a_base_url_with_one_v1_too_few_or_too_many_is_recognised(path: str, meant: str) -> None:
-    assert meant_endpoint(path) == meant
-
-
-def test_the_error_says_where_the_endpoints_are() -> None:
-    assert str(no_endpoint("POST", "/x", "/v1/x")) == "there is no POST /x; did you mean /v1/x?"
-    assert str(no_endpoint("GET", "/x")) == "there is no GET /x; see GET /openapi.json"
+def test_the_error_names_the_endpoint_that_was_meant(path: str, hint: str) -> None:
+    assert str(ROUTER.refusal("POST", path)) == f"there is no POST {path}; {hint}"

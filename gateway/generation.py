@@ -1,0 +1,232 @@
+"""Requests that generate, and those that only render: under which id, for which model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.frontend.models import STATE, FrontEnds
+from gateway.http.body_errors import BodyErrors
+from gateway.http.context import CURRENT, RequestContext
+from gateway.http.incoming import (
+    BODY,
+    Bodies,
+    read_choice,
+    read_deadline,
+    read_event_id,
+    refuse_beam_search,
+    replay,
+    require_json,
+    too_large,
+)
+from gateway.http.principal import Principal
+from gateway.http.records import Records, durable_id, fingerprint
+from gateway.http.routes import Call, Routes
+from gateway.http.sse import Answer
+from gateway.listing import find_model
+from gateway.models import ModelWatch
+from gateway.queue.calls import Command
+from gateway.queue.health import YardHealth
+from gateway.queue.yard import YardQueue
+from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
+
+if TYPE_CHECKING:
+    from gateway.profile import ModelProfile
+    from gateway.responses.api import ResponsesApi
+
+routes = Routes()
+_STREAM: Final[dict[str, Any]] = {"is_stream": True, "takes": ("generating_headers",)}
+
+
+class GenerationApi:
+    """Gives each request to vLLM's front end of the model that it names."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        queue: YardQueue,
+        front_ends: FrontEnds,
+        models: ModelWatch,
+        health: YardHealth,
+        bodies: Bodies,
+        responses: ResponsesApi,
+    ) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._front_ends = front_ends
+        self._models = models
+        self._health = health
+        self._bodies = bodies
+        self._responses = responses
+        self._records = Records(queue)
+
+    @routes(
+        "POST /v1/chat/completions",
+        "generation",
+        body="ChatCompletionRequest",
+        answer="ChatCompletion",
+        **_STREAM,
+    )
+    async def create_chat_completion(self, call: Call) -> None:
+        """Answer a chat."""
+        await self._answer(call)
+
+    @routes(
+        "POST /v1/completions",
+        "generation",
+        body="CompletionRequest",
+        answer="Completion",
+        **_STREAM,
+    )
+    async def create_completion(self, call: Call) -> None:
+        """Continue a text."""
+        await self._answer(call)
+
+    @routes("POST /v1/messages", "generation", body="MessageRequest", answer="Message", **_STREAM)
+    async def create_message(self, call: Call) -> None:
+        """Answer a chat in Anthropic's form."""
+        await self._answer(call)
+
+    @routes("POST /v1/responses", "responses", body="ResponseRequest", answer="Response", **_STREAM)
+    async def create_response(self, call: Call) -> None:
+        """Make a response."""
+        await self._answer(call)
+
+    @routes(
+        "POST /v1/messages/count_tokens",
+        "tokens",
+        body="CountTokensRequest",
+        answer="TokenCount",
+    )
+    async def count_tokens(self, call: Call) -> None:
+        """Count the tokens of a chat."""
+        await self._answer_without_queue(call)
+
+    @routes("POST /tokenize", "tokens", body="TokenizeRequest", answer="TokenizeResponse")
+    async def tokenize(self, call: Call) -> None:
+        """Turn a text or a chat into tokens."""
+        await self._answer_without_queue(call)
+
+    @routes("POST /detokenize", "tokens", body="DetokenizeRequest", answer="DetokenizeResponse")
+    async def detokenize(self, call: Call) -> None:
+        """Turn tokens into a text."""
+        await self._answer_without_queue(call)
+
+    async def _answer_without_queue(self, call: Call) -> None:
+        """Answer what vLLM's front end can answer by itself."""
+        call, _ = await self._with_model(call, self._settings.max_tokenize_bytes)
+        errors = BodyErrors(call.send, call.path, lambda: False)
+        await self._render(call.scope, call.receive, errors.send, errors)
+
+    async def _answer(self, call: Call) -> None:
+        call, profile = await self._with_model(call, self._settings.max_body_bytes)
+        body = call.scope[BODY].value
+        refuse_beam_search(body)
+        self._health.check()
+        context, after = await self._context(call.headers, call.path, body, call.principal)
+
+        has_key = context.is_first and not context.unsaved
+
+        async def free_key() -> None:
+            nonlocal has_key
+            if has_key and not context.asked:
+                has_key = False  # from now on it may be another's
+                await self._records.forget(context.client, context.durable_id)
+
+        async def freeing(message: Message) -> None:
+            # Before the refusal is seen: its client may come again at once.
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                await free_key()
+            await call.send(message)
+
+        try:
+            await self._generate(replace(call, send=freeing), profile.name, context, after)
+        finally:
+            await free_key()
+
+    async def _with_model(self, call: Call, most_bytes: int) -> tuple[Call, ModelProfile]:
+        """The request with its body parsed, and the model that it names, which is ready then."""
+        require_json(call.headers)
+        client = call.principal.client
+        raw = await self._bodies.read(call.receive, client)
+        if len(raw) > most_bytes:
+            raise too_large(most_bytes)
+        parsed = await self._bodies.parse(raw, client)
+        profile = find_model(self._models, parsed.value, call.principal.may_use)
+        STATE.set(await self._front_ends.state_of(profile))
+        scope = {**call.scope, BODY: parsed}
+        return replace(call, scope=scope, receive=replay(raw, call.receive)), profile
+
+    async def _generate(self, call: Call, model: str, context: RequestContext, after: int) -> None:
+        if call.path == "/v1/responses":
+            await self._responses.create(call, model, context, after)
+            return
+        CURRENT.set(context)
+        keep_alive_s = self._settings.keep_alive_s
+        errors = BodyErrors(call.send, call.path, context.ticket.decided.is_set)
+        answer = Answer(errors.send, context, call.path, after=after, keep_alive_s=keep_alive_s)
+        inner = {**call.scope, "headers": _with_request_id(call.scope, context.durable_id)}
+        try:
+            await self._render(inner, call.receive, answer.send, errors, answer)
+        finally:
+            answer.close()
+
+    async def _render(
+        self, scope: Scope, receive: Receive, send: Send, *replacing: Answer | BodyErrors
+    ) -> None:
+        """Call vLLM's app, which does not know when its answer was replaced."""
+        try:
+            await self._front_ends.app(scope, receive, send)
+        except Exception:
+            if not any(one.is_replaced for one in replacing):
+                raise
+
+    async def _context(
+        self, headers: Headers, path: str, body: dict[str, Any], principal: Principal
+    ) -> tuple[RequestContext, int]:
+        """The request's own record and options, and the last event that the client has."""
+        client = principal.client
+        priority_class = principal.choose_class(body)
+        key = headers.get("idempotency-key")
+        # What can be refused comes first: a key should not belong to what was refused.
+        has_ids = read_choice(headers, "X-Tokenyard-Event-Ids", "on", "off") == "on"
+        choices = ("continue", "cancel")
+        usual = reversed(choices) if key is None else choices
+        rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
+        deadline_ms = read_deadline(headers, body, self._queue.broker_time.now_ms)
+        name, after, is_first = durable_id(client, key), 0, True
+        unsaved: list[Command] = []
+        print_ = fingerprint(path, body)
+        keep_s = DEFAULT_RESULT_TTL_S if key is None else self._settings.record_ttl_s
+        if "last-event-id" in headers:
+            name, after = read_event_id(headers["last-event-id"])
+            record, is_first = await self._records.find(client, name, print_), False
+        elif key is None:
+            record, saving = self._records.begin(client, name, print_, keep_s)
+            unsaved = [saving]
+        else:
+            record, is_first = await self._records.open(client, name, print_, keep_s)
+        return RequestContext(
+            durable_id=record.durable_id,
+            client=client,
+            created=record.created_ms / 1000,
+            tenant=principal.tenant,
+            priority_class=priority_class,
+            may_go_first=principal.may_go_first,
+            deadline_ms=deadline_ms,
+            continues=rule == "continue",
+            can_come_back=key is not None or (has_ids and bool(body.get("stream"))),
+            keep_s=keep_s,
+            has_event_ids=has_ids,
+            is_first=is_first,
+            unsaved=unsaved,
+        ), after
+
+
+def _with_request_id(scope: Scope, name: str) -> list[tuple[bytes, bytes]]:
+    kept = [one for one in scope["headers"] if one[0] != b"x-request-id"]
+    return [*kept, (b"x-request-id", name.encode())]

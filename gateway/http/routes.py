@@ -1,0 +1,164 @@
+"""Routes: the handler of each method and path, and what the OpenAPI document says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
+
+from starlette.datastructures import Headers
+from starlette.routing import compile_path
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.errors import GatewayError
+from gateway.http.principal import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for an endpoint."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    principal: Principal = field(default_factory=Principal)
+    #: The parameters of the path.
+    params: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The path of its URL."""
+        path: str = self.scope["path"]
+        return path
+
+    @property
+    def headers(self) -> Headers:
+        """The headers of the request."""
+        return Headers(scope=self.scope)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of its URL; of one that is given twice, the last."""
+        raw = self.scope["query_string"].decode("latin-1")
+        found = parse_qs(raw, keep_blank_values=True, max_num_fields=None)
+        return {name: values[-1] for name, values in found.items()}
+
+
+#: In the order of the header ``Allow``.
+_METHODS: Final = ("GET", "POST", "DELETE")
+Handler = Callable[[Call], Awaitable[None]]
+Method = Callable[[Any, Call], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An endpoint.
+
+    Types and functions are named: they are those of `gateway.frontend.schemas`, which takes
+    seconds to import.
+    """
+
+    method: str
+    path: str
+    name: str  # of its handler
+    text: str
+    tag: str
+    body: str = ""  # the type of the body
+    answer: str = ""  # the type of the answer; "": bytes of ``media_type``
+    media_type: str = "application/json"
+    takes: tuple[str, ...] = ()  # functions whose parameters are headers, query or form
+    is_stream: bool = False  # may answer with events
+    is_open: bool = False  # served without a key, and while the gateway stops
+
+
+class Routes:
+    """The routes of one class of handlers, whose names and docstrings they have."""
+
+    def __init__(self) -> None:
+        self._routes: list[Route] = []
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
+
+    def __call__(self, served: str, tag: str, **form: Any) -> Callable[[Method], Method]:
+        """Register the decorated handler for ``served``, a method and a path.
+
+        ``form`` are other fields of `Route`.
+        """
+        method, path = served.split()
+
+        def register(handler: Method) -> Method:
+            name, text = handler.__name__, str(handler.__doc__)
+            self._routes.append(Route(method, path, name, text, tag, **form))
+            return handler
+
+        return register
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path that is served, with its routes by their methods."""
+
+    path: str
+    pattern: re.Pattern[str]
+    routes: dict[str, Route] = field(default_factory=dict)
+
+
+class Router:
+    """Finds the handler of a request.
+
+    Starlette's would answer a wrong method with the methods of one route only, and redirect to an
+    absolute URL, whose scheme is wrong behind a proxy that ends TLS.
+    """
+
+    def __init__(self) -> None:
+        self._endpoints: dict[str, Endpoint] = {}
+        self._handlers: dict[Route, Handler] = {}
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """All routes."""
+        return list(self._handlers)
+
+    def add(self, routes: Iterable[Route], handler_of: Callable[[str], Handler]) -> None:
+        """Serve routes with the handlers of their names."""
+        for one in routes:
+            pattern, path, _ = compile_path(one.path)
+            self._endpoints.setdefault(path, Endpoint(path, pattern)).routes[one.method] = one
+            self._handlers[one] = handler_of(one.name)
+
+    def find(self, path: str) -> tuple[Endpoint | None, dict[str, str]]:
+        """The endpoint of a path, and the parameters in it."""
+        for one in self._endpoints.values():
+            if found := one.pattern.match(path):
+                return one, found.groupdict()
+        return None, {}
+
+    def handler(self, route: Route) -> Handler:
+        """The handler of a route."""
+        return self._handlers[route]
+
+    def redirect(self, scope: Scope) -> None:
+        """Raises `GatewayError` with the place that was meant by a path with a slash too many."""
+        bare = scope["path"].rstrip("/")
+        if bare != scope["path"] and self.find(bare)[0]:
+            query = scope["query_string"].decode("latin-1")
+            place = {"location": quote(bare) + (f"?{query}" if query else "")}
+            message = f"this is at {bare}"
+            raise GatewayError(307, "invalid_request_error", message, extra_headers=place)
+
+    def refusal(self, method: str, path: str) -> GatewayError:
+        """The error for what is not served: 405 where the path has other methods, else 404."""
+        endpoint, _ = self.find(path)
+        if endpoint and method not in endpoint.routes:
+            allowed = ", ".join(sorted(endpoint.routes, key=_METHODS.index))
+            message = f"{path} has {allowed}, not {method}"
+            headers = {"allow": allowed}
+            return GatewayError(405, "invalid_request_error", message, extra_headers=headers)
+        # A base URL may have one `/v1` too few or too many.
+        others = (one for one in (f"/v1{path}", path.removeprefix("/v1")) if self.find(one)[0])
+        meant = next(others, "")
+        hint = f"did you mean {meant}?" if meant else "see GET /openapi.json"
+        return GatewayError(404, "not_found_error", f"there is no {method} {path}; {hint}")
