@@ -13,7 +13,6 @@ from gateway.announcements import OwnRules, by_request_name, read_hosts
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tokenyard import clock
-from tokenyard.broker.connection import translated
 from tokenyard.broker.tasks import BackgroundLoop, end_task
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 
@@ -93,9 +92,7 @@ class ModelWatch:
 
     async def look(self) -> None:
         """Read what hosts announce, and act on what is new."""
-        run: Any = self._queue.connection
-        with translated(self._queue.url):
-            entries = await run.hgetall(self._queue.keys.hosts)
+        entries = await self._queue.command("HGETALL", self._queue.keys.hosts)
         # The roster only says which of several hosts counts.
         live = frozenset(
             worker.controller for worker in (await self.workers() if len(entries) > 1 else ())
@@ -113,18 +110,14 @@ class ModelWatch:
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers with a lease."""
-        run: Any = self._queue.connection
         keys = self._queue.keys
-        with translated(self._queue.url):
-            roster = await run.hgetall(keys.workers)
-            leases = dict(await run.zrange(keys.leases, 0, -1, withscores=True))
+        roster = await self._queue.command("HGETALL", keys.workers)
         found = []
-        for name, packed in roster.items():
-            if leases.get(name, 0) > 0:
-                try:
-                    found.append(decode_worker(packed))
-                except (msgspec.MsgspecError, UnicodeDecodeError):
-                    self._complain(f"the roster's entry of {name!r} cannot be read")
+        for name in await self._queue.command("ZRANGEBYSCORE", keys.leases, "(0", "+inf"):
+            try:
+                found += [decode_worker(roster[name])] if name in roster else []
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                self._complain(f"the roster's entry of {name!r} cannot be read")
         return found
 
     def _take(self, profile: ModelProfile) -> None:

@@ -56,6 +56,16 @@ def take_text_only() -> None:
     tracker.add = refuse
 
 
+def _refuses(what: str) -> Callable[..., NoReturn]:
+    """A method that refuses."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        message = f"{what}: use the command `tokenyard`, not the gateway"
+        raise GatewayError(501, "not_implemented_error", message)
+
+    return refuse
+
+
 class QueueEngineClient(EngineClient):
     """One model of the yard. There is no engine, no weight and no device in this process."""
 
@@ -258,65 +268,27 @@ class QueueEngineClient(EngineClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing to shut down."""
 
-    def encode(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: models here generate text."""
-        raise _refusal("pooling")
+    # What vLLM's server may ask of an engine, and no gateway can do.
 
-    async def start_profile(self, *_: Any, **__: Any) -> None:
-        """Refused."""
-        raise _refusal("profiles")
-
-    async def stop_profile(self) -> None:
-        """Refused."""
-        raise _refusal("profiles")
-
-    async def reset_mm_cache(self) -> None:
-        """Refused."""
-        raise _refusal("caches")
-
-    async def reset_encoder_cache(self) -> None:
-        """Refused."""
-        raise _refusal("caches")
-
-    async def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Refused."""
-        raise _refusal("caches")
-
-    async def sleep(self, *_: Any, **__: Any) -> None:
-        """Refused."""
-        raise _refusal("sleep")
-
-    async def release_kv_cache_memory(self) -> None:
-        """Refused."""
-        raise _refusal("caches")
-
-    async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Refused."""
-        raise _refusal("sleep")
+    encode: Any = _refuses("pooling")
+    start_profile: Any = _refuses("profiles")
+    stop_profile: Any = _refuses("profiles")
+    reset_mm_cache: Any = _refuses("caches")
+    reset_encoder_cache: Any = _refuses("caches")
+    reset_prefix_cache: Any = _refuses("caches")
+    release_kv_cache_memory: Any = _refuses("caches")
+    sleep: Any = _refuses("sleep")
+    wake_up: Any = _refuses("sleep")
+    pause_generation: Any = _refuses("pauses")
+    resume_generation: Any = _refuses("pauses")
 
     async def is_sleeping(self) -> bool:
         """The gateway never sleeps."""
         return False
 
-    async def pause_generation(self, **_: Any) -> None:
-        """Refused."""
-        raise _refusal("pauses")
-
-    async def resume_generation(self) -> None:
-        """Refused."""
-        raise _refusal("pauses")
-
     async def is_paused(self) -> bool:
         """The gateway never pauses."""
         return False
-
-
-def _refusal(what: str) -> GatewayError:
-    return GatewayError(
-        501, "not_implemented_error", f"{what}: use the command `tokenyard`, not the gateway"
-    )
 
 
 def _refused(error: Exception) -> GatewayError:

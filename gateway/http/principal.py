@@ -11,7 +11,6 @@ from starlette.datastructures import Headers
 from gateway.http.errors import GatewayError
 from gateway.queue.yard import YardQueue
 from tokenyard import clock
-from tokenyard.broker.connection import translated
 from tokenyard.protocol.api_keys import ApiKey, decode_key, key_digest
 from tokenyard.protocol.keys import PriorityClass, http_client
 
@@ -108,9 +107,7 @@ class PrincipalLookup:
         return principal
 
     async def _read(self, digest: str) -> Principal | None:
-        run: Any = self._queue.connection
-        with translated(self._queue.url):
-            packed = await run.hget(self._queue.keys.api_keys, digest)
+        packed = await self._queue.command("HGET", self._queue.keys.api_keys, digest)
         principal = None
         if packed is not None:
             try:

@@ -68,9 +68,8 @@ class Records:
 
     async def forget(self, client: str, name: str) -> None:
         """Forget a request that was refused: its name may be used again, for another one."""
-        run: Any = self._queue.connection
-        with contextlib.suppress(TokenyardError), translated(self._queue.url):
-            await run.delete(self._queue.keys.http_record(client, name))
+        with contextlib.suppress(TokenyardError):
+            await self._queue.command("DEL", self._queue.keys.http_record(client, name))
 
     async def _claim(self, asked: Sequence[tuple[str, Record, int]]) -> list[bytes | None]:
         """Write records where there are none; what was there."""
@@ -94,9 +93,7 @@ class Records:
 
     async def find(self, client: str, name: str, print_: str) -> Record:
         """The record of a request that is taken up again; raises `GatewayError`."""
-        run: Any = self._queue.connection
-        with translated(self._queue.url):
-            known = await run.get(self._queue.keys.http_record(client, name))
+        known = await self._queue.command("GET", self._queue.keys.http_record(client, name))
         if known is None:
             message = "Last-Event-ID: this event is no longer known; ask again from the start"
             raise GatewayError(404, "not_found_error", message, code="event_not_found")

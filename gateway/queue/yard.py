@@ -32,7 +32,7 @@ from tokenyard.protocol.tenants import (
     decode_tenant,
 )
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Acceptance, Cancelled, Submitted
+from tokenyard.scripts import Acceptance, Arg, Cancelled, Submitted
 from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of
 
 log = logging.getLogger("tokenyard.gateway")
@@ -70,6 +70,11 @@ class YardQueue:
             await asyncio.wait(self._cancels, timeout=_CANCEL_S)
         await self._reader.stop()
         await self.connection.aclose()
+
+    async def command(self, *command: Arg) -> Any:
+        """Carry out one command; raises the errors of `tokenyard.protocol.errors`."""
+        with translated(self.url):
+            return (await carry_out(self.connection, [command]))[0]
 
     async def ask(self, request: Request, context: RequestContext) -> AsyncGenerator[Reply, None]:
         """Submit a request, unless it is known, and yield all its replies from the first.
@@ -131,12 +136,10 @@ class YardQueue:
 
     async def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
         """Cancel a request wherever it is."""
-        run: Any = self.connection
-        code = Cancelled.MOVED
+        code, ledger = Cancelled.MOVED, self.keys.ledger(client, request_id)
         with contextlib.suppress(TokenyardError):
             for _ in range(CANCEL_ATTEMPTS):
-                with translated(self.url):
-                    seen = await run.hmget(self.keys.ledger(client, request_id), *PLACE_FIELDS)
+                seen = await self.command("HMGET", ledger, *PLACE_FIELDS)
                 state, where = place_of(seen)
                 wanted = cancel(
                     self.keys, client, request_id, state=state, where=where, reason=reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -64,9 +64,7 @@ class ResponseStore:
         match = _ID.fullmatch(response_id)
         if match is None:
             return None
-        run: Any = self._queue.connection
-        with translated(self._queue.url):
-            packed = await run.get(self._queue.keys.response(client, match[1]))
+        packed = await self._queue.command("GET", self._queue.keys.response(client, match[1]))
         return None if packed is None else _decoder.decode(packed)
 
     async def get(self, client: str, response_id: str) -> StoredResponse:
@@ -96,10 +94,7 @@ class ResponseStore:
 
     async def delete(self, stored: StoredResponse, *, is_counted: bool = False) -> None:
         """Forget a response, which may be counted and not stored yet."""
-        run: Any = self._queue.connection
-        with translated(self._queue.url):
-            is_gone = await run.delete(self._key(stored))
-        if is_gone or is_counted:
+        if await self._queue.command("DEL", self._key(stored)) or is_counted:
             await self._count(stored, -1)
 
     async def _count(self, stored: StoredResponse, sign: int) -> tuple[int, int]:
@@ -124,10 +119,8 @@ class ResponseStore:
 
     async def status(self, stored: StoredResponse) -> str | None:
         """`queued`, `in_progress`, or `over`; None where its request is unknown."""
-        run: Any = self._queue.connection
         ledger = self._queue.keys.ledger(stored.client, stored.request_id)
-        with translated(self._queue.url):
-            state = await run.hget(ledger, "state")
+        state = await self._queue.command("HGET", ledger, "state")
         return None if state is None else _UNFINISHED.get(state.decode(), "over")
 
     async def cancel(self, stored: StoredResponse) -> Cancelled:

@@ -38,12 +38,11 @@ class Broker:
         self.roster: dict[bytes, bytes] = {}
         self.leases: dict[bytes, float] = {}
 
-    async def hgetall(self, key: str) -> dict[bytes, bytes]:
-        return dict(self.hosts if key == KEYS.hosts else self.roster)
-
-    async def zrange(self, _: str, *__: int, withscores: bool) -> list[tuple[bytes, float]]:
-        assert withscores
-        return list(self.leases.items())
+    async def command(self, name: str, key: str, *_: str) -> object:
+        if name == "HGETALL":
+            return dict(self.hosts if key == KEYS.hosts else self.roster)
+        assert (name, key) == ("ZRANGEBYSCORE", KEYS.leases)
+        return [worker for worker, expiry in self.leases.items() if expiry > 0]
 
     def join(
         self,
@@ -102,7 +101,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.broker, self.ends = Broker(), Ends()
-        queue = SimpleNamespace(connection=self.broker, url="redis://x", keys=KEYS)
+        queue = SimpleNamespace(command=self.broker.command, keys=KEYS)
         self.watch = ModelWatch(cast(Any, queue), cast(Any, self.ends), 1.0, OwnRules())
         self.list = ModelList(self.watch, cast(Any, self.ends))
 
