@@ -113,7 +113,7 @@ class ModelWatch:
         keys = self._queue.keys
         roster = await self._queue.command("HGETALL", keys.workers)
         found = []
-        for name in await self._queue.command("ZRANGEBYSCORE", keys.leases, "(0", "+inf"):
+        for name in await self._queue.command("ZRANGE", keys.leases, "(0", "+inf", "BYSCORE"):
             try:
                 found += [decode_worker(roster[name])] if name in roster else []
             except (msgspec.MsgspecError, UnicodeDecodeError):

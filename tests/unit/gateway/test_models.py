@@ -41,7 +41,7 @@ class Broker:
     async def command(self, name: str, key: str, *_: str) -> object:
         if name == "HGETALL":
             return dict(self.hosts if key == KEYS.hosts else self.roster)
-        assert (name, key) == ("ZRANGEBYSCORE", KEYS.leases)
+        assert (name, key) == ("ZRANGE", KEYS.leases)
         return [worker for worker, expiry in self.leases.items() if expiry > 0]
 
     def join(
