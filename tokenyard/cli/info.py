@@ -19,7 +19,8 @@ from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
-from tokenyard.cli.shared.tables import Column, FittingTable, sheet
+from tokenyard.cli.shared.options import verbose_option
+from tokenyard.cli.shared.tables import Column, Columns, FittingTable, sheet, table_of
 from tokenyard.cli.shared.watching import watch
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
@@ -56,17 +57,6 @@ Examples:
 """
 _MOST_TENANTS: Final = 10
 Show = Callable[[RenderableType], None]
-_COLUMNS: Final = (
-    Column("Worker", is_whole=True),
-    Column("State", is_whole=True),
-    Column("Pid", is_number=True),
-    Column("Model"),
-    Column("Lane", is_whole=True),
-    Column("Device", is_whole=True, is_detail=True),
-    Column("Memory", is_number=True, is_detail=True),
-    Column("Lease", is_number=True, is_detail=True),
-    Column("Took", is_detail=True),
-)
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show the state of a yard.")
@@ -82,7 +72,7 @@ _COLUMNS: Final = (
     type=click.IntRange(1),
     help="With --interval: number of snapshots.  [default: no end]",
 )
-@click.option("--verbose", is_flag=True, help="Show all columns.")
+@verbose_option
 @click.pass_context
 def info(
     ctx: click.Context, as_json: bool, interval: float | None, count: int | None, verbose: bool
@@ -201,7 +191,7 @@ def _picture(
     if rows := line_rows(line, had, _MOST_TENANTS):
         parts += [Text(), _tenant_table(rows)]
     if view.workers:
-        parts += [Text(), _worker_table(view, is_whole=is_whole)]
+        parts += [Text(), table_of(view.workers, _COLUMNS, has_details=is_whole, style=_style)]
     return Group(*parts)
 
 
@@ -253,32 +243,6 @@ def _tenant_table(rows: Sequence[Sequence[str]]) -> FittingTable:
     return table
 
 
-def _worker_table(view: YardView, *, is_whole: bool) -> FittingTable:
-    table = FittingTable(_COLUMNS, has_details=is_whole)
-    for worker in view.workers:
-        table.add(*_worker_row(worker), style="" if worker.is_ready else "dim")
-    return table
-
-
-def _worker_row(worker: WorkerView) -> tuple[str, ...]:
-    info = worker.info
-    lease = f"{worker.lease_ms / 1000:.0f} s" if worker.lease_ms else "-"
-    if info is None:
-        return worker.worker, worker.state, "-", "-", str(worker.lane), "-", "-", lease, "-"
-    is_bounded = info.state == "ready"
-    return (
-        worker.worker,
-        state_text(worker),
-        str(info.pid),
-        _held(info),
-        f"{worker.lane} of {info.lane_limit}" if is_bounded else str(worker.lane),
-        f"{info.host} {info.device}",
-        f"{info.memory_bytes / 2**20:,.0f} MiB" if info.memory_bytes else "-",
-        lease,
-        _phases(info),
-    )
-
-
 def state_text(worker: WorkerView) -> str:
     """The state of a worker, and its run state unless it is RUNNING."""
     return worker.state if worker.run_state == "RUNNING" else f"{worker.state}, {worker.run_state}"
@@ -291,11 +255,45 @@ def _held(info: WorkerInfo) -> str:
         parts.append(f"with {', '.join(info.adapters)}")
     if info.group:
         parts.append(f"on {len(info.group)} devices, led by {info.group[0]}")
-    return printable(" ".join(parts))
+    return " ".join(parts)
 
 
 def _phases(info: WorkerInfo) -> str:
     """The time to reach this state, by phase."""
     took = [f"{phase} {seconds:.2f}" for phase, seconds in info.phases_s.items()]
     total = sum(info.phases_s.values())
-    return f"{total:.2f} s ({', '.join(took)})" if took else "-"
+    return f"{total:.2f} s ({', '.join(took)})" if took else ""
+
+
+def _lane(worker: WorkerView) -> str:
+    if worker.info and worker.info.state == "ready":
+        return f"{worker.lane} of {worker.info.lane_limit}"
+    return str(worker.lane)
+
+
+def _style(worker: WorkerView) -> str:
+    return "" if worker.is_ready else "dim"
+
+
+def _of_info(cell: Callable[[WorkerInfo], object]) -> Callable[[WorkerView], object]:
+    """What a column says of a worker whose entry in the roster can be read."""
+    return lambda worker: cell(worker.info) if worker.info else None
+
+
+_COLUMNS: Final[Columns[WorkerView]] = {
+    Column("Worker", is_whole=True): lambda one: one.worker,
+    Column("State", is_whole=True): state_text,
+    Column("Pid", is_number=True): _of_info(lambda info: str(info.pid)),
+    Column("Model"): _of_info(_held),
+    Column("Lane", is_whole=True): _lane,
+    Column("Device", is_whole=True, is_detail=True): _of_info(
+        lambda info: f"{info.host} {info.device}"
+    ),
+    Column("Memory", is_number=True, is_detail=True): _of_info(
+        lambda info: f"{info.memory_bytes / 2**20:,.0f} MiB" if info.memory_bytes else ""
+    ),
+    Column("Lease", is_number=True, is_detail=True): lambda one: (
+        f"{one.lease_ms / 1000:.0f} s" if one.lease_ms else ""
+    ),
+    Column("Took", is_detail=True): _of_info(_phases),
+}

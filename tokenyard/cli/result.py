@@ -8,6 +8,7 @@ import click
 
 from tokenyard import clock
 from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.options import json_option
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import client_option, named, owner_of, request_id
 from tokenyard.client.ledger import read_snapshots, snapshot_commands, unknown
@@ -50,7 +51,7 @@ _POLL_S: Final = 0.1
     show_default=True,
     help="Seconds to wait for it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def result(
     ctx: click.Context, request_id: str, client: str | None, timeout: float, as_json: bool

@@ -11,10 +11,9 @@ import msgspec
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.options import json_option
-from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.cli.shared.tables import Column, Columns, table_of
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.control import DesiredState
-from tokenyard.protocol.texts import printable
 from tokenyard.yard.models import ModelOffer, ModelView, WorkerOfModel, model_views
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import read_yard
@@ -40,15 +39,45 @@ Examples:
   tokenyard models list --json | jq '.models[] | {name, epoch}'
 """
 
-_COLUMNS: Final = (
-    Column("Model", is_whole=True),
-    Column("Run state", is_whole=True),
-    Column("Workers", is_whole=True),
-    Column("Loadable", is_whole=True),
-    Column("Weights"),
-    Column("Epoch", is_number=True),
-    Column("Error"),
-)
+
+def _offers(view: ModelView) -> Iterator[str]:
+    for offer in view.hosts:
+        took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
+        yield f"{offer.controller}{took}"
+    yield from (f"{offer.controller} (not there)" for offer in view.gone)
+
+
+def _state(holder: WorkerOfModel, desired_state: DesiredState) -> str:
+    """Its state, and differences from the model's desired state."""
+    info, said = holder.info, [f"{holder.worker} {holder.info.state}"]
+    if info.run_state != desired_state.run_state:
+        said.append(info.run_state)
+    if info.epoch != desired_state.epoch:
+        said.append("no epoch" if info.epoch is None else f"epoch {info.epoch}")
+    if info.weights != desired_state.weights:
+        said.append(f"weights {info.weights or 'its own'}")
+    return ", ".join(said)
+
+
+def _errors(view: ModelView) -> Iterator[str]:
+    for offer in view.offers:
+        if offer.info.fault:
+            yield f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}"
+
+
+_COLUMNS: Final[Columns[ModelView]] = {
+    Column("Model", is_whole=True): lambda one: one.name,
+    Column("Run state", is_whole=True): lambda one: one.desired_state.run_state,
+    Column("Workers", is_whole=True): lambda one: [
+        _state(holder, one.desired_state) for holder in one.workers
+    ],
+    Column("Loadable", is_whole=True): lambda one: list(_offers(one)),
+    Column("Weights"): lambda one: one.desired_state.weights,
+    Column("Epoch", is_number=True): lambda one: (
+        "" if one.desired_state.epoch is None else str(one.desired_state.epoch)
+    ),
+    Column("Error"): lambda one: list(_errors(one)),
+}
 
 
 @click.command("list", cls=PlainCommand, help=ABOUT, short_help="List them with their workers.")
@@ -62,7 +91,7 @@ def list_models(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         say(msgspec.json.encode({"models": [_fields(one) for one in views]}))
     elif views:
-        plain_console().print(_table(views))
+        plain_console().print(table_of(views, _COLUMNS))
         for pause in all_pauses(view.desired_states):
             say(pause.text(view.at_ms))
     else:
@@ -83,69 +112,10 @@ def _fields(view: ModelView) -> dict[str, object]:
 
 
 def _offer(offer: ModelOffer) -> dict[str, object]:
-    info = offer.info
-    return {
-        "controller": offer.controller,
-        "ranks": info.ranks,
-        "pin": info.pin,
-        "adapters": info.adapters,
-        "load_s": info.load_s,
-        "fault": info.fault,
-        "faults": info.faults,
-    }
+    names = ("ranks", "pin", "adapters", "load_s", "fault", "faults")
+    return {"controller": offer.controller} | {one: getattr(offer.info, one) for one in names}
 
 
 def _holder(holder: WorkerOfModel) -> dict[str, object]:
-    info = holder.info
-    return {
-        "worker": holder.worker,
-        "name": info.name,
-        "state": info.state,
-        "run_state": info.run_state,
-        "epoch": info.epoch,
-        "weights": info.weights,
-    }
-
-
-def _table(views: list[ModelView]) -> FittingTable:
-    table = FittingTable(_COLUMNS)
-    for view in views:
-        desired_state = view.desired_state
-        table.add(
-            printable(view.name),
-            desired_state.run_state,
-            "\n".join(_state(holder, desired_state) for holder in view.workers) or "-",
-            "\n".join(_offers(view)) or "-",
-            printable(desired_state.weights) or "-",
-            "-" if desired_state.epoch is None else str(desired_state.epoch),
-            "\n".join(_errors(view)) or "-",
-        )
-    return table
-
-
-def _offers(view: ModelView) -> Iterator[str]:
-    for offer in view.hosts:
-        took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
-        yield f"{offer.controller}{took}"
-    yield from (f"{offer.controller} (not there)" for offer in view.gone)
-
-
-def _state(holder: WorkerOfModel, desired_state: DesiredState) -> str:
-    """Its state, and differences from the model's desired state."""
-    info = holder.info
-    differs: list[str] = [info.run_state] if info.run_state != desired_state.run_state else []
-    differs += (
-        ["no epoch" if info.epoch is None else f"epoch {info.epoch}"]
-        if info.epoch != desired_state.epoch
-        else []
-    )
-    differs += (
-        [f"weights {info.weights or 'its own'}"] if info.weights != desired_state.weights else []
-    )
-    return ", ".join([f"{holder.worker} {info.state}", *differs])
-
-
-def _errors(view: ModelView) -> Iterator[str]:
-    for offer in view.offers:
-        if offer.info.fault:
-            yield printable(f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}")
+    names = ("name", "state", "run_state", "epoch", "weights")
+    return {"worker": holder.worker} | {one: getattr(holder.info, one) for one in names}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
 import msgspec
 
-from tokenyard.cli.shared.auditing import operator
 from tokenyard.cli.shared.completion import (
     complete_job,
     complete_model,
@@ -23,6 +23,7 @@ from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.control import Unacknowledged
 from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import MOST_WHOLE, Caller, Operation, Outcome, Parameter, carry_out
+from tokenyard.process.home import user_name
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.control import ALL, model_scope, worker_scope
@@ -174,6 +175,11 @@ def _waiting(timeout_s: float) -> list[click.Parameter]:
             help="Seconds to wait until all have obeyed.",
         ),
     ]
+
+
+def operator() -> str:
+    """The user who runs this, as ``user@host``."""
+    return f"{user_name()}@{socket.gethostname()}"
 
 
 def _caller() -> list[click.Parameter]:
