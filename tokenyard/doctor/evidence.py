@@ -141,7 +141,7 @@ def gather(yard: Yard, refused: Mapping[str, str] = types.MappingProxyType({})) 
     # On a Cluster, a command with a key leads to the node that has the yard.
     read("the yard", lambda: yard.connection.exists(yard.keys.leader))
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
-    config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
+    config = read("CONFIG", lambda: read.run.config_get(*_SETTINGS))
     clock_ms, round_trip_ms = _clock(yard.connection)
     tenants = read("tenants", lambda: read_tenants(yard))
     held = read("tenants", lambda: _held(yard, tenants or ()))
@@ -194,17 +194,16 @@ def _clock(connection: redis.Redis) -> tuple[float, float]:
 
 
 def _is_open(user: Mapping[str, Any] | None) -> bool:
-    flags = {_text(flag) for flag in (user or {}).get("flags", ())}
-    return "on" in flags and "nopass" in flags
+    return {"on", "nopass"} <= {*(user or {}).get("flags", ())}
 
 
 def _refusals(log: Sequence[Mapping[str, Any]]) -> list[AclRefusal]:
     return [
         AclRefusal(
-            user=_text(entry["username"]),
-            what=f"{_text(entry['reason'])} {_text(entry['object'])}",
-            count=int(entry["count"]),
-            age_s=float(entry["age-seconds"]),
+            user=str(entry["username"]),
+            what=f"{entry['reason']} {entry['object']}",
+            count=entry["count"],
+            age_s=entry["age-seconds"],
         )
         for entry in log
     ]
@@ -213,7 +212,7 @@ def _refusals(log: Sequence[Mapping[str, Any]]) -> list[AclRefusal]:
 def _groups(run: Any, keys: Keys) -> list[ConsumerGroup]:
     streams = (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.capacity)
     return [
-        ConsumerGroup(stream, _text(group["name"]), int(group["pending"]))
+        ConsumerGroup(stream, group["name"].decode(errors="replace"), group["pending"])
         for stream in streams
         for group in _groups_of(run, stream)
     ]
@@ -269,16 +268,8 @@ def _disk(url: str, config: Mapping[str, str] | None) -> Disk | None:
     folder = (config or {}).get("dir", "")
     if _host(url) not in LOOPBACK or not folder or not Path(folder).is_dir():
         return None
-    usage = shutil.disk_usage(folder)
-    return Disk(folder, usage.free, usage.total)
-
-
-def _texts(fields: Mapping[Any, Any]) -> dict[str, str]:
-    return {_text(name): _text(value) for name, value in fields.items()}
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    total, _used, free = shutil.disk_usage(folder)
+    return Disk(folder, free, total)
 
 
 # Counts the keys of a yard by kind, and samples their memory, within limits.
