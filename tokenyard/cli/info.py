@@ -97,14 +97,9 @@ def _follow(
 ) -> Exit:
     """Show snapshots until the count is reached or interrupted; the status of the last one."""
     history, url, status = SnapshotHistory(), url_of(choice), Exit.OK
-
-    def pause() -> bool:
-        clock.sleep(interval_s)
-        return True
-
     try:
         with Interrupts(), _shown(plain_console(), is_live=not as_json) as show:
-            for seen in watch(url, choice.yard, pause, count):
+            for seen in watch(url, choice.yard, lambda: clock.sleep(interval_s), count):
                 if not isinstance(seen, Snapshot):
                     status = Exit.UNAVAILABLE
                     say(f"{seen}; trying again", err=True)

@@ -14,7 +14,7 @@ from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
 from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.cli.shared.watching import Keyboard, watch
+from tokenyard.cli.shared.watching import single_keys, wait_for_key, watch
 from tokenyard.cli.top.frame import Paper, frame
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import BrokerUnavailable
@@ -65,13 +65,8 @@ def top(ctx: click.Context, interval: float, once: bool) -> None:
 
 def _print_once(choice: YardChoice, console: Console, interval_s: float) -> Exit:
     """Print one picture, from two snapshots, because rates need two."""
-
-    def pause() -> bool:
-        clock.sleep(interval_s)
-        return True
-
     url, picture = url_of(choice), _Picture(choice, console)
-    for seen in watch(url, choice.yard, pause, count=2):
+    for seen in watch(url, choice.yard, lambda: clock.sleep(interval_s), count=2):
         picture.take(seen)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
@@ -85,10 +80,10 @@ def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
     with (
         contextlib.suppress(KeyboardInterrupt),
         Interrupts(),
-        Keyboard() as keyboard,
+        single_keys(),
         contextlib.ExitStack() as screen,
     ):
-        for seen in watch(url, choice.yard, lambda: keyboard.wait(interval_s).lower() != "q"):
+        for seen in watch(url, choice.yard, lambda: wait_for_key(interval_s).lower() == "q"):
             picture.take(seen)
             # Not earlier, because an error of the first snapshot belongs on the usual screen.
             live = live or screen.enter_context(
