@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.support.snapshots import make_letter, make_view, make_view_worker
-from tokenyard.cli import dead, doctor, explain, info, requests
+from tokenyard.cli import dead, doctor, explain, info, models, requests
 from tokenyard.cli.batch import jobs as batch_jobs
-from tokenyard.cli.models import list as models_list
 from tokenyard.cli.shared import tables
 from tokenyard.cli.shared.tables import Column, FittingTable, table_of
 from tokenyard.cli.tenants import list as tenants_list
@@ -215,8 +214,8 @@ def test_requests_show_states_and_clients_of_long_names(
 
 def test_models_list_shows_each_worker_with_its_state() -> None:
     view = yard(LONG)
-    views = models_list.model_views(view, view.desired_states)
-    text = drawn(table_of(views, models_list._COLUMNS))
+    views = models.model_views(view, view.desired_states)
+    text = drawn(table_of(views, models._COLUMNS))
     assert MODEL in text
     assert "PAUSED" in text
     for worker in view.workers:
@@ -228,12 +227,12 @@ def test_models_list_shows_why_a_model_cannot_be_loaded_and_whose_hosts_are_gone
     broken, away = ModelInfo(name="broken", fault="no option 'x'", faults=2), ModelInfo(name="away")
     hosts, gone = [HostInfo(name="gpu", models=[broken])], [HostInfo(name="old", models=[away])]
     view = make_view([], hosts=hosts, gone=gone)
-    listed = models_list.model_views(view, view.desired_states)
+    listed = models.model_views(view, view.desired_states)
 
-    text = " ".join(drawn(table_of(listed, models_list._COLUMNS)).split())
+    text = " ".join(drawn(table_of(listed, models._COLUMNS)).split())
     assert "away RUNNING old (not there)" in text
     assert "gpu, 2 in a row: no option 'x'" in text
-    told: Any = {one.name: models_list._fields(one) for one in listed}
+    told: Any = {one.name: models._fields(one) for one in listed}
     assert (told["away"]["hosts"], len(told["away"]["gone"])) == ([], 1)
     assert (len(told["broken"]["hosts"]), told["broken"]["gone"]) == (1, [])
 

@@ -223,8 +223,8 @@ def _run(ctx: click.Context, op: Operation, given: dict[str, Any]) -> None:
     if done.unrecorded:
         say(f"Warning: this is not in the audit: {done.unrecorded}", err=True)
     if as_json:
-        more = {"waited": waits, "unacknowledged": unacknowledged_fields(left)}
-        say(msgspec.json.encode({**outcome.fields, **(more if outcome.wait else {})}))
+        more = {"waited": waits, "unacknowledged": left} if outcome.wait else {}
+        say(msgspec.json.encode({**outcome.fields, **more}))
     else:
         _say(outcome, left, waits=waits, timeout_s=timeout_s)
     ctx.exit(Exit.UNAVAILABLE if left else Exit.FAILED if outcome.is_partial else Exit.OK)
@@ -261,19 +261,12 @@ def _say(
     elif not left or outcome.done == outcome.text:  # the same: there was nothing to change
         say(outcome.done)
     if left:
-        say_unacknowledged(left, timeout_s)
+        _say_unacknowledged(left, timeout_s)
     for note in outcome.notes:
         say(note)
 
 
-def unacknowledged_fields(unacknowledged: Sequence[Unacknowledged]) -> list[dict[str, str]]:
-    """The workers that have not obeyed, for JSON."""
-    return [
-        {"worker": one.worker, "name": one.name, "reason": one.reason} for one in unacknowledged
-    ]
-
-
-def say_unacknowledged(unacknowledged: Sequence[Unacknowledged], timeout_s: float) -> None:
+def _say_unacknowledged(unacknowledged: Sequence[Unacknowledged], timeout_s: float) -> None:
     """Print the workers that have not obeyed, and why."""
     is_over = any(not one.reason for one in unacknowledged)
     after = f" after {timeout_s:g} s" if is_over else ""

@@ -1,8 +1,9 @@
-"""`tokenyard models list`: each model, its hosts and its workers."""
+"""`tokenyard models`: list, load and unload models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import click
@@ -10,15 +11,37 @@ import msgspec
 
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.operating import command
 from tokenyard.cli.shared.options import json_option
 from tokenyard.cli.shared.tables import Column, Columns, table_of
-from tokenyard.process.program import PlainCommand
+from tokenyard.ops import models as ops
+from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.control import DesiredState
 from tokenyard.yard.models import ModelOffer, ModelView, WorkerOfModel, model_views
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import read_yard
 
-ABOUT: Final = """List the models: where they may be loaded, their workers, and their desired state.
+ABOUT: Final = """List models and the workers that hold them, and load or unload them by hand.
+
+Unless the coordinator is `--static`, models are loaded when requests need them: a model loaded here
+may be replaced by one that requests wait for, and one unloaded here is loaded again when requests
+come. `tokenyard pause --model` prevents that.
+
+\b
+Examples:
+  tokenyard models list
+  tokenyard models load adder
+  tokenyard models load adder --worker gpu-1-0 --timeout 900
+  tokenyard models unload adder
+  tokenyard models reload policy --path /checkpoints/step-200
+
+\b
+Exit statuses:
+  0  done, or nothing to change
+  1  not possible now, or no such model or worker
+  3  no broker, or workers that did not obey, which are named
+"""
+_LIST: Final = """List the models: where they may be loaded, their workers, and their desired state.
 
 \b
 Run state  RUNNING, PAUSED or SUSPENDED, as set for all or for this model;
@@ -80,7 +103,7 @@ _COLUMNS: Final[Columns[ModelView]] = {
 }
 
 
-@click.command("list", cls=PlainCommand, help=ABOUT, short_help="List them with their workers.")
+@click.command("list", cls=PlainCommand, help=_LIST, short_help="List them with their workers.")
 @json_option
 @click.pass_context
 def list_models(ctx: click.Context, as_json: bool) -> None:
@@ -119,3 +142,22 @@ def _offer(offer: ModelOffer) -> dict[str, object]:
 def _holder(holder: WorkerOfModel) -> dict[str, object]:
     names = ("name", "state", "run_state", "epoch", "weights")
     return {"worker": holder.worker} | {one: getattr(holder.info, one) for one in names}
+
+
+#: Seconds that a command waits until all have obeyed.
+_TIMEOUT_S: Final = 600.0
+_change = partial(command, arguments=["model"], timeout_s=_TIMEOUT_S)
+
+models = PlainGroup(
+    "models",
+    help=ABOUT,
+    short_help="List, load, unload, put to sleep, wake, reload.",
+    commands=[
+        list_models,
+        _change(ops.load, "load", "Load one."),
+        _change(ops.unload, "unload", "Unload one."),
+        _change(ops.sleep, "sleep", "Put its workers to sleep."),
+        _change(ops.wake, "wake", "Wake its workers."),
+        command(ops.reload, "reload", "Give it new weights.", arguments=["model"]),
+    ],
+)
