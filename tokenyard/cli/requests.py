@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
-from tokenyard.cli.shared.completion import complete_model, complete_tenant, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import json_list_option, verbose_option
+from tokenyard.cli.shared.options import CommandT, json_list_option, name_option, verbose_option
 from tokenyard.cli.shared.request_owner import client_name, request_id
 from tokenyard.cli.shared.tables import Column, Columns, show_list
 from tokenyard.process.program import Exit, PlainCommand
@@ -61,6 +61,11 @@ def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     return "" if value is None else request_id(ctx, param, value)
 
 
+def _age_option(flag: str, name: str, bound: str) -> Callable[[CommandT], CommandT]:
+    text = f"Only those of {bound} this age: 90s, 5m, 2h, 1d."
+    return click.option(flag, name, metavar="TIME", callback=_ms, help=text)
+
+
 def _columns(now_ms: int) -> Columns[Listed]:
     return {
         Column("Id", is_whole=True): lambda one: one.id,
@@ -86,37 +91,16 @@ def _columns(now_ms: int) -> Columns[Listed]:
     multiple=True,
     help="Only those in this state; may be repeated.",
 )
-@click.option(
-    "--model", default="", shell_complete=complete_model, help="Only those for this model."
-)
+@name_option("model", "Only those for this model.")
 @click.option("--client", callback=client_name, help="Only those of this client.")
 @click.option("--id", metavar="ID", callback=_id, help="Only those with this id.")
-@click.option(
-    "--tenant", default="", shell_complete=complete_tenant, help="Only those of this tenant."
-)
-@click.option(
-    "--worker",
-    default="",
-    shell_complete=complete_worker,
-    help="Only those whose present or last worker is this one.",
-)
+@name_option("tenant", "Only those of this tenant.")
+@name_option("worker", "Only those whose present or last worker is this one.")
 @click.option(
     "--error", metavar="TEXT", default="", help="Only those whose error code or message has this."
 )
-@click.option(
-    "--older-than",
-    "older_ms",
-    metavar="TIME",
-    callback=_ms,
-    help="Only those of at least this age: 90s, 5m, 2h, 1d.",
-)
-@click.option(
-    "--newer-than",
-    "newer_ms",
-    metavar="TIME",
-    callback=_ms,
-    help="Only those of at most this age: 90s, 5m, 2h, 1d.",
-)
+@_age_option("--older-than", "older_ms", "at least")
+@_age_option("--newer-than", "newer_ms", "at most")
 @click.option(
     "--oldest", "oldest_first", is_flag=True, help="List the oldest first instead of the newest."
 )

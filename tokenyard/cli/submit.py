@@ -12,10 +12,9 @@ from typing import IO, Any, Final
 
 import click
 
-from tokenyard.cli.shared.completion import complete_model, complete_tenant
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import named_values
+from tokenyard.cli.shared.options import name_option, named_values
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import named
 from tokenyard.client.durability import LEVELS
@@ -79,18 +78,8 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 )
 @click.option("--chat", is_flag=True, help="Each prompt is what the user of a chat says.")
 @click.option("--system", help="What the system says first in these chats; implies --chat.")
-@click.option(
-    "--model",
-    default="",
-    shell_complete=complete_model,
-    help="The model; required if the yard has several.",
-)
-@click.option(
-    "--tenant",
-    default="",
-    shell_complete=complete_tenant,
-    help="The tenant whose share and limits the requests count for.",
-)
+@name_option("model", "The model; required if the yard has several.")
+@name_option("tenant", "The tenant whose share and limits the requests count for.")
 @click.option(
     "--class",
     "priority_class",
@@ -226,6 +215,13 @@ def _chat(system: str | None, prompt: PromptArgument) -> Prompt:
     return [{"role": role, "content": text} for role, text in said.items() if text is not None]
 
 
+def _text(prompt: PromptArgument) -> PromptArgument:
+    """The prompt for JSON: a file may contain bytes that are not text."""
+    if isinstance(prompt, str):
+        return prompt.encode(errors="backslashreplace").decode()
+    return prompt
+
+
 def _stdin() -> IO[str]:
     return click.open_file("-", encoding="utf-8", errors="surrogateescape")
 
@@ -259,7 +255,7 @@ class _Submission:
                     for delta in handle:
                         printer.delta(delta)
             result = handle.wait()
-        printer.result(prompt, 0, result)
+        printer.result(result, index=0, prompt=_text(prompt))
 
     def many(self, prompts: Iterable[PromptArgument]) -> None:
         """Send all prompts, and print the answers in their order."""
@@ -276,7 +272,7 @@ class _Submission:
             f" --client {client_id}"
         ):
             for index, result in self.client.map(remembered(), ordered=True, **self.options):
-                self.printer.result(sent.pop(index), index, result)
+                self.printer.result(result, index=index, prompt=_text(sent.pop(index)))
 
     @contextlib.contextmanager
     def _explain_interruption(self, message: str) -> Iterator[None]:

@@ -87,3 +87,10 @@ complete_model = _completing(_models)
 complete_worker = _completing(_workers)
 complete_job = _completing(_jobs)
 complete_tenant = _completing(_tenants)
+#: By what the name is of.
+COMPLETE: Final[Mapping[str, Complete]] = {
+    "model": complete_model,
+    "worker": complete_worker,
+    "tenant": complete_tenant,
+    "batch": complete_job,
+}

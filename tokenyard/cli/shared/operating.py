@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import click
 import msgspec
 
-from tokenyard.cli.shared.completion import (
-    complete_job,
-    complete_model,
-    complete_tenant,
-    complete_worker,
-)
+from tokenyard.cli.shared.completion import COMPLETE, complete_model, complete_worker
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first
@@ -38,12 +33,6 @@ Exit statuses:
   0  {done}, or nothing to change
   1  not possible now, or no such name{no}"""
 _SCOPE: Final = ("for_all", "model", "worker")
-_COMPLETE: Final[Mapping[str, Any]] = {
-    "model": complete_model,
-    "worker": complete_worker,
-    "tenant": complete_tenant,
-    "batch": complete_job,
-}
 #: Options that are named otherwise than the parameter.
 _METAVARS: Final = {"epoch": "N"}
 
@@ -113,7 +102,7 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
         ]
     if one.field.is_hidden:
         return []
-    complete = _COMPLETE.get(one.field.noun)
+    complete = COMPLETE.get(one.field.noun)
     if one.type is tuple:
         must = one.is_required
         named = "ID" if one.field.noun == "request" else one.name.upper()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.protocol.parse import BadJson, ForeignJson
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -36,6 +37,11 @@ def named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...])
         except BadJson:
             params[name.replace("-", "_")] = value
     return params
+
+
+def name_option(noun: str, text: str) -> Callable[[CommandT], CommandT]:
+    """An option with the name of a model, a worker or a tenant, which the shell completes."""
+    return click.option(f"--{noun}", default="", shell_complete=COMPLETE[noun], help=text)
 
 
 yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask first.")

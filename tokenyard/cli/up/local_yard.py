@@ -106,7 +106,7 @@ class LocalYard:
         self._say = say
         self._keys = Keys(plan.yard)
         self._broker: EmbeddedBroker | None = None
-        self._children: list[Child] = []
+        self._children: dict[str, Child] = {}
         self._connection: redis.Redis | None = None
         self._before: set[str] = set()  # workers of earlier runs
         self._is_drained = False  # our controller has ended, with all its workers
@@ -126,7 +126,7 @@ class LocalYard:
     def pids(self) -> dict[str, int]:
         """Processes by part."""
         broker = {"broker": self._broker.pid} if self._broker else {}
-        return broker | {child.name: child.pid for child in self._children}
+        return broker | {name: child.pid for name, child in self._children.items()}
 
     def start(self) -> list[str]:
         """Start everything; warnings about the broker.
@@ -148,7 +148,7 @@ class LocalYard:
         # An earlier run with the same name may have left leases.
         self._before = {worker.worker for worker in self.view().workers}
         for child in self._programs(logs):
-            self._children.append(child)
+            self._children[child.name] = child
             child.start()
         return warnings
 
@@ -202,33 +202,27 @@ class LocalYard:
                 raise YardFailed(
                     f"after {self._plan.worker.start_timeout_s:g} s, {ready} of"
                     f" {counted(self._plan.processes, 'worker')} came up; the end of the log:\n"
-                    + self._child(_WORKER).log_end()
+                    + self._children[_WORKER].log_end()
                 )
             clock.sleep(_POLL_S)
-
-    def _child(self, name: str) -> Child:
-        return next(child for child in self._children if child.name == name)
 
     @property
     def http_url(self) -> str | None:
         """The base URL for OpenAI's clients; None without a gateway."""
-        return f"http://127.0.0.1:{self._plan.http_port}/v1" if self._has(_GATEWAY) else None
+        return f"http://127.0.0.1:{self._plan.http_port}/v1" if _GATEWAY in self._children else None
 
     @property
     def board_url(self) -> str | None:
         """The URL of the board; None without one."""
-        if self._has(_BOARD):
+        if _BOARD in self._children:
             return f"http://127.0.0.1:{self._plan.board_port}/board"
-        has_one = self._plan.has_board and self._has(_GATEWAY)
+        has_one = self._plan.has_board and _GATEWAY in self._children
         return f"http://127.0.0.1:{self._plan.http_port}/board" if has_one else None
-
-    def _has(self, name: str) -> bool:
-        return any(child.name == name for child in self._children)
 
     def _serves_http(self) -> bool:
         """Whether the gateway and the board answer, where there are any."""
-        gateway = self._plan.http_port if self._has(_GATEWAY) else None
-        board = self._plan.board_port if self._has(_BOARD) else None
+        gateway = self._plan.http_port if _GATEWAY in self._children else None
+        board = self._plan.board_port if _BOARD in self._children else None
         return _answers(gateway, "/health") and _answers(board, "/board/static/board.js")
 
     def _is_up(self, worker: WorkerView) -> bool:
@@ -258,7 +252,7 @@ class LocalYard:
 
     def watch(self) -> None:
         """Pass on new log lines, and restart parts that have died."""
-        for child in tuple(self._children):
+        for child in tuple(self._children.values()):
             for line in child.listen():
                 self._say(child.name, line)
             if child.status is not None:
@@ -285,7 +279,7 @@ class LocalYard:
                 f"the {child.name} has ended for good (status {status}); the end of"
                 f" {child.log}:\n{child.log_end()}"
             )
-        self._children.remove(child)
+        del self._children[child.name]
         self._say(child.name, LogLine("WARNING", f"is off: {child.error() or child.log}"))
 
     def _retire_ours(self) -> None:
@@ -309,13 +303,13 @@ class LocalYard:
             nonlocal is_hurried
             if hurry() and not is_hurried:
                 is_hurried = True
-                for child in self._children[:-1]:
+                for child in self._children.values():
                     child.terminate()
             return is_hurried
 
         while self._children:
-            self._children[-1].stop(hurried)
-            self._children.pop()
+            next(reversed(self._children.values())).stop(hurried)
+            self._children.popitem()
         if self._connection is not None:
             self._connection.close()
         if self._broker is not None:
