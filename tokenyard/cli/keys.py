@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from tokenyard.cli.shared.tables import Column, Columns, show_list
 from tokenyard.ops import keys as ops
 from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.api_keys import ApiKey
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.texts import counted, local_time
 from tokenyard.yard.keys import list_keys
 
 ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`) and the board.
@@ -38,11 +37,6 @@ Examples:
 _Listed = tuple[str, ApiKey]
 
 
-def _created(key: ApiKey) -> str:
-    at = datetime.datetime.fromtimestamp(key.created_ms / 1000, datetime.UTC).astimezone()
-    return f"{at:%Y-%m-%d %H:%M}"
-
-
 def _allowed(names: Sequence[str] | None) -> str:
     return "all" if names is None else ", ".join(names) or "none"
 
@@ -54,7 +48,7 @@ _COLUMNS: Final[Columns[_Listed]] = {
     Column("Name"): lambda one: one[1].name,
     Column("Models"): lambda one: _allowed(one[1].models),
     Column("Classes"): lambda one: _allowed(one[1].classes),
-    Column("Created", is_whole=True): lambda one: _created(one[1]),
+    Column("Created", is_whole=True): lambda one: local_time(one[1].created_ms / 1000, "minutes"),
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import shutil
+import statistics
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -301,47 +303,39 @@ class KeySample:
 
 def sample_keys(run: Any, keys: Keys) -> KeySample:
     """Scan the keys of a yard; ``run`` is a connection."""
-    prefix = f"tokenyard:{{{keys.yard}}}:"
-    found, is_whole = _scan(run, prefix)
+    found, is_whole = _scan(run, f"tokenyard:{{{keys.yard}}}:")
     kinds = {}
     for kind, names in sorted(found.items()):
-        average = _average_bytes(run, names[:MAX_MEASURED])
+        measured = _each(run, "MEMORY USAGE", itertools.islice(names, MAX_MEASURED))
+        average = statistics.mean([size for size in measured if size] or [0])
         kinds[kind] = Kind(len(names), round(average * len(names)))
-    return KeySample(kinds, _lanes(run, keys, found.get("lane", [])), is_whole)
+    lanes = list(found.get("lane", ()))
+    workers = (name.removeprefix(keys.lane("").encode()) for name in lanes)
+    lengths = zip(workers, _each(run, "XLEN", lanes), strict=True)
+    return KeySample(
+        kinds, {worker.decode(errors="replace"): length for worker, length in lengths}, is_whole
+    )
 
 
-def _scan(run: Any, prefix: str) -> tuple[dict[str, list[bytes]], bool]:
+def _scan(run: Any, prefix: str) -> tuple[Mapping[str, set[bytes]], bool]:
     """Names of keys by kind, and whether these are all. Yard names need no escaping in MATCH."""
-    found: dict[str, list[bytes]] = defaultdict(list)
-    start, cursor, seen = prefix.encode(), 0, 0
+    found: dict[str, set[bytes]] = defaultdict(set)
+    cursor = seen = 0
     until = clock.monotonic() + MOST_S
     while True:
         cursor, names = run.scan(cursor, match=prefix + "*", count=_PAGE)
         seen += _PAGE
-        for name in set(names):
-            kind = name.removeprefix(start).partition(b":")[0]
-            found[kind.decode(errors="replace")].append(name)
-        if not cursor:
-            # SCAN may name a key more than once.
-            return {kind: list(dict.fromkeys(names)) for kind, names in found.items()}, True
-        if seen >= MOST_KEYS or clock.monotonic() >= until:
-            return dict(found), False
+        for name in names:
+            kind = name.removeprefix(prefix.encode()).partition(b":")[0]
+            found[kind.decode(errors="replace")].add(name)
+        if not cursor or seen >= MOST_KEYS or clock.monotonic() >= until:
+            return found, not cursor
 
 
-def _average_bytes(run: Any, names: list[bytes]) -> float:
-    """The average memory of these keys in bytes."""
+def _each(run: Any, command: str, names: Iterable[bytes]) -> list[Any]:
+    """The answers to a command about each of these keys."""
     pipeline = run.pipeline(transaction=False)
     for name in names:
-        pipeline.memory_usage(name)
-    weights: list[int] = [weight for weight in pipeline.execute() if weight]
-    return sum(weights) / max(1, len(weights))
-
-
-def _lanes(run: Any, keys: Keys, names: list[bytes]) -> dict[str, int]:
-    start = keys.lane("").encode()
-    pipeline = run.pipeline(transaction=False)
-    for name in names:
-        pipeline.xlen(name)
-    lengths = pipeline.execute()
-    workers = (name.removeprefix(start).decode(errors="replace") for name in names)
-    return dict(zip(workers, lengths, strict=True))
+        pipeline.execute_command(command, name)
+    answers: list[Any] = pipeline.execute()
+    return answers
