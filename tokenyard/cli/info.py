@@ -86,7 +86,7 @@ def info(
     with opened(choice) as yard:
         view, line = read_yard(yard), read_line(yard)
     if as_json:
-        say(msgspec.json.encode({**msgspec.to_builtins(view), "line": _line_fields(line, {})}))
+        say(_json(view, line, {}))
     else:
         plain_console().print(_picture(view, url_of(choice), line=line, is_whole=verbose))
     ctx.exit(Exit.OK if view.is_open else Exit.UNAVAILABLE)
@@ -106,28 +106,19 @@ def _follow(
                     continue
                 history.add(seen)
                 status = Exit.OK if seen.view.is_open else Exit.UNAVAILABLE
-                if as_json:
-                    say(_line(seen, history))
-                    continue
+                view, line = seen.view, seen.line
                 rates, had = history.rates(), history.tenant_shares()
-                show(_picture(seen.view, url, rates, line=seen.line, had=had, is_whole=is_whole))
+                if as_json:
+                    say(_json(view, line, had, oldest_ms=seen.oldest_ms, rates=rates))
+                else:
+                    show(_picture(view, url, rates, line=line, had=had, is_whole=is_whole))
     except KeyboardInterrupt:
         return Exit.OK
     return status
 
 
-def _line(snapshot: Snapshot, history: SnapshotHistory) -> bytes:
-    """A snapshot as one line of JSON: `info --json` with ages and rates."""
-    more = {
-        "at_ms": snapshot.at_ms,
-        "oldest_ms": snapshot.oldest_ms,
-        "rates": history.rates(),
-        "line": _line_fields(snapshot.line, history.tenant_shares()),
-    }
-    return msgspec.json.encode({**msgspec.to_builtins(snapshot.view), **more})
-
-
-def _line_fields(line: TenantLine, had: Mapping[str, float]) -> dict[str, object]:
+def _json(view: YardView, line: TenantLine, had: Mapping[str, float], **more: object) -> bytes:
+    """A yard as one line; with ``--interval`` there are ``more`` fields."""
     wanted = line.wanted
     tenants = [
         {
@@ -141,7 +132,8 @@ def _line_fields(line: TenantLine, had: Mapping[str, float]) -> dict[str, object
         }
         for one in line.tenants
     ]
-    return {"waiting": line.waiting, "is_whole": line.is_whole, "tenants": tenants}
+    told = {"waiting": line.waiting, "is_whole": line.is_whole, "tenants": tenants}
+    return msgspec.json.encode({**msgspec.to_builtins(view), **more, "line": told})
 
 
 @contextmanager

@@ -77,7 +77,9 @@ _WORKER_TEXTS: Final = {
     help=ABOUT,
     short_help="Run a whole yard on this machine.",
     params=worker_options(
-        "Devices (on a CPU: shares of its cores), each with one awake worker.", _WORKER_TEXTS
+        "Devices (on a CPU: shares of its cores), each with one awake worker.",
+        _WORKER_TEXTS,
+        "TOKENYARD_WORKER_SLOTS",
     ),
 )
 @click.option(

@@ -15,7 +15,6 @@ from tokenyard.protocol.settings import WorkerSettings
 
 #: Workers by default, on a CPU or with enough GPUs.
 DEFAULT_WORKERS: Final = 2
-_PREFIX: Final = "TOKENYARD_WORKER"
 DEVICE_TEXTS: Final = {
     "device": "What engines use; `auto` asks vLLM and torch.",
     "devices": "GPUs by index or UUID, one for each worker.  [default: the first]",
@@ -25,19 +24,21 @@ _PACKAGE: Final = Path(tokenyard.__file__).resolve().parent
 _EXAMPLE_MODELS: Final = (_PACKAGE.parent / "examples/arithmetic/models", _PACKAGE / "models")
 
 
-def worker_options(slots: str, texts: Mapping[str, str]) -> list[click.Parameter]:
-    """``--slots``, and options for settings of workers; ``slots`` and ``texts`` are their help.
+def worker_options(
+    slots: str, texts: Mapping[str, str], slots_variable: str | None = None
+) -> list[click.Parameter]:
+    """``--slots``, and options with the variables of settings of workers.
 
-    They have the variables of workers.
+    ``slots`` and ``texts`` are their help.
     """
     count = click.Option(
         ["--slots", "--workers", "slots"],
-        envvar=f"{_PREFIX}_SLOTS",
+        envvar=slots_variable,
         type=click.IntRange(1, 64),
         show_default=f"{DEFAULT_WORKERS}, or as many as there are GPUs, if fewer",
         help=slots,
     )
-    return [count, *settings_options(WorkerSettings, texts, _PREFIX)]
+    return [count, *settings_options(WorkerSettings, texts, "TOKENYARD_WORKER")]
 
 
 def worker_settings(slots: int | None, **given: Any) -> tuple[WorkerSettings, str]:
