@@ -90,19 +90,6 @@ class DemoAnswer:
         """Whether the sum is correct, as far as one is wanted."""
         return self.result.ok and self.question.answer in {None, self.text}
 
-    @property
-    def worker(self) -> str:
-        """The worker that answered."""
-        return self.result.provenance.worker if self.result.provenance else "-"
-
-    @property
-    def time_ms(self) -> float | None:
-        """From acceptance to the end of the engine's work."""
-        timing = self.result.timing
-        if timing is None or timing.engine_ms is None:
-            return None
-        return timing.queue_ms + timing.engine_ms
-
 
 def sums(count: int) -> list[Sum]:
     """Sums of two-digit numbers, the same in each run."""
@@ -285,7 +272,10 @@ def _table(answers: Sequence[DemoAnswer], rows: int) -> Table:
     table = Table("Prompt", "Answer", "Worker", title="What came back")
     table.add_column("Time", justify="right")
     for answer in wrong + right[:rows]:
-        time = "-" if answer.time_ms is None else f"{answer.time_ms:.0f} ms"
+        timing, provenance = answer.result.timing, answer.result.provenance
+        worker, took = provenance.worker if provenance else "-", "-"
+        if timing and timing.engine_ms is not None:
+            took = f"{timing.queue_ms + timing.engine_ms:.0f} ms"
         style = None if answer.is_correct else "red"
-        table.add_row(answer.question.prompt, answer.text, answer.worker, time, style=style)
+        table.add_row(answer.question.prompt, answer.text, worker, took, style=style)
     return table

@@ -191,8 +191,9 @@ def check_access(evidence: Evidence) -> Iterator[Finding]:
     else:
         yield ok("access", f"{me}{', on loopback' if is_open else ''}")
     for refusal in evidence.refusals or ():
-        if refusal.age_s <= _RECENT_S:
-            found = f"user {refusal.user} was refused {refusal.what}, {refusal.count} times"
+        if refusal["age-seconds"] <= _RECENT_S:
+            what = f"{refusal['reason']} {refusal['object']}, {refusal['count']} times"
+            found = f"user {refusal['username']} was refused {what}"
             yield warning("access", found, f"Compare its rights: {_RIGHTS}.")
 
 

@@ -54,16 +54,6 @@ class ConsumerGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class AclRefusal:
-    """An entry of the server's ACL LOG."""
-
-    user: str
-    what: str  # "command xadd", "key ..."
-    count: int
-    age_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Disk:
     """The file system that the server writes to."""
 
@@ -90,7 +80,7 @@ class Evidence:
     user: str = "default"  # of our connection
     has_password: bool = False  # whether our URL has one
     default_is_open: bool | None = None  # whether `default` needs no password
-    refusals: Sequence[AclRefusal] | None = None
+    refusals: Sequence[Mapping[str, Any]] | None = None  # ACL LOG
     clock_ms: float = 0.0  # the server's clock minus ours
     round_trip_ms: float = 0.0  # twice the error of `clock_ms`
     snapshot: Snapshot | None = None
@@ -154,7 +144,7 @@ def gather(yard: Yard, refused: Mapping[str, str] = types.MappingProxyType({})) 
         user=parts.user or "default",
         has_password=parts.has_password,
         default_is_open=read("ACL GETUSER", lambda: _is_open(read.run.acl_getuser("default"))),
-        refusals=read("ACL LOG", lambda: _refusals(read.run.acl_log(_REFUSALS))),
+        refusals=read("ACL LOG", lambda: read.run.acl_log(_REFUSALS)),
         clock_ms=clock_ms,
         round_trip_ms=round_trip_ms,
         snapshot=read("the yard", lambda: read_snapshot(yard)),
@@ -197,18 +187,6 @@ def _clock(connection: redis.Redis) -> tuple[float, float]:
 
 def _is_open(user: Mapping[str, Any] | None) -> bool:
     return {"on", "nopass"} <= {*(user or {}).get("flags", ())}
-
-
-def _refusals(log: Sequence[Mapping[str, Any]]) -> list[AclRefusal]:
-    return [
-        AclRefusal(
-            user=str(entry["username"]),
-            what=f"{entry['reason']} {entry['object']}",
-            count=entry["count"],
-            age_s=entry["age-seconds"],
-        )
-        for entry in log
-    ]
 
 
 def _groups(run: Any, keys: Keys) -> list[ConsumerGroup]:

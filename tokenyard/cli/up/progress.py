@@ -31,7 +31,10 @@ def spinner(console: Console, workers: int) -> Iterator[OnProgress]:
 
         def tell(leads: bool, ready: int) -> None:
             nonlocal seen
-            text = _step(leads, ready, workers)
+            text = "Waiting for the coordinator to lead"
+            if leads:
+                are = "is" if workers == 1 else "are"
+                text = f"{ready} of {counted(workers, 'worker')} {are} ready"
             if console.is_terminal:
                 status.update(f"{text} ({clock.monotonic() - started:.0f} s)")
             elif text != seen:
@@ -39,12 +42,6 @@ def spinner(console: Console, workers: int) -> Iterator[OnProgress]:
             seen = text
 
         yield tell
-
-
-def _step(leads: bool, ready: int, workers: int) -> str:
-    if not leads:
-        return "Waiting for the coordinator to lead"
-    return f"{ready} of {counted(workers, 'worker')} {'is' if workers == 1 else 'are'} ready"
 
 
 # The port of a local yard's gateway, or of its board.
