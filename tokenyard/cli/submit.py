@@ -195,8 +195,9 @@ def _prompts(
     text: Sequence[str], ids: Sequence[list[int]], file: IO[str] | None
 ) -> list[PromptArgument] | Iterator[PromptArgument]:
     """The prompts; a list, or an iterator if files are read."""
-    files: list[IO[str]] = [_stdin()] if "-" in text else []
-    files += [file] if file else []
+    files = [file] if file else []
+    if "-" in text:
+        files.insert(0, click.open_file("-", encoding="utf-8", errors="surrogateescape"))
     given: list[PromptArgument] = [*(each for each in text if each != "-"), *ids]
     if files:
         return itertools.chain(given, *(_lines(each) for each in files))
@@ -220,10 +221,6 @@ def _text(prompt: PromptArgument) -> PromptArgument:
     if isinstance(prompt, str):
         return prompt.encode(errors="backslashreplace").decode()
     return prompt
-
-
-def _stdin() -> IO[str]:
-    return click.open_file("-", encoding="utf-8", errors="surrogateescape")
 
 
 def _lines(file: IO[str]) -> Iterator[str]:

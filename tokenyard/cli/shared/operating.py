@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from tokenyard.cli.shared.completion import COMPLETE, complete_model, complete_worker
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first
@@ -87,18 +87,8 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
     if one.field.noun == "scope":
         return [
             click.Option(["--all", "for_all"], is_flag=True, help="All workers; the default."),
-            click.Option(
-                ["--model"],
-                default="",
-                shell_complete=complete_model,
-                help="The workers that hold this model.",
-            ),
-            click.Option(
-                ["--worker"],
-                default="",
-                shell_complete=complete_worker,
-                help="The worker of this name.",
-            ),
+            _name_option("model", "The workers that hold this model."),
+            _name_option("worker", "The worker of this name."),
         ]
     if one.field.is_hidden:
         return []
@@ -129,6 +119,10 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
             help=". ".join(filter(None, (one.field.label, one.field.hint))),
         )
     ]
+
+
+def _name_option(noun: str, text: str) -> click.Option:
+    return click.Option([f"--{noun}"], default="", shell_complete=COMPLETE[noun], help=text)
 
 
 def _kind(one: Parameter) -> Any:
