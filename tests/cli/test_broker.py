@@ -105,8 +105,8 @@ def test_starting_twice_changes_nothing(tmp_path: Path) -> None:
 def test_a_stolen_port_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as thief:
         taken = thief.getsockname()[1]
-        ports = iter([taken, broker._free_port()])
-        monkeypatch.setattr(broker, "_free_port", lambda: next(ports))
+        ports = iter([taken, broker.free_port()])
+        monkeypatch.setattr(broker, "free_port", lambda: next(ports))
         with EmbeddedBroker(tmp_path) as embedded, connect(embedded.url) as connection:
             assert connection.ping()
             assert str(taken) not in embedded.url
@@ -121,7 +121,7 @@ def test_a_taken_requested_port_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_requested_port_is_used(tmp_path: Path) -> None:
-    port = broker._free_port()
+    port = broker.free_port()
     with EmbeddedBroker(tmp_path, port=port) as embedded:
         assert embedded.url == f"redis://127.0.0.1:{port}/0"
 

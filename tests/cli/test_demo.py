@@ -100,9 +100,8 @@ def test_without_vllm_the_demo_is_planned_with_a_simulated_engine(
     assert done.exit_code == Exit.OK
     assert done.output.startswith(without_vllm)
     assert done.output.splitlines()[-1] == "5 answered, all invented"
-    assert [(plan.engine, plan.workers, plan.http_port) for plan in plans] == [
-        ("simulated", 3, None)
-    ]
+    [plan] = plans
+    assert (plan.worker.engine, plan.worker.slots, plan.http_port) == ("simulated", 3, None)
 
 
 @pytest.mark.long

@@ -152,9 +152,8 @@ def test_watching_continues_when_the_broker_returns(new_server: Callable[..., Se
     turns: Iterator[Callable[[], None]]
     turns = iter([server.kill, lambda: None, server.start, lambda: None])
 
-    def pause() -> bool:
+    def pause() -> None:
         next(turns)()
-        return True
 
     seen = list(watch(server.url, "main", pause, count=5))
 

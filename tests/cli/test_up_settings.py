@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import Result
 
@@ -67,11 +66,11 @@ class TestVariables:
 
     def test_each_option_of_the_workers_has_its_variable(self) -> None:
         fields = {field.name for field in dataclasses.fields(WorkerSettings)}
-        options = [one for one in up.params if _setting_of(one) in fields]
+        options = [one for one in up.params if one.name in fields]
 
         assert len(options) >= 9
         for option in options:
-            assert option.envvar == f"TOKENYARD_WORKER_{_setting_of(option).upper()}", option.name
+            assert option.envvar == f"TOKENYARD_WORKER_{str(option.name).upper()}"
 
     def test_an_option_overrides_a_variable(self, planned: Callable[..., LocalPlan]) -> None:
         env = {
@@ -83,7 +82,8 @@ class TestVariables:
 
         plan = planned("--slots", "3", **env)
 
-        assert (plan.engine, plan.workers, plan.grace_s, plan.name) == ("simulated", 3, 7.0, "w")
+        one = plan.worker
+        assert (one.engine, one.slots, one.grace_s, one.name) == ("simulated", 3, 7.0, "w")
 
     def test_a_given_model_overrides_a_variable(
         self, planned: Callable[..., LocalPlan], tmp_path: Path
@@ -91,8 +91,8 @@ class TestVariables:
         listed = tmp_path / "models.toml"
         listed.write_text("[models.a]\npath = 'a'")
 
-        one = planned("--model", str(tmp_path), TOKENYARD_WORKER_MODELS=str(listed))
-        several = planned("--models", str(listed), TOKENYARD_WORKER_MODEL=str(tmp_path))
+        one = planned("--model", str(tmp_path), TOKENYARD_WORKER_MODELS=str(listed)).worker
+        several = planned("--models", str(listed), TOKENYARD_WORKER_MODEL=str(tmp_path)).worker
 
         assert (one.model, one.models) == (str(tmp_path), None)
         assert (several.model, several.models) == ("", listed)
@@ -122,7 +122,3 @@ class TestVariables:
 
         assert "TOKENYARD_WORKER_MODELS" not in controller._env
         assert controller._env["TOKENYARD_WORKER_ENFORCE_EAGER"] == "false"
-
-
-def _setting_of(option: click.Parameter) -> str:
-    return "slots" if option.name == "workers" else str(option.name)

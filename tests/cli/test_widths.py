@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.support.snapshots import make_letter, make_view, make_view_worker
-from tokenyard.cli import dead, doctor, explain, info, requests
+from tokenyard.cli import dead, doctor, explain, info, models, requests
 from tokenyard.cli.batch import jobs as batch_jobs
-from tokenyard.cli.models import list as models_list
-from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.cli.shared import tables
+from tokenyard.cli.shared.tables import Column, FittingTable, table_of
 from tokenyard.cli.tenants import list as tenants_list
 from tokenyard.cli.tenants import usage as tenants_usage
 from tokenyard.protocol.control import DesiredState, DesiredStates
@@ -196,8 +196,8 @@ def test_requests_show_states_and_clients_of_long_names(
         for number, state in enumerate(STATES)
     ]
     console = Console(width=WIDTH, markup=False, highlight=False)
-    monkeypatch.setattr(requests, "plain_console", lambda: console)
-    requests._print(RequestList(found, 90_000), is_whole=is_whole)
+    monkeypatch.setattr(tables, "plain_console", lambda: console)
+    requests._print(RequestList(found, 90_000), as_json=False, is_whole=is_whole)
     text = capsys.readouterr().out
     assert ELLIPSIS not in text
     lines = text.splitlines()
@@ -214,8 +214,8 @@ def test_requests_show_states_and_clients_of_long_names(
 
 def test_models_list_shows_each_worker_with_its_state() -> None:
     view = yard(LONG)
-    views = models_list.model_views(view, view.desired_states)
-    text = drawn(models_list._table(views))
+    views = models.model_views(view, view.desired_states)
+    text = drawn(table_of(views, models._COLUMNS))
     assert MODEL in text
     assert "PAUSED" in text
     for worker in view.workers:
@@ -227,12 +227,12 @@ def test_models_list_shows_why_a_model_cannot_be_loaded_and_whose_hosts_are_gone
     broken, away = ModelInfo(name="broken", fault="no option 'x'", faults=2), ModelInfo(name="away")
     hosts, gone = [HostInfo(name="gpu", models=[broken])], [HostInfo(name="old", models=[away])]
     view = make_view([], hosts=hosts, gone=gone)
-    listed = models_list.model_views(view, view.desired_states)
+    listed = models.model_views(view, view.desired_states)
 
-    text = " ".join(drawn(models_list._table(listed)).split())
+    text = " ".join(drawn(table_of(listed, models._COLUMNS)).split())
     assert "away RUNNING old (not there)" in text
     assert "gpu, 2 in a row: no option 'x'" in text
-    told: Any = {one.name: models_list._fields(one) for one in listed}
+    told: Any = {one.name: models._fields(one) for one in listed}
     assert (told["away"]["hosts"], len(told["away"]["gone"])) == ([], 1)
     assert (len(told["broken"]["hosts"]), told["broken"]["gone"]) == (1, [])
 
@@ -244,7 +244,8 @@ def test_tenants_show_limits_and_counts_of_long_names(name: str) -> None:
         name=name, settings=limits, waiting=1_000_000, waiting_tokens=10**12, running=12_345
     )
     other = TenantView(name="other", waiting=1)
-    listed = " ".join(drawn(tenants_list._table([one, other], {name: 0.111})).split())
+    columns = tenants_list._columns({name: 0.111})
+    listed = " ".join(drawn(table_of([one, other], columns)).split())
     shown = "".join(drawn(tenants_list._sheet(one, {name: 0.111}, {"tokens_per_day": 7})).split())
     for text in ("1,000,000", "12,345", "11.1%", "1,000,000,000,000"):
         assert text in listed
@@ -268,7 +269,7 @@ def test_usage_shows_counts_of_long_names(name: str, is_whole: bool) -> None:
         wait_p50_ms=512,
         wait_p99_ms=2**26,
     )
-    text = drawn(tenants_usage._table([usage], is_whole=is_whole))
+    text = drawn(table_of([usage], tenants_usage._COLUMNS, has_details=is_whole))
     assert name in "".join(text.split())
     for part in ("2026-11-23", "1,000,000,000", "1,000,000,000,001", "512 ms", "19 h"):
         assert part in " ".join(text.split())
@@ -288,7 +289,7 @@ def test_dead_list_and_show_truncate_no_id() -> None:
         model=MODEL,
         fields={"prompt": "x" * 300},
     )
-    listed = drawn(dead._table([letter]))
+    listed = drawn(table_of([letter], dead._COLUMNS))
     assert "1763700000000-0" in listed
     assert f"{client}/{name}" in listed
     shown = drawn(dead._sheet(letter))

@@ -34,8 +34,7 @@ from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.broker.discovery import Address, ClusterNodes
-from tokenyard.doctor import gather
-from tokenyard.doctor.broker_checks import check_replication
+from tokenyard.doctor import check_server, gather
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
@@ -361,7 +360,8 @@ def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
         keyless = gather(
             Yard(open_connection(f"redis+cluster://127.0.0.1:{old.port}"), keys, "redis://x")
         )
-        assert [one.found for one in check_replication(keyless)] == ["master, 1 replicas"]
+        seen = {one.name: one.found for one in check_server(keyless)}
+        assert seen["replication"] == "master, 1 replicas"
         # and that a replica of the node that has the yard now fences all.
         assert not detector.check(yard.token)
         ask(old, "CLUSTER", "FAILOVER")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import click
-import msgspec
 
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, print_list, say
-from tokenyard.cli.shared.tables import Column, FittingTable
-from tokenyard.ops.audit import read_audit
+from tokenyard.cli.shared.options import json_list_option, limit_option
+from tokenyard.cli.shared.tables import Column, Columns, show_list
+from tokenyard.ops.audit import AuditEntry, read_audit
 from tokenyard.process.program import PlainCommand
-from tokenyard.protocol.texts import local_time, printable
+from tokenyard.protocol.texts import local_time
 
 ABOUT: Final = """List what operators have done at the board and on the command line.
 
@@ -23,38 +22,24 @@ Examples:
   tokenyard audit
   tokenyard audit --limit 1000 --json
 """
-_COLUMNS: Final = (
-    Column("Time", is_whole=True),
-    Column("Who"),
-    Column("Action", is_whole=True),
-    Column("What happened"),
-    Column("Why"),
-)
+_COLUMNS: Final[Columns[AuditEntry]] = {
+    Column("Time", is_whole=True): lambda one: local_time(one.at_ms / 1000),
+    Column("Who"): lambda one: one.who,
+    Column("Action", is_whole=True): lambda one: one.action,
+    Column("What happened"): lambda one: (
+        f"refused: {one.error}" if one.error else one.text or one.target
+    ),
+    Column("Why"): lambda one: one.why,
+}
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="List what operators have done.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON array, an entry on each line."
-)
+@limit_option
+@json_list_option("an entry")
 @click.pass_context
 def audit(ctx: click.Context, limit: int, as_json: bool) -> None:
     """List the newest entries, the newest first."""
     with opened(ctx.obj) as yard:
         entries = read_audit(yard, limit)
-    if as_json:
-        print_list(msgspec.to_builtins(entry) for entry in entries)
-        return
-    if entries:
-        table = FittingTable(_COLUMNS)
-        for entry in entries:
-            told = f"refused: {entry.error}" if entry.error else entry.text or entry.target
-            table.add(
-                local_time(entry.at_ms / 1000),
-                printable(entry.who),
-                printable(entry.action),
-                printable(told),
-                printable(entry.why) or "-",
-            )
-        plain_console().print(table)
-    say("1 entry" if len(entries) == 1 else f"{len(entries)} entries")
+    below = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+    show_list(entries, _COLUMNS, below, as_json=as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from tokenyard.cli.shared.completion import COMPLETION
 from tokenyard.cli.shared.console import say
@@ -23,16 +23,13 @@ Examples:
   tokenyard completion zsh > ~/.zfunc/_tokenyard             with fpath+=~/.zfunc
   tokenyard completion fish > ~/.config/fish/completions/tokenyard.fish
 """
-_PROGRAM: Final = "tokenyard"
+_SHELLS: Final = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Print a script for shell completion.")
-@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=click.Choice([*_SHELLS]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script for a shell: SHELL is bash (4.4 or newer), zsh or fish."""
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"click has no completion for {shell}")
     root = ctx.find_root().command
-    say(kind(root, {}, _PROGRAM, COMPLETION).source())
+    say(_SHELLS[shell](root, {}, "tokenyard", COMPLETION).source())

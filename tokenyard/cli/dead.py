@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
@@ -10,17 +9,14 @@ import msgspec
 from rich.table import Table
 
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.operating import command
-from tokenyard.cli.shared.tables import Column, FittingTable, sheet
+from tokenyard.cli.shared.options import json_list_option, json_option, limit_option
+from tokenyard.cli.shared.tables import Column, Columns, sheet, show_list
 from tokenyard.ops import letters as ops
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
 from tokenyard.protocol.texts import counted, local_time, printable
-from tokenyard.yard.letters import (
-    WholeLetter,
-    dead_letters,
-    find_letter,
-)
+from tokenyard.yard.letters import WholeLetter, dead_letters, find_letter
 
 ABOUT: Final = """Dead letters: failed requests that are kept whole.
 
@@ -39,81 +35,49 @@ Examples:
   tokenyard dead requeue --all
   tokenyard dead drop q7
 """
-_COLUMNS: Final = (
-    Column("Letter", is_whole=True),
-    Column("Request", is_whole=True),
-    Column("Model"),
-    Column("Died", is_whole=True),
-    Column("Reason"),
-)
-
-
-def _json(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON {what}.")
-
-
-@click.group(
-    cls=PlainGroup,
-    help=ABOUT,
-    short_help="List, show, requeue or delete dead letters.",
-)
-def dead() -> None:
-    """The group; its commands do the work."""
-
-
-@dead.command("list", cls=PlainCommand, short_help="List them, the newest first.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
-@_json("array, a letter on each line")
-@click.pass_context
-def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
-    """List the newest dead letters, the newest first."""
-    with opened(ctx.obj) as yard:
-        letters = dead_letters(yard, limit)
-        total: Any = yard.connection.xlen(yard.keys.dead)
-    if as_json:
-        print_list(letters)
-        return
-    if letters:
-        plain_console().print(_table(letters))
-    say(f"{len(letters)} of {counted(total, 'dead letter')}")
-
-
-@dead.command(cls=PlainCommand, short_help="Show one with all its fields.")
-@click.argument("letter")
-@_json("object")
-@click.pass_context
-def show(ctx: click.Context, letter: str, as_json: bool) -> None:
-    """Show a dead letter with all its fields. LETTER is its name or the id of the request."""
-    with opened(ctx.obj) as yard:
-        found = find_letter(yard, letter)
-    if found is None:
-        say(f"Error: {_no_such(letter)}", err=True)
-        ctx.exit(Exit.FAILED)
-    if as_json:
-        _echo_json(found)
-    else:
-        plain_console().print(_sheet(found))
-
-
-dead.add_command(command(ops.requeue, "requeue", "Submit them again."))
-dead.add_command(command(ops.drop, "drop", "Delete them."))
-
-
-def _no_such(name: str) -> str:
-    return f"there is no dead letter {name!r}"
 
 
 def _owner(letter: WholeLetter) -> str:
     return f"{letter.client}/{printable(letter.id)}" if letter.is_answerable else "unknown"
 
 
-def _table(letters: Iterable[WholeLetter]) -> FittingTable:
-    table = FittingTable(_COLUMNS)
-    for letter in letters:
-        died = local_time(letter.died_ms / 1000)
-        reason = printable(letter.reason)
-        table.add(letter.letter, _owner(letter), printable(letter.model) or "-", died, reason)
-    return table
+_COLUMNS: Final[Columns[WholeLetter]] = {
+    Column("Letter", is_whole=True): lambda one: one.letter,
+    Column("Request", is_whole=True): _owner,
+    Column("Model"): lambda one: one.model,
+    Column("Died", is_whole=True): lambda one: local_time(one.died_ms / 1000),
+    Column("Reason"): lambda one: one.reason,
+}
+
+
+@click.command("list", cls=PlainCommand, short_help="List them, the newest first.")
+@limit_option
+@json_list_option("a letter")
+@click.pass_context
+def list_letters(ctx: click.Context, limit: int, as_json: bool) -> None:
+    """List the newest dead letters, the newest first."""
+    with opened(ctx.obj) as yard:
+        letters = dead_letters(yard, limit)
+        total: Any = yard.connection.xlen(yard.keys.dead)
+    below = f"{len(letters)} of {counted(total, 'dead letter')}"
+    show_list(letters, _COLUMNS, below, as_json=as_json)
+
+
+@click.command(cls=PlainCommand, short_help="Show one with all its fields.")
+@click.argument("letter")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, letter: str, as_json: bool) -> None:
+    """Show a dead letter with all its fields. LETTER is its name or the id of the request."""
+    with opened(ctx.obj) as yard:
+        found = find_letter(yard, letter)
+    if found is None:
+        say(f"Error: there is no dead letter {letter!r}", err=True)
+        ctx.exit(Exit.FAILED)
+    if as_json:
+        say(msgspec.json.encode(found))
+    else:
+        plain_console().print(_sheet(found))
 
 
 def _sheet(letter: WholeLetter) -> Table:
@@ -132,5 +96,14 @@ def _lines(text: str) -> str:
     return "\n".join(map(printable, text.splitlines()))
 
 
-def _echo_json(letter: WholeLetter) -> None:
-    say(msgspec.json.encode(letter))
+dead = PlainGroup(
+    "dead",
+    help=ABOUT,
+    short_help="List, show, requeue or delete dead letters.",
+    commands=[
+        list_letters,
+        show,
+        command(ops.requeue, "requeue", "Submit them again."),
+        command(ops.drop, "drop", "Delete them."),
+    ],
+)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -23,10 +23,10 @@ from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.up.child import LogLine
 from tokenyard.cli.up.engine_options import (
-    SLOTS_DEFAULT,
-    count_workers,
-    device_options,
+    DEVICE_TEXTS,
     example_model,
+    worker_options,
+    worker_settings,
 )
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
 from tokenyard.cli.up.progress import choose_http_port, spinner
@@ -35,7 +35,7 @@ from tokenyard.process.extras import installed_vllm, why_no_gateway
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import RequestFailed
 from tokenyard.protocol.replies import Result
-from tokenyard.protocol.settings import DeviceName, EngineName
+from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.texts import counted, pip_install
 
 ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
@@ -90,19 +90,6 @@ class DemoAnswer:
         """Whether the sum is correct, as far as one is wanted."""
         return self.result.ok and self.question.answer in {None, self.text}
 
-    @property
-    def worker(self) -> str:
-        """The worker that answered."""
-        return self.result.provenance.worker if self.result.provenance else "-"
-
-    @property
-    def time_ms(self) -> float | None:
-        """From acceptance to the end of the engine's work."""
-        timing = self.result.timing
-        if timing is None or timing.engine_ms is None:
-            return None
-        return timing.queue_ms + timing.engine_ms
-
 
 def sums(count: int) -> list[Sum]:
     """Sums of two-digit numbers, the same in each run."""
@@ -111,17 +98,13 @@ def sums(count: int) -> list[Sum]:
     return [Sum(f"{left}+{right}=", str(left + right)) for left, right in pairs]
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Ask two workers 200 sums, checked.")
-@click.option("--requests", type=click.IntRange(1), default=200, show_default=True, help="Sums.")
-@click.option(
-    "--slots",
-    "--workers",
-    "workers",
-    type=click.IntRange(1, 64),
-    show_default=SLOTS_DEFAULT,
-    help="Worker processes.",
+@click.command(
+    cls=PlainCommand,
+    help=ABOUT,
+    short_help="Ask two workers 200 sums, checked.",
+    params=worker_options("Worker processes.", DEVICE_TEXTS),
 )
-@device_options
+@click.option("--requests", type=click.IntRange(1), default=200, show_default=True, help="Sums.")
 @click.option(
     "--rows",
     type=click.IntRange(0),
@@ -130,20 +113,15 @@ def sums(count: int) -> list[Sum]:
     help="Correct answers in the table; wrong ones are always shown.",
 )
 @click.pass_context
-def demo(
-    ctx: click.Context,
-    requests: int,
-    workers: int | None,
-    device: DeviceName,
-    devices: tuple[str, ...],
-    rows: int,
-) -> None:
+def demo(ctx: click.Context, /, requests: int, rows: int, **given: Any) -> None:
     """Run the demo; the last line counts the answers."""
     choice: YardChoice = ctx.obj
     console = HarmlessConsole(highlight=False, markup=False)
     model = example_model("adder")
     engine: EngineName = "vllm" if installed_vllm() else "simulated"
-    slots, used = count_workers(engine, device, devices, workers)
+    worker, used = worker_settings(
+        engine=engine, model=str(model), name="demo", grace_s=_GRACE_S, **given
+    )
     why_none = why_no_gateway()
     if engine == "simulated":
         console.print(f"{_INVENTED}: {pip_install('worker-cpu')}, or [worker].", soft_wrap=True)
@@ -157,13 +135,7 @@ def demo(
             yard="demo",
             redis_url="",
             data_dir=folder,
-            workers=slots,
-            engine=engine,
-            device=device,
-            devices=devices,
-            model=str(model),
-            name="demo",
-            grace_s=_GRACE_S,
+            worker=worker,
             enforce_eager=True,
             http_port=None if why_none else choose_http_port(0),
             debug=choice.debug,
@@ -224,13 +196,14 @@ def _run(
 
 def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> None:
     gateway = "" if plan.http_port is None else ", a gateway"
-    if plan.engine == "simulated":
-        workers = counted(plan.workers, "simulated worker") + "."
+    slots = plan.worker.slots
+    if plan.worker.engine == "simulated":
+        workers = counted(slots, "simulated worker") + "."
     else:
-        workers = f"{counted(plan.workers, 'vLLM worker')} on {used}."
+        workers = f"{counted(slots, 'vLLM worker')} on {used}."
         workers += "\nTheir engines need about half a minute to start."
     console.print(f"Starting a broker, a coordinator{gateway} and {workers}")
-    with spinner(console, plan.workers) as tell:
+    with spinner(console, slots) as tell:
         for warning in yard.start():
             console.print(f"Warning: {warning}", style="yellow")
         yard.wait_ready(tell)
@@ -277,7 +250,7 @@ def _ask_by_http(
     with contextlib.closing(connection):
         for question in questions:
             body: dict[str, object] = {"prompt": question.prompt}
-            body |= {"model": Path(plan.model).name, "max_tokens": _MAX_TOKENS, "temperature": 0}
+            body |= {"model": plan.worker.serves, "max_tokens": _MAX_TOKENS, "temperature": 0}
             headers = {"Content-Type": "application/json"}
             connection.request(
                 "POST", f"{place.path}/completions", msgspec.json.encode(body), headers
@@ -299,7 +272,10 @@ def _table(answers: Sequence[DemoAnswer], rows: int) -> Table:
     table = Table("Prompt", "Answer", "Worker", title="What came back")
     table.add_column("Time", justify="right")
     for answer in wrong + right[:rows]:
-        time = "-" if answer.time_ms is None else f"{answer.time_ms:.0f} ms"
+        timing, provenance = answer.result.timing, answer.result.provenance
+        worker, took = provenance.worker if provenance else "-", "-"
+        if timing and timing.engine_ms is not None:
+            took = f"{timing.queue_ms + timing.engine_ms:.0f} ms"
         style = None if answer.is_correct else "red"
-        table.add_row(answer.question.prompt, answer.text, answer.worker, time, style=style)
+        table.add_row(answer.question.prompt, answer.text, worker, took, style=style)
     return table

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.options import json_option
 from tokenyard.cli.shared.request_owner import client_option, owner_of, request_id
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import local_time, printable
@@ -39,7 +40,7 @@ client is ambiguous or unknown: give --client then.
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show the timeline of a request.")
 @click.argument("request_id", metavar="ID", callback=request_id)
 @client_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def explain(ctx: click.Context, request_id: str, client: str | None, as_json: bool) -> None:
     """Read the ledger of a request once and print it."""

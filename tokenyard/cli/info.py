@@ -19,7 +19,8 @@ from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
-from tokenyard.cli.shared.tables import Column, FittingTable, sheet
+from tokenyard.cli.shared.options import verbose_option
+from tokenyard.cli.shared.tables import Column, Columns, FittingTable, sheet, table_of
 from tokenyard.cli.shared.watching import watch
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
@@ -56,17 +57,6 @@ Examples:
 """
 _MOST_TENANTS: Final = 10
 Show = Callable[[RenderableType], None]
-_COLUMNS: Final = (
-    Column("Worker", is_whole=True),
-    Column("State", is_whole=True),
-    Column("Pid", is_number=True),
-    Column("Model"),
-    Column("Lane", is_whole=True),
-    Column("Device", is_whole=True, is_detail=True),
-    Column("Memory", is_number=True, is_detail=True),
-    Column("Lease", is_number=True, is_detail=True),
-    Column("Took", is_detail=True),
-)
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Show the state of a yard.")
@@ -82,7 +72,7 @@ _COLUMNS: Final = (
     type=click.IntRange(1),
     help="With --interval: number of snapshots.  [default: no end]",
 )
-@click.option("--verbose", is_flag=True, help="Show all columns.")
+@verbose_option
 @click.pass_context
 def info(
     ctx: click.Context, as_json: bool, interval: float | None, count: int | None, verbose: bool
@@ -96,7 +86,7 @@ def info(
     with opened(choice) as yard:
         view, line = read_yard(yard), read_line(yard)
     if as_json:
-        say(msgspec.json.encode({**msgspec.to_builtins(view), "line": _line_fields(line, {})}))
+        say(_json(view, line, {}))
     else:
         plain_console().print(_picture(view, url_of(choice), line=line, is_whole=verbose))
     ctx.exit(Exit.OK if view.is_open else Exit.UNAVAILABLE)
@@ -107,42 +97,28 @@ def _follow(
 ) -> Exit:
     """Show snapshots until the count is reached or interrupted; the status of the last one."""
     history, url, status = SnapshotHistory(), url_of(choice), Exit.OK
-
-    def pause() -> bool:
-        clock.sleep(interval_s)
-        return True
-
     try:
         with Interrupts(), _shown(plain_console(), is_live=not as_json) as show:
-            for seen in watch(url, choice.yard, pause, count):
+            for seen in watch(url, choice.yard, lambda: clock.sleep(interval_s), count):
                 if not isinstance(seen, Snapshot):
                     status = Exit.UNAVAILABLE
                     say(f"{seen}; trying again", err=True)
                     continue
                 history.add(seen)
                 status = Exit.OK if seen.view.is_open else Exit.UNAVAILABLE
-                if as_json:
-                    say(_line(seen, history))
-                    continue
+                view, line = seen.view, seen.line
                 rates, had = history.rates(), history.tenant_shares()
-                show(_picture(seen.view, url, rates, line=seen.line, had=had, is_whole=is_whole))
+                if as_json:
+                    say(_json(view, line, had, oldest_ms=seen.oldest_ms, rates=rates))
+                else:
+                    show(_picture(view, url, rates, line=line, had=had, is_whole=is_whole))
     except KeyboardInterrupt:
         return Exit.OK
     return status
 
 
-def _line(snapshot: Snapshot, history: SnapshotHistory) -> bytes:
-    """A snapshot as one line of JSON: `info --json` with ages and rates."""
-    more = {
-        "at_ms": snapshot.at_ms,
-        "oldest_ms": snapshot.oldest_ms,
-        "rates": history.rates(),
-        "line": _line_fields(snapshot.line, history.tenant_shares()),
-    }
-    return msgspec.json.encode({**msgspec.to_builtins(snapshot.view), **more})
-
-
-def _line_fields(line: TenantLine, had: Mapping[str, float]) -> dict[str, object]:
+def _json(view: YardView, line: TenantLine, had: Mapping[str, float], **more: object) -> bytes:
+    """A yard as one line; with ``--interval`` there are ``more`` fields."""
     wanted = line.wanted
     tenants = [
         {
@@ -156,7 +132,8 @@ def _line_fields(line: TenantLine, had: Mapping[str, float]) -> dict[str, object
         }
         for one in line.tenants
     ]
-    return {"waiting": line.waiting, "is_whole": line.is_whole, "tenants": tenants}
+    told = {"waiting": line.waiting, "is_whole": line.is_whole, "tenants": tenants}
+    return msgspec.json.encode({**msgspec.to_builtins(view), **more, "line": told})
 
 
 @contextmanager
@@ -201,7 +178,7 @@ def _picture(
     if rows := line_rows(line, had, _MOST_TENANTS):
         parts += [Text(), _tenant_table(rows)]
     if view.workers:
-        parts += [Text(), _worker_table(view, is_whole=is_whole)]
+        parts += [Text(), table_of(view.workers, _COLUMNS, has_details=is_whole, style=_style)]
     return Group(*parts)
 
 
@@ -253,32 +230,6 @@ def _tenant_table(rows: Sequence[Sequence[str]]) -> FittingTable:
     return table
 
 
-def _worker_table(view: YardView, *, is_whole: bool) -> FittingTable:
-    table = FittingTable(_COLUMNS, has_details=is_whole)
-    for worker in view.workers:
-        table.add(*_worker_row(worker), style="" if worker.is_ready else "dim")
-    return table
-
-
-def _worker_row(worker: WorkerView) -> tuple[str, ...]:
-    info = worker.info
-    lease = f"{worker.lease_ms / 1000:.0f} s" if worker.lease_ms else "-"
-    if info is None:
-        return worker.worker, worker.state, "-", "-", str(worker.lane), "-", "-", lease, "-"
-    is_bounded = info.state == "ready"
-    return (
-        worker.worker,
-        state_text(worker),
-        str(info.pid),
-        _held(info),
-        f"{worker.lane} of {info.lane_limit}" if is_bounded else str(worker.lane),
-        f"{info.host} {info.device}",
-        f"{info.memory_bytes / 2**20:,.0f} MiB" if info.memory_bytes else "-",
-        lease,
-        _phases(info),
-    )
-
-
 def state_text(worker: WorkerView) -> str:
     """The state of a worker, and its run state unless it is RUNNING."""
     return worker.state if worker.run_state == "RUNNING" else f"{worker.state}, {worker.run_state}"
@@ -291,11 +242,45 @@ def _held(info: WorkerInfo) -> str:
         parts.append(f"with {', '.join(info.adapters)}")
     if info.group:
         parts.append(f"on {len(info.group)} devices, led by {info.group[0]}")
-    return printable(" ".join(parts))
+    return " ".join(parts)
 
 
 def _phases(info: WorkerInfo) -> str:
     """The time to reach this state, by phase."""
     took = [f"{phase} {seconds:.2f}" for phase, seconds in info.phases_s.items()]
     total = sum(info.phases_s.values())
-    return f"{total:.2f} s ({', '.join(took)})" if took else "-"
+    return f"{total:.2f} s ({', '.join(took)})" if took else ""
+
+
+def _lane(worker: WorkerView) -> str:
+    if worker.info and worker.info.state == "ready":
+        return f"{worker.lane} of {worker.info.lane_limit}"
+    return str(worker.lane)
+
+
+def _style(worker: WorkerView) -> str:
+    return "" if worker.is_ready else "dim"
+
+
+def _of_info(cell: Callable[[WorkerInfo], object]) -> Callable[[WorkerView], object]:
+    """What a column says of a worker whose entry in the roster can be read."""
+    return lambda worker: cell(worker.info) if worker.info else None
+
+
+_COLUMNS: Final[Columns[WorkerView]] = {
+    Column("Worker", is_whole=True): lambda one: one.worker,
+    Column("State", is_whole=True): state_text,
+    Column("Pid", is_number=True): _of_info(lambda info: str(info.pid)),
+    Column("Model"): _of_info(_held),
+    Column("Lane", is_whole=True): _lane,
+    Column("Device", is_whole=True, is_detail=True): _of_info(
+        lambda info: f"{info.host} {info.device}"
+    ),
+    Column("Memory", is_number=True, is_detail=True): _of_info(
+        lambda info: f"{info.memory_bytes / 2**20:,.0f} MiB" if info.memory_bytes else ""
+    ),
+    Column("Lease", is_number=True, is_detail=True): lambda one: (
+        f"{one.lease_ms / 1000:.0f} s" if one.lease_ms else ""
+    ),
+    Column("Took", is_detail=True): _of_info(_phases),
+}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 import msgspec
 
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, print_list, say
 from tokenyard.cli.shared.operating import command
-from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.cli.shared.options import json_list_option
+from tokenyard.cli.shared.tables import Column, Columns, show_list
 from tokenyard.ops import keys as ops
 from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.api_keys import ApiKey
-from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.texts import counted, local_time
 from tokenyard.yard.keys import list_keys
 
 ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`) and the board.
@@ -33,55 +33,47 @@ Examples:
   tokenyard keys list
   tokenyard keys revoke 3f9a0c1d2b4e
 """
-_COLUMNS: Final = (
-    Column("Key", is_whole=True),
-    Column("Tenant", is_whole=True),
-    Column("Role", is_whole=True),
-    Column("Name"),
-    Column("Models"),
-    Column("Classes"),
-    Column("Created", is_whole=True),
-)
+#: A key with its id.
+_Listed = tuple[str, ApiKey]
 
 
-@click.group(
-    cls=PlainGroup, help=ABOUT, short_help="Create, list or revoke keys of gateway and board."
-)
-def keys() -> None:
-    """The group; its commands do the work."""
+def _allowed(names: Sequence[str] | None) -> str:
+    return "all" if names is None else ", ".join(names) or "none"
 
 
-keys.add_command(command(ops.create, "create", "Create one; it is shown once."))
+_COLUMNS: Final[Columns[_Listed]] = {
+    Column("Key", is_whole=True): lambda one: one[0],
+    Column("Tenant", is_whole=True): lambda one: one[1].tenant,
+    Column("Role", is_whole=True): lambda one: one[1].role,
+    Column("Name"): lambda one: one[1].name,
+    Column("Models"): lambda one: _allowed(one[1].models),
+    Column("Classes"): lambda one: _allowed(one[1].classes),
+    Column("Created", is_whole=True): lambda one: local_time(one[1].created_ms / 1000, "minutes"),
+}
 
 
-@keys.command("list", cls=PlainCommand, short_help="List them.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, a key on each line.")
+@click.command("list", cls=PlainCommand, short_help="List them.")
+@json_list_option("a key")
 @click.pass_context
 def list_all(ctx: click.Context, as_json: bool) -> None:
     """List all keys, the oldest first."""
     with opened(ctx.obj) as yard:
-        found = list_keys(yard)
-    if as_json:
-        print_list({"id": key_id, **msgspec.to_builtins(key)} for key_id, key in found.items())
-        return
-    if found:
-        table = FittingTable(_COLUMNS)
-        for key_id, key in found.items():
-            table.add(key_id, *_row(key))
-        plain_console().print(table)
-    say(counted(len(found), "key"))
+        found = list(list_keys(yard).items())
+    show_list(found, _COLUMNS, counted(len(found), "key"), as_json=as_json, fields=_fields)
 
 
-keys.add_command(command(ops.revoke, "revoke", "Revoke some."))
+def _fields(listed: _Listed) -> dict[str, Any]:
+    key_id, key = listed
+    return {"id": key_id, **msgspec.to_builtins(key)}
 
 
-def _row(key: ApiKey) -> list[str]:
-    created = datetime.datetime.fromtimestamp(key.created_ms / 1000, datetime.UTC).astimezone()
-    return [
-        printable(key.tenant) or "-",
-        key.role or "-",
-        printable(key.name) or "-",
-        printable(", ".join(key.models)) or "none" if key.models is not None else "all",
-        ", ".join(key.classes) or "none" if key.classes is not None else "all",
-        f"{created:%Y-%m-%d %H:%M}",
-    ]
+keys = PlainGroup(
+    "keys",
+    help=ABOUT,
+    short_help="Create, list or revoke keys of gateway and board.",
+    commands=[
+        command(ops.create, "create", "Create one; it is shown once."),
+        list_all,
+        command(ops.revoke, "revoke", "Revoke some."),
+    ],
+)

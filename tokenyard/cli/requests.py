@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
-from tokenyard.cli.shared.completion import complete_model, complete_tenant, complete_worker
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.console import say
+from tokenyard.cli.shared.options import CommandT, json_list_option, name_option, verbose_option
 from tokenyard.cli.shared.request_owner import client_name, request_id
-from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.cli.shared.tables import Column, Columns, show_list
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.texts import printable, span, span_ms
+from tokenyard.protocol.texts import counted, span, span_ms
 from tokenyard.yard.listing import Query, RequestList, list_requests
-from tokenyard.yard.pauses import Pause
 from tokenyard.yard.requests import STATES, Listed
 
 ABOUT: Final = """List requests that wait, are assigned to a worker, or have ended.
@@ -42,16 +42,6 @@ Exit statuses:
   0  listed, possibly none     3  no broker, or its user may not list requests
   2  wrong usage
 """
-_COLUMNS: Final = (
-    Column("Id", is_whole=True),
-    Column("Client", is_whole=True),
-    Column("State", is_whole=True),
-    Column("Model"),
-    Column("Age", is_number=True),
-    Column("Tokens", is_number=True, is_detail=True),
-    Column("Worker", is_whole=True, is_detail=True),
-    Column("Error", is_whole=True, is_detail=True),
-)
 _NO_SCAN: Final = (
     "this user of Redis may not run SCAN, so ended requests cannot be listed"
     " (in deploy/users.acl, `admin` may)"
@@ -71,6 +61,28 @@ def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     return "" if value is None else request_id(ctx, param, value)
 
 
+def _age_option(flag: str, name: str, bound: str) -> Callable[[CommandT], CommandT]:
+    text = f"Only those of {bound} this age: 90s, 5m, 2h, 1d."
+    return click.option(flag, name, metavar="TIME", callback=_ms, help=text)
+
+
+def _columns(now_ms: int) -> Columns[Listed]:
+    return {
+        Column("Id", is_whole=True): lambda one: one.id,
+        Column("Client", is_whole=True): lambda one: one.client,
+        Column("State", is_whole=True): lambda one: ", ".join(
+            [one.state, *sorted({pause.run_state for pause in one.pauses})]
+        ),
+        Column("Model"): lambda one: one.model,
+        Column("Age", is_number=True): lambda one: (
+            span(now_ms - one.age_from_ms) if one.age_from_ms else ""
+        ),
+        Column("Tokens", is_number=True, is_detail=True): lambda one: str(one.tokens),
+        Column("Worker", is_whole=True, is_detail=True): lambda one: one.worker,
+        Column("Error", is_whole=True, is_detail=True): lambda one: one.error,
+    }
+
+
 @click.command(cls=PlainCommand, help=ABOUT, short_help="List requests, by state, model, age.")
 @click.option(
     "--state",
@@ -79,36 +91,19 @@ def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     multiple=True,
     help="Only those in this state; may be repeated.",
 )
-@click.option(
-    "--model", default="", shell_complete=complete_model, help="Only those for this model."
-)
+@name_option("model", "Only those for this model.")
 @click.option("--client", callback=client_name, help="Only those of this client.")
-@click.option("--id", "id_", metavar="ID", callback=_id, help="Only those with this id.")
-@click.option(
-    "--tenant", default="", shell_complete=complete_tenant, help="Only those of this tenant."
-)
-@click.option(
-    "--worker",
-    default="",
-    shell_complete=complete_worker,
-    help="Only those whose present or last worker is this one.",
-)
+@click.option("--id", metavar="ID", callback=_id, help="Only those with this id.")
+@name_option("tenant", "Only those of this tenant.")
+@name_option("worker", "Only those whose present or last worker is this one.")
 @click.option(
     "--error", metavar="TEXT", default="", help="Only those whose error code or message has this."
 )
+@_age_option("--older-than", "older_ms", "at least")
+@_age_option("--newer-than", "newer_ms", "at most")
 @click.option(
-    "--older-than",
-    metavar="TIME",
-    callback=_ms,
-    help="Only those of at least this age: 90s, 5m, 2h, 1d.",
+    "--oldest", "oldest_first", is_flag=True, help="List the oldest first instead of the newest."
 )
-@click.option(
-    "--newer-than",
-    metavar="TIME",
-    callback=_ms,
-    help="Only those of at most this age: 90s, 5m, 2h, 1d.",
-)
-@click.option("--oldest", is_flag=True, help="List the oldest first instead of the newest.")
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most."
 )
@@ -119,79 +114,46 @@ def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     show_default=True,
     help="Most entries of queues, and as many keys, to read.",
 )
-@click.option("--verbose", is_flag=True, help="Show all columns.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one request per line.")
+@verbose_option
+@json_list_option("a request")
 @click.pass_context
 def requests(
     ctx: click.Context,
+    /,
     states: tuple[str, ...],
-    model: str,
     client: str | None,
-    id_: str,
-    tenant: str,
-    worker: str,
-    error: str,
-    older_than: int,
-    newer_than: int,
-    oldest: bool,
-    limit: int,
     scan_limit: int,
     verbose: bool,
     as_json: bool,
+    **filters: Any,
 ) -> None:
-    """Find the requests and print them."""
-    if newer_than and newer_than <= older_than:
-        raise click.UsageError("--newer-than must be longer ago than --older-than")
+    """Find the requests and print them. ``filters`` are those of `Query`."""
     query = Query(
         states=frozenset(states or STATES),
-        model=model,
         client=client or "",
-        id=id_,
-        tenant=tenant,
-        worker=worker,
-        error=error,
-        older_ms=older_than,
-        newer_ms=newer_than,
-        oldest_first=oldest,
-        limit=limit,
         most=scan_limit,
         most_keys=scan_limit,
+        **filters,
     )
+    if query.newer_ms and query.newer_ms <= query.older_ms:
+        raise click.UsageError("--newer-than must be longer ago than --older-than")
     with opened(ctx.obj) as yard:
         found = list_requests(yard, query)
-    if as_json:
-        print_list(found.requests)
-    else:
-        _print(found, is_whole=verbose)
+    _print(found, as_json=as_json, is_whole=verbose)
     _say_what_is_missing(found, query)
     ctx.exit(Exit.UNAVAILABLE if query.ended_only and not found.may_scan else Exit.OK)
 
 
-def _print(found: RequestList, *, is_whole: bool) -> None:
-    table = FittingTable(_COLUMNS, has_details=is_whole)
-    pauses: dict[str, Pause] = {}
-    for one in found.requests:
-        table.add(*_row(one, found.now_ms), style="" if one.ended_ms else "bold")
-        pauses |= {pause.scope: pause for pause in one.pauses}
-    if found.requests:
-        plain_console().print(table)
-    for pause in pauses.values():
-        say(f"Paused: {pause.text(found.now_ms)}")
-    count = len(found.requests)
-    say("1 request" if count == 1 else f"{count} requests")
-
-
-def _row(one: Listed, now_ms: int) -> tuple[str, ...]:
-    held = {pause.run_state for pause in one.pauses}
-    return (
-        printable(one.id),
-        one.client,
-        ", ".join([one.state, *sorted(held)]),
-        printable(one.model) or "-",
-        span(now_ms - one.age_from_ms) if one.age_from_ms else "-",
-        str(one.tokens),
-        one.worker or "-",
-        one.error or "-",
+def _print(found: RequestList, *, as_json: bool, is_whole: bool) -> None:
+    pauses = {pause.scope: pause for one in found.requests for pause in one.pauses}
+    below = [f"Paused: {pause.text(found.now_ms)}" for pause in pauses.values()]
+    show_list(
+        found.requests,
+        _columns(found.now_ms),
+        "\n".join([*below, counted(len(found.requests), "request")]),
+        as_json=as_json,
+        has_details=is_whole,
+        style=lambda one: "" if one.ended_ms else "bold",
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 
 from tokenyard import clock
 from tokenyard.cli.shared.connect import opened
+from tokenyard.cli.shared.options import json_option
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import client_option, named, owner_of, request_id
-from tokenyard.client.ledger import read_snapshots, snapshot_commands, unknown
+from tokenyard.client.ledger import unknown
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.errors import WaitTimeout
 from tokenyard.protocol.replies import Result, decode_reply, to_result
@@ -50,7 +51,7 @@ _POLL_S: Final = 0.1
     show_default=True,
     help="Seconds to wait for it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def result(
     ctx: click.Context, request_id: str, client: str | None, timeout: float, as_json: bool
@@ -60,7 +61,7 @@ def result(
         owner = owner_of(yard, request_id, client)
         found = _wait(yard, owner, request_id, timeout)
     printer = Printer(owner, as_json=as_json)
-    printer.whole(found)
+    printer.result(found)
     printer.hint()
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
@@ -68,20 +69,17 @@ def result(
 def _wait(yard: Yard, client: str, request_id: str, timeout_s: float) -> Result:
     """The result; raises `UnknownRequest`, or `WaitTimeout` if there is none in time."""
     give_up = clock.monotonic() + timeout_s
-    commands = snapshot_commands(yard.keys, client, [request_id])
+    ledger, run = yard.keys.ledger(client, request_id), cast(Any, yard.connection)
     while True:
-        pipeline: Any = yard.connection.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        [snapshot] = read_snapshots(pipeline.execute())
-        if not snapshot.state:
+        state, packed = run.hmget(ledger, "state", "result")
+        if not state:
             raise unknown(request_id)
-        if snapshot.result is not None:
-            return to_result(decode_reply(snapshot.result))
+        if packed is not None:
+            return to_result(decode_reply(packed))
         left_s = give_up - clock.monotonic()
         if left_s <= 0:
             raise WaitTimeout(
-                f"request {request_id!r} of client {client!r} is {snapshot.state}: no result yet;"
+                f"request {request_id!r} of client {client!r} is {state.decode()}: no result yet;"
                 f" see tokenyard explain {named(client, request_id)}"
             )
         clock.sleep(min(_POLL_S, left_s))

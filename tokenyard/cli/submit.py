@@ -6,24 +6,24 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Final
 
 import click
 
-from tokenyard.cli.shared.completion import complete_model, complete_tenant
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import named_values
+from tokenyard.cli.shared.options import name_option, named_values
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import named
-from tokenyard.client.durability import LEVELS, Durability
-from tokenyard.client.options import Item, Prompt, SharedOptions
-from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client, Handle
+from tokenyard.client.durability import LEVELS
+from tokenyard.client.options import Item, Prompt
+from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
-from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.keys import PRIORITY_CLASSES
 
 ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
 
@@ -50,6 +50,8 @@ Exit statuses:
   1  a request failed or expired   4  time-out (the requests continue)
   2  wrong usage, or a parameter that vLLM does not know
 """
+#: Sampling parameters with options of their own.
+_SAMPLING: Final = ("max_tokens", "temperature", "seed", "stop")
 #: A prompt as it was given: text or token ids.
 PromptArgument = str | list[int]
 
@@ -76,18 +78,8 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 )
 @click.option("--chat", is_flag=True, help="Each prompt is what the user of a chat says.")
 @click.option("--system", help="What the system says first in these chats; implies --chat.")
-@click.option(
-    "--model",
-    default="",
-    shell_complete=complete_model,
-    help="The model; required if the yard has several.",
-)
-@click.option(
-    "--tenant",
-    default="",
-    shell_complete=complete_tenant,
-    help="The tenant whose share and limits the requests count for.",
-)
+@name_option("model", "The model; required if the yard has several.")
+@name_option("tenant", "The tenant whose share and limits the requests count for.")
 @click.option(
     "--class",
     "priority_class",
@@ -154,42 +146,23 @@ def submit(
     file: IO[str] | None,
     chat: bool,
     system: str | None,
-    model: str,
-    tenant: str,
-    priority_class: PriorityClass,
     params: dict[str, Any],
-    deadline_s: float | None,
-    refuse_late: bool,
-    durability: Durability,
-    cancel_on_disconnect: bool,
-    stream: bool,
     as_json: bool,
     verbose: bool,
     timeout: float,
     request_id: str | None,
     client_id: str | None,
-    **sampling: Any,
+    **options: Any,
 ) -> None:
-    """Send, print, and set the exit status."""
+    """Send, print, and set the exit status. ``options`` are those of the client."""
     prompts = _prompts(text, ids, file)
-    given = {name: value for name, value in sampling.items() if value not in {None, ()}}
+    options = {name: value for name, value in options.items() if value not in {None, ()}}
+    given = {name: options.pop(name) for name in _SAMPLING if name in options}
     is_chat = chat or system is not None
     if is_chat and ids:
         raise click.UsageError("--chat is for text, not for --ids")
-    as_asked = partial(_chat, system) if is_chat else _alone
     usual = {"max_tokens": None} if is_chat else {}  # as in vLLM's server
-    options: SharedOptions = {
-        "model": model,
-        "tenant": tenant,
-        "priority_class": priority_class,
-        "params": usual | params | given,
-        "stream": stream,
-        "refuse_late": refuse_late,
-        "durability": durability,
-        "cancel_on_disconnect": cancel_on_disconnect,
-    }
-    if deadline_s is not None:
-        options["deadline_s"] = deadline_s
+    options["params"] = usual | params | given
     only = prompts[0] if isinstance(prompts, list) and len(prompts) == 1 else None
     if request_id is not None and only is None:
         raise click.UsageError("--id is for one prompt")
@@ -204,13 +177,16 @@ def submit(
         result_timeout_s=timeout,
     ) as client:
         printer = Printer(client.client_id, as_json=as_json, is_verbose=verbose)
+        submission = _Submission(
+            client, partial(_chat, system) if is_chat else _alone, options, printer
+        )
         if only is not None:
-            _submit_one(client, only, as_asked, options, request_id, printer)
-        elif stream:
+            submission.one(only, request_id)
+        elif options["stream"]:
             for prompt in prompts:
-                _submit_one(client, prompt, as_asked, options, None, printer)
+                submission.one(prompt)
         else:
-            _submit_many(client, prompts, as_asked, options, printer)
+            submission.many(prompts)
     printer.hint()
     ctx.exit(Exit.FAILED if printer.failed else Exit.OK)
 
@@ -219,8 +195,9 @@ def _prompts(
     text: Sequence[str], ids: Sequence[list[int]], file: IO[str] | None
 ) -> list[PromptArgument] | Iterator[PromptArgument]:
     """The prompts; a list, or an iterator if files are read."""
-    files: list[IO[str]] = [_stdin()] if "-" in text else []
-    files += [file] if file else []
+    files = [file] if file else []
+    if "-" in text:
+        files.insert(0, click.open_file("-", encoding="utf-8", errors="surrogateescape"))
     given: list[PromptArgument] = [*(each for each in text if each != "-"), *ids]
     if files:
         return itertools.chain(given, *(_lines(each) for each in files))
@@ -239,74 +216,68 @@ def _chat(system: str | None, prompt: PromptArgument) -> Prompt:
     return [{"role": role, "content": text} for role, text in said.items() if text is not None]
 
 
-def _stdin() -> IO[str]:
-    return click.open_file("-", encoding="utf-8", errors="surrogateescape")
+def _text(prompt: PromptArgument) -> PromptArgument:
+    """The prompt for JSON: a file may contain bytes that are not text."""
+    if isinstance(prompt, str):
+        return prompt.encode(errors="backslashreplace").decode()
+    return prompt
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
     return (line.rstrip("\r\n") for line in file if line.strip())
 
 
-def _submit_one(
-    client: Client,
-    prompt: PromptArgument,
-    as_asked: Callable[[PromptArgument], Prompt],
-    options: SharedOptions,
-    request_id: str | None,
-    printer: Printer,
-) -> None:
-    name = request_id or secrets.token_hex(8)
-    item: Item = {"prompt": as_asked(prompt), "id": name}
-    ours = f"request {name!r} of client {client.client_id!r}"
-    later = f"for its result: tokenyard result {named(client.client_id, name)}"
-    with _explain_interruption(printer, options, f"{ours} continues if it was accepted; {later}"):
-        [handle] = client.submit_many([item], **options)
-    with _explain_interruption(printer, options, f"{ours} continues; {later}"):
-        printer.accepted(handle)
-        if options["stream"]:
-            _follow(handle, printer)
-        result = handle.wait()
-    printer.result(prompt, 0, result)
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """What all prompts of one command share."""
 
+    client: Client
+    as_asked: Callable[[PromptArgument], Prompt]
+    options: dict[str, Any]
+    printer: Printer
 
-@contextlib.contextmanager
-def _explain_interruption(printer: Printer, options: SharedOptions, message: str) -> Iterator[None]:
-    """If waiting ends without an answer, print how to get it later."""
-    try:
-        yield
-    except (KeyboardInterrupt, WaitTimeout, BrokerUnavailable, NotDurable):
-        printer.stop()
-        if not options["cancel_on_disconnect"]:
-            say(message, err=True)
-        raise
+    def one(self, prompt: PromptArgument, request_id: str | None = None) -> None:
+        """Send one prompt, and wait for its answer."""
+        client, printer = self.client, self.printer
+        name = request_id or secrets.token_hex(8)
+        item: Item = {"prompt": self.as_asked(prompt), "id": name}
+        ours = f"request {name!r} of client {client.client_id!r}"
+        later = f"for its result: tokenyard result {named(client.client_id, name)}"
+        with self._explain_interruption(f"{ours} continues if it was accepted; {later}"):
+            [handle] = client.submit_many([item], **self.options)
+        with self._explain_interruption(f"{ours} continues; {later}"):
+            printer.accepted(handle)
+            if self.options["stream"]:
+                with contextlib.suppress(RequestFailed):  # the result has the error
+                    for delta in handle:
+                        printer.delta(delta)
+            result = handle.wait()
+        printer.result(result, index=0, prompt=_text(prompt))
 
+    def many(self, prompts: Iterable[PromptArgument]) -> None:
+        """Send all prompts, and print the answers in their order."""
+        sent: dict[int, PromptArgument] = {}
+        client_id = self.client.client_id
 
-def _follow(handle: Handle, printer: Printer) -> None:
-    try:
-        for delta in handle:
-            printer.delta(delta)
-    except RequestFailed:
-        return  # the result has the error
+        def remembered() -> Iterator[Prompt]:
+            for index, prompt in enumerate(prompts):
+                sent[index] = prompt
+                yield self.as_asked(prompt)
 
+        with self._explain_interruption(
+            f"Unanswered requests of client {client_id!r} continue: tokenyard requests"
+            f" --client {client_id}"
+        ):
+            for index, result in self.client.map(remembered(), ordered=True, **self.options):
+                self.printer.result(result, index=index, prompt=_text(sent.pop(index)))
 
-def _submit_many(
-    client: Client,
-    prompts: Iterable[PromptArgument],
-    as_asked: Callable[[PromptArgument], Prompt],
-    options: SharedOptions,
-    printer: Printer,
-) -> None:
-    sent: dict[int, PromptArgument] = {}
-    message = (
-        f"Unanswered requests of client {client.client_id!r} continue: tokenyard requests"
-        f" --client {client.client_id}"
-    )
-
-    def remembered() -> Iterator[Prompt]:
-        for index, prompt in enumerate(prompts):
-            sent[index] = prompt
-            yield as_asked(prompt)
-
-    with _explain_interruption(printer, options, message):
-        for index, result in client.map(remembered(), ordered=True, **options):
-            printer.result(sent.pop(index), index, result)
+    @contextlib.contextmanager
+    def _explain_interruption(self, message: str) -> Iterator[None]:
+        """If waiting ends without an answer, print how to get it later."""
+        try:
+            yield
+        except (KeyboardInterrupt, WaitTimeout, BrokerUnavailable, NotDurable):
+            self.printer.stop()
+            if not self.options["cancel_on_disconnect"]:
+                say(message, err=True)
+            raise

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenyard.doctor.broker_checks import BROKER_CHECKS, SERVER_CHECKS, Grade, durability_grades
+from tokenyard.doctor.broker_checks import BROKER_CHECKS, Grade, check_server, durability_grades
 from tokenyard.doctor.evidence import Evidence, gather, glance
 from tokenyard.doctor.finding import Finding, Verdict
-from tokenyard.doctor.yard_checks import YARD_CHECKS, check_tenants
+from tokenyard.doctor.yard_checks import SNAPSHOT_CHECKS, YARD_CHECKS
 
 __all__ = [
     "Evidence",
@@ -28,11 +28,10 @@ __all__ = [
 
 def diagnose(evidence: Evidence) -> Iterator[Finding]:
     """Run all checks; each yields one or more findings."""
-    for check in (*BROKER_CHECKS, *YARD_CHECKS, check_tenants):
+    for check in BROKER_CHECKS:
         yield from check(evidence)
-
-
-def check_server(evidence: Evidence) -> Iterator[Finding]:
-    """Run the checks for which `glance` suffices: what becomes of accepted requests."""
-    for check in SERVER_CHECKS:
+    if evidence.snapshot:
+        for look in SNAPSHOT_CHECKS:
+            yield from look(evidence.snapshot)
+    for check in YARD_CHECKS:
         yield from check(evidence)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenyard.broker.check import OLDEST
-from tokenyard.client.durability import LEVELS, Durability
+from tokenyard.client.durability import Durability
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 
 Check = Callable[[Evidence], Iterator[Finding]]
+#: What INFO says, by field.
+Info = Mapping[str, Any]
 
 #: Shares of a resource from which on it is scarce, or critical.
 _SCARCE: Final = 0.8
@@ -25,51 +27,51 @@ _MANY_KINDS: Final = 4
 _RIGHTS: Final = "deploy/users.acl has users with the rights that each program needs"
 
 
-def check_version(evidence: Evidence) -> Iterator[Finding]:
+def check_server(evidence: Evidence) -> Iterator[Finding]:
+    """What becomes of accepted requests; `glance` suffices for it."""
+    info = evidence.info
+    if info is None:
+        why = evidence.unseen.get("INFO", "")
+        for name in ("version", "eviction", "persistence"):
+            yield unknown(name, f"INFO is refused: {why}")
+        return
+    yield _version(info)
+    yield _eviction(info)
+    yield from _persistence(info, evidence.config)
+    yield _replication(info)
+    yield _connections(info)
+
+
+def _version(info: Info) -> Finding:
     """Whether the server is new enough."""
-    info = evidence.info
-    if info is None:
-        yield unknown("version", f"INFO is refused: {evidence.unseen.get('INFO', '')}")
-        return
-    kind, version = _kind(info)
-    compatible = tuple(int(part) for part in re.findall(r"\d+", _word(info, "redis_version"))[:2])
-    if compatible < OLDEST:
+    name = "valkey" if "valkey_version" in info else "redis"
+    server = f"{name.title()} {info.get(f'{name}_version', '')}"
+    if _compatible(info) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        yield fault("version", f"{kind} {version}", f"Use Redis {oldest} or newer, or Valkey.")
-    else:
-        yield ok("version", f"{kind} {version}")
+        return fault("version", server, f"Use Redis {oldest} or newer, or Valkey.")
+    return ok("version", server)
 
 
-def _kind(info: Any) -> tuple[str, str]:
-    if "valkey_version" in info:
-        return "Valkey", _word(info, "valkey_version")
-    return "Redis", _word(info, "redis_version")
+def _compatible(info: Info) -> tuple[int, ...]:
+    """The version of Redis with the same commands."""
+    return tuple(map(int, re.findall(r"\d+", _word(info, "redis_version"))[:2]))
 
 
-def check_eviction(evidence: Evidence) -> Iterator[Finding]:
+def _eviction(info: Info) -> Finding:
     """Whether the server may evict accepted requests."""
-    info = evidence.info
-    if info is None:
-        yield unknown("eviction", "without INFO, eviction cannot be checked")
-        return
     policy, evicted = _word(info, "maxmemory_policy", "noeviction"), _number(info, "evicted_keys")
     todo = "CONFIG SET maxmemory-policy noeviction, and the same in the server's file."
     if evicted:
         found = f"{evicted:,} keys were evicted under {policy}"
-        yield fault("eviction", found, f"Requests may be lost. {todo}")
-    elif policy != "noeviction":
+        return fault("eviction", found, f"Requests may be lost. {todo}")
+    if policy != "noeviction":
         found = f"maxmemory-policy is {policy}: without memory the server deletes accepted requests"
-        yield fault("eviction", found, todo)
-    else:
-        yield ok("eviction", "maxmemory-policy noeviction")
+        return fault("eviction", found, todo)
+    return ok("eviction", "maxmemory-policy noeviction")
 
 
-def check_persistence(evidence: Evidence) -> Iterator[Finding]:
+def _persistence(info: Info, config: Mapping[str, str] | None) -> Iterator[Finding]:
     """Whether accepted requests survive a restart."""
-    info = evidence.info
-    if info is None:
-        yield unknown("persistence", "without INFO, AOF cannot be checked")
-        return
     if not _number(info, "aof_enabled"):
         todo = "CONFIG SET appendonly yes, and the same in the server's file."
         yield fault("persistence", "appendonly is off: a restart loses requests", todo)
@@ -82,11 +84,10 @@ def check_persistence(evidence: Evidence) -> Iterator[Finding]:
         if _word(info, name, "ok") != "ok":
             todo = "See the server's log: a full disk, or no memory for its fork."
             yield fault("persistence", f"{what} failed", todo)
-    yield _fsync(evidence)
+    yield _fsync((config or {}).get("appendfsync"))
 
 
-def _fsync(evidence: Evidence) -> Finding:
-    how = (evidence.config or {}).get("appendfsync")
+def _fsync(how: str | None) -> Finding:
     if how is None:
         return unknown(
             "persistence", "appendonly yes; without CONFIG, appendfsync cannot be checked"
@@ -125,7 +126,7 @@ def check_memory(evidence: Evidence) -> Iterator[Finding]:
     yield ok("keys", f"{listed or 'none'}{whole}")
 
 
-def _memory_of(info: Any) -> Finding:
+def _memory_of(info: Info) -> Finding:
     used, most = _number(info, "used_memory"), _number(info, "maxmemory")
     if not most:
         todo = "CONFIG SET maxmemory, to less than the host has: its fork needs memory as well."
@@ -153,33 +154,31 @@ def check_disk(evidence: Evidence) -> Iterator[Finding]:
         yield ok("disk", found)
 
 
-def check_replication(evidence: Evidence) -> Iterator[Finding]:
+def _replication(info: Info) -> Finding:
     """Whether this is a master, and whether its replicas are online."""
-    info = evidence.info
-    if info is None:
-        return
-    if _is_replica(evidence):
+    if _is_replica(info):
         todo = "Give the URL of its master, or one with Sentinels."
-        yield fault("replication", "this is a replica, which takes no writes", todo)
-        return
-    count = _number(info, "connected_slaves")
-    states = [info.get(f"slave{number}") for number in range(count)]
-    away = sum(isinstance(one, dict) and one.get("state") != "online" for one in states)
-    if away:
-        found = f"{away} of {count} replicas are not online"
-        yield warning("replication", found, "See their logs.")
-    else:
-        yield ok("replication", f"master, {count} replicas")
+        return fault("replication", "this is a replica, which takes no writes", todo)
+    count, online = _number(info, "connected_slaves"), _online_replicas(info)
+    if online < count:
+        found = f"{count - online} of {count} replicas are not online"
+        return warning("replication", found, "See their logs.")
+    return ok("replication", f"master, {count} replicas")
 
 
-def _is_replica(evidence: Evidence) -> bool:
-    return _word(evidence.info or {}, "role", "master") != "master"
+def _is_replica(info: Info) -> bool:
+    return _word(info, "role", "master") != "master"
+
+
+def _online_replicas(info: Info) -> int:
+    states = (info.get(f"slave{number}") for number in range(_number(info, "connected_slaves")))
+    return sum(isinstance(one, dict) and one.get("state") == "online" for one in states)
 
 
 def check_access(evidence: Evidence) -> Iterator[Finding]:
     """Whether the server needs a password, and recent refusals of its ACL."""
     me = f"we are user {evidence.user}"
-    if evidence.snapshot is None and not _is_replica(evidence):
+    if evidence.snapshot is None and not _is_replica(evidence.info or {}):
         found = f"{me}, who may not read the yard: {evidence.unseen.get('the yard', '')}"
         yield fault("access", found, f"Use the user `admin`: {_RIGHTS}.")
     is_without_password = evidence.user == "default" and not evidence.has_password
@@ -192,8 +191,9 @@ def check_access(evidence: Evidence) -> Iterator[Finding]:
     else:
         yield ok("access", f"{me}{', on loopback' if is_open else ''}")
     for refusal in evidence.refusals or ():
-        if refusal.age_s <= _RECENT_S:
-            found = f"user {refusal.user} was refused {refusal.what}, {refusal.count} times"
+        if refusal["age-seconds"] <= _RECENT_S:
+            what = f"{refusal['reason']} {refusal['object']}, {refusal['count']} times"
+            found = f"user {refusal['username']} was refused {what}"
             yield warning("access", found, f"Compare its rights: {_RIGHTS}.")
 
 
@@ -228,21 +228,17 @@ def check_time_outs(evidence: Evidence) -> Iterator[Finding]:
         yield ok("time-outs", f"timeout {idle_s}, tcp-keepalive {alive_s}")
 
 
-def check_connections(evidence: Evidence) -> Iterator[Finding]:
+def _connections(info: Info) -> Finding:
     """Whether the server accepts more connections."""
-    info = evidence.info
-    if info is None:
-        return
     now, most = _number(info, "connected_clients"), _number(info, "maxclients")
     refused = _number(info, "rejected_connections")
     found = f"{now} of {most} connections"
     if refused:
         found = f"{found}, {refused} refused since the server started"
-        yield warning("connections", found, "Raise maxclients, and the limit of open files.")
-    elif most and now > _SCARCE * most:
-        yield warning("connections", found, "Raise maxclients.")
-    else:
-        yield ok("connections", found)
+        return warning("connections", found, "Raise maxclients, and the limit of open files.")
+    if most and now > _SCARCE * most:
+        return warning("connections", found, "Raise maxclients.")
+    return ok("connections", found)
 
 
 def check_clock(evidence: Evidence) -> Iterator[Finding]:
@@ -256,11 +252,11 @@ def check_clock(evidence: Evidence) -> Iterator[Finding]:
         yield ok("clock", found)
 
 
-def _word(info: Any, name: str, default: str = "") -> str:
+def _word(info: Info, name: str, default: str = "") -> str:
     return str(info.get(name, default))
 
 
-def _number(info: Any, name: str) -> int:
+def _number(info: Info, name: str) -> int:
     value = info.get(name, 0)
     return int(value) if isinstance(value, int | float) else 0
 
@@ -272,25 +268,13 @@ def _size(count: int) -> str:
 
 
 BROKER_CHECKS: Final[tuple[Check, ...]] = (
-    check_version,
-    check_eviction,
-    check_persistence,
+    check_server,
     check_writes,
     check_memory,
     check_disk,
-    check_replication,
     check_access,
     check_time_outs,
-    check_connections,
     check_clock,
-)
-#: Those that need INFO and CONFIG alone.
-SERVER_CHECKS: Final[tuple[Check, ...]] = (
-    check_version,
-    check_eviction,
-    check_persistence,
-    check_replication,
-    check_connections,
 )
 
 
@@ -314,24 +298,19 @@ def durability_grades(evidence: Evidence) -> Iterator[Grade]:
     """Each durability; none where INFO is refused."""
     if evidence.info is None:
         return
-    for level in LEVELS:
-        match level:
-            case "memory":
-                yield Grade(level, True, "the server has it in its memory")
-            case "disk":
-                yield _disk(evidence)
-            case "replicated":
-                yield _replicated(evidence)
+    yield Grade("memory", True, "the server has it in its memory")
+    yield _disk(evidence.info, evidence.config)
+    online = _online_replicas(evidence.info)
+    why = f"replicas online: {online}" if online else "no replica is online"
+    yield Grade("replicated", bool(online), why)
 
 
-def _disk(evidence: Evidence) -> Grade:
-    info = evidence.info or {}
-    version = tuple(map(int, re.findall(r"\d+", str(info.get("redis_version", "")))[:2]))
+def _disk(info: Info, config: Mapping[str, str] | None) -> Grade:
     if not info.get("aof_enabled"):
         return Grade("disk", False, "appendonly is off")
-    if version < _OLDEST and "valkey_version" not in info:
+    if _compatible(info) < _OLDEST and "valkey_version" not in info:
         return Grade("disk", False, "the server has no WAITAOF: that needs Redis 7.2 or Valkey")
-    how = (evidence.config or {}).get("appendfsync")
+    how = (config or {}).get("appendfsync")
     if how == "always":
         return Grade("disk", True, "appendfsync always: it is on the disk")
     if how == "no":
@@ -339,13 +318,3 @@ def _disk(evidence: Evidence) -> Grade:
     told = f"appendfsync {how}" if how else "appendfsync cannot be seen"
     why = f"{told}: some servers confirm before it is on the disk; certain under always"
     return Grade("disk", True, why, is_certain=False)
-
-
-def _replicated(evidence: Evidence) -> Grade:
-    info = evidence.info or {}
-    count = int(info.get("connected_slaves", 0) or 0)
-    states = (info.get(f"slave{number}") for number in range(count))
-    online = sum(isinstance(one, dict) and one.get("state") == "online" for one in states)
-    if not online:
-        return Grade("replicated", False, "no replica is online")
-    return Grade("replicated", True, f"replicas online: {online}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import shutil
+import statistics
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,16 +54,6 @@ class ConsumerGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class AclRefusal:
-    """An entry of the server's ACL LOG."""
-
-    user: str
-    what: str  # "command xadd", "key ..."
-    count: int
-    age_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Disk:
     """The file system that the server writes to."""
 
@@ -88,7 +80,7 @@ class Evidence:
     user: str = "default"  # of our connection
     has_password: bool = False  # whether our URL has one
     default_is_open: bool | None = None  # whether `default` needs no password
-    refusals: Sequence[AclRefusal] | None = None
+    refusals: Sequence[Mapping[str, Any]] | None = None  # ACL LOG
     clock_ms: float = 0.0  # the server's clock minus ours
     round_trip_ms: float = 0.0  # twice the error of `clock_ms`
     snapshot: Snapshot | None = None
@@ -141,7 +133,7 @@ def gather(yard: Yard, refused: Mapping[str, str] = types.MappingProxyType({})) 
     # On a Cluster, a command with a key leads to the node that has the yard.
     read("the yard", lambda: yard.connection.exists(yard.keys.leader))
     info = read("INFO", lambda: cast(dict[str, Any], read.run.info("everything")))
-    config = read("CONFIG", lambda: _texts(read.run.config_get(*_SETTINGS)))
+    config = read("CONFIG", lambda: read.run.config_get(*_SETTINGS))
     clock_ms, round_trip_ms = _clock(yard.connection)
     tenants = read("tenants", lambda: read_tenants(yard))
     held = read("tenants", lambda: _held(yard, tenants or ()))
@@ -152,7 +144,7 @@ def gather(yard: Yard, refused: Mapping[str, str] = types.MappingProxyType({})) 
         user=parts.user or "default",
         has_password=parts.has_password,
         default_is_open=read("ACL GETUSER", lambda: _is_open(read.run.acl_getuser("default"))),
-        refusals=read("ACL LOG", lambda: _refusals(read.run.acl_log(_REFUSALS))),
+        refusals=read("ACL LOG", lambda: read.run.acl_log(_REFUSALS)),
         clock_ms=clock_ms,
         round_trip_ms=round_trip_ms,
         snapshot=read("the yard", lambda: read_snapshot(yard)),
@@ -194,26 +186,13 @@ def _clock(connection: redis.Redis) -> tuple[float, float]:
 
 
 def _is_open(user: Mapping[str, Any] | None) -> bool:
-    flags = {_text(flag) for flag in (user or {}).get("flags", ())}
-    return "on" in flags and "nopass" in flags
-
-
-def _refusals(log: Sequence[Mapping[str, Any]]) -> list[AclRefusal]:
-    return [
-        AclRefusal(
-            user=_text(entry["username"]),
-            what=f"{_text(entry['reason'])} {_text(entry['object'])}",
-            count=int(entry["count"]),
-            age_s=float(entry["age-seconds"]),
-        )
-        for entry in log
-    ]
+    return {"on", "nopass"} <= {*(user or {}).get("flags", ())}
 
 
 def _groups(run: Any, keys: Keys) -> list[ConsumerGroup]:
     streams = (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.capacity)
     return [
-        ConsumerGroup(stream, _text(group["name"]), int(group["pending"]))
+        ConsumerGroup(stream, group["name"].decode(errors="replace"), group["pending"])
         for stream in streams
         for group in _groups_of(run, stream)
     ]
@@ -269,16 +248,8 @@ def _disk(url: str, config: Mapping[str, str] | None) -> Disk | None:
     folder = (config or {}).get("dir", "")
     if _host(url) not in LOOPBACK or not folder or not Path(folder).is_dir():
         return None
-    usage = shutil.disk_usage(folder)
-    return Disk(folder, usage.free, usage.total)
-
-
-def _texts(fields: Mapping[Any, Any]) -> dict[str, str]:
-    return {_text(name): _text(value) for name, value in fields.items()}
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    total, _used, free = shutil.disk_usage(folder)
+    return Disk(folder, free, total)
 
 
 # Counts the keys of a yard by kind, and samples their memory, within limits.
@@ -310,47 +281,39 @@ class KeySample:
 
 def sample_keys(run: Any, keys: Keys) -> KeySample:
     """Scan the keys of a yard; ``run`` is a connection."""
-    prefix = f"tokenyard:{{{keys.yard}}}:"
-    found, is_whole = _scan(run, prefix)
+    found, is_whole = _scan(run, f"tokenyard:{{{keys.yard}}}:")
     kinds = {}
     for kind, names in sorted(found.items()):
-        average = _average_bytes(run, names[:MAX_MEASURED])
+        measured = _each(run, "MEMORY USAGE", itertools.islice(names, MAX_MEASURED))
+        average = statistics.mean([size for size in measured if size] or [0])
         kinds[kind] = Kind(len(names), round(average * len(names)))
-    return KeySample(kinds, _lanes(run, keys, found.get("lane", [])), is_whole)
+    lanes = list(found.get("lane", ()))
+    workers = (name.removeprefix(keys.lane("").encode()) for name in lanes)
+    lengths = zip(workers, _each(run, "XLEN", lanes), strict=True)
+    return KeySample(
+        kinds, {worker.decode(errors="replace"): length for worker, length in lengths}, is_whole
+    )
 
 
-def _scan(run: Any, prefix: str) -> tuple[dict[str, list[bytes]], bool]:
+def _scan(run: Any, prefix: str) -> tuple[Mapping[str, set[bytes]], bool]:
     """Names of keys by kind, and whether these are all. Yard names need no escaping in MATCH."""
-    found: dict[str, list[bytes]] = defaultdict(list)
-    start, cursor, seen = prefix.encode(), 0, 0
+    found: dict[str, set[bytes]] = defaultdict(set)
+    cursor = seen = 0
     until = clock.monotonic() + MOST_S
     while True:
         cursor, names = run.scan(cursor, match=prefix + "*", count=_PAGE)
         seen += _PAGE
-        for name in set(names):
-            kind = name.removeprefix(start).partition(b":")[0]
-            found[kind.decode(errors="replace")].append(name)
-        if not cursor:
-            # SCAN may name a key more than once.
-            return {kind: list(dict.fromkeys(names)) for kind, names in found.items()}, True
-        if seen >= MOST_KEYS or clock.monotonic() >= until:
-            return dict(found), False
+        for name in names:
+            kind = name.removeprefix(prefix.encode()).partition(b":")[0]
+            found[kind.decode(errors="replace")].add(name)
+        if not cursor or seen >= MOST_KEYS or clock.monotonic() >= until:
+            return found, not cursor
 
 
-def _average_bytes(run: Any, names: list[bytes]) -> float:
-    """The average memory of these keys in bytes."""
+def _each(run: Any, command: str, names: Iterable[bytes]) -> list[Any]:
+    """The answers to a command about each of these keys."""
     pipeline = run.pipeline(transaction=False)
     for name in names:
-        pipeline.memory_usage(name)
-    weights: list[int] = [weight for weight in pipeline.execute() if weight]
-    return sum(weights) / max(1, len(weights))
-
-
-def _lanes(run: Any, keys: Keys, names: list[bytes]) -> dict[str, int]:
-    start = keys.lane("").encode()
-    pipeline = run.pipeline(transaction=False)
-    for name in names:
-        pipeline.xlen(name)
-    lengths = pipeline.execute()
-    workers = (name.removeprefix(start).decode(errors="replace") for name in names)
-    return dict(zip(workers, lengths, strict=True))
+        pipeline.execute_command(command, name)
+    answers: list[Any] = pipeline.execute()
+    return answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tokenyard.doctor.broker_checks import Check
@@ -21,7 +21,6 @@ from tokenyard.yard.tenants import TenantView
 _SKEW_MS: Final = 1000
 _RECENT_MS: Final = 3_600_000
 _MOST_NAMED: Final = 5
-SnapshotCheck = Callable[[Snapshot], Iterator[Finding]]
 
 
 def check_leader(snapshot: Snapshot) -> Iterator[Finding]:
@@ -219,14 +218,15 @@ def check_entries(evidence: Evidence) -> Iterator[Finding]:
         if not leads:
             todo = "A coordinator ends them as ENTRY_LOST: start one."
         yield (warning if leads else fault)("entries", f"{found}: {named}{more}", todo)
-    ended = _told(handshake, LAST_FOUND)
+    ended = parse_pass(handshake.get(LAST_FOUND, ""))
     is_recent = ended is not None and snapshot.at_ms - ended.at_ms < _RECENT_MS
     if ended and is_recent:
         found = f"{ended.ended:,} requests ended as ENTRY_LOST{_ago(ended, snapshot.at_ms)}"
         todo = "Find the program that runs XTRIM, XDEL or XADD with MAXLEN on intakes or lanes."
         yield warning("entries", found, todo)
     if not is_recent and not (lost and lost.names):
-        yield _all_well(_told(handshake, LAST), snapshot.at_ms, leads=leads)
+        last = parse_pass(handshake.get(LAST, ""))
+        yield _all_well(last, snapshot.at_ms, leads=leads)
 
 
 def _all_well(last: Pass | None, at_ms: int, *, leads: bool) -> Finding:
@@ -242,34 +242,6 @@ def _ago(told: Pass, at_ms: int) -> str:
     return f", {max(0, at_ms - told.at_ms) // 1000:,} s ago"
 
 
-def _told(handshake: Mapping[str, str], field: str) -> Pass | None:
-    return parse_pass(handshake.get(field, ""))
-
-
-def _of_snapshot(check: SnapshotCheck) -> Check:
-    """A check of the snapshot; without one it yields nothing."""
-
-    def run(evidence: Evidence) -> Iterator[Finding]:
-        if evidence.snapshot is not None:
-            yield from check(evidence.snapshot)
-
-    return run
-
-
-YARD_CHECKS: Final[tuple[Check, ...]] = (
-    _of_snapshot(check_leader),
-    _of_snapshot(check_workers),
-    _of_snapshot(check_worker_clocks),
-    _of_snapshot(check_versions),
-    _of_snapshot(check_models),
-    _of_snapshot(check_pauses),
-    _of_snapshot(check_leases),
-    check_lanes,
-    check_batches,
-    check_groups,
-    _of_snapshot(check_dead),
-    check_entries,
-)
 #: A tenant that is refused so often in an hour or two, and was lately, does not wait as it is told.
 _OFTEN: Final = 10
 _LATELY_MS: Final = 600_000
@@ -325,3 +297,22 @@ def _of(one: TenantView, now_ms: int, held_ms: int) -> Iterator[Finding]:
             todo = f"Raise it (tokenyard tenants set {one.name} {flag} ...), or let its clients"
             then = "ask for what it allows" if limit in _LASTING else "wait as the refusal says"
             yield warning("tenants", found, f"{todo} {then}.")
+
+
+SNAPSHOT_CHECKS: Final[tuple[Callable[[Snapshot], Iterator[Finding]], ...]] = (
+    check_leader,
+    check_workers,
+    check_worker_clocks,
+    check_versions,
+    check_models,
+    check_pauses,
+    check_leases,
+    check_dead,
+)
+YARD_CHECKS: Final[tuple[Check, ...]] = (
+    check_lanes,
+    check_batches,
+    check_groups,
+    check_entries,
+    check_tenants,
+)

@@ -129,16 +129,16 @@ class EmbeddedBroker:
     def _ports(self) -> Iterator[int]:
         """The ports to try, in order."""
         if self._wanted_port:
-            if why := _listen_error(self._wanted_port):
+            if why := listen_error(self._wanted_port):
                 raise BrokerUnavailable(
                     f"port {self._wanted_port}: {why}: give another --port, or leave it out"
                 )
             yield self._wanted_port
         if self._wanted_port is None:
             first = dict.fromkeys([_remembered_port(self._dir) or USUAL_PORT, USUAL_PORT])
-            yield from (port for port in first if not _listen_error(port))
+            yield from (port for port in first if not listen_error(port))
         while True:
-            yield _free_port()
+            yield free_port()
 
     def _remember_port(self) -> None:
         before = _remembered_port(self._dir)
@@ -263,8 +263,8 @@ def _room() -> int:
     return whole // 2
 
 
-def _listen_error(port: int) -> str:
-    """The system's error for listening at a port; "" where that is possible."""
+def listen_error(port: int) -> str:
+    """The system's error for listening at a port of loopback; "" where that is possible."""
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
@@ -272,7 +272,8 @@ def _listen_error(port: int) -> str:
     return ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nothing listens at."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests.support.vllm_versions import write_distribution
 from tokenyard.cli import demo, main
-from tokenyard.cli.up.engine_options import count_workers
+from tokenyard.cli.up.engine_options import worker_settings
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.settings import DeviceName, WorkerSettings
 from worker.engines import RankGroup, devices
@@ -141,7 +141,7 @@ def test_slots_are_compared_with_the_number_of_gpus(
         (TWO_GPUS, {}, 2),
         (Host("vllm 0.32.0", "cuda", 1), {}, 1),
         (Host("vllm 0.32.0", "cuda", 8), {}, 2),
-        (Host("vllm 0.32.0", "cuda", 8), {"workers": 5}, 5),
+        (Host("vllm 0.32.0", "cuda", 8), {"slots": 5}, 5),
         (Host("vllm 0.32.0", "cuda", 8), {"devices": ("1", "2", "4")}, 3),
     ],
 )
@@ -149,9 +149,10 @@ def test_a_yard_of_this_machine_has_two_workers_or_as_many_as_gpus(
     has: Callable[[Host], None], host: Host, asked: dict[str, Any], workers: int
 ) -> None:
     has(host)
-    asked = {"engine": "vllm", "device": "auto", "devices": (), "workers": None} | asked
 
-    assert count_workers(**asked)[0] == workers
+    settings, _ = worker_settings(**{"slots": None} | asked)
+
+    assert settings.slots == workers
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 
-from tokenyard.cli.shared.auditing import operator
+from tokenyard.cli.shared.operating import operator
 from tokenyard.cli.up import _existing
 from tokenyard.cli.up.progress import Announcer
 from tokenyard.process import home

@@ -19,31 +19,7 @@ COMPLETION: Final = "_TOKENYARD_COMPLETE"
 #: The shell does not wait longer for an unreachable broker.
 MAX_WAIT_S: Final = 0.5
 Names = Callable[[Yard], Iterable[str]]
-
-
-def complete_model(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The models of the yard."""
-    return _complete(_models, ctx, incomplete)
-
-
-def complete_worker(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The workers of the yard."""
-    return _complete(_workers, ctx, incomplete)
-
-
-def complete_job(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The batch jobs of the yard."""
-    return _complete(_jobs, ctx, incomplete)
-
-
-def complete_tenant(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The tenants of the yard."""
-    return _complete(_tenants, ctx, incomplete)
-
-
-def _complete(names: Names, ctx: click.Context, incomplete: str) -> list[str]:
-    known = _known(names, ctx.find_root().params)
-    return [name for name in known if name.startswith(incomplete)]
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
@@ -97,3 +73,24 @@ def _tenants(yard: Yard) -> list[str]:
     from tokenyard.yard.tenants import read_tenants
 
     return [one.name for one in read_tenants(yard)]
+
+
+def _completing(names: Names) -> Complete:
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        known = _known(names, ctx.find_root().params)
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
+
+
+complete_model = _completing(_models)
+complete_worker = _completing(_workers)
+complete_job = _completing(_jobs)
+complete_tenant = _completing(_tenants)
+#: By what the name is of.
+COMPLETE: Final[Mapping[str, Complete]] = {
+    "model": complete_model,
+    "worker": complete_worker,
+    "tenant": complete_tenant,
+    "batch": complete_job,
+}

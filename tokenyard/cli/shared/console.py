@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -21,10 +21,10 @@ from tokenyard.protocol.texts import harmless, harmless_json
 _FILE_WIDTH: Final = 200
 
 
-def say(text: str | bytes = "", *, nl: bool = True, err: bool = False) -> None:
+def say(text: str | bytes = "", *, err: bool = False) -> None:
     """Print a text, or JSON, which comes as bytes."""
     shown = harmless_json(text.decode()) if isinstance(text, bytes) else harmless(text)
-    click.echo(shown, nl=nl, err=err)
+    click.echo(shown, err=err)
 
 
 def say_answer(text: str, *, nl: bool = True) -> None:
@@ -52,9 +52,9 @@ class HarmlessConsole(Console):
                 yield Segment(harmless(segment.text), segment.style)
 
 
-def plain_console(**options: Any) -> Console:
+def plain_console() -> Console:
     """Standard output without markup and highlighting."""
-    console = HarmlessConsole(highlight=False, markup=False, **options)
+    console = HarmlessConsole(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     return console

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self
 
 from tokenyard.process.interrupted import Interrupted
@@ -39,11 +39,6 @@ class Interrupts:
         self._before = [signal.signal(number, self._count) for number in _SIGNALS]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in zip(_SIGNALS, self._before, strict=True):
             signal.signal(number, handler)

@@ -29,10 +29,11 @@ def _row(one: InLine, wanted: Mapping[str, float], had: Mapping[str, float]) -> 
         f"{one.waiting:,}" if one.name else "-",
         f"{one.running:,}" if one.name else "-",
         f"{one.settings.weight:g}",
-        _percent(wanted.get(one.name)),
-        _percent(had.get(one.name)),
+        percent(wanted.get(one.name)),
+        percent(had.get(one.name)),
     )
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share, if it is known."""
     return "-" if share is None else f"{share:.1%}"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import click
 import msgspec
 
-from tokenyard.cli.shared.auditing import operator
-from tokenyard.cli.shared.completion import (
-    complete_job,
-    complete_model,
-    complete_tenant,
-    complete_worker,
-)
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import ask_first
@@ -23,6 +18,7 @@ from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.control import Unacknowledged
 from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import MOST_WHOLE, Caller, Operation, Outcome, Parameter, carry_out
+from tokenyard.process.home import user_name
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.control import ALL, model_scope, worker_scope
@@ -37,12 +33,6 @@ Exit statuses:
   0  {done}, or nothing to change
   1  not possible now, or no such name{no}"""
 _SCOPE: Final = ("for_all", "model", "worker")
-_COMPLETE: Final[Mapping[str, Any]] = {
-    "model": complete_model,
-    "worker": complete_worker,
-    "tenant": complete_tenant,
-    "batch": complete_job,
-}
 #: Options that are named otherwise than the parameter.
 _METAVARS: Final = {"epoch": "N"}
 
@@ -97,22 +87,12 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
     if one.field.noun == "scope":
         return [
             click.Option(["--all", "for_all"], is_flag=True, help="All workers; the default."),
-            click.Option(
-                ["--model"],
-                default="",
-                shell_complete=complete_model,
-                help="The workers that hold this model.",
-            ),
-            click.Option(
-                ["--worker"],
-                default="",
-                shell_complete=complete_worker,
-                help="The worker of this name.",
-            ),
+            _name_option("model", "The workers that hold this model."),
+            _name_option("worker", "The worker of this name."),
         ]
     if one.field.is_hidden:
         return []
-    complete = _COMPLETE.get(one.field.noun)
+    complete = COMPLETE.get(one.field.noun)
     if one.type is tuple:
         must = one.is_required
         named = "ID" if one.field.noun == "request" else one.name.upper()
@@ -139,6 +119,10 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
             help=". ".join(filter(None, (one.field.label, one.field.hint))),
         )
     ]
+
+
+def _name_option(noun: str, text: str) -> click.Option:
+    return click.Option([f"--{noun}"], default="", shell_complete=COMPLETE[noun], help=text)
 
 
 def _kind(one: Parameter) -> Any:
@@ -174,6 +158,11 @@ def _waiting(timeout_s: float) -> list[click.Parameter]:
             help="Seconds to wait until all have obeyed.",
         ),
     ]
+
+
+def operator() -> str:
+    """The user who runs this, as ``user@host``."""
+    return f"{user_name()}@{socket.gethostname()}"
 
 
 def _caller() -> list[click.Parameter]:
@@ -217,8 +206,8 @@ def _run(ctx: click.Context, op: Operation, given: dict[str, Any]) -> None:
     if done.unrecorded:
         say(f"Warning: this is not in the audit: {done.unrecorded}", err=True)
     if as_json:
-        more = {"waited": waits, "unacknowledged": unacknowledged_fields(left)}
-        say(msgspec.json.encode({**outcome.fields, **(more if outcome.wait else {})}))
+        more = {"waited": waits, "unacknowledged": left} if outcome.wait else {}
+        say(msgspec.json.encode({**outcome.fields, **more}))
     else:
         _say(outcome, left, waits=waits, timeout_s=timeout_s)
     ctx.exit(Exit.UNAVAILABLE if left else Exit.FAILED if outcome.is_partial else Exit.OK)
@@ -255,19 +244,12 @@ def _say(
     elif not left or outcome.done == outcome.text:  # the same: there was nothing to change
         say(outcome.done)
     if left:
-        say_unacknowledged(left, timeout_s)
+        _say_unacknowledged(left, timeout_s)
     for note in outcome.notes:
         say(note)
 
 
-def unacknowledged_fields(unacknowledged: Sequence[Unacknowledged]) -> list[dict[str, str]]:
-    """The workers that have not obeyed, for JSON."""
-    return [
-        {"worker": one.worker, "name": one.name, "reason": one.reason} for one in unacknowledged
-    ]
-
-
-def say_unacknowledged(unacknowledged: Sequence[Unacknowledged], timeout_s: float) -> None:
+def _say_unacknowledged(unacknowledged: Sequence[Unacknowledged], timeout_s: float) -> None:
     """Print the workers that have not obeyed, and why."""
     is_over = any(not one.reason for one in unacknowledged)
     after = f" after {timeout_s:g} s" if is_over else ""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.protocol.parse import BadJson, ForeignJson
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -38,12 +39,23 @@ def named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...])
     return params
 
 
+def name_option(noun: str, text: str) -> Callable[[CommandT], CommandT]:
+    """An option with the name of a model, a worker or a tenant, which the shell completes."""
+    return click.option(f"--{noun}", default="", shell_complete=COMPLETE[noun], help=text)
+
+
+yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask first.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most."
+)
+verbose_option = click.option("--verbose", is_flag=True, help="Show all columns.")
 
 
-def yes_option(command: CommandT) -> CommandT:
-    """Add ``--yes`` to a command."""
-    return click.option("--yes", "is_sure", is_flag=True, help="Do not ask first.")(command)
+def json_list_option(what: str) -> Callable[[CommandT], CommandT]:
+    """``--json`` of a command that lists things."""
+    text = f"Print one JSON array, {what} on each line."
+    return click.option("--json", "as_json", is_flag=True, help=text)
 
 
 def ask_first(question: str, *, is_sure: bool) -> None:

@@ -48,19 +48,10 @@ class Printer:
         say_answer(text, nl=False)
         self._is_inside = True
 
-    def result(self, prompt: object, index: int, result: Result) -> None:
-        """The end of an answer, or all of it without deltas."""
-        if isinstance(prompt, str):  # a file may contain bytes that are not text
-            prompt = prompt.encode(errors="backslashreplace").decode()
-        self._print(result, {"event": "result", "index": index, "prompt": prompt})
-
-    def whole(self, result: Result) -> None:
-        """A result without its prompt."""
-        self._print(result, {"event": "result"})
-
-    def _print(self, result: Result, about: dict[str, Any]) -> None:
+    def result(self, result: Result, **about: object) -> None:
+        """The end of an answer, or all of it without deltas; with more ``about`` it in JSON."""
         if self._as_json:
-            self._echo_json(about | _fields(result))
+            self._echo_json({"event": "result", **about, **_fields(result)})
         elif self._is_inside:
             self.stop()
         elif result.ok:

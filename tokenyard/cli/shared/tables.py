@@ -1,17 +1,21 @@
-"""Tables that fit any terminal width without cutting text off."""
+"""Tables that fit any terminal width without cutting text off, and lists that may be JSON."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.protocol.texts import printable
+
+T = TypeVar("T")
 _GAP: Final = 2
 _INDENT: Final = 2
 #: Least width of a text column; in a narrower terminal each row becomes a paragraph.
@@ -26,6 +30,10 @@ class Column:
     is_whole: bool = False  # never wrapped: ids, states, pids
     is_number: bool = False  # right-aligned and never wrapped
     is_detail: bool = False  # left out without room, the last one first
+
+
+#: What the columns say of one thing: text, a whole number, a list of lines; None or "": nothing.
+Columns = Mapping[Column, Callable[[T], object]]
 
 
 @dataclass(slots=True)
@@ -113,6 +121,46 @@ def _folded(items: Sequence[str], width: int, indent: int) -> Iterator[str]:
         yield from (" " * indent + one for one in full)
     if line:
         yield " " * indent + line
+
+
+def table_of(
+    things: Iterable[T],
+    columns: Columns[T],
+    *,
+    has_details: bool = False,
+    style: Callable[[T], str] = lambda _: "",
+) -> FittingTable:
+    """A row for each thing, with `printable` texts."""
+    table = FittingTable(tuple(columns), has_details)
+    for thing in things:
+        cells = (_text(cell(thing)) for cell in columns.values())
+        table.add(*cells, style=style(thing))
+    return table
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, list):
+        return "\n".join(map(printable, cell)) or "-"
+    return f"{cell:,}" if isinstance(cell, int) else printable(str(cell or "")) or "-"
+
+
+def show_list(
+    things: Sequence[T],
+    columns: Columns[T],
+    below: str,
+    *,
+    as_json: bool,
+    fields: Callable[[T], object] = lambda thing: thing,
+    has_details: bool = False,
+    style: Callable[[T], str] = lambda _: "",
+) -> None:
+    """Print the table, if it has rows, and the text below it; or the ``fields`` as a JSON array."""
+    if as_json:
+        print_list(map(fields, things))
+        return
+    if things:
+        plain_console().print(table_of(things, columns, has_details=has_details, style=style))
+    say(below)
 
 
 def sheet() -> Table:

@@ -8,8 +8,8 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Final, Self
+from contextlib import contextmanager
+from typing import Final
 
 from tokenyard import clock
 from tokenyard.broker.connection import open_connection, translated
@@ -24,12 +24,12 @@ _CONNECT_S: Final = 2.0
 
 
 def watch(
-    url: str, yard: str, pause: Callable[[], bool], count: int = 0
+    url: str, yard: str, pause: Callable[[], object], count: int = 0
 ) -> Iterator[Snapshot | BrokerUnavailable]:
     """Snapshots of a yard, or why there is none now; the first one must succeed.
 
-    ``pause`` waits between two looks and says whether to go on; ``count`` is of the history, 0 for
-    no bound. Raises what `translated` raises.
+    ``pause`` waits between two of them, and ends it by returning True; so does their ``count``,
+    unless it is 0. Raises what `translated` raises.
     """
     with open_connection(
         url, timeout_s=_ANSWER_S, connect_timeout_s=_CONNECT_S, retries=1
@@ -44,35 +44,28 @@ def watch(
                     raise
                 seen = error
             yield seen
-            if number == count or not pause():
+            if number == count or pause():
                 return
 
 
-class Keyboard:
-    """Reads single keys; none if standard input is not a terminal."""
+@contextmanager
+def single_keys() -> Iterator[None]:
+    """The terminal hands on each key at once, without Enter."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
-    def __init__(self) -> None:
-        self._before: list[Any] | None = None
 
-    def __enter__(self) -> Self:
-        if sys.stdin.isatty():
-            self._before = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
-
-    def wait(self, seconds: float) -> str:
-        """The key pressed within this time, or ""."""
-        if self._before is None:
-            clock.sleep(seconds)
-            return ""
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return sys.stdin.read(1) if ready else ""
+def wait_for_key(seconds: float) -> str:
+    """The key pressed within this time, or ""; without a terminal there is none."""
+    if not sys.stdin.isatty():
+        clock.sleep(seconds)
+        return ""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return sys.stdin.read(1) if ready else ""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import click
-
 from tokenyard.cli.shared.operating import command
 from tokenyard.cli.tenants.apply import apply_file
 from tokenyard.cli.tenants.list import list_all, show
@@ -36,12 +34,16 @@ Exit statuses:
 """
 
 
-@click.group(cls=PlainGroup, help=ABOUT, short_help="Shares, limits and usage of tenants.")
-def tenants() -> None:
-    """The group; its commands do the work."""
-
-
-_set = command(ops.set_one, "set", "Set share and limits of one.", arguments=["tenant"])
-_remove = command(ops.remove, "remove", "Remove settings.")
-for _command in (list_all, show, _set, _remove, apply_file, show_usage):
-    tenants.add_command(_command)
+tenants = PlainGroup(
+    "tenants",
+    help=ABOUT,
+    short_help="Shares, limits and usage of tenants.",
+    commands=[
+        list_all,
+        show,
+        command(ops.set_one, "set", "Set share and limits of one.", arguments=["tenant"]),
+        command(ops.remove, "remove", "Remove settings."),
+        apply_file,
+        show_usage,
+    ],
+)

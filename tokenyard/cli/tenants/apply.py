@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
+import redis
 
-from tokenyard.cli.shared.auditing import note
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import ask_first, yes_option
+from tokenyard.cli.shared.operating import operator
+from tokenyard.cli.shared.options import ask_first, json_option, yes_option
+from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.ops.tenants import TenantChange, apply_changes, change_fields, changes_to
 from tokenyard.ops.tenants_file import read_tenants_file
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.yard import Yard
 from tokenyard.yard.tenants import differences, stored_tenants, words_of
 
 APPLY: Final = """Load a file with all tenants: what is not in it goes.
@@ -45,7 +49,7 @@ Examples:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @yes_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_json: bool) -> None:
     """Compare, show, ask and change."""
@@ -60,9 +64,7 @@ def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_
                 raise click.ClickException(
                     "others have changed these tenants meanwhile: look again"
                 )
-            names = [change.name for change in changes]
-            text = f"{counted(len(changes), 'tenant')} changed by {file.name}"
-            note(yard, "tenant.apply", names, text)
+            _record(yard, changes, file)
     if as_json:
         listed = [change_fields(change) for change in changes]
         say(msgspec.json.encode({"changes": listed, "applied": not dry_run}))
@@ -70,6 +72,21 @@ def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_
         say(f"nothing to change: {counted(len(wanted), 'tenant')}")
     elif not dry_run:
         say(f"{counted(len(changes), 'tenant')} changed")
+
+
+def _record(yard: Yard, changes: Sequence[TenantChange], file: Path) -> None:
+    """Add it to the audit; where that fails, a warning: it is done all the same."""
+    entry = AuditEntry(
+        who=os.environ.get("TOKENYARD_OPERATOR") or operator(),
+        role=COMMAND_LINE,
+        action="tenant.apply",
+        target=", ".join(change.name for change in changes),
+        text=f"{counted(len(changes), 'tenant')} changed by {file.name}",
+    )
+    try:
+        record(yard, entry)
+    except redis.RedisError as error:
+        say(f"Warning: this is not in the audit: {error}", err=True)
 
 
 def _print(changes: Sequence[TenantChange]) -> None:

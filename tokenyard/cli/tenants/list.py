@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import click
@@ -11,8 +12,10 @@ from rich.table import Table
 
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, print_list, say
-from tokenyard.cli.shared.tables import Column, FittingTable, sheet
+from tokenyard.cli.shared.console import plain_console, say
+from tokenyard.cli.shared.line_rows import percent
+from tokenyard.cli.shared.options import json_list_option, json_option
+from tokenyard.cli.shared.tables import Column, Columns, sheet, show_list
 from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.tenants import TenantSettings
@@ -53,39 +56,41 @@ Examples:
   tokenyard tenants show research
   tokenyard tenants show research --json | jq .settings
 """
-_COLUMNS: Final = (
-    Column("Tenant", is_whole=True),
-    Column("Weight", is_number=True),
-    Column("Share", is_number=True),
-    Column("Waiting", is_number=True),
-    Column("Tokens", is_number=True),
-    Column("Running", is_number=True),
-    Column("Limits"),
-)
+
+
+def _limits(one: TenantView) -> str:
+    words = words_of(one.settings).partition(", ")[2]
+    return words if one.is_readable else "cannot be read: set them again"
+
+
+def _columns(wanted: Mapping[str, float]) -> Columns[TenantView]:
+    return {
+        Column("Tenant", is_whole=True): lambda one: one.name,
+        Column("Weight", is_number=True): lambda one: f"{one.settings.weight:g}",
+        Column("Share", is_number=True): lambda one: percent(wanted.get(one.name)),
+        Column("Waiting", is_number=True): lambda one: one.waiting,
+        Column("Tokens", is_number=True): lambda one: one.waiting_tokens,
+        Column("Running", is_number=True): lambda one: one.running,
+        Column("Limits"): _limits,
+    }
 
 
 @click.command("list", cls=PlainCommand, help=LIST, short_help="List them.")
 @click.option("--waiting", "only_waiting", is_flag=True, help="Only those that wait.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON array, a tenant on each line."
-)
+@json_list_option("a tenant")
 @click.pass_context
 def list_all(ctx: click.Context, only_waiting: bool, as_json: bool) -> None:
     """Read all tenants once and print them."""
     with opened(ctx.obj) as yard:
         found, wanted = read_tenants(yard), read_line(yard).wanted
     shown = [one for one in found if one.waiting or not only_waiting]
-    if as_json:
-        print_list(_fields(one, wanted) for one in shown)
-        return
-    if shown:
-        plain_console().print(_table(shown, wanted))
-    say(counted(len(shown), "tenant"))
+    below, fields = counted(len(shown), "tenant"), partial(_fields, wanted)
+    show_list(shown, _columns(wanted), below, as_json=as_json, fields=fields)
 
 
 @click.command(cls=PlainCommand, help=SHOW, short_help="Show one.")
 @click.argument("tenant", shell_complete=complete_tenant)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def show(ctx: click.Context, tenant: str, as_json: bool) -> None:
     """Read a tenant once and print it."""
@@ -94,16 +99,9 @@ def show(ctx: click.Context, tenant: str, as_json: bool) -> None:
         one = find_tenant(found, tenant)
         used, wanted = read_windows(yard, tenant), read_line(yard).wanted
     if as_json:
-        say(msgspec.json.encode({**_fields(one, wanted), "used": used}))
+        say(msgspec.json.encode({**_fields(wanted, one), "used": used}))
         return
     plain_console().print(_sheet(one, wanted, used))
-
-
-def _table(shown: Iterable[TenantView], wanted: Mapping[str, float]) -> FittingTable:
-    table = FittingTable(_COLUMNS)
-    for one in shown:
-        table.add(*_row(one, wanted))
-    return table
 
 
 def _sheet(one: TenantView, wanted: Mapping[str, float], used: Mapping[str, int]) -> Table:
@@ -117,7 +115,7 @@ def _sheet(one: TenantView, wanted: Mapping[str, float], used: Mapping[str, int]
         lines.add_row(name, f"{text}, {used[name]:,} used" if value and name in used else text)
     lines.add_row("Waiting", f"{one.waiting:,} requests, {one.waiting_tokens:,} tokens")
     lines.add_row("Running", f"{one.running:,} requests")
-    lines.add_row("Share", _share(one, wanted))
+    lines.add_row("Share", percent(wanted.get(one.name)))
     for name, count in one.refused.items():
         last = local_time(one.refused_ms.get(name, 0) / 1000)
         lately = f"{one.refused_lately.get(name, 0):,} in the last hour or two"
@@ -125,25 +123,7 @@ def _sheet(one: TenantView, wanted: Mapping[str, float], used: Mapping[str, int]
     return lines
 
 
-def _row(one: TenantView, wanted: Mapping[str, float]) -> tuple[str, ...]:
-    words = words_of(one.settings).partition(", ")[2]
-    return (
-        one.name,
-        f"{one.settings.weight:g}",
-        _share(one, wanted),
-        f"{one.waiting:,}",
-        f"{one.waiting_tokens:,}",
-        f"{one.running:,}",
-        words or "-" if one.is_readable else "cannot be read: set them again",
-    )
-
-
-def _share(one: TenantView, wanted: Mapping[str, float]) -> str:
-    share = wanted.get(one.name)
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _fields(one: TenantView, wanted: Mapping[str, float]) -> dict[str, object]:
+def _fields(wanted: Mapping[str, float], one: TenantView) -> dict[str, object]:
     return {
         **{name: getattr(one, name) for name in one.__struct_fields__},
         "refused": dict(one.refused),

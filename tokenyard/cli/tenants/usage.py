@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final
 
 import click
 
 from tokenyard.cli.shared.completion import complete_tenant
 from tokenyard.cli.shared.connect import opened
-from tokenyard.cli.shared.console import plain_console, print_list, say
-from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.cli.shared.options import json_list_option, verbose_option
+from tokenyard.cli.shared.tables import Column, Columns, show_list
 from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.tenants import KEPT_DAYS
-from tokenyard.protocol.texts import counted, printable, span
+from tokenyard.protocol.texts import counted, span
 from tokenyard.yard.tenants import failures_text, read_tenants
 from tokenyard.yard.usage import TenantUsage, read_usage
 
@@ -39,20 +38,27 @@ Examples:
   tokenyard tenants usage research --days 30
   tokenyard tenants usage --model llama-8b --json | jq -s 'map(.[].tokens_out) | add'
 """
-_COLUMNS: Final = (
-    Column("Tenant", is_whole=True),
-    Column("Day", is_whole=True),
-    Column("Model"),
-    Column("Requests", is_number=True),
-    Column("In", is_number=True),
-    Column("Out", is_number=True),
-    Column("P50", is_number=True),
-    Column("P99", is_number=True),
-    Column("Cached", is_number=True, is_detail=True),
-    Column("Failed", is_number=True, is_detail=True),
-    Column("Cancelled", is_number=True, is_detail=True),
-    Column("Why they failed", is_detail=True),
-)
+_NOTHING: Final = "nothing was used; requests without a tenant are not counted"
+
+
+def _wait(ms: int | None) -> str:
+    return "" if ms is None else f"{ms} ms" if ms < 1000 else span(ms)
+
+
+_COLUMNS: Final[Columns[TenantUsage]] = {
+    Column("Tenant", is_whole=True): lambda one: one.tenant,
+    Column("Day", is_whole=True): lambda one: one.day,
+    Column("Model"): lambda one: one.model,
+    Column("Requests", is_number=True): lambda one: one.requests,
+    Column("In", is_number=True): lambda one: one.tokens_in,
+    Column("Out", is_number=True): lambda one: one.tokens_out,
+    Column("P50", is_number=True): lambda one: _wait(one.wait_p50_ms),
+    Column("P99", is_number=True): lambda one: _wait(one.wait_p99_ms),
+    Column("Cached", is_number=True, is_detail=True): lambda one: one.tokens_cached,
+    Column("Failed", is_number=True, is_detail=True): lambda one: one.failed,
+    Column("Cancelled", is_number=True, is_detail=True): lambda one: one.cancelled,
+    Column("Why they failed", is_detail=True): lambda one: failures_text(one.failures),
+}
 
 
 @click.command("usage", cls=PlainCommand, help=ABOUT, short_help="Show what they have used.")
@@ -65,8 +71,8 @@ _COLUMNS: Final = (
     help="The last days, today included.",
 )
 @click.option("--model", default="", help="Only this model.")
-@click.option("--verbose", is_flag=True, help="Show all columns.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, a row on each line.")
+@verbose_option
+@json_list_option("a row")
 @click.pass_context
 def show_usage(
     ctx: click.Context,
@@ -82,42 +88,8 @@ def show_usage(
         wanted = [find_tenant(known, name).name for name in tenants]
         wanted = list(dict.fromkeys(wanted)) or [one.name for one in known]
         found = read_usage(yard, wanted, days, model)
-    if as_json:
-        print_list(found)
-        return
-    if not found:
-        say("nothing was used; requests without a tenant are not counted")
-        return
-    plain_console().print(_table(found, is_whole=verbose))
-    say(_total(found))
-
-
-def _table(found: Iterable[TenantUsage], *, is_whole: bool) -> FittingTable:
-    table = FittingTable(_COLUMNS, has_details=is_whole)
-    for one in found:
-        table.add(*_row(one))
-    return table
-
-
-def _row(one: TenantUsage) -> tuple[str, ...]:
-    return (
-        one.tenant,
-        one.day,
-        printable(one.model) or "-",
-        f"{one.requests:,}",
-        f"{one.tokens_in:,}",
-        f"{one.tokens_out:,}",
-        _wait(one.wait_p50_ms),
-        _wait(one.wait_p99_ms),
-        f"{one.tokens_cached:,}",
-        f"{one.failed:,}",
-        f"{one.cancelled:,}",
-        failures_text(one.failures) or "-",
-    )
-
-
-def _wait(ms: int | None) -> str:
-    return "-" if ms is None else f"{ms} ms" if ms < 1000 else span(ms)
+    below = _total(found) if found else _NOTHING
+    show_list(found, _COLUMNS, below, as_json=as_json, has_details=verbose)
 
 
 def _total(found: list[TenantUsage]) -> str:

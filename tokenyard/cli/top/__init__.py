@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import click
@@ -14,10 +16,9 @@ from tokenyard.broker.connection import public_url
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
 from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.cli.shared.watching import Keyboard, watch
+from tokenyard.cli.shared.watching import single_keys, wait_for_key, watch
 from tokenyard.cli.top.frame import Paper, frame
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
-from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.yard.history import Snapshot, SnapshotHistory
 
 ABOUT: Final = """Show a live view of a yard on the whole screen.
@@ -52,76 +53,59 @@ _FILE_WIDTH: Final = 120
 @click.pass_context
 def top(ctx: click.Context, interval: float, once: bool) -> None:
     """Show snapshots until it is ended."""
-    choice: YardChoice = ctx.obj
     console = plain_console()
     if once:
-        ctx.exit(_print_once(choice, console, interval))
+        ctx.exit(_print_once(ctx.obj, console, interval))
     if not console.is_terminal:
         raise click.UsageError(
             "this is not a terminal: give --once, or use `tokenyard info --interval`"
         )
-    _run(choice, console, interval)
+    _run(ctx.obj, console, interval)
 
 
 def _print_once(choice: YardChoice, console: Console, interval_s: float) -> Exit:
     """Print one picture, from two snapshots, because rates need two."""
-
-    def pause() -> bool:
-        clock.sleep(interval_s)
-        return True
-
-    url, picture = url_of(choice), _Picture(choice, console)
-    for seen in watch(url, choice.yard, pause, count=2):
-        picture.take(seen)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
-    console.print(picture.draw(height=0))
-    return Exit.OK if picture.is_open else Exit.UNAVAILABLE
+    pause = partial(clock.sleep, interval_s)
+    [*_, (picture, is_open)] = _pictures(choice, lambda: Paper(console.width, 0), pause, count=2)
+    console.print(picture)
+    return Exit.OK if is_open else Exit.UNAVAILABLE
 
 
 def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
     """Until a key or a signal ends it."""
-    url, picture, live = url_of(choice), _Picture(choice, console), None
+    live: Live | None = None
     with (
         contextlib.suppress(KeyboardInterrupt),
         Interrupts(),
-        Keyboard() as keyboard,
+        single_keys(),
         contextlib.ExitStack() as screen,
     ):
-        for seen in watch(url, choice.yard, lambda: keyboard.wait(interval_s).lower() != "q"):
-            picture.take(seen)
+        for picture, _ in _pictures(
+            choice,
+            lambda: Paper(console.width, console.height),
+            lambda: wait_for_key(interval_s).lower() == "q",
+        ):
             # Not earlier, because an error of the first snapshot belongs on the usual screen.
             live = live or screen.enter_context(
                 Live(console=console, screen=True, auto_refresh=False)
             )
-            live.update(picture.draw(console.height), refresh=True)
+            live.update(picture, refresh=True)
 
 
-class _Picture:
-    """The snapshots so far, and the present error."""
-
-    def __init__(self, choice: YardChoice, console: Console) -> None:
-        self._place = f"yard {choice.yard} at {public_url(url_of(choice))}"
-        self._console = console
-        self._history = SnapshotHistory()
-        self._error = ""
-        self._seen_at = clock.monotonic()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a coordinator leads and the broker takes requests, as far as is known."""
-        return bool(not self._error and self._history.last and self._history.last.view.is_open)
-
-    def take(self, seen: Snapshot | BrokerUnavailable) -> None:
-        """Add the next snapshot, or the error in its place."""
+def _pictures(
+    choice: YardChoice, paper: Callable[[], Paper], pause: Callable[[], object], count: int = 0
+) -> Iterator[tuple[RenderableType, bool]]:
+    """A picture after each snapshot, and whether the yard is open, as far as is known."""
+    url, history = url_of(choice), SnapshotHistory()
+    place, seen_at = f"yard {choice.yard} at {public_url(url)}", clock.monotonic()
+    for seen in watch(url, choice.yard, pause, count):
+        error = ""
         if isinstance(seen, Snapshot):
-            self._history.add(seen)
-            self._error, self._seen_at = "", clock.monotonic()
+            history.add(seen)
+            seen_at = clock.monotonic()
         else:
-            away_s = clock.monotonic() - self._seen_at
-            self._error = f"Last seen {away_s:.0f} s ago, trying again: {seen}"
-
-    def draw(self, height: int) -> RenderableType:
-        """Draw for a screen of this height; 0: no limit."""
-        paper = Paper(self._console.width, height)
-        return frame(self._history, self._place, paper, self._error)
+            error = f"Last seen {clock.monotonic() - seen_at:.0f} s ago, trying again: {seen}"
+        is_open = isinstance(seen, Snapshot) and seen.view.is_open
+        yield frame(history, place, paper(), error), is_open

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final
 
 import click
 import msgspec
@@ -15,11 +15,10 @@ from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.up.child import LogLine
 from tokenyard.cli.up.engine_options import (
-    SLOTS_DEFAULT,
-    count_workers,
-    device_options,
+    DEVICE_TEXTS,
     example_model,
-    worker_option,
+    worker_options,
+    worker_settings,
 )
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up.progress import Announcer, choose_http_port, spinner
@@ -29,7 +28,7 @@ from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.settings import DeviceName, EngineName, default_name
+from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.texts import counted
 
 ABOUT: Final = """Run a whole yard on this machine: broker, coordinator, workers and gateway.
@@ -59,33 +58,30 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
 """
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Run a whole yard on this machine.")
-@click.option(
-    "--slots",
-    "--workers",
-    "workers",
-    envvar="TOKENYARD_WORKER_SLOTS",
-    type=click.IntRange(1, 64),
-    show_default=SLOTS_DEFAULT,
-    help="Devices (on a CPU: shares of its cores), each with one awake worker.",
+#: The settings of workers that have options here.
+_WORKER_TEXTS: Final = {
+    "spares": "Warm processes that replace one that dies.",
+    "sleepers": "Sleeping engines per device beside the awake one.",
+    "engine": "Engine that generates tokens; `simulated` invents them.",
+    **DEVICE_TEXTS,
+    "model": "Model folder or Hugging Face name.  [default: the example `adder`]",
+    "models": "File that lists the models that may be loaded (docs/models.md).",
+    "name": "Prefix of the workers' names.  [default: host and pid]",
+    "grace_s": "Time for running requests to finish on a stop.",
+    "start_timeout_s": "Longest wait for the workers' engines.",
+}
+
+
+@click.command(
+    cls=PlainCommand,
+    help=ABOUT,
+    short_help="Run a whole yard on this machine.",
+    params=worker_options(
+        "Devices (on a CPU: shares of its cores), each with one awake worker.",
+        _WORKER_TEXTS,
+        "TOKENYARD_WORKER_SLOTS",
+    ),
 )
-@worker_option("spares", "Warm processes that replace one that dies.", click.IntRange(0, 64))
-@worker_option(
-    "sleepers", "Sleeping engines per device beside the awake one.", click.IntRange(0, 64)
-)
-@worker_option(
-    "engine",
-    "Engine that generates tokens; `simulated` invents them.",
-    click.Choice(get_args(EngineName)),
-)
-@device_options
-@worker_option("model", "Model folder or Hugging Face name.  [default: the example `adder`]")
-@worker_option(
-    "models",
-    "File that lists the models that may be loaded (docs/models.md).",
-    click.Path(exists=True, dir_okay=False, path_type=Path),
-)
-@worker_option("name", "Prefix of the workers' names.  [default: host and pid]")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -126,32 +122,24 @@ TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordi
     envvar="TOKENYARD_GATEWAY_BOARD",
     help="Whether to serve the board: the yard in a browser.",
 )
-@worker_option("grace_s", "Time for running requests to finish on a stop.", click.FloatRange(0))
-@worker_option("start_timeout_s", "Longest wait for the workers' engines.", click.FloatRange(1))
 @click.option(
     "--json", "as_json", is_flag=True, help="When ready, print one JSON object: url, pids."
 )
 @click.pass_obj
 def up(
     choice: YardChoice,
-    workers: int | None,
-    spares: int,
-    sleepers: int,
+    /,
     engine: EngineName,
-    device: DeviceName,
-    devices: tuple[str, ...],
     model: str | None,
     models: Path | None,
-    name: str | None,
     data_dir: Path | None,
     server: str,
     port: int | None,
     http_port: int | None,
     gateway: bool | None,
     board: bool,
-    grace_s: float,
-    start_timeout_s: float,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Start, wait until it is ready, watch, stop."""
     model, models = _given_first(model, models)
@@ -162,7 +150,8 @@ def up(
     example = engine == "vllm" and not model and not models
     if engine == "vllm" and not models:
         model = _existing(model or str(example_model("adder")))
-    slots, used = count_workers(engine, device, devices, workers)
+    models = models.resolve() if models else None
+    worker, used = worker_settings(engine=engine, model=model, models=models, **given)
     if gateway and engine != "vllm":
         raise click.UsageError("--gateway needs --engine vllm: it uses the model's tokenizer")
     wants_gateway = gateway is not False and engine == "vllm"
@@ -177,19 +166,9 @@ def up(
         yard=choice.yard,
         redis_url=choice.redis_url,
         data_dir=data_dir or default_data_dir(choice.yard),
+        worker=worker,
         port=port,
         server=server,
-        workers=slots,
-        engine=engine,
-        device=device,
-        devices=devices,
-        model=model or "",
-        models=models.resolve() if models else None,
-        spares=spares,
-        sleepers=sleepers,
-        grace_s=grace_s,
-        start_timeout_s=start_timeout_s,
-        name=name or default_name("worker"),
         enforce_eager=example,
         http_port=free_port if has_gateway else None,
         has_board=has_board,
@@ -260,7 +239,7 @@ class Foreground:
                 self._yard.run()
             except KeyboardInterrupt:
                 grace = (
-                    f": running requests may finish for {self._plan.grace_s:g} s;"
+                    f": running requests may finish for {self._plan.worker.grace_s:g} s;"
                     " Ctrl-C again stops immediately."
                 )
                 self._console.print("Stopping" + (grace if self._is_up else "."))
@@ -272,16 +251,16 @@ class Foreground:
             self._console.print("Stopped.")
 
     def _start(self) -> None:
-        plan = self._plan
+        worker = self._plan.worker
         self._announcer.claim()
-        what = str(plan.models or plan.model or "no model")
+        what = str(worker.models or worker.model or "no model")
         where = f" on {self._used}" if self._used else ""
         self._console.print(
-            f"Starting {counted(plan.workers, 'worker')}{where}, engine {plan.engine}, {what}."
+            f"Starting {counted(worker.slots, 'worker')}{where}, engine {worker.engine}, {what}."
         )
-        if plan.engine == "simulated":
+        if worker.engine == "simulated":
             self._console.print("Engine simulated: its answers are invented.")
-        with spinner(self._console, plan.processes) as tell:
+        with spinner(self._console, self._plan.processes) as tell:
             for warning in self._yard.start():
                 self._warn(warning)
             self._introduce_broker()
@@ -307,20 +286,21 @@ class Foreground:
         self._console.print(f"{name}: {line.text}", style=style)
 
     def _announce(self) -> None:
-        url = self._yard.url
-        if self._as_json:
-            ready: dict[str, object] = {
-                "url": url,
-                "yard": self._plan.yard,
-                "pids": self._yard.pids,
-            }
-            ready |= {"server": self._yard.server, "http_url": self._yard.http_url}
-            ready |= {"board_url": self._yard.board_url}
-            say(msgspec.json.encode(ready | {"data_dir": str(self._plan.data_dir)}))
-        else:
-            urls = (self._yard.http_url, self._yard.board_url)
-            how = how_to_try(self._plan, url, *urls, is_found=self._is_found)
-            self._console.print(how)
+        plan, yard = self._plan, self._yard
+        if not self._as_json:
+            urls = (yard.url, yard.http_url, yard.board_url)
+            self._console.print(how_to_try(plan, *urls, is_found=self._is_found))
+            return
+        ready = {
+            "url": yard.url,
+            "yard": plan.yard,
+            "pids": yard.pids,
+            "server": yard.server,
+            "http_url": yard.http_url,
+            "board_url": yard.board_url,
+            "data_dir": str(plan.data_dir),
+        }
+        say(msgspec.json.encode(ready))
 
 
 def how_to_try(
@@ -333,12 +313,13 @@ def how_to_try(
         options += f" --redis-url {public_url(url)}"
     redis_cli = f"redis-cli -u {public_url(url)}"
     params = """'{"max_tokens":8,"temperature":0}'"""
-    question = 'submit "12+34="' if plan.models is None else 'submit --model NAME "12+34="'
-    model = "" if plan.models is None else " model NAME"
+    models = plan.worker.models
+    question = 'submit "12+34="' if models is None else 'submit --model NAME "12+34="'
+    model = "" if models is None else " model NAME"
     by_http = served = ""
     if http_url is not None:
         served = f"OpenAI's API is at {http_url}\n"
-        name = "NAME" if plan.models else Path(plan.model).name
+        name = "NAME" if models else Path(plan.worker.model).name
         body = f"""'{{"model":"{name}","prompt":"12+34=","max_tokens":8,"temperature":0}}'"""
         by_http = f"""or by HTTP:
 

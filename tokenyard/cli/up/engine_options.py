@@ -3,78 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import click
 
 import tokenyard
-from tokenyard.cli.shared.options import CommandT, with_options
-from tokenyard.process.settings_options import words
-from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings
+from tokenyard.process.settings_options import settings_options
+from tokenyard.protocol.settings import WorkerSettings
 
 #: Workers by default, on a CPU or with enough GPUs.
 DEFAULT_WORKERS: Final = 2
-SLOTS_DEFAULT: Final = f"{DEFAULT_WORKERS}, or as many as there are GPUs, if fewer"
-_DEFAULTS: Final = {
-    field.name: field.default
-    for field in dataclasses.fields(WorkerSettings)
-    if isinstance(field.default, int | float | str) and field.default != ""
+DEVICE_TEXTS: Final = {
+    "device": "What engines use; `auto` asks vLLM and torch.",
+    "devices": "GPUs by index or UUID, one for each worker.  [default: the first]",
 }
 _PACKAGE: Final = Path(tokenyard.__file__).resolve().parent
 #: Of a checkout, and of a wheel.
 _EXAMPLE_MODELS: Final = (_PACKAGE.parent / "examples/arithmetic/models", _PACKAGE / "models")
 
 
-def worker_option(name: str, text: str, kind: Any = str) -> Callable[[CommandT], CommandT]:
-    """An option with the variable of a setting of workers, and its default if it says anything."""
-    default = _DEFAULTS.get(name)
-    return click.option(
-        f"--{name.replace('_', '-')}",
-        type=kind,
-        default=default,
-        show_default=default is not None,
-        envvar=f"TOKENYARD_WORKER_{name.upper()}",
-        help=text,
-    )
+def worker_options(
+    slots: str, texts: Mapping[str, str], slots_variable: str | None = None
+) -> list[click.Parameter]:
+    """``--slots``, and options with the variables of settings of workers.
 
-
-#: With the variables of a worker.
-device_options: Final = with_options(
-    worker_option(
-        "device",
-        "What engines use; `auto` asks vLLM and torch.",
-        click.Choice(get_args(DeviceName)),
-    ),
-    click.option(
-        "--devices",
-        type=words,
-        default="",
-        envvar="TOKENYARD_WORKER_DEVICES",
-        help="GPUs by index or UUID, one for each worker.  [default: the first]",
-    ),
-)
-
-
-def count_workers(
-    engine: EngineName, device: DeviceName, devices: tuple[str, ...], workers: int | None
-) -> tuple[int, str]:
-    """The number of workers, and their devices in words ("" for none).
-
-    Raises `tokenyard.protocol.errors.SettingsError` if there are not enough devices.
+    ``slots`` and ``texts`` are their help.
     """
-    if engine == "simulated":
-        return workers or len(devices) or DEFAULT_WORKERS, ""
+    count = click.Option(
+        ["--slots", "--workers", "slots"],
+        envvar=slots_variable,
+        type=click.IntRange(1, 64),
+        show_default=f"{DEFAULT_WORKERS}, or as many as there are GPUs, if fewer",
+        help=slots,
+    )
+    return [count, *settings_options(WorkerSettings, texts, "TOKENYARD_WORKER")]
+
+
+def worker_settings(slots: int | None, **given: Any) -> tuple[WorkerSettings, str]:
+    """The settings of the controller, and the devices of its workers in words ("" for none).
+
+    What is None in ``given`` has its default. Raises `tokenyard.protocol.errors.SettingsError` if
+    there are not enough devices.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    wanted = slots or len(values.get("devices", ()))
+    settings = WorkerSettings(redis_url="", slots=wanted or 1, **values)
+    if settings.engine == "simulated":
+        return dataclasses.replace(settings, slots=wanted or DEFAULT_WORKERS), ""
     # Late, so that `--help` works without the worker's dependencies.
     from worker.engines.devices import check_slots, find_device
 
-    slots = workers or len(devices) or 1
-    settings = WorkerSettings(redis_url="", device=device, devices=devices, slots=slots)
     found = find_device(settings)
-    slots = workers or len(devices) or found.default_slots(DEFAULT_WORKERS)
-    check_slots(dataclasses.replace(settings, slots=slots), found)
-    return slots, str(found)
+    settings = dataclasses.replace(settings, slots=wanted or found.default_slots(DEFAULT_WORKERS))
+    check_slots(settings, found)
+    return settings, str(found)
 
 
 def example_model(name: str) -> Path:

@@ -9,8 +9,8 @@ import contextlib
 import http.client
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from tokenyard.process.program import Exit
 from tokenyard.process.servers import EMBEDDED, choose_server
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.settings import DeviceName, EngineName, default_name
+from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
@@ -37,18 +37,21 @@ from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 _COORDINATOR_STOP_S: Final = 10.0
 #: Time for a batch worker, whose job goes on when it is started again.
 _BATCH_STOP_S: Final = 30.0
-#: Time for a controller beyond that for its requests.
-_CONTROLLER_STOP_S: Final = 15.0
+#: Time for the others, beyond that for running requests.
+_STOP_S: Final = 15.0
 _WORKER: Final = "worker"
 _GATEWAY: Final = "gateway"
 _BATCH: Final = "batch"
 _BOARD: Final = "board"
-#: Time for a board, which has little to finish.
-_BOARD_STOP_S: Final = 15.0
 #: Parts without which a yard still serves.
 _OPTIONAL: Final = frozenset({_GATEWAY, _BATCH, _BOARD})
 #: Variables that say where the gateway keeps files.
 _FILES: Final = frozenset({"TOKENYARD_GATEWAY_FILES_DIR", "TOKENYARD_GATEWAY_FILES_URL"})
+#: The settings of the controller that `up` gives it; it reads the others from its variables.
+_GIVEN: Final = (
+    *("name", "engine", "model", "models", "slots", "spares", "sleepers", "device", "devices"),
+    *("grace_s", "start_timeout_s"),
+)
 #: Variables that the plan contains already; the child must not read them again.
 _DECIDED: Final = ("TOKENYARD_WORKER_MODEL", "TOKENYARD_WORKER_MODELS")
 _POLL_S: Final = 0.1
@@ -72,22 +75,11 @@ class LocalPlan:
     yard: str
     redis_url: str  # "" for an embedded broker
     data_dir: Path  # data of the embedded broker, and all log files
+    worker: WorkerSettings  # of the controller; its broker and its yard are those of the plan
     port: int | None = 0  # of the embedded broker; 0: any, None: the previous one, or 6379
     server: str = EMBEDDED  # see `choose_server`
-    workers: int  # devices, each with one awake process
-    engine: EngineName
-    model: str
-    models: Path | None = None  # a models file instead of one model
-    spares: int = 0
-    sleepers: int = 0
-    # Prefix of the workers' names, which distinguishes ours.
-    name: str = field(default_factory=lambda: default_name("worker"))
-    grace_s: float = 30.0  # running requests may finish for so long
-    start_timeout_s: float = 600.0
     # For tiny models, which compiling does not pay for; the environment may override it.
     enforce_eager: bool = False
-    device: DeviceName = "auto"  # what engines use
-    devices: tuple[str, ...] = ()  # GPUs, one for each worker
     # Of a gateway on loopback, beside which a batch worker runs; None: there is neither.
     http_port: int | None = None
     has_board: bool = False  # at the gateway
@@ -97,9 +89,10 @@ class LocalPlan:
     @property
     def processes(self) -> int:
         """Worker processes that must be up before the yard is ready."""
-        if self.models is None:
-            return self.workers
-        return self.workers * (1 + self.sleepers) + self.spares
+        worker = self.worker
+        if worker.models is None:
+            return worker.slots
+        return worker.slots * (1 + worker.sleepers) + worker.spares
 
 
 class LocalYard:
@@ -113,7 +106,7 @@ class LocalYard:
         self._say = say
         self._keys = Keys(plan.yard)
         self._broker: EmbeddedBroker | None = None
-        self._children: list[Child] = []
+        self._children: dict[str, Child] = {}
         self._connection: redis.Redis | None = None
         self._before: set[str] = set()  # workers of earlier runs
         self._is_drained = False  # our controller has ended, with all its workers
@@ -133,7 +126,7 @@ class LocalYard:
     def pids(self) -> dict[str, int]:
         """Processes by part."""
         broker = {"broker": self._broker.pid} if self._broker else {}
-        return broker | {child.name: child.pid for child in self._children}
+        return broker | {name: child.pid for name, child in self._children.items()}
 
     def start(self) -> list[str]:
         """Start everything; warnings about the broker.
@@ -155,7 +148,7 @@ class LocalYard:
         # An earlier run with the same name may have left leases.
         self._before = {worker.worker for worker in self.view().workers}
         for child in self._programs(logs):
-            self._children.append(child)
+            self._children[child.name] = child
             child.start()
         return warnings
 
@@ -171,22 +164,22 @@ class LocalYard:
         # the user's own module `worker`.
         program = [sys.executable, "-P", "-m", "tokenyard"]
         debug = ["--debug"] if plan.debug else []
-        coordinator = [*program, "coordinator", *debug]
-        controller = [*program, "worker", *debug, *_worker_arguments(plan)]
-        yield Child("coordinator", coordinator, logs / "coordinator.log", env, _COORDINATOR_STOP_S)
-        stop_s = plan.grace_s + _CONTROLLER_STOP_S
-        yield Child(_WORKER, controller, logs / "worker.log", env, stop_s)
+
+        def child(name: str, stop_s: float, *words: str) -> Child:
+            return Child(name, [*program, *words, *debug], logs / f"{name}.log", env, stop_s)
+
+        yield child("coordinator", _COORDINATOR_STOP_S, "coordinator")
+        stop_s = plan.worker.grace_s + _STOP_S
+        yield child(_WORKER, stop_s, "worker", *_worker_arguments(plan.worker))
         if plan.http_port is not None:
-            gateway = [*program, "gateway", *debug, f"--port={plan.http_port}"]
-            gateway += [f"--grace-s={plan.grace_s}", f"--{'' if plan.has_board else 'no-'}board"]
             if not _FILES & env.keys():
                 env["TOKENYARD_GATEWAY_FILES_DIR"] = str(plan.data_dir.absolute() / "files")
-            yield Child(_GATEWAY, gateway, logs / "gateway.log", env, stop_s)
-            batch = [*program, "batch", "worker", *debug]
-            yield Child(_BATCH, batch, logs / "batch.log", env, _BATCH_STOP_S)
+            board = "--board" if plan.has_board else "--no-board"
+            options = (f"--port={plan.http_port}", f"--grace-s={plan.worker.grace_s}", board)
+            yield child(_GATEWAY, stop_s, "gateway", *options)
+            yield child(_BATCH, _BATCH_STOP_S, "batch", "worker")
         if plan.board_port is not None:
-            board = [*program, "board", *debug, f"--port={plan.board_port}"]
-            yield Child(_BOARD, board, logs / "board.log", env, _BOARD_STOP_S)
+            yield child(_BOARD, _STOP_S, "board", f"--port={plan.board_port}")
 
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
         """Wait until a coordinator leads and all our workers are ready, or warm.
@@ -195,7 +188,7 @@ class LocalYard:
 
         Raises `YardFailed` after ``start_timeout_s`` or when a part ends for good.
         """
-        until = clock.monotonic() + self._plan.start_timeout_s
+        until = clock.monotonic() + self._plan.worker.start_timeout_s
         while True:
             self.watch()
             view = self.view()
@@ -207,44 +200,38 @@ class LocalYard:
                 return
             if clock.monotonic() > until:
                 raise YardFailed(
-                    f"after {self._plan.start_timeout_s:g} s, {ready} of"
+                    f"after {self._plan.worker.start_timeout_s:g} s, {ready} of"
                     f" {counted(self._plan.processes, 'worker')} came up; the end of the log:\n"
-                    + self._child(_WORKER).log_end()
+                    + self._children[_WORKER].log_end()
                 )
             clock.sleep(_POLL_S)
-
-    def _child(self, name: str) -> Child:
-        return next(child for child in self._children if child.name == name)
 
     @property
     def http_url(self) -> str | None:
         """The base URL for OpenAI's clients; None without a gateway."""
-        return f"http://127.0.0.1:{self._plan.http_port}/v1" if self._has(_GATEWAY) else None
+        return f"http://127.0.0.1:{self._plan.http_port}/v1" if _GATEWAY in self._children else None
 
     @property
     def board_url(self) -> str | None:
         """The URL of the board; None without one."""
-        if self._has(_BOARD):
+        if _BOARD in self._children:
             return f"http://127.0.0.1:{self._plan.board_port}/board"
-        has_one = self._plan.has_board and self._has(_GATEWAY)
+        has_one = self._plan.has_board and _GATEWAY in self._children
         return f"http://127.0.0.1:{self._plan.http_port}/board" if has_one else None
-
-    def _has(self, name: str) -> bool:
-        return any(child.name == name for child in self._children)
 
     def _serves_http(self) -> bool:
         """Whether the gateway and the board answer, where there are any."""
-        gateway = self._plan.http_port if self._has(_GATEWAY) else None
-        board = self._plan.board_port if self._has(_BOARD) else None
+        gateway = self._plan.http_port if _GATEWAY in self._children else None
+        board = self._plan.board_port if _BOARD in self._children else None
         return _answers(gateway, "/health") and _answers(board, "/board/static/board.js")
 
     def _is_up(self, worker: WorkerView) -> bool:
         """Whether it can serve, or load a model."""
-        may_load = self._plan.models is not None and worker.state == "warm"
+        may_load = self._plan.worker.models is not None and worker.state == "warm"
         return self._is_ours(worker) and (worker.is_ready or may_load)
 
     def _is_ours(self, worker: WorkerView) -> bool:
-        is_named = worker.info is not None and worker.info.controller == self._plan.name
+        is_named = worker.info is not None and worker.info.controller == self._plan.worker.name
         return is_named and worker.worker not in self._before
 
     def view(self) -> YardView:
@@ -265,7 +252,7 @@ class LocalYard:
 
     def watch(self) -> None:
         """Pass on new log lines, and restart parts that have died."""
-        for child in tuple(self._children):
+        for child in tuple(self._children.values()):
             for line in child.listen():
                 self._say(child.name, line)
             if child.status is not None:
@@ -292,7 +279,7 @@ class LocalYard:
                 f"the {child.name} has ended for good (status {status}); the end of"
                 f" {child.log}:\n{child.log_end()}"
             )
-        self._children.remove(child)
+        del self._children[child.name]
         self._say(child.name, LogLine("WARNING", f"is off: {child.error() or child.log}"))
 
     def _retire_ours(self) -> None:
@@ -316,13 +303,13 @@ class LocalYard:
             nonlocal is_hurried
             if hurry() and not is_hurried:
                 is_hurried = True
-                for child in self._children[:-1]:
+                for child in self._children.values():
                     child.terminate()
             return is_hurried
 
         while self._children:
-            self._children[-1].stop(hurried)
-            self._children.pop()
+            next(reversed(self._children.values())).stop(hurried)
+            self._children.popitem()
         if self._connection is not None:
             self._connection.close()
         if self._broker is not None:
@@ -343,18 +330,9 @@ def _answers(port: int | None, path: str) -> bool:
         connection.close()
 
 
-def _worker_arguments(plan: LocalPlan) -> list[str]:
-    given: Mapping[str, str] = {
-        "name": plan.name,
-        "model": plan.model,
-        "models": str(plan.models or ""),
-        "spares": str(plan.spares),
-        "sleepers": str(plan.sleepers),
-        "engine": plan.engine,
-        "device": plan.device,
-        "devices": ",".join(plan.devices),
-        "slots": str(plan.workers),
-        "grace-s": str(plan.grace_s),
-        "start-timeout-s": str(plan.start_timeout_s),
-    }
-    return [f"--{name}={value}" for name, value in given.items() if value]
+def _worker_arguments(worker: WorkerSettings) -> Iterator[str]:
+    for name in _GIVEN:
+        value = getattr(worker, name)
+        if value not in {None, "", ()}:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            yield f"--{name.replace('_', '-')}={text}"

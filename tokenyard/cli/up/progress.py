@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from tokenyard import clock
 from tokenyard.broker.url import public_url
 from tokenyard.cli.up.local_yard import YardFailed
+from tokenyard.process.embedded_broker import free_port, listen_error
 from tokenyard.process.running import Announcement, default_data_dir, running_up
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import counted
@@ -31,7 +31,10 @@ def spinner(console: Console, workers: int) -> Iterator[OnProgress]:
 
         def tell(leads: bool, ready: int) -> None:
             nonlocal seen
-            text = _step(leads, ready, workers)
+            text = "Waiting for the coordinator to lead"
+            if leads:
+                are = "is" if workers == 1 else "are"
+                text = f"{ready} of {counted(workers, 'worker')} {are} ready"
             if console.is_terminal:
                 status.update(f"{text} ({clock.monotonic() - started:.0f} s)")
             elif text != seen:
@@ -41,12 +44,6 @@ def spinner(console: Console, workers: int) -> Iterator[OnProgress]:
         yield tell
 
 
-def _step(leads: bool, ready: int, workers: int) -> str:
-    if not leads:
-        return "Waiting for the coordinator to lead"
-    return f"{ready} of {counted(workers, 'worker')} {'is' if workers == 1 else 'are'} ready"
-
-
 # The port of a local yard's gateway, or of its board.
 
 DEFAULT_PORT: Final = 8000
@@ -54,24 +51,11 @@ DEFAULT_PORT: Final = 8000
 
 def choose_http_port(wanted: int | None) -> int:
     """The wanted port, or 8000, or a free one; raises `click.UsageError` where it is taken."""
-    if wanted is None:
-        return _free(DEFAULT_PORT) or _free(0)
-    port = _free(wanted)
-    if not port:
+    if wanted is None and not listen_error(DEFAULT_PORT):
+        return DEFAULT_PORT
+    if wanted and listen_error(wanted):
         raise click.UsageError(f"--http-port: {wanted} is taken; give another one, or 0")
-    return port
-
-
-def _free(port: int) -> int:
-    """The port if it is free, any for 0; 0 if it is taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return 0
-        bound: int = probe.getsockname()[1]
-        return bound
+    return wanted or free_port()
 
 
 # Announces `tokenyard up` to other commands, and locks its data folder.
