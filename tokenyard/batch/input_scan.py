@@ -10,7 +10,6 @@ import hashlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 from msgspec import UNSET, Struct, UnsetType
@@ -57,12 +56,7 @@ class _Buckets:
             self._files.append(self._open.enter_context(file))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def add(self, name: str, number: int) -> None:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from operator import add
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -184,12 +183,7 @@ class Outputs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.results.close()
         self.errors.close()
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -261,12 +260,7 @@ class JobMonitor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
