@@ -192,20 +192,6 @@ class Outputs:
         """Whether both files are empty."""
         return not (self.results.path.stat().st_size or self.errors.path.stat().st_size)
 
-    @staticmethod
-    def written(results: Path, errors: Path, job: str) -> tuple[int, int]:
-        """Count results and errors in the files, read-only; raises as `recover`."""
-        marks = LineNumbers()
-        counts = []
-        for path in (results, errors):
-            before = len(marks)
-            for number, raw in read_lines(path):
-                done = read_done(raw) if raw is not None else None
-                if done is None or done.job != short(job) or not marks.add(done.number):
-                    raise UnreadableFile(f"{path}: line {number} is of another job, or a duplicate")
-            counts.append(len(marks) - before)
-        return counts[0], counts[1]
-
     def recover(self, job: str) -> int:
         """Read what is done; the bytes truncated. Raises `UnreadableFile` for foreign lines."""
         self.done = LineNumbers()
