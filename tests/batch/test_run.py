@@ -16,6 +16,7 @@ from tests.batch.conftest import WriteLines, completion, objects, zstd
 from tests.support.processes import Plant
 from tests.support.servers import free_port
 from tokenyard.batch import (
+    BatchBroken,
     BatchState,
     OutputInUse,
     Progress,
@@ -176,6 +177,23 @@ def test_a_completed_job_runs_no_line_again(
     again = run(source, tmp_path / "out.jsonl")
     assert (again.id, again.status, again.counts) == (first.id, "completed", first.counts)
     assert (tmp_path / "out.jsonl").read_bytes() == text
+
+
+def test_a_job_fails_that_has_lost_an_answer(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given a file that loses its last line just before the job ends
+    source, target = write_lines("in.jsonl", [completion(number) for number in range(5)]), "out"
+    run(source, tmp_path / target)
+
+    def lose(progress: Progress) -> None:
+        if progress.status == "finalizing":
+            lines = (tmp_path / target).read_bytes().splitlines(keepends=True)
+            (tmp_path / target).write_bytes(b"".join(lines[:-1]))
+
+    # I expect the check at its end to notice.
+    with pytest.raises(BatchBroken, match="5 input lines, but 4 results and 0 errors"):
+        run(source, tmp_path / target, on_progress=lose)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
