@@ -119,10 +119,6 @@ class BatchJobs:
                 id=record.id,
                 status="failed" if is_late else "validating",
                 errors=BatchErrors.of("the batch is not known" if is_late else ""),
-                input_file_id=record.input_file_id,
-                output_file_id=record.output_file_id,
-                error_file_id=record.error_file_id,
-                created_at=record.created_at,
             )
         if found.status in _BROKEN_OFF and not self._outputs.are_whole(
             name_of(tenant, record.output_file_id), name_of(tenant, record.error_file_id)

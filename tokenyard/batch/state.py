@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -36,9 +36,7 @@ Status = Literal[
 #: Statuses of a job that is over until it is resumed.
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 #: Statuses whose times the batch object has, as ``completed_at``.
-BATCH_TIMES: Final = (
-    *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
-)
+BATCH_TIMES: Final = tuple(status for status in get_args(Status) if status != "validating")
 #: How long a request of a killed job can be submitted again without running again.
 DEFAULT_RESULT_TTL_S: Final = 600
 #: How often RQ retries a failed job after its last progress.
@@ -255,10 +253,10 @@ class Batch(Struct, frozen=True, kw_only=True):
     endpoint: str | None = None
     status: str
     rq_status: str | None = None
-    input_file_id: str
-    output_file_id: str
-    error_file_id: str
-    created_at: _Instant
+    input_file_id: str = ""
+    output_file_id: str = ""
+    error_file_id: str = ""
+    created_at: _Instant = 0
     request_counts: RequestCounts = RequestCounts()
     usage: BatchUsage | None = None
     line_errors: list[CodeCount] = []

@@ -206,10 +206,6 @@ class BatchQueue:
             raise UnknownJob(f"{job_id!r} is not a batch job of this yard")
         return job
 
-    def describe(self, job_id: str) -> dict[str, Any]:
-        """The batch object of one job; raises `UnknownJob`."""
-        return describe(self.find(job_id))
-
     @property
     def has_worker(self) -> bool:
         """Whether a batch worker is there."""
