@@ -286,9 +286,6 @@ def _options(order: JobOrder, job_id: str) -> dict[str, Any]:
         "meta": {
             "status": "validating",
             "request_counts": msgspec.to_builtins(RequestCounts()),
-            "input": order.spec.input,
-            "output": order.spec.output,
-            "errors": order.spec.errors,
         },
         "on_success": Callback(_SUCCEEDED, CALLBACK_TIMEOUT_S) if order.on_success else None,
         "on_failure": Callback(_FAILED, CALLBACK_TIMEOUT_S) if order.on_failure else None,

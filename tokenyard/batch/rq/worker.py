@@ -73,7 +73,7 @@ class BatchWorker(Worker):
             maintenance_interval=_LOOK_EVERY_S,
             worker_ttl=_WORKER_TTL_S,
         )
-        self._turns = [Turns(queue) for queue in self.queues]
+        self._turns = Turns(self.queues[0])
 
     def register_birth(self) -> None:
         """As RQ does, in place of a dead worker of this name; raises `SettingsError` if it lives.
@@ -121,8 +121,7 @@ class BatchWorker(Worker):
         raise StopRequested
 
     def _take_job(self, timeout: int | None) -> tuple[Job, Queue] | None:
-        for turns in self._turns:
-            turns.arrange()
+        self._turns.arrange()
         taken = WorkerQueue.dequeue_any(
             self._ordered_queues, timeout, self.connection, KnownJob, JSONSerializer
         )
@@ -132,8 +131,7 @@ class BatchWorker(Worker):
         if self._stop_requested:
             TakenJobs(queue.key, self.connection).give_back(job.id, queue)
             raise StopRequested
-        for turns in self._turns:
-            turns.took(job)
+        self._turns.took(job)
         job.redis_server_version = get_version(self.connection)
         _log.info("worker %s takes job %s: %s", self.name, job.id, job.description)
         return taken
@@ -147,11 +145,10 @@ class BatchWorker(Worker):
         self.last_cleaned_at: Any = now()
 
     def _clean_registries(self) -> None:
-        has_found_dead = False
-        for queue in self.queues:
-            _refuse_scheduled(queue)
-            has_found_dead |= self._abandon_jobs_of_dead_workers(queue)
-            queue.intermediate_queue.cleanup(self, queue)
+        [queue] = self.queues
+        _refuse_scheduled(queue)
+        has_found_dead = self._abandon_jobs_of_dead_workers(queue)
+        queue.intermediate_queue.cleanup(self, queue)
         if has_found_dead or clock.monotonic() >= self._clean_at:
             self._clean_at = clock.monotonic() + _CLEAN_EVERY_S
             super().clean_registries()  # type: ignore[no-untyped-call]
@@ -170,9 +167,8 @@ class BatchWorker(Worker):
             worker = self._worker_of(job_id)
             if worker is None:
                 continue
-            is_mine = (
-                worker.name == self.name
-            )  # this one is idle: an earlier one of its name had it
+            # This one is idle: an earlier one of its name had it.
+            is_mine = worker.name == self.name
             if is_mine or is_dead_here(worker.hostname, worker.pid):
                 _log.warning("worker %s is dead; its job %s continues", worker.name, job_id)
                 registry.connection.zadd(registry.key, {entry: 1}, xx=True)
@@ -192,12 +188,12 @@ class BatchWorker(Worker):
 
     def _start_scheduler(self, *arguments: Any, **options: Any) -> None:
         """As RQ does, but without waiting a minute for the lock of a dead worker."""
-        for queue in self.queues:
-            _refuse_scheduled(queue)
-            key = RQScheduler.get_locking_key(queue.name)
-            owner: Any = self.connection.get(key)
-            if owner and self._is_dead_scheduler(owner.decode()):
-                self.connection.delete(key)
+        [queue] = self.queues
+        _refuse_scheduled(queue)
+        key = RQScheduler.get_locking_key(queue.name)
+        owner: Any = self.connection.get(key)
+        if owner and self._is_dead_scheduler(owner.decode()):
+            self.connection.delete(key)
         super()._start_scheduler(*arguments, **options)
 
     def _is_dead_scheduler(self, name: str) -> bool:
