@@ -116,6 +116,9 @@ spec_options: Final = with_options(
         show_default=True,
         help="How long the yard keeps answers for a killed job.",
     ),
+    click.option(
+        "--overwrite", is_flag=True, help="Start over: delete the results and errors of OUTPUT."
+    ),
 )
 
 

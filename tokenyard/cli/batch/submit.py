@@ -42,9 +42,6 @@ job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Submit a file of requests to RQ.")
 @spec_options
 @click.option(
-    "--overwrite", is_flag=True, help="Start over: delete the results and errors of OUTPUT."
-)
-@click.option(
     "--retries",
     type=click.IntRange(0, 1000),
     default=DEFAULT_RETRIES,
