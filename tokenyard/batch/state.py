@@ -112,13 +112,6 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises `SettingsError` with all errors."""
-        problems = self._problems()
-        if problems:
-            raise SettingsError(problems)
-        for path in (self.input_path, self.output_path, self.errors_path):
-            check_codec(path)
-
-    def _problems(self) -> list[str]:
         files = {
             "input": self.input_path,
             "output": self.output_path,
@@ -141,7 +134,10 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
             errors.append("completion_window_s: must not be negative")
         if self.result_ttl_s < 1:
             errors.append("result_ttl_s: must be at least 1")
-        return errors
+        if errors:
+            raise SettingsError(errors)
+        for path in (self.input_path, self.output_path, self.errors_path):
+            check_codec(path)
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
