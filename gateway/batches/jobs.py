@@ -174,7 +174,8 @@ def _without_paths(message: str) -> dict[str, Any] | None:
     """The error of a batch; it names files by their paths here, which are not for clients."""
     if not message:
         return None
-    error = {"code": None, "line": None, "param": None, "message": _names_only(message)}
+    names_only = re.sub(r"(?<![\w.])/(?:[^\s/:]+/)+", "", message)
+    error = {"code": None, "line": None, "param": None, "message": names_only}
     return {"object": "list", "data": [error]}
 
 
@@ -199,7 +200,3 @@ def _class_for(principal: Principal) -> PriorityClass:
         return principal.choose_class({"service_tier": "flex"})
     except GatewayError:
         return principal.choose_class({})
-
-
-def _names_only(message: str) -> str:
-    return re.sub(r"(?<![\w.])/(?:[^\s/:]+/)+", "", message)

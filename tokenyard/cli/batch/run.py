@@ -22,11 +22,12 @@ from rich.table import Column as RichColumn
 from rich.table import Table
 
 from tokenyard import clock
+from tokenyard.batch.api import spec_of
 from tokenyard.batch.dry_run import Fleet, Report, dry_run
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, BatchState, new_id
-from tokenyard.cli.batch.options import file_errors_in_one_line, spec_from, spec_options
+from tokenyard.cli.batch.options import file_errors_in_one_line, spec_options
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import HarmlessConsole, plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
@@ -89,12 +90,13 @@ def run(
 ) -> None:
     """Run the job, show its progress, and print the outcome."""
     choice: YardChoice = ctx.obj
+    if output is None and not dry_run:
+        raise click.UsageError("give --output")
+    spec = spec_of(input_path, output or "-", given)
     if dry_run:
-        spec = spec_from(input_path, output or Path("-"), given)
         with file_errors_in_one_line(ctx):
             is_valid = check_file(choice, spec, tokenizer, prints_json=as_json)
         ctx.exit(Exit.OK if is_valid else Exit.FAILED)
-    spec = spec_from(input_path, output, given)
     seen: list[Progress] = []
     with (
         file_errors_in_one_line(ctx),
