@@ -230,10 +230,6 @@ class BatchQueue:
                 return "a batch worker, and none is there: start `tokenyard batch worker`"
         return ""
 
-    def spec_of(self, job_id: str) -> BatchSpec:
-        """The settings of a job; raises `UnknownJob`."""
-        return self.find(job_id).order.spec
-
     def cancel(self, job: KnownJob) -> str:
         """Cancel a job; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
         self._connection.hsetnx(job.key, CANCEL_FIELD, str(int(clock.wall())))
@@ -246,7 +242,7 @@ class BatchQueue:
             return "cancelling"
         if state is not JobStatus.CANCELED:
             self._connection.hdel(job.key, CANCEL_FIELD)
-        return _status(job, job.meta)
+        return _status(job)
 
     def resume(self, job: KnownJob, *, retry_errors: bool) -> None:
         """Enqueue a job that is over again.
@@ -260,7 +256,7 @@ class BatchQueue:
             JobStatus.FINISHED: self.rq.finished_job_registry,
         }.get(job.get_status())
         if registry is None:
-            raise SettingsError([f"job {job.id} is not over: it is {_status(job, job.meta)}"])
+            raise SettingsError([f"job {job.id} is not over: it is {_status(job)}"])
         if why := _why_nothing_to_resume(job, retry_errors=retry_errors):
             raise SettingsError([f"job {job.id} {why}"])
         self._connection.hdel(job.key, CANCEL_FIELD)
@@ -410,7 +406,7 @@ def _described(job: KnownJob) -> dict[str, Any]:
     meta: Mapping[str, Any] = job.meta
     times: Mapping[str, float] = meta.get("times", {})
     order = job.order
-    status = _status(job, meta)
+    status = _status(job)
     message = meta.get("message") or (_last_error(job) if status == "failed" else "")
     return {
         "id": job.id,
@@ -442,9 +438,9 @@ def _cancel_times(job: Job, status: str) -> dict[str, int]:
     return dict.fromkeys(names, int(raw)) if raw else {}
 
 
-def _status(job: Job, meta: Mapping[str, Any]) -> str:
+def _status(job: Job) -> str:
     """The status in OpenAI's terms; RQ also knows of jobs whose process died."""
-    status = str(meta.get("status", "validating"))
+    status = str(job.meta.get("status", "validating"))
     match job.get_status(refresh=False):
         case JobStatus.FAILED | JobStatus.STOPPED:
             return status if status in ENDED - {"completed"} else "failed"
@@ -459,7 +455,7 @@ def _status(job: Job, meta: Mapping[str, Any]) -> str:
 
 def _why_nothing_to_resume(job: Job, *, retry_errors: bool) -> str:
     """Why a job that is over has no line left to run; "" where it may have some."""
-    if _status(job, job.meta) != "completed":
+    if _status(job) != "completed":
         return ""
     errors = msgspec.convert(job.meta.get("request_counts", {}), RequestCounts).failed
     if not errors:

@@ -144,7 +144,7 @@ def results(ctx: click.Context, job_id: str, errors: bool, only_path: bool) -> N
     The files must be visible here under the same paths.
     """
     with _queue(ctx) as queue:
-        spec = queue.spec_of(job_id)
+        spec = queue.find(job_id).order.spec
         path = spec.errors_path if errors else spec.output_path
         if only_path:
             say(str(path))
@@ -161,7 +161,7 @@ def logs(ctx: click.Context, job_id: str) -> None:
     It is stored beside the output, as OUTPUT.log.
     """
     with _queue(ctx) as queue:
-        _print_file(queue.spec_of(job_id).log_path)
+        _print_file(queue.find(job_id).order.spec.log_path)
 
 
 def _print_file(path: Path) -> None:
