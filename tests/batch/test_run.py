@@ -26,7 +26,7 @@ from tokenyard.batch import (
 )
 from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchSpec, BatchUsage, RequestCounts, load_state
+from tokenyard.batch.state import Batch, BatchSpec, BatchUsage, RequestCounts, load_state
 from tokenyard.cli.batch.run import _shown
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
 
@@ -343,7 +343,8 @@ def test_a_bar_shows_its_numbers_at_80_columns() -> None:
     text = io.StringIO()
     console = Console(file=text, width=80, force_terminal=True)
     counts = RequestCounts(total=200_000, completed=4909, failed=12)
+    batch = Batch(id="batch_1", status="in_progress", request_counts=counts)
     with _shown(console) as tell:
-        tell(Progress("batch_1", "in_progress", counts, 1234.5, 3700.0, BatchUsage()))
+        tell(Progress(batch.id, "in_progress", counts, 1234.5, 3700.0, BatchUsage(), batch))
     plain = re.sub(r"\x1b\[[\d;?]*\w", "", text.getvalue())
     assert "4921/200000 1234.5 lines/s, 1:01:40 left, 12 errors 0:00:0" in plain

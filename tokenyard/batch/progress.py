@@ -10,7 +10,7 @@ from typing import Final
 import redis
 
 from tokenyard import clock
-from tokenyard.batch.state import BatchUsage, RequestCounts, Status
+from tokenyard.batch.state import Batch, BatchUsage, RequestCounts, Status
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import LINE_STATES, Keys
 
@@ -32,6 +32,7 @@ class Progress:
     per_s: float  # lines a second over the last half minute
     eta_s: float | None  # None while it is not known
     usage: BatchUsage
+    batch: Batch  # all of it, as the batch object
 
 
 class LineRate:

@@ -210,9 +210,12 @@ class Runner:
             state.save()
             self._line_count.advance(before, state.counts)
         per_s = self._rate.per_s()
-        left = job.counts.total - job.counts.done
+        left = state.counts.total - state.counts.done
         eta_s = left / per_s if per_s > 0 else None
-        self._on_progress(Progress(state.id, state.status, job.counts, per_s, eta_s, state.usage))
+        batch = state.as_batch(per_s, eta_s)
+        self._on_progress(
+            Progress(state.id, state.status, state.counts, per_s, eta_s, state.usage, batch)
+        )
 
 
 def _summary(job: OpenJob) -> str:

@@ -318,8 +318,8 @@ class BatchState(Struct, kw_only=True):
         packed = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write_whole(self.spec.state_path, packed + b"\n")
 
-    def as_batch(self) -> Batch:
-        """The batch object."""
+    def as_batch(self, per_s: float | None = None, eta_s: float | None = None) -> Batch:
+        """The batch object, with the pace of one that runs."""
         spec, times = self.spec, self.times
         times_at: Any = {f"{name}_at": int(times[name]) for name in BATCH_TIMES if name in times}
         return Batch(
@@ -335,6 +335,8 @@ class BatchState(Struct, kw_only=True):
             request_counts=self.counts,
             usage=self.usage,
             line_errors=self.line_errors,
+            lines_per_s=None if per_s is None else round(per_s, 1),
+            eta_s=None if eta_s is None else round(eta_s, 1),
             **times_at,
         )
 

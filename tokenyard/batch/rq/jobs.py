@@ -1,7 +1,7 @@
 """Submits, describes, cancels and resumes batch jobs at RQ.
 
 RQ provides the queue, retries, time-outs, dependencies and schedules; all that it stores is JSON. A
-job's progress is in its ``meta``, so RQ's own tools show it.
+job's progress is in its ``meta``, as the batch object has it, so RQ's own tools show it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack, cast
 
@@ -403,12 +403,11 @@ def batch_of(job: KnownJob) -> Batch:
 
 
 def _described(job: KnownJob) -> dict[str, Any]:
-    meta: Mapping[str, Any] = job.meta
-    times: Mapping[str, float] = meta.get("times", {})
-    order = job.order
-    status = _status(job)
-    message = meta.get("message") or (_last_error(job) if status == "failed" else "")
+    order, status = job.order, _status(job)
+    message = job.meta.get("message") or (_last_error(job) if status == "failed" else "")
     return {
+        **job.meta,
+        **_cancel_times(job, status),
         "id": job.id,
         "status": status,
         "rq_status": str(job.get_status(refresh=False).value),
@@ -418,12 +417,6 @@ def _described(job: KnownJob) -> dict[str, Any]:
         "error_file_id": order.spec.errors or str(order.spec.errors_path),
         "completion_window": order.spec.window_text,
         "created_at": int(job.created_at.timestamp()),
-        **_cancel_times(job, status),
-        **{f"{name}_at": int(at) for name, at in times.items()},
-        "request_counts": meta.get("request_counts") or {},
-        "usage": meta.get("usage"),
-        "lines_per_s": meta.get("lines_per_s"),
-        "eta_s": meta.get("eta_s"),
         "retries_left": job.retries_left,
         "cron": order.cron or None,
     }
@@ -435,7 +428,7 @@ def _cancel_times(job: Job, status: str) -> dict[str, int]:
         return {}
     raw: Any = job.connection.hget(job.key, CANCEL_FIELD)
     names = ["cancelling_at", *(["cancelled_at"] if status == "cancelled" else [])]
-    return dict.fromkeys(names, int(raw)) if raw else {}
+    return {name: int(raw) for name in names if raw and not job.meta.get(name)}
 
 
 def _status(job: Job) -> str:

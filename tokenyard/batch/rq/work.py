@@ -15,7 +15,6 @@ from rq import Retry, get_current_job
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
-from tokenyard import clock
 from tokenyard.batch.asking import PATIENCE_S, AskingFactory, WaitsForLimit, by_client
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.progress import Progress
@@ -144,17 +143,7 @@ class _Try:
 
     def _update(self, progress: Progress) -> None:
         """Store the progress; called by two threads."""
-        times = self._job.meta.get("times", {})
-        if progress.status != self._job.meta.get("status") or progress.status not in times:
-            times = times | {progress.status: clock.wall()}
-        self._job.meta |= {
-            "status": progress.status,
-            "request_counts": msgspec.to_builtins(progress.counts),
-            "usage": msgspec.to_builtins(progress.usage),
-            "lines_per_s": round(progress.per_s, 1),
-            "eta_s": round(progress.eta_s, 1) if progress.eta_s is not None else None,
-            "times": times,
-        }
+        self._job.meta |= msgspec.to_builtins(progress.batch)
         self._save_meta()
         # Retries count from the last progress, because a long job may lose many workers.
         done = progress.counts.done
