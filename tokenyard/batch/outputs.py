@@ -164,11 +164,6 @@ class Outputs:
             raise
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Lines with a result, and lines with an error."""
-        return self.results.count, self.errors.count
-
-    @property
     def usage(self) -> BatchUsage:
         """The tokens of all results."""
         given, cached, made, reasoned = self.results.tokens
@@ -220,8 +215,10 @@ class Outputs:
                 )
             file.note(done)
         if foreign:
-            # After a power failure the last line may have its length, but not its text.
-            cut += _cut_last_line(file.path)
+            # After a power failure the last line may have its length, but not its text. Without
+            # its newline it counts as torn.
+            os.truncate(file.path, file.path.stat().st_size - 1)
+            cut += 1 + cut_torn_end(file.path)
         file.measure()
         return cut
 
@@ -299,10 +296,3 @@ def _replaced(file: LineFile, change: Callable[[bytes], bytes | None]) -> LineFi
     file.close()
     new.path = file.path
     return new
-
-
-def _cut_last_line(path: Path) -> int:
-    """Truncate the last line of a plain file; the number of bytes removed."""
-    size = path.stat().st_size
-    os.truncate(path, size - 1)  # its newline, so that the line counts as torn
-    return 1 + cut_torn_end(path)
