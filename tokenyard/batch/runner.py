@@ -58,9 +58,9 @@ class Runner:
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
         self._asking = asking or by_client(url, yard, connect_timeout_s)
-        self._rate = LineRate()
-        self._job: OpenJob  # from `run` on, as its ending
+        self._job: OpenJob  # from `run` on, as what follows
         self._ending: Ending
+        self._rate: LineRate
         self._saving = threading.Lock()
         self._line_count = LineCount(url, yard)
 
@@ -88,6 +88,7 @@ class Runner:
         ) as job:
             self._job = job
             self._ending = Ending(job.state.id)
+            self._rate = LineRate(job.counts.done)
             _log.info("job %s: %s", job.state.id, _summary(job))
             try:
                 self._run(job)
@@ -156,7 +157,6 @@ class Runner:
         ):
             for number, line in asking.answers(monitor.check):
                 job.outputs.write(number, line)
-                self._rate.count()
             monitor.check()
 
     def _answer_unrun(self, job: OpenJob) -> None:
@@ -209,7 +209,7 @@ class Runner:
             state.line_errors = job.outputs.line_errors
             state.save()
             self._line_count.advance(before, state.counts)
-        per_s = self._rate.per_s()
+        per_s = self._rate.per_s(state.counts.done)
         left = state.counts.total - state.counts.done
         eta_s = left / per_s if per_s > 0 else None
         batch = state.as_batch(per_s, eta_s)
