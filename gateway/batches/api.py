@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Send
 
-from gateway.batches.asked import read_batch
 from gateway.batches.files import FileStore, StoredFile, no_file
 from gateway.batches.jobs import BatchJobs
-from gateway.batches.records import BatchRecord, BatchRecords
+from gateway.batches.records import BatchRecord, BatchRecords, read_batch
 from gateway.batches.storage import Storage
 from gateway.batches.upload import expected_bytes, receive_upload
 from gateway.http.errors import GatewayError

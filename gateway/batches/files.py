@@ -131,10 +131,6 @@ class FileStore:
         """Make a file exist whose content is there, as a batch job writes it."""
         self._storage.write(name_of(tenant, file.id) + _ABOUT, msgspec.json.encode(file))
 
-    def discard(self, tenant: str, file_id: str) -> None:
-        """Delete the content of a file that does not exist."""
-        self._storage.delete(name_of(tenant, file_id))
-
 
 class NewFile:
     """A file that does not exist yet."""
@@ -163,7 +159,7 @@ class NewFile:
         try:
             self._store.publish(self._tenant, made)
         except BaseException:
-            self._store.discard(self._tenant, self.id)
+            self._store.remove(self._tenant, self.id)
             raise
         return made
 

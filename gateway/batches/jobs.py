@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.batches.files import FileStore, StoredFile, name_of
 from gateway.batches.parts import WholeOutputs
-from gateway.batches.records import BatchRecord
+from gateway.batches.records import BatchRecord, read_window
 from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal
@@ -35,9 +34,6 @@ from tokenyard.batch.state import (
 )
 from tokenyard.protocol.keys import PriorityClass
 
-_WINDOW: Final = re.compile(r"(?P<count>[0-9]{1,7})(?P<unit>[smhd])")
-_UNITS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LONGEST_S: Final = 30 * 86400
 #: A batch that RQ does not know after so long was never handed over.
 _UNKNOWN_S: Final = 60.0
 #: Ends after which the outputs may be in parts.
@@ -68,7 +64,7 @@ class BatchJobs:
             output=location(record.output_file_id),
             errors=location(record.error_file_id),
             priority_class=_class_for(principal),
-            completion_window_s=read_window(record.completion_window),
+            completion_window_s=float(read_window(record.completion_window)),
             window_from=float(record.created_at),
             tenant=tenant,
             endpoint=record.endpoint,
@@ -100,7 +96,7 @@ class BatchJobs:
             "output_file_id": self._publish(tenant, record, "output") if progress.is_over else None,
             "error_file_id": self._publish(tenant, record, "error") if progress.is_over else None,
             "created_at": record.created_at,
-            "expires_at": expiry_of(record),
+            "expires_at": record.ends_at,
             **{f"{name}_at": getattr(progress, f"{name}_at") for name in BATCH_TIMES},
             "request_counts": msgspec.to_builtins(progress.request_counts),
             "usage": msgspec.to_builtins(progress.usage),
@@ -119,10 +115,6 @@ class BatchJobs:
                 id=record.id,
                 status="failed" if is_late else "validating",
                 errors=BatchErrors.of("the batch is not known" if is_late else ""),
-                input_file_id=record.input_file_id,
-                output_file_id=record.output_file_id,
-                error_file_id=record.error_file_id,
-                created_at=record.created_at,
             )
         if found.status in _BROKEN_OFF and not self._outputs.are_whole(
             name_of(tenant, record.output_file_id), name_of(tenant, record.error_file_id)
@@ -137,7 +129,7 @@ class BatchJobs:
             found = batch_of(job)
             if found.rq_status == "started" and found.is_over:
                 return replace(found, status="finalizing")  # its files are still being stored
-            ends_at = expiry_of(record)
+            ends_at = record.ends_at
             is_late = clock.wall() > ends_at + _LATE_S
             if is_late and not found.is_over and not is_attended(job):
                 return replace(found, status="expired", expired_at=ends_at)
@@ -178,23 +170,9 @@ def _without_paths(message: str) -> dict[str, Any] | None:
     """The error of a batch; it names files by their paths here, which are not for clients."""
     if not message:
         return None
-    error = {"code": None, "line": None, "param": None, "message": _names_only(message)}
+    names_only = re.sub(r"(?<![\w.])/(?:[^\s/:]+/)+", "", message)
+    error = {"code": None, "line": None, "param": None, "message": names_only}
     return {"object": "list", "data": [error]}
-
-
-def expiry_of(record: BatchRecord) -> int:
-    """When the window of a batch ends, in unix seconds."""
-    return record.created_at + int(read_window(record.completion_window))
-
-
-def read_window(text: str) -> float:
-    """Seconds of a window like ``24h``; raises `GatewayError`."""
-    found = _WINDOW.fullmatch(text)
-    seconds = int(found["count"]) * _UNITS[found["unit"]] if found else 0
-    if not 0 < seconds <= _LONGEST_S:
-        message = "completion_window: give a time like `24h`, `90m` or `7d`, of 30 days at most"
-        raise GatewayError(400, "invalid_request_error", message, param="completion_window")
-    return float(seconds)
 
 
 def _class_for(principal: Principal) -> PriorityClass:
@@ -203,7 +181,3 @@ def _class_for(principal: Principal) -> PriorityClass:
         return principal.choose_class({"service_tier": "flex"})
     except GatewayError:
         return principal.choose_class({})
-
-
-def _names_only(message: str) -> str:
-    return re.sub(r"(?<![\w.])/(?:[^\s/:]+/)+", "", message)

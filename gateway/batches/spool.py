@@ -73,24 +73,12 @@ class Spool:
             self._results.put(part.results)
             self._failed.put(part.errors)
             self.spec.state_path.write_bytes(part.state)
-        if not self._number:
-            self._restore_ended()
-        self._move_state()
-
-    def _restore_ended(self) -> None:
-        """Copy the files of a job that was over, and runs again."""
-        for name, path in self._objects():
-            with contextlib.suppress(FileNotFoundError):
-                self._storage.fetch(name, path)
-
-    def _move_state(self) -> None:
-        """Let the state name the files here; the worker that wrote it had another folder."""
-        state = load_state(self.spec.state_path)
-        if state is not None:
-            mine = self.spec
-            state.spec = msgspec.structs.replace(
-                state.spec, input=mine.input, output=mine.output, errors=mine.errors
-            )
+        if not self._number:  # a job that was over, and runs again
+            for name, path in self._objects():
+                with contextlib.suppress(FileNotFoundError):
+                    self._storage.fetch(name, path)
+        if (state := load_state(self.spec.state_path)) is not None:
+            state.spec = self.spec  # the worker that wrote it had another folder
             state.save()
 
     def _objects(self) -> Iterator[tuple[str, Path]]:
@@ -106,8 +94,6 @@ class Spool:
             if added >= _MOST_BYTES or (added and is_due):
                 try:
                     self._keep()
-                except OutputInUse:
-                    raise
                 except OSError as error:
                     self._kept_at = clock.monotonic()
                     _log.warning("%s: %s; the job goes on", self._output, error)
@@ -174,9 +160,9 @@ class _LineFile:
     @property
     def added(self) -> int:
         """Bytes that are in no part."""
-        found = self._path.stat() if self._path.exists() else None
-        if found is None:
+        if not self._path.exists():
             return 0
+        found = self._path.stat()
         return found.st_size - (self.kept if found.st_ino == self._inode else 0)
 
     def take(self) -> Piece:

@@ -12,8 +12,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from gateway.batches.asked import LIFETIMES_S
 from gateway.batches.files import MAX_FILENAME, FileStore, NewFile, StoredFile
+from gateway.batches.records import LIFETIMES_S
 from gateway.http.errors import GatewayError
 
 #: Bytes that are gathered before they are written.

@@ -20,7 +20,7 @@ from rq.serializers import JSONSerializer
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tokenyard.batch.rq.callbacks import succeeded
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, UnknownJob
+from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, UnknownJob, describe
 from tokenyard.batch.rq.listing import list_jobs
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.batch.rq.worker import BatchWorker
@@ -149,7 +149,7 @@ def test_a_foreign_job_is_listed_as_such(others: Others, write: Callable[[Others
     assert "foreign" in table
     assert mine in table
     with pytest.raises(UnknownJob):
-        others.batches.describe(foreign)
+        describe(others.batches.find(foreign))
     for command in ("status", "cancel", "resume", "results", "logs"):
         assert "Error: job " in _run(others, command, foreign, status=1)
     assert Trap.opened == []

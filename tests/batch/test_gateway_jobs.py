@@ -10,11 +10,10 @@ import msgspec
 import pytest
 import rq
 
-from gateway.batches.asked import read_batch
 from gateway.batches.files import FileStore, name_of, new_id
 from gateway.batches.folder import FolderStorage
 from gateway.batches.jobs import BatchJobs
-from gateway.batches.records import BatchRecord
+from gateway.batches.records import BatchRecord, read_batch
 from gateway.http.principal import Principal
 from tests.support.builders import random_name
 from tests.support.servers import Server

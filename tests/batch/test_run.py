@@ -16,6 +16,7 @@ from tests.batch.conftest import WriteLines, completion, objects, zstd
 from tests.support.processes import Plant
 from tests.support.servers import free_port
 from tokenyard.batch import (
+    BatchBroken,
     BatchState,
     OutputInUse,
     Progress,
@@ -25,7 +26,7 @@ from tokenyard.batch import (
 )
 from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchSpec, BatchUsage, RequestCounts, load_state
+from tokenyard.batch.state import Batch, BatchSpec, BatchUsage, RequestCounts, load_state
 from tokenyard.cli.batch.run import _shown
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
 
@@ -178,6 +179,23 @@ def test_a_completed_job_runs_no_line_again(
     assert (tmp_path / "out.jsonl").read_bytes() == text
 
 
+def test_a_job_fails_that_has_lost_an_answer(
+    run: Run, write_lines: WriteLines, tmp_path: Path
+) -> None:
+    # Given a file that loses its last line just before the job ends
+    source, target = write_lines("in.jsonl", [completion(number) for number in range(5)]), "out"
+    run(source, tmp_path / target)
+
+    def lose(progress: Progress) -> None:
+        if progress.status == "finalizing":
+            lines = (tmp_path / target).read_bytes().splitlines(keepends=True)
+            (tmp_path / target).write_bytes(b"".join(lines[:-1]))
+
+    # I expect the check at its end to notice.
+    with pytest.raises(BatchBroken, match="5 input lines, but 4 results and 0 errors"):
+        run(source, tmp_path / target, on_progress=lose)
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_job_continues_after_a_torn_line(
     run: Run, write_lines: WriteLines, tmp_path: Path, suffix: str
@@ -325,7 +343,8 @@ def test_a_bar_shows_its_numbers_at_80_columns() -> None:
     text = io.StringIO()
     console = Console(file=text, width=80, force_terminal=True)
     counts = RequestCounts(total=200_000, completed=4909, failed=12)
+    batch = Batch(id="batch_1", status="in_progress", request_counts=counts)
     with _shown(console) as tell:
-        tell(Progress("batch_1", "in_progress", counts, 1234.5, 3700.0, BatchUsage()))
+        tell(Progress(batch.id, "in_progress", counts, 1234.5, 3700.0, BatchUsage(), batch))
     plain = re.sub(r"\x1b\[[\d;?]*\w", "", text.getvalue())
     assert "4921/200000 1234.5 lines/s, 1:01:40 left, 12 errors 0:00:0" in plain

@@ -76,7 +76,7 @@ def test_tenants_have_turns(waiting: Waiting) -> None:
 
 def test_batches_of_one_tenant_keep_their_order(waiting: Waiting) -> None:
     names = [waiting.submit("a") for _ in range(3)]
-    waiting.worker._turns[0].arrange()
+    waiting.worker._turns.arrange()
     assert waiting.queue.rq.get_job_ids() == names
 
 

@@ -236,7 +236,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "usage of text": {"meta": b'{"usage": {"input_tokens": "<b>"}}'},
     "negative counts": {"meta": b'{"request_counts": {"total": -5}}'},
     "no number": {"meta": b'{"eta_s": NaN, "lines_per_s": Infinity}'},
-    "times of text": {"meta": b'{"times": {"completed": "x", "in_progress": 1e99}}'},
+    "times of text": {"meta": b'{"completed_at": "x", "in_progress_at": 1e99}'},
     "a strange time": {"created_at": b"yesterday"},
     "a strange state": {"status": b"exploded"},
 }

@@ -6,9 +6,11 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from tests.support.snapshots import make_letter, make_view, make_view_worker
+from tokenyard.batch.state import Batch, BatchUsage, RequestCounts
 from tokenyard.cli import dead, doctor, explain, info, models, requests
 from tokenyard.cli.batch import jobs as batch_jobs
 from tokenyard.cli.shared import tables
@@ -120,30 +122,26 @@ def test_info_on_a_wide_terminal_has_all_columns() -> None:
     )
 
 
-BATCH = {
-    "created_at": None,
-    "rq_status": "started",
-    "request_counts": {"completed": 1_000_000, "failed": 20_000, "total": 2_000_000},
-    "usage": {"input_tokens": 12_000_000, "output_tokens": 345_000, "total_tokens": 12_345_000},
-    "errors": None,
-    "lines_per_s": 12,
-    "eta_s": 100.0,
-    "input_file_id": "/data/" + "input-" * 30 + ".jsonl",
-    "output_file_id": "/data/" + "output-" * 30 + ".jsonl",
-    "error_file_id": "/data/" + "errors-" * 30 + ".jsonl",
-    **{
-        f"{name}_at": None
-        for name in ("in_progress", "completed", "failed", "expired", "cancelled")
-    },
-}
+BATCH = Batch(
+    id="b" * 70,
+    status="in_progress",
+    rq_status="started",
+    request_counts=RequestCounts(2_000_000, 1_000_000, 20_000),
+    usage=BatchUsage(input_tokens=12_000_000, output_tokens=345_000, total_tokens=12_345_000),
+    lines_per_s=12,
+    eta_s=100.0,
+    input_file_id="/data/" + "input-" * 30 + ".jsonl",
+    output_file_id="/data/" + "output-" * 30 + ".jsonl",
+    error_file_id="/data/" + "errors-" * 30 + ".jsonl",
+)
 STATUSES = ["validating", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("name", ["batch_0123456789abcdef0123456789abcdef", "nightly-" + "x" * 60])
 def test_batch_list_shows_every_status(name: str, is_whole: bool) -> None:
-    batches: list[dict[str, Any]] = [
-        BATCH | {"id": f"{name}{number}", "status": status, "created_at": int(time.time()) - 90}
+    batches = [
+        replace(BATCH, id=f"{name}{number}", status=status, created_at=int(time.time()) - 90)
         for number, status in enumerate(STATUSES)
     ]
     text = drawn(batch_jobs._table(batches, is_whole=is_whole))
@@ -156,12 +154,10 @@ def test_batch_list_shows_every_status(name: str, is_whole: bool) -> None:
 
 
 def test_batch_status_shows_long_names_whole() -> None:
-    text = drawn(
-        batch_jobs._sheet(BATCH | {"id": "b" * 70, "status": "in_progress", "waits_for": ""})
-    )
+    text = drawn(batch_jobs._sheet(BATCH, ""))
     assert "b" * 70 in "".join(text.split())
     assert "in_progress" in text
-    assert str(BATCH["output_file_id"]) in "".join(text.split())
+    assert BATCH.output_file_id in "".join(text.split())
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

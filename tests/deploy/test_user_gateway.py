@@ -31,10 +31,10 @@ pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
 from starlette.datastructures import Headers
 
 from gateway.announcements import OwnRules
-from gateway.batches.asked import read_batch
 from gateway.batches.files import FileStore, new_id
 from gateway.batches.folder import FolderStorage
 from gateway.batches.jobs import BatchJobs
+from gateway.batches.records import read_batch
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal, PrincipalLookup

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -42,12 +42,13 @@ class BatchOptions(TypedDict, total=False):
 def spec_of(
     input: str | os.PathLike[str],  # noqa: A002 - the file's role, as on the command line
     output: str | os.PathLike[str],
-    options: BatchOptions,
+    options: Mapping[str, object],
 ) -> BatchSpec:
-    """A spec from keyword arguments; raises `SettingsError`."""
-    given = dict(cast(Mapping[str, Any], options))
+    """A spec from `BatchOptions`, some of which may be None; raises `SettingsError`."""
+    given: dict[str, Any] = dict(options)
     given["errors"] = os.fspath(given.get("errors") or "")
     given["params"] = dict(given.get("params") or {})
+    given["window"] = given.get("window") or 0
     spec = BatchSpec(input=os.fspath(input), output=os.fspath(output), **given)
     spec.check()
     return spec

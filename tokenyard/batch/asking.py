@@ -154,14 +154,11 @@ class ClientAsking:
 
     def _items(self) -> Iterator[Item]:
         for index, (number, raw) in enumerate(waiting_lines(self._job, self._ending)):
-            request = self._request(number, raw)
+            name = request_name(self._job, number)
+            is_repeated = number in self._job.input.repeated
+            request = line_request(self._spec, number, raw, name, is_repeated=is_repeated)
             self._pending[index] = request
             yield request.item
-
-    def _request(self, number: int, raw: bytes | None) -> LineRequest:
-        name = request_name(self._job, number)
-        is_repeated = number in self._job.input.repeated
-        return line_request(self._spec, number, raw, name, is_repeated=is_repeated)
 
     def _shared(self) -> SharedOptions:
         shared: SharedOptions = {

@@ -7,20 +7,18 @@ texts, because the worker applies the chat template. A yard adds its models, lim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from tokenyard.batch.files import read_lines
 from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine
-from tokenyard.batch.requests import LineRequest, line_request
+from tokenyard.batch.requests import line_request
 from tokenyard.batch.state import BatchSpec
-from tokenyard.client.build import PreparedRequest, RequestBuilder
+from tokenyard.client.build import RequestBuilder
 from tokenyard.client.tokenization import Tokenizer
 from tokenyard.protocol.chat import chat_texts
 from tokenyard.protocol.errors import InvalidRequest
@@ -30,7 +28,7 @@ from tokenyard.yard.snapshot import YardView
 #: Lines are prepared in groups, because the tokenizer is faster on many.
 _BURST: Final = 256
 #: Invalid lines in the report; the others are only counted.
-MOST_FAULTS: Final = 100
+_MOST_FAULTS: Final = 100
 
 
 class LineFault(Struct, frozen=True):
@@ -75,6 +73,18 @@ class Report(Struct, kw_only=True):
     lines_per_s: float = 0.0  # of the yard, as last measured
     estimate_s: float | None = None
     notes: list[str] = []  # what could not be checked
+
+    def accept(self, form: str) -> None:
+        """Count a valid line."""
+        self.good += 1
+        self.forms[form] = self.forms.get(form, 0) + 1
+
+    def refuse(self, line: int, code: str, message: str) -> None:
+        """Count an invalid line."""
+        self.bad += 1
+        self.codes[code] = self.codes.get(code, 0) + 1
+        if len(self.faults) < _MOST_FAULTS:
+            self.faults.append(LineFault(line, code, message))
 
 
 _CHATS: Final = "of chats only the texts are counted, without the chat template"
@@ -127,63 +137,36 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
         line_request(spec, number, raw, "", is_repeated=number in found.repeated)
         for number, raw in read_lines(spec.input_path)
     )
-    for group in _groups(asked):
+    while group := list(itertools.islice(asked, _BURST)):
         prepared_group = builder.prepare_many([each.item for each in group], {})
         for each, prepared in zip(group, prepared_group, strict=True):
-            _add_line(report, fleet, each, prepared, tokenizer)
+            if isinstance(each.line, BadLine):
+                report.refuse(each.number, each.line.code, each.line.message)
+            elif isinstance(prepared, InvalidRequest):
+                report.refuse(each.number, "INVALID_REQUEST", str(prepared))
+            elif unfit := _unfit(prepared.request, report, fleet, tokenizer):
+                report.refuse(each.number, *unfit)
+            else:
+                report.accept(each.line.form)
     if tokenizer is not None and report.forms.get("chat"):
         report.notes.append(_CHATS)
     _estimate(report, fleet)
     return report
 
 
-def _groups(asked: Iterable[LineRequest]) -> Iterator[Sequence[LineRequest]]:
-    iterator = iter(asked)
-    while group := list(itertools.islice(iterator, _BURST)):
-        yield group
-
-
-def _add_line(
-    report: Report,
-    fleet: Fleet,
-    asked: LineRequest,
-    prepared: PreparedRequest | InvalidRequest,
-    tokenizer: Tokenizer | None,
-) -> None:
-    invalid = _invalid(report, fleet, asked, prepared, tokenizer)
-    if invalid is None and not isinstance(asked.line, BadLine):
-        report.good += 1
-        _count(report.forms, asked.line.form)
-    elif invalid is not None:
-        report.bad += 1
-        _count(report.codes, invalid.code)
-        if len(report.faults) < MOST_FAULTS:
-            report.faults.append(invalid)
-
-
-def _invalid(
-    report: Report,
-    fleet: Fleet,
-    asked: LineRequest,
-    prepared: PreparedRequest | InvalidRequest,
-    tokenizer: Tokenizer | None,
-) -> LineFault | None:
-    if isinstance(asked.line, BadLine):
-        return LineFault(asked.number, asked.line.code, asked.line.message)
-    if isinstance(prepared, InvalidRequest):
-        return LineFault(asked.number, "INVALID_REQUEST", str(prepared))
-    request = prepared.request
+def _unfit(
+    request: Request, report: Report, fleet: Fleet, tokenizer: Tokenizer | None
+) -> tuple[str, str] | None:
+    """Why the yard cannot run a request, as code and message; the report counts its tokens."""
     if request.model and fleet.models and request.model not in fleet.models:
-        return LineFault(
-            asked.number, "MODEL_UNAVAILABLE", f"the yard has no model {request.model!r}"
-        )
+        return "MODEL_UNAVAILABLE", f"the yard has no model {request.model!r}"
     tokens = _prompt_tokens(request, tokenizer)
     if tokens is not None:
         if report.tokens is not None:
             report.tokens.add(tokens)
         if 0 < fleet.max_model_len <= tokens:
             message = f"{tokens} tokens, and the longest context has {fleet.max_model_len}"
-            return LineFault(asked.number, "prompt_too_long", message)
+            return "prompt_too_long", message
     report.most_new_tokens += (request.params.max_tokens or 0) * request.params.n
     return None
 
@@ -209,18 +192,8 @@ def _estimate(report: Report, fleet: Fleet) -> None:
         report.notes.append("prompts are not counted: give --tokenizer")
 
 
-def _count(counts: dict[str, int], name: str) -> None:
-    counts[name] = counts.get(name, 0) + 1
-
-
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         return 0.0
-
-
-def as_json(report: Report) -> bytes:
-    """The report as one JSON object."""
-    fields = cast(Mapping[str, Any], msgspec.to_builtins(report, str_keys=True))
-    return msgspec.json.encode(fields)

@@ -10,8 +10,7 @@ import hashlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -23,7 +22,6 @@ _BUCKETS: Final = 256
 _BUCKET_BYTES: Final = 64 * 1024
 _DIGEST_BYTES: Final = 16
 _NUMBER_BYTES: Final = 8
-_ENTRY_BYTES: Final = _DIGEST_BYTES + _NUMBER_BYTES
 
 
 class _Named(Struct):
@@ -44,54 +42,34 @@ class InputScan:
     repeated: LineNumbers = field(default_factory=LineNumbers)
 
 
-class _Buckets:
-    """Hashed ids of lines in temporary files, by bucket."""
-
-    def __init__(self) -> None:
-        self._open = contextlib.ExitStack()
-        self._files: list[IO[bytes]] = []
-
-    def __enter__(self) -> Self:
-        for _ in range(_BUCKETS):
-            file = tempfile.SpooledTemporaryFile(_BUCKET_BYTES)
-            self._files.append(self._open.enter_context(file))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.close()
-
-    def add(self, name: str, number: int) -> None:
-        digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
-        self._files[digest[0]].write(digest + number.to_bytes(_NUMBER_BYTES, "big"))
-
-    def mark_repeated(self, marks: LineNumbers) -> None:
-        for file in self._files:
-            file.seek(0)
-            seen: set[bytes] = set()
-            while entry := file.read(_ENTRY_BYTES):
-                digest = entry[:_DIGEST_BYTES]
-                if digest in seen:
-                    marks.add(int.from_bytes(entry[_DIGEST_BYTES:], "big"))
-                seen.add(digest)
-
-
 def scan_input(path: Path) -> InputScan:
     """Read a whole input file once; raises `UnreadableFile`."""
     found = InputScan()
-    with _Buckets() as buckets:
+    with contextlib.ExitStack() as stack:
+        buckets: list[IO[bytes]] = [
+            stack.enter_context(tempfile.SpooledTemporaryFile(_BUCKET_BYTES))
+            for _ in range(_BUCKETS)
+        ]
         for number, raw in read_lines(path):
             found.lines += 1
             name = id_of(raw) if raw is not None else None
             if name is not None:
                 found.named += 1
-                buckets.add(name, number)
-        buckets.mark_repeated(found.repeated)
+                digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
+                buckets[digest[0]].write(digest + number.to_bytes(_NUMBER_BYTES, "big"))
+        for bucket in buckets:
+            _mark_repeated(bucket, found.repeated)
     return found
+
+
+def _mark_repeated(bucket: IO[bytes], marks: LineNumbers) -> None:
+    bucket.seek(0)
+    seen: set[bytes] = set()
+    while entry := bucket.read(_DIGEST_BYTES + _NUMBER_BYTES):
+        digest = entry[:_DIGEST_BYTES]
+        if digest in seen:
+            marks.add(int.from_bytes(entry[_DIGEST_BYTES:], "big"))
+        seen.add(digest)
 
 
 def numbers_by_id(path: Path) -> dict[str, int]:

@@ -6,6 +6,7 @@ and only so much of a regular file is read.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import stat
 from collections.abc import Sequence
@@ -57,10 +58,8 @@ def read_line_errors(path: Path, most: int = 100) -> LineErrors:
         raw_lines.pop()  # it may be torn
     found = []
     for raw in raw_lines:
-        try:
+        with contextlib.suppress(BadJson):
             found.append(_decode(raw))
-        except BadJson:
-            continue
     return LineErrors(found[:most], is_whole=not is_cut and len(found) <= most, problem=problem)
 
 

@@ -24,11 +24,6 @@ _OPENAI_FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
 _PROMPTS: Final = ("prompt", "tokens", "messages")
 _TEXTS: Final = ("model", "session", "tenant", "cache_salt")
 _PLAIN_OPTIONS: Final = frozenset({"params", "metadata", *_TEXTS})
-# Translates the bodies of OpenAI requests to our options and vLLM's sampling parameters.
-#
-# It knows OpenAI's parameters and those that vLLM's server adds. An unsupported one is refused by
-# name, not dropped.
-
 #: Options of a chat.
 _CHAT: Final = frozenset(ChatOptions.__struct_fields__)
 _SAMPLING: Final = frozenset(SamplingOptions.__annotations__)
@@ -124,7 +119,7 @@ def _openai_line(name: str, fields: Mapping[str, Any]) -> ParsedLine:
         raise BadBody(f"url: must be {CHAT_URL} or {COMPLETIONS_URL}")
     body = _body(fields)
     prompt = _messages(body) if form == "chat" else _prompt(body)
-    options, params = body_options(form, body)
+    options, params = _body_options(form, body)
     return ParsedLine(name, form, prompt, options, params)
 
 
@@ -153,8 +148,7 @@ def _plain_line(name: str, fields: Mapping[str, Any]) -> ParsedLine:
     _check_options(options)
     options |= {field: fields[field] for field in _CHAT & fields.keys()}
     params = params | {field: fields[field] for field in _SAMPLING & fields.keys()}
-    if isinstance(params.get("logit_bias"), dict):
-        params["logit_bias"] = biases(params["logit_bias"])
+    _translate_bias(params)
     prompt = _messages(fields) if kind == "messages" else _plain_prompt(kind, fields[kind])
     form: Form = "chat" if kind == "messages" else "completion"
     return ParsedLine(name, form, prompt, options, params, wants_tokens=kind == "tokens")
@@ -217,6 +211,11 @@ def repeated(custom_id: str) -> BadLine:
     return BadLine(custom_id, message, "duplicate_custom_id")
 
 
+# Translates the bodies of OpenAI requests to our options and vLLM's sampling parameters.
+#
+# It knows OpenAI's parameters and those that vLLM's server adds. An unsupported one is refused by
+# name, not dropped.
+
 #: Fields that do not affect the answer.
 _IGNORED: Final = frozenset(
     {
@@ -245,7 +244,6 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
 }
-_OF_BODIES: Final = frozenset({"messages", "prompt"})
 #: Fields that are translated here.
 _TRANSLATED: Final = frozenset(
     {
@@ -253,7 +251,9 @@ _TRANSLATED: Final = frozenset(
         "logprobs",
         "max_completion_tokens",
         "max_tokens",
+        "messages",
         "model",
+        "prompt",
         "reasoning_effort",
         "response_format",
         "tool_choice",
@@ -270,9 +270,7 @@ class BadBody(ValueError):
         self.code = code
 
 
-def body_options(
-    form: Literal["chat", "completion"], body: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _body_options(form: Form, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options and sampling parameters of a body; raises `BadBody`.
 
     Unknown parameters are returned as sampling parameters, which the yard checks.
@@ -282,10 +280,12 @@ def body_options(
         raise BadBody("body.model: must be a string")
     options: dict[str, Any] = {"model": model} if model else {}
     if salt := body.get("cache_salt"):
-        options["cache_salt"] = _text("cache_salt", salt)
+        if not isinstance(salt, str):
+            raise BadBody("body.cache_salt: must be a string")
+        options["cache_salt"] = salt
     params: dict[str, Any] = {}
     for name, value in body.items():
-        if value is None or name in _IGNORED or name in _OF_BODIES or name in _TRANSLATED:
+        if value is None or name in _IGNORED or name in _TRANSLATED:
             continue
         if form == "chat" and name in _CHAT:
             options[name] = value
@@ -296,17 +296,10 @@ def body_options(
     _translate_length(form, body, params)
     _translate_logprobs(form, body, params)
     _translate_format(body, params)
-    if isinstance(params.get("logit_bias"), dict):
-        params["logit_bias"] = biases(params["logit_bias"])
+    _translate_bias(params)
     _check_tool_choice(body)
     _translate_effort(body, options)
     return options, params
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise BadBody(f"body.{name}: must be a string")
-    return value
 
 
 def _check_tool_choice(body: Mapping[str, Any]) -> None:
@@ -372,9 +365,12 @@ def _translate_format(body: Mapping[str, Any], params: dict[str, Any]) -> None:
         raise BadBody("body.response_format.type: use text, json_object or json_schema")
 
 
-def biases(given: Mapping[str, Any]) -> dict[int, Any]:
-    """Convert token ids from the keys of a JSON object to integers; raises `BadBody`."""
+def _translate_bias(params: dict[str, Any]) -> None:
+    """Token ids are keys of a JSON object, and so text."""
+    given = params.get("logit_bias")
+    if not isinstance(given, dict):
+        return
     try:
-        return {int(token): bias for token, bias in given.items()}
+        params["logit_bias"] = {int(token): bias for token, bias in given.items()}
     except ValueError as error:
         raise BadBody("logit_bias: its keys must be token ids") from error

@@ -38,7 +38,8 @@ class OpenJob:
     @property
     def counts(self) -> RequestCounts:
         """Lines by their outcome."""
-        return RequestCounts(self.input.lines, *self.outputs.counts)
+        results, errors = self.outputs.results, self.outputs.errors
+        return RequestCounts(self.input.lines, results.count, errors.count)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from operator import add
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -165,11 +164,6 @@ class Outputs:
             raise
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Lines with a result, and lines with an error."""
-        return self.results.count, self.errors.count
-
-    @property
     def usage(self) -> BatchUsage:
         """The tokens of all results."""
         given, cached, made, reasoned = self.results.tokens
@@ -184,12 +178,7 @@ class Outputs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.results.close()
         self.errors.close()
 
@@ -197,20 +186,6 @@ class Outputs:
     def is_empty(self) -> bool:
         """Whether both files are empty."""
         return not (self.results.path.stat().st_size or self.errors.path.stat().st_size)
-
-    @staticmethod
-    def written(results: Path, errors: Path, job: str) -> tuple[int, int]:
-        """Count results and errors in the files, read-only; raises as `recover`."""
-        marks = LineNumbers()
-        counts = []
-        for path in (results, errors):
-            before = len(marks)
-            for number, raw in read_lines(path):
-                done = read_done(raw) if raw is not None else None
-                if done is None or done.job != short(job) or not marks.add(done.number):
-                    raise UnreadableFile(f"{path}: line {number} is of another job, or a duplicate")
-            counts.append(len(marks) - before)
-        return counts[0], counts[1]
 
     def recover(self, job: str) -> int:
         """Read what is done; the bytes truncated. Raises `UnreadableFile` for foreign lines."""
@@ -240,8 +215,10 @@ class Outputs:
                 )
             file.note(done)
         if foreign:
-            # After a power failure the last line may have its length, but not its text.
-            cut += _cut_last_line(file.path)
+            # After a power failure the last line may have its length, but not its text. Without
+            # its newline it counts as torn.
+            os.truncate(file.path, file.path.stat().st_size - 1)
+            cut += 1 + cut_torn_end(file.path)
         file.measure()
         return cut
 
@@ -319,10 +296,3 @@ def _replaced(file: LineFile, change: Callable[[bytes], bytes | None]) -> LineFi
     file.close()
     new.path = file.path
     return new
-
-
-def _cut_last_line(path: Path) -> int:
-    """Truncate the last line of a plain file; the number of bytes removed."""
-    size = path.stat().st_size
-    os.truncate(path, size - 1)  # its newline, so that the line counts as torn
-    return 1 + cut_torn_end(path)

@@ -10,7 +10,7 @@ from typing import Final
 import redis
 
 from tokenyard import clock
-from tokenyard.batch.state import BatchUsage, RequestCounts, Status
+from tokenyard.batch.state import Batch, BatchUsage, RequestCounts, Status
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import LINE_STATES, Keys
 
@@ -32,28 +32,25 @@ class Progress:
     per_s: float  # lines a second over the last half minute
     eta_s: float | None  # None while it is not known
     usage: BatchUsage
+    batch: Batch  # all of it, as the batch object
 
 
 class LineRate:
     """Lines a second, over the last half minute."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._samples: deque[tuple[float, int]] = deque([(clock.monotonic(), 0)])
+    def __init__(self, done: int) -> None:
+        """``done`` lines are not of this run."""
+        self._samples = deque([(clock.monotonic(), done)])
 
-    def count(self) -> None:
-        """Count one line."""
-        self._count += 1
-
-    def per_s(self) -> float:
-        """The rate now."""
+    def per_s(self, done: int) -> float:
+        """The rate now, when so many lines are done."""
         now = clock.monotonic()
         if now - self._samples[-1][0] >= _SAMPLE_S:
-            self._samples.append((now, self._count))
+            self._samples.append((now, done))
         while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_S:
             self._samples.popleft()
         since, before = self._samples[0]
-        return (self._count - before) / max(now - since, 1e-3)
+        return (done - before) / max(now - since, 1e-3)
 
 
 class LineCount:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import msgspec
@@ -16,7 +15,7 @@ from tokenyard.batch.asking import Asking, AskingFactory, Ending, by_client
 from tokenyard.batch.files import UnreadableFile, read_lines
 from tokenyard.batch.input_scan import id_of
 from tokenyard.batch.opening import OpenJob, open_job
-from tokenyard.batch.outputs import FLUSH_EVERY_S, Outputs
+from tokenyard.batch.outputs import FLUSH_EVERY_S
 from tokenyard.batch.progress import LineCount, LineRate, Progress
 from tokenyard.batch.state import BatchSpec, BatchState, InputMark, Status
 from tokenyard.broker.connection import connected
@@ -33,14 +32,6 @@ _log = logging.getLogger("tokenyard.batch")
 
 class BatchBroken(PermanentError):
     """The outputs do not contain one answer for each input line, or none could succeed."""
-
-
-def unknown_model(name: str, served: Collection[str]) -> str:
-    """An error message if the yard serves models, but not this one; else ""."""
-    if not name or name in served or not served:
-        return ""
-    hint = did_you_mean(name, served) or "."
-    return f"there is no model {name!r}{hint} Known models: {', '.join(served)}"
 
 
 class Runner:
@@ -67,9 +58,9 @@ class Runner:
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
         self._asking = asking or by_client(url, yard, connect_timeout_s)
-        self._rate = LineRate()
-        self._job: OpenJob | None = None
-        self._ending = Ending("")
+        self._job: OpenJob  # from `run` on, as what follows
+        self._ending: Ending
+        self._rate: LineRate
         self._saving = threading.Lock()
         self._line_count = LineCount(url, yard)
 
@@ -97,6 +88,7 @@ class Runner:
         ) as job:
             self._job = job
             self._ending = Ending(job.state.id)
+            self._rate = LineRate(job.counts.done)
             _log.info("job %s: %s", job.state.id, _summary(job))
             try:
                 self._run(job)
@@ -139,28 +131,32 @@ class Runner:
 
         An unreachable broker is reported later, by the client.
         """
-        if not self._spec.model or self._spec.state_path.exists():
+        model = self._spec.model
+        if not model or self._spec.state_path.exists():
             return
         InputMark.of(self._spec.input_path)
         raw: Any = None
         with contextlib.suppress(TokenyardError), connected(self._url) as connection:
             raw = connection.hget(Keys(self._yard).info, "models")
         served = msgspec.json.decode(raw, type=list[str]) if raw else []
-        if problem := unknown_model(self._spec.model, served):
-            raise BatchBroken(problem)
+        if served and model not in served:
+            hint = did_you_mean(model, served) or "."
+            raise BatchBroken(
+                f"there is no model {model!r}{hint} Known models: {', '.join(served)}"
+            )
 
     # Lines
 
     def _run_lines(self, job: OpenJob) -> None:
-        self._check_ending(job)  # it may have waited for long
+        self._check_ending()  # it may have waited for long
         with (
             self._asking(job, self._ending) as asking,
-            JobMonitor(self._flush, lambda: self._check_progress(asking)) as monitor,
+            JobMonitor(
+                job.outputs.flush_old, lambda: self._check_progress(asking), asking.interrupt
+            ) as monitor,
         ):
-            monitor.on_error = asking.interrupt
             for number, line in asking.answers(monitor.check):
                 job.outputs.write(number, line)
-                self._rate.count()
             monitor.check()
 
     def _answer_unrun(self, job: OpenJob) -> None:
@@ -175,31 +171,25 @@ class Runner:
         job.outputs.sync()
         if InputMark.of(self._spec.input_path) != job.state.input_mark:
             raise UnreadableFile(f"{self._spec.input}: has changed while the job ran")
-        spec = self._spec
-        completed, failed = Outputs.written(spec.output_path, spec.errors_path, job.state.id)
-        if completed + failed != job.input.lines:
+        job.outputs.recover(job.state.id)
+        counts = job.counts
+        if counts.done != counts.total:
             raise BatchBroken(
-                f"{job.input.lines} input lines, but {completed} results and {failed} errors"
+                f"{counts.total} input lines, but {counts.completed} results and"
+                f" {counts.failed} errors"
             )
 
     # Monitoring
 
-    def _flush(self) -> None:
-        if self._job is not None:
-            self._job.outputs.flush_old()
-
     def _check_progress(self, asking: Asking) -> None:
         """Check for cancellation and expiry, and save; the monitor calls it each second."""
-        job = self._job
-        if job is None:
-            return
-        self._check_ending(job)
+        self._check_ending()
         if self._ending.code:
             asking.cancel()
         self._save()
 
-    def _check_ending(self, job: OpenJob) -> None:
-        ending, expires_at = self._ending, job.state.expires_at
+    def _check_ending(self) -> None:
+        ending, expires_at = self._ending, self._job.state.expires_at
         if not ending.code and self._is_cancelled():
             ending.code = "batch_cancelled"
             self._enter("cancelling")
@@ -207,26 +197,25 @@ class Runner:
             ending.code = "batch_expired"
 
     def _enter(self, status: Status, message: str = "") -> None:
-        if self._job is not None:
-            self._job.state.enter(status, message)
+        self._job.state.enter(status, message)
         self._save()
 
     def _save(self) -> None:
         """Save the state and report the progress."""
-        job = self._job
-        if job is None:
-            return
+        job, state = self._job, self._job.state
         with self._saving:
-            before, job.state.counts = job.state.counts, job.counts
-            job.state.usage = job.outputs.usage
-            job.state.line_errors = job.outputs.line_errors
-            job.state.save()
-            self._line_count.advance(before, job.state.counts)
-        per_s = self._rate.per_s()
-        left = job.counts.total - job.counts.done
+            before, state.counts = state.counts, job.counts
+            state.usage = job.outputs.usage
+            state.line_errors = job.outputs.line_errors
+            state.save()
+            self._line_count.advance(before, state.counts)
+        per_s = self._rate.per_s(state.counts.done)
+        left = state.counts.total - state.counts.done
         eta_s = left / per_s if per_s > 0 else None
-        state = job.state
-        self._on_progress(Progress(state.id, state.status, job.counts, per_s, eta_s, state.usage))
+        batch = state.as_batch(per_s, eta_s)
+        self._on_progress(
+            Progress(state.id, state.status, state.counts, per_s, eta_s, state.usage, batch)
+        )
 
 
 def _summary(job: OpenJob) -> str:
@@ -248,25 +237,25 @@ class JobMonitor:
     An error ends it; `check` raises the error in the job's own thread.
     """
 
-    def __init__(self, flush: Callable[[], None], check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        flush: Callable[[], None],
+        check: Callable[[], None],
+        on_error: Callable[[], None],
+    ) -> None:
+        """``on_error`` is called after an error, to wake the job's own thread."""
         self._flush = flush
         self._check = check
+        self._on_error = on_error
         self._stop = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="batch-monitor", daemon=True)
-        #: Called after an error, to wake the job's own thread.
-        self.on_error: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -285,7 +274,7 @@ class JobMonitor:
                     self._check_safely()
         except Exception as error:  # noqa: BLE001 - it is raised again by `check`
             self._error = error
-            self.on_error()
+            self._on_error()
 
     def _check_safely(self) -> None:
         """The broker may be unreachable for a while; the job's own thread waits for it as well."""

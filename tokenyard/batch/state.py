@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -36,9 +36,7 @@ Status = Literal[
 #: Statuses of a job that is over until it is resumed.
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 #: Statuses whose times the batch object has, as ``completed_at``.
-BATCH_TIMES: Final = (
-    *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
-)
+BATCH_TIMES: Final = tuple(status for status in get_args(Status) if status != "validating")
 #: How long a request of a killed job can be submitted again without running again.
 DEFAULT_RESULT_TTL_S: Final = 600
 #: How often RQ retries a failed job after its last progress.
@@ -114,13 +112,6 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises `SettingsError` with all errors."""
-        problems = self._problems()
-        if problems:
-            raise SettingsError(problems)
-        for path in (self.input_path, self.output_path, self.errors_path):
-            check_codec(path)
-
-    def _problems(self) -> list[str]:
         files = {
             "input": self.input_path,
             "output": self.output_path,
@@ -143,7 +134,10 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
             errors.append("completion_window_s: must not be negative")
         if self.result_ttl_s < 1:
             errors.append("result_ttl_s: must be at least 1")
-        return errors
+        if errors:
+            raise SettingsError(errors)
+        for path in (self.input_path, self.output_path, self.errors_path):
+            check_codec(path)
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
@@ -255,10 +249,10 @@ class Batch(Struct, frozen=True, kw_only=True):
     endpoint: str | None = None
     status: str
     rq_status: str | None = None
-    input_file_id: str
-    output_file_id: str
-    error_file_id: str
-    created_at: _Instant
+    input_file_id: str = ""
+    output_file_id: str = ""
+    error_file_id: str = ""
+    created_at: _Instant = 0
     request_counts: RequestCounts = RequestCounts()
     usage: BatchUsage | None = None
     line_errors: list[CodeCount] = []
@@ -324,8 +318,8 @@ class BatchState(Struct, kw_only=True):
         packed = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write_whole(self.spec.state_path, packed + b"\n")
 
-    def as_batch(self) -> Batch:
-        """The batch object."""
+    def as_batch(self, per_s: float | None = None, eta_s: float | None = None) -> Batch:
+        """The batch object, with the pace of one that runs."""
         spec, times = self.spec, self.times
         times_at: Any = {f"{name}_at": int(times[name]) for name in BATCH_TIMES if name in times}
         return Batch(
@@ -341,6 +335,8 @@ class BatchState(Struct, kw_only=True):
             request_counts=self.counts,
             usage=self.usage,
             line_errors=self.line_errors,
+            lines_per_s=None if per_s is None else round(per_s, 1),
+            eta_s=None if eta_s is None else round(eta_s, 1),
             **times_at,
         )
 

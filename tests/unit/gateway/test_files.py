@@ -345,6 +345,8 @@ def test_a_broken_form_is_refused(asker: Asker, body: bytes) -> None:
         ({"input_file_id": 7}, "input_file_id"),
         ({"input_file_id": "../../etc/passwd"}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"k" * 65: ""}}, "metadata"),
+        ({"metadata": {"a": "v" * 513}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),

@@ -70,13 +70,10 @@ def _post(url: str, body: bytes) -> None:
             clock.sleep(_PAUSE_S)
 
 
-def _environment() -> dict[str, str]:
-    ours = WorkerContext.variables_of_imports
-    return {name: value for name, value in os.environ.items() if name not in ours}
-
-
 def _run(command: str, batch: dict[str, Any]) -> None:
     """Run a command without a shell, with the batch on standard input and in the environment."""
+    ours = WorkerContext.variables_of_imports
+    users = {name: value for name, value in os.environ.items() if name not in ours}
     named = {
         "TOKENYARD_BATCH_ID": str(batch["id"]),
         "TOKENYARD_BATCH_STATUS": str(batch["status"]),
@@ -86,7 +83,7 @@ def _run(command: str, batch: dict[str, Any]) -> None:
     subprocess.run(
         shlex.split(command),
         input=msgspec.json.encode(batch),
-        env=_environment() | named,
+        env=users | named,
         timeout=_COMMAND_TIMEOUT_S,
         check=True,
     )

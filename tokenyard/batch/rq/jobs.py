@@ -1,7 +1,7 @@
 """Submits, describes, cancels and resumes batch jobs at RQ.
 
 RQ provides the queue, retries, time-outs, dependencies and schedules; all that it stores is JSON. A
-job's progress is in its ``meta``, so RQ's own tools show it.
+job's progress is in its ``meta``, as the batch object has it, so RQ's own tools show it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack, cast
 
@@ -206,10 +206,6 @@ class BatchQueue:
             raise UnknownJob(f"{job_id!r} is not a batch job of this yard")
         return job
 
-    def describe(self, job_id: str) -> dict[str, Any]:
-        """The batch object of one job; raises `UnknownJob`."""
-        return describe(self.find(job_id))
-
     @property
     def has_worker(self) -> bool:
         """Whether a batch worker is there."""
@@ -234,10 +230,6 @@ class BatchQueue:
                 return "a batch worker, and none is there: start `tokenyard batch worker`"
         return ""
 
-    def spec_of(self, job_id: str) -> BatchSpec:
-        """The settings of a job; raises `UnknownJob`."""
-        return self.find(job_id).order.spec
-
     def cancel(self, job: KnownJob) -> str:
         """Cancel a job; its new status: ``cancelling`` or ``cancelled``, or how it ended before."""
         self._connection.hsetnx(job.key, CANCEL_FIELD, str(int(clock.wall())))
@@ -250,7 +242,7 @@ class BatchQueue:
             return "cancelling"
         if state is not JobStatus.CANCELED:
             self._connection.hdel(job.key, CANCEL_FIELD)
-        return _status(job, job.meta)
+        return _status(job)
 
     def resume(self, job: KnownJob, *, retry_errors: bool) -> None:
         """Enqueue a job that is over again.
@@ -264,7 +256,7 @@ class BatchQueue:
             JobStatus.FINISHED: self.rq.finished_job_registry,
         }.get(job.get_status())
         if registry is None:
-            raise SettingsError([f"job {job.id} is not over: it is {_status(job, job.meta)}"])
+            raise SettingsError([f"job {job.id} is not over: it is {_status(job)}"])
         if why := _why_nothing_to_resume(job, retry_errors=retry_errors):
             raise SettingsError([f"job {job.id} {why}"])
         self._connection.hdel(job.key, CANCEL_FIELD)
@@ -290,9 +282,6 @@ def _options(order: JobOrder, job_id: str) -> dict[str, Any]:
         "meta": {
             "status": "validating",
             "request_counts": msgspec.to_builtins(RequestCounts()),
-            "input": order.spec.input,
-            "output": order.spec.output,
-            "errors": order.spec.errors,
         },
         "on_success": Callback(_SUCCEEDED, CALLBACK_TIMEOUT_S) if order.on_success else None,
         "on_failure": Callback(_FAILED, CALLBACK_TIMEOUT_S) if order.on_failure else None,
@@ -414,12 +403,11 @@ def batch_of(job: KnownJob) -> Batch:
 
 
 def _described(job: KnownJob) -> dict[str, Any]:
-    meta: Mapping[str, Any] = job.meta
-    times: Mapping[str, float] = meta.get("times", {})
-    order = job.order
-    status = _status(job, meta)
-    message = meta.get("message") or (_last_error(job) if status == "failed" else "")
+    order, status = job.order, _status(job)
+    message = job.meta.get("message") or (_last_error(job) if status == "failed" else "")
     return {
+        **job.meta,
+        **_cancel_times(job, status),
         "id": job.id,
         "status": status,
         "rq_status": str(job.get_status(refresh=False).value),
@@ -429,12 +417,6 @@ def _described(job: KnownJob) -> dict[str, Any]:
         "error_file_id": order.spec.errors or str(order.spec.errors_path),
         "completion_window": order.spec.window_text,
         "created_at": int(job.created_at.timestamp()),
-        **_cancel_times(job, status),
-        **{f"{name}_at": int(at) for name, at in times.items()},
-        "request_counts": meta.get("request_counts") or {},
-        "usage": meta.get("usage"),
-        "lines_per_s": meta.get("lines_per_s"),
-        "eta_s": meta.get("eta_s"),
         "retries_left": job.retries_left,
         "cron": order.cron or None,
     }
@@ -446,12 +428,12 @@ def _cancel_times(job: Job, status: str) -> dict[str, int]:
         return {}
     raw: Any = job.connection.hget(job.key, CANCEL_FIELD)
     names = ["cancelling_at", *(["cancelled_at"] if status == "cancelled" else [])]
-    return dict.fromkeys(names, int(raw)) if raw else {}
+    return {name: int(raw) for name in names if raw and not job.meta.get(name)}
 
 
-def _status(job: Job, meta: Mapping[str, Any]) -> str:
+def _status(job: Job) -> str:
     """The status in OpenAI's terms; RQ also knows of jobs whose process died."""
-    status = str(meta.get("status", "validating"))
+    status = str(job.meta.get("status", "validating"))
     match job.get_status(refresh=False):
         case JobStatus.FAILED | JobStatus.STOPPED:
             return status if status in ENDED - {"completed"} else "failed"
@@ -466,7 +448,7 @@ def _status(job: Job, meta: Mapping[str, Any]) -> str:
 
 def _why_nothing_to_resume(job: Job, *, retry_errors: bool) -> str:
     """Why a job that is over has no line left to run; "" where it may have some."""
-    if _status(job, job.meta) != "completed":
+    if _status(job) != "completed":
         return ""
     errors = msgspec.convert(job.meta.get("request_counts", {}), RequestCounts).failed
     if not errors:

@@ -80,18 +80,14 @@ def list_jobs(
     names: list[str] = []
     for place in places:
         names += _names(queue, place, start, most)
-    return _read_jobs(queue, list(dict.fromkeys(names)))
-
-
-def _read_jobs(queue: BatchQueue, names: Sequence[str]) -> JobPage:
-    """The jobs of these names that RQ still has."""
+    names = list(dict.fromkeys(names))
     pipeline: Any = queue.rq.connection.pipeline(transaction=False)
     for name in names:
         pipeline.hgetall(KnownJob.key_for(name))
     jobs, foreign = [], {}
     for name, raw in zip(names, pipeline.execute(raise_on_error=False), strict=True):
         try:
-            if raw:
+            if raw:  # else RQ has forgotten it
                 job = KnownJob(name, connection=queue.rq.connection)
                 job.restore(raw)
                 jobs.append(_listed(job))

@@ -21,7 +21,7 @@ from tokenyard.batch.progress import Progress
 from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
 from tokenyard.batch.rq.schedule import next_time, now, spec_at
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchSpec, BatchState
+from tokenyard.batch.state import BatchSpec
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
 from tokenyard.telemetry.logs import HarmlessFormatter
@@ -80,7 +80,7 @@ def carry_out(
         _enqueue_next(job, order)
         try:
             with _stoppable():
-                return _run(job, order, asking, keep, publish)
+                return _Try(job, order, keep).run(asking, publish)
         except Stopped:
             _log.info("job %s: the worker stops; another one continues", job.id)
             return Retry(_UNLIMITED)
@@ -91,89 +91,73 @@ def carry_out(
             return Retry(_UNLIMITED, limit.pause_s)
 
 
-def _run(
-    job: Job,
-    order: JobOrder,
-    asking: AskingFactory | None,
-    keep: Callable[[], None],
-    publish: Callable[[], None],
-) -> dict[str, Any]:
-    record = _JobRecord(job, order)
-    job.meta.pop("limit", None)
+class _Try:
+    """One try of a job; it keeps RQ's record up to date."""
 
-    def on_progress(progress: Progress) -> None:
-        record.update(progress)
-        keep()
-
-    yard = WorkerContext.url, WorkerContext.yard
-    runner = Runner(
-        *yard,
-        order.spec,
-        asking=asking or by_client(*yard, DEFAULT_CONNECT_TIMEOUT_S, PATIENCE_S),
-        on_progress=on_progress,
-        is_cancelled=record.is_cancelled,
-    )
-    try:
-        state = runner.run(
-            job_id=job.id,
-            overwrite=order.overwrite,
-            retry=job.meta.get("retry", ""),
-            lock_within_s=_LOCK_WITHIN_S,
-        )
-        publish()
-    except Exception as error:
-        is_permanent = isinstance(error, PermanentError | JobTimeoutException)
-        record.failed(error, is_permanent=is_permanent and not isinstance(error, OutputInUse))
-        raise
-    record.ended(state)
-    described: dict[str, Any] = msgspec.to_builtins(state.as_batch())
-    return described
-
-
-class _JobRecord:
-    """Keeps RQ's record of one job up to date."""
-
-    def __init__(self, job: Job, order: JobOrder) -> None:
+    def __init__(self, job: Job, order: JobOrder, keep: Callable[[], None]) -> None:
         self._job = job
         self._order = order
+        self._keep = keep
         before = job.meta["request_counts"]
         self._done_before = before["completed"] + before["failed"]
+        job.meta.pop("limit", None)
+
+    def run(self, asking: AskingFactory | None, publish: Callable[[], None]) -> dict[str, Any]:
+        """Run it to its end; the batch object.
+
+        Raises `JobEnded` for one that did not complete, so that RQ starts none that depends on it.
+        """
+        yard = WorkerContext.url, WorkerContext.yard
+        runner = Runner(
+            *yard,
+            self._order.spec,
+            asking=asking or by_client(*yard, DEFAULT_CONNECT_TIMEOUT_S, PATIENCE_S),
+            on_progress=self._update,
+            is_cancelled=self._is_cancelled,
+        )
+        try:
+            state = runner.run(
+                job_id=self._job.id,
+                overwrite=self._order.overwrite,
+                retry=self._job.meta.get("retry", ""),
+                lock_within_s=_LOCK_WITHIN_S,
+            )
+            publish()
+        except Exception as error:
+            self._failed(error)
+            raise
+        self._job.meta.pop("message", None)
+        self._save_meta()
+        if state.status != "completed":
+            self._job.retries_left = 0
+            raise JobEnded(f"the job is {state.status}: {state.counts}")
+        described: dict[str, Any] = msgspec.to_builtins(state.as_batch())
+        return described
 
     def _save_meta(self) -> None:
         untyped: Any = self._job
         untyped.save_meta()
 
-    def is_cancelled(self) -> bool:
-        """Whether cancellation is requested."""
+    def _is_cancelled(self) -> bool:
         return bool(self._job.connection.hexists(self._job.key, CANCEL_FIELD))
 
-    def update(self, progress: Progress) -> None:
+    def _update(self, progress: Progress) -> None:
         """Store the progress; called by two threads."""
-        times = self._job.meta.get("times", {})
-        if progress.status != self._job.meta.get("status") or progress.status not in times:
-            times = times | {progress.status: _now()}
-        self._job.meta |= {
-            "status": progress.status,
-            "request_counts": msgspec.to_builtins(progress.counts),
-            "usage": msgspec.to_builtins(progress.usage),
-            "lines_per_s": round(progress.per_s, 1),
-            "eta_s": round(progress.eta_s, 1) if progress.eta_s is not None else None,
-            "times": times,
-        }
+        self._job.meta |= msgspec.to_builtins(progress.batch)
         self._save_meta()
-        self._refill_retries(progress.counts.done)
-
-    def _refill_retries(self, done: int) -> None:
-        """Reset the retries after progress, because a long job may lose many workers."""
+        # Retries count from the last progress, because a long job may lose many workers.
+        done = progress.counts.done
         if done > self._done_before and self._order.retries:
             self._done_before = done
             self._job.retries_left = self._order.retries
             self._job.connection.hset(self._job.key, "retries_left", self._order.retries)
+        self._keep()
 
-    def failed(self, error: Exception, *, is_permanent: bool) -> None:
+    def _failed(self, error: Exception) -> None:
         """Store the error, and whether RQ retries."""
         _log.error("job %s: %s: %s", self._job.id, type(error).__name__, error)
-        if is_permanent:
+        is_permanent = isinstance(error, PermanentError | JobTimeoutException)
+        if is_permanent and not isinstance(error, OutputInUse):
             self._job.retries_left = 0
         is_last = not self._job.retries_left
         self._job.meta |= {
@@ -181,14 +165,6 @@ class _JobRecord:
             "message": str(error) or type(error).__name__,
         }
         self._save_meta()
-
-    def ended(self, state: BatchState) -> None:
-        """Fail a job that did not complete, so that RQ starts none that depends on it."""
-        self._job.meta.pop("message", None)
-        self._save_meta()
-        if state.status != "completed":
-            self._job.retries_left = 0
-            raise JobEnded(f"the job is {state.status}: {state.counts}")
 
 
 def _enqueue_next(job: Job, order: JobOrder) -> None:
@@ -245,7 +221,3 @@ def _logged(spec: BatchSpec) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
-
-
-def _now() -> float:
-    return datetime.datetime.now(datetime.UTC).timestamp()

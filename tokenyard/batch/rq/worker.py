@@ -73,7 +73,7 @@ class BatchWorker(Worker):
             maintenance_interval=_LOOK_EVERY_S,
             worker_ttl=_WORKER_TTL_S,
         )
-        self._turns = [Turns(queue) for queue in self.queues]
+        self._turns = Turns(self.queues[0])
 
     def register_birth(self) -> None:
         """As RQ does, in place of a dead worker of this name; raises `SettingsError` if it lives.
@@ -121,8 +121,7 @@ class BatchWorker(Worker):
         raise StopRequested
 
     def _take_job(self, timeout: int | None) -> tuple[Job, Queue] | None:
-        for turns in self._turns:
-            turns.arrange()
+        self._turns.arrange()
         taken = WorkerQueue.dequeue_any(
             self._ordered_queues, timeout, self.connection, KnownJob, JSONSerializer
         )
@@ -132,29 +131,24 @@ class BatchWorker(Worker):
         if self._stop_requested:
             TakenJobs(queue.key, self.connection).give_back(job.id, queue)
             raise StopRequested
-        for turns in self._turns:
-            turns.took(job)
+        self._turns.took(job)
         job.redis_server_version = get_version(self.connection)
         _log.info("worker %s takes job %s: %s", self.name, job.id, job.description)
         return taken
 
     def clean_registries(self) -> None:
         """Every few seconds, take care of what others left; all that RQ cleans, every 30 s."""
+        [queue] = self.queues
         try:
-            self._clean_registries()
+            _refuse_scheduled(queue)
+            has_found_dead = self._abandon_jobs_of_dead_workers(queue)
+            queue.intermediate_queue.cleanup(self, queue)
+            if has_found_dead or clock.monotonic() >= self._clean_at:
+                self._clean_at = clock.monotonic() + _CLEAN_EVERY_S
+                super().clean_registries()  # type: ignore[no-untyped-call]
         except MALFORMED as error:
             _log.warning("what RQ keeps cannot all be read, nor cleaned: %r", error)
         self.last_cleaned_at: Any = now()
-
-    def _clean_registries(self) -> None:
-        has_found_dead = False
-        for queue in self.queues:
-            _refuse_scheduled(queue)
-            has_found_dead |= self._abandon_jobs_of_dead_workers(queue)
-            queue.intermediate_queue.cleanup(self, queue)
-        if has_found_dead or clock.monotonic() >= self._clean_at:
-            self._clean_at = clock.monotonic() + _CLEAN_EVERY_S
-            super().clean_registries()  # type: ignore[no-untyped-call]
 
     def _abandon_jobs_of_dead_workers(self, queue: Queue) -> bool:
         """Do not wait for the heartbeats of dead workers of this host; whether there was one."""
@@ -167,12 +161,12 @@ class BatchWorker(Worker):
             except ValueError:
                 registry.connection.zrem(registry.key, entry)  # RQ's own cleaning ends at it
                 continue
-            worker = self._worker_of(job_id)
+            name: Any = self.connection.hget(Job.key_for(job_id), "worker_name")
+            worker = self._named(name.decode()) if name else None
             if worker is None:
                 continue
-            is_mine = (
-                worker.name == self.name
-            )  # this one is idle: an earlier one of its name had it
+            # This one is idle: an earlier one of its name had it.
+            is_mine = worker.name == self.name
             if is_mine or is_dead_here(worker.hostname, worker.pid):
                 _log.warning("worker %s is dead; its job %s continues", worker.name, job_id)
                 registry.connection.zadd(registry.key, {entry: 1}, xx=True)
@@ -182,30 +176,21 @@ class BatchWorker(Worker):
                 has_found = True
         return has_found
 
-    def _worker_of(self, job_id: str) -> BaseWorker | None:
-        name: Any = self.connection.hget(Job.key_for(job_id), "worker_name")
-        return self._named(name.decode()) if name else None
-
     def _named(self, name: str) -> BaseWorker | None:
         key = f"{self.redis_worker_namespace_prefix}{name}"
         return Worker.find_by_key(key, connection=self.connection, serializer=JSONSerializer)
 
     def _start_scheduler(self, *arguments: Any, **options: Any) -> None:
         """As RQ does, but without waiting a minute for the lock of a dead worker."""
-        for queue in self.queues:
-            _refuse_scheduled(queue)
-            key = RQScheduler.get_locking_key(queue.name)
-            owner: Any = self.connection.get(key)
-            if owner and self._is_dead_scheduler(owner.decode()):
+        [queue] = self.queues
+        _refuse_scheduled(queue)
+        key = RQScheduler.get_locking_key(queue.name)
+        owner: Any = self.connection.get(key)
+        with contextlib.suppress(SchedulerNotFound):
+            scheduler = RQScheduler.fetch(owner.decode(), self.connection) if owner else None
+            if scheduler is not None and is_dead_here(scheduler.hostname, scheduler.pid):
                 self.connection.delete(key)
         super()._start_scheduler(*arguments, **options)
-
-    def _is_dead_scheduler(self, name: str) -> bool:
-        try:
-            scheduler = RQScheduler.fetch(name, self.connection)
-        except SchedulerNotFound:
-            return False
-        return is_dead_here(scheduler.hostname, scheduler.pid)
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """As RQ does, unless this worker was paused and its job returned to the queue."""

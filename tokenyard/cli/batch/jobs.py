@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, open_text
-from tokenyard.batch.state import ENDED, BatchUsage, RequestCounts
+from tokenyard.batch.state import Batch, BatchErrors
 from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
 from tokenyard.cli.shared.completion import complete_job
 from tokenyard.cli.shared.connect import url_of
@@ -76,7 +75,11 @@ def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> N
     with _queue(ctx) as queue:
         found = read_jobs(queue)
     own = sorted((job.batch for job in found.jobs), key=lambda one: one.created_at, reverse=True)
-    batches = [*msgspec.to_builtins(own), *itertools.starmap(_foreign, found.foreign.items())]
+    foreign = [
+        Batch(id=name, status="foreign", errors=BatchErrors.of(f"the job {why}"))
+        for name, why in found.foreign.items()
+    ]
+    batches = [*own, *foreign]
     if as_json:
         print_list(batches[:limit])
         return
@@ -106,21 +109,24 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
     give_up = clock.monotonic() + timeout
     told = ""
     with _queue(ctx) as queue:
-        batch = _status(queue, job_id)
-        while wait and batch["status"] not in ENDED and clock.monotonic() < give_up:
-            if batch["waits_for"] != told and (told := batch["waits_for"]):
+        from tokenyard.batch.rq.jobs import batch_of
+
+        while True:
+            job = queue.find(job_id)
+            batch, waits_for = batch_of(job), queue.waits_for(job)
+            if not wait or batch.is_over or clock.monotonic() >= give_up:
+                break
+            if waits_for != told and (told := waits_for):
                 say(f"{job_id} waits for {told}", err=True)
             clock.sleep(_POLL_S)
-            batch = _status(queue, job_id)
     if as_json:
-        say(msgspec.json.encode(batch))
+        say(msgspec.json.encode(msgspec.to_builtins(batch) | {"waits_for": waits_for}))
     else:
-        plain_console().print(_sheet(batch))
-    if wait and batch["status"] not in ENDED:
+        plain_console().print(_sheet(batch, waits_for))
+    if wait and not batch.is_over:
         ctx.exit(Exit.TIMEOUT)
-    counts = msgspec.convert(batch["request_counts"], RequestCounts)
-    is_bad = batch["status"] != "completed" or counts.has_only_errors
-    ctx.exit(Exit.FAILED if batch["status"] in ENDED and is_bad else Exit.OK)
+    is_bad = batch.status != "completed" or batch.request_counts.has_only_errors
+    ctx.exit(Exit.FAILED if batch.is_over and is_bad else Exit.OK)
 
 
 cancel = command(ops.cancel, "cancel", "Cancel a job.", arguments=["job"])
@@ -138,7 +144,7 @@ def results(ctx: click.Context, job_id: str, errors: bool, only_path: bool) -> N
     The files must be visible here under the same paths.
     """
     with _queue(ctx) as queue:
-        spec = queue.spec_of(job_id)
+        spec = queue.find(job_id).order.spec
         path = spec.errors_path if errors else spec.output_path
         if only_path:
             say(str(path))
@@ -155,7 +161,7 @@ def logs(ctx: click.Context, job_id: str) -> None:
     It is stored beside the output, as OUTPUT.log.
     """
     with _queue(ctx) as queue:
-        _print_file(queue.spec_of(job_id).log_path)
+        _print_file(queue.find(job_id).order.spec.log_path)
 
 
 def _print_file(path: Path) -> None:
@@ -170,71 +176,42 @@ def _print_file(path: Path) -> None:
     sys.stdout.buffer.flush()
 
 
-def _status(queue: BatchQueue, job_id: str) -> dict[str, Any]:
-    from tokenyard.batch.rq.jobs import describe
-
-    job = queue.find(job_id)
-    return describe(job) | {"waits_for": queue.waits_for(job)}
-
-
-def _foreign(name: str, why: str) -> dict[str, Any]:
-    """How a job that is no batch job is listed."""
-    from tokenyard.batch.state import Batch, BatchErrors
-
-    batch = Batch(
-        id=name,
-        status="foreign",
-        input_file_id="",
-        output_file_id="",
-        error_file_id="",
-        created_at=0,
-        errors=BatchErrors.of(f"the job {why}"),
-    )
-    described: dict[str, Any] = msgspec.to_builtins(batch)
-    return described
-
-
-def _counts(batch: dict[str, Any]) -> str:
-    counts = batch["request_counts"]
-    return f"{counts['completed']} + {counts['failed']} errors of {counts['total']}"
-
-
-def _table(batches: list[dict[str, Any]], *, is_whole: bool) -> FittingTable:
+def _table(batches: Sequence[Batch], *, is_whole: bool) -> FittingTable:
     table = FittingTable(_COLUMNS, has_details=is_whole)
     now_s = clock.wall()
     for batch in batches:
-        counts, created_s = batch["request_counts"], batch["created_at"]
+        counts = batch.request_counts
         table.add(
-            printable(batch["id"]),
-            batch["status"],
-            f"{counts['completed'] + counts['failed']} of {counts['total']}",
-            str(counts["failed"]),
-            span(1000 * (now_s - created_s)) if created_s else "-",
-            str(batch["rq_status"]),
-            printable(Path(batch["input_file_id"]).name),
-            printable(Path(batch["output_file_id"]).name),
+            printable(batch.id),
+            batch.status,
+            f"{counts.done} of {counts.total}",
+            str(counts.failed),
+            span(1000 * (now_s - batch.created_at)) if batch.created_at else "-",
+            str(batch.rq_status),
+            printable(Path(batch.input_file_id).name),
+            printable(Path(batch.output_file_id).name),
         )
     return table
 
 
-def _sheet(batch: dict[str, Any]) -> Table:
-    shown = sheet()
-    shown.add_row("Job", batch["id"])
-    shown.add_row("Status", f"{batch['status']} (RQ: {batch['rq_status']})")
-    if batch["waits_for"]:
-        shown.add_row("Waits for", batch["waits_for"])
-    shown.add_row("Lines", _counts(batch))
-    if batch["usage"]:
-        shown.add_row("Tokens", str(msgspec.convert(batch["usage"], BatchUsage)))
-    if batch["lines_per_s"] and batch["status"] not in ENDED:
-        eta = f", {batch['eta_s']:.0f} s left" if batch["eta_s"] is not None else ""
-        shown.add_row("Pace", f"{batch['lines_per_s']} lines/s{eta}")
-    if batch["errors"]:
-        shown.add_row("Error", batch["errors"]["data"][0]["message"])
-    shown.add_row("Input", batch["input_file_id"])
-    shown.add_row("Results", batch["output_file_id"])
-    shown.add_row("Errors", batch["error_file_id"])
+def _sheet(batch: Batch, waits_for: str) -> Table:
+    shown, counts = sheet(), batch.request_counts
+    shown.add_row("Job", batch.id)
+    shown.add_row("Status", f"{batch.status} (RQ: {batch.rq_status})")
+    if waits_for:
+        shown.add_row("Waits for", waits_for)
+    shown.add_row("Lines", f"{counts.completed} + {counts.failed} errors of {counts.total}")
+    if batch.usage:
+        shown.add_row("Tokens", str(batch.usage))
+    if batch.lines_per_s and not batch.is_over:
+        eta = f", {batch.eta_s:.0f} s left" if batch.eta_s is not None else ""
+        shown.add_row("Pace", f"{batch.lines_per_s} lines/s{eta}")
+    if batch.message:
+        shown.add_row("Error", batch.message)
+    shown.add_row("Input", batch.input_file_id)
+    shown.add_row("Results", batch.output_file_id)
+    shown.add_row("Errors", batch.error_file_id)
     for name in ("created", "in_progress", "completed", "failed", "expired", "cancelled"):
-        if batch[f"{name}_at"]:
-            shown.add_row(name.replace("_", " ").capitalize(), local_time(batch[f"{name}_at"]))
+        if at := getattr(batch, f"{name}_at"):
+            shown.add_row(name.replace("_", " ").capitalize(), local_time(at))
     return shown

@@ -14,7 +14,7 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.rq import is_installed
 from tokenyard.batch.runner import BatchBroken
-from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec
+from tokenyard.batch.state import DEFAULT_RESULT_TTL_S
 from tokenyard.cli.shared.completion import complete_model, complete_tenant
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import named_values, with_options
@@ -35,6 +35,11 @@ def duration(value: Any) -> float:
     if found is None:
         raise click.BadParameter(f"{value!r}: give a time like 90s, 15m, 24h or 7d")
     return float(found["count"]) * _UNITS[found["unit"]]
+
+
+def whole_seconds(value: Any) -> int:
+    """The same, without fractions."""
+    return int(duration(value))
 
 
 def need_rq() -> None:
@@ -110,20 +115,13 @@ spec_options: Final = with_options(
     click.option(
         "--result-ttl",
         "result_ttl_s",
-        type=duration,
+        type=whole_seconds,
         metavar="TIME",
         default=DEFAULT_RESULT_TTL_S,
         show_default=True,
         help="How long the yard keeps answers for a killed job.",
     ),
+    click.option(
+        "--overwrite", is_flag=True, help="Start over: delete the results and errors of OUTPUT."
+    ),
 )
-
-
-def spec_from(input_path: Path, output: Path | None, given: dict[str, Any]) -> BatchSpec:
-    """The job that the options describe."""
-    if output is None:
-        raise click.UsageError("give --output")
-    given["errors"] = str(given["errors"] or "")
-    given["window"] = given["window"] or 0
-    given["result_ttl_s"] = int(given["result_ttl_s"])
-    return BatchSpec(input=str(input_path), output=str(output), **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,16 +22,17 @@ from rich.table import Column as RichColumn
 from rich.table import Table
 
 from tokenyard import clock
-from tokenyard.batch.dry_run import Fleet, Report, as_json, dry_run
+from tokenyard.batch.api import spec_of
+from tokenyard.batch.dry_run import Fleet, Report, dry_run
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec, BatchState, new_id
-from tokenyard.cli.batch.options import file_errors_in_one_line, spec_from, spec_options
+from tokenyard.cli.batch.options import file_errors_in_one_line, spec_options
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import HarmlessConsole, plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.shared.tables import Column, FittingTable
-from tokenyard.client.tokenization import Tokenizer, load_tokenizer
+from tokenyard.client.tokenization import load_tokenizer
 from tokenyard.process.interrupted import Interrupted
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import TokenyardError
@@ -65,9 +67,6 @@ Tell = Callable[[Progress], None]
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Run a file of requests here.")
 @spec_options
-@click.option(
-    "--overwrite", is_flag=True, help="Start over: delete the results and errors of OUTPUT."
-)
 @click.option("--retry-errors", is_flag=True, help="Run lines with an error again, as corrected.")
 @click.option("--dry-run", is_flag=True, help="Only check: invalid lines, tokens, an estimate.")
 @click.option(
@@ -91,14 +90,13 @@ def run(
 ) -> None:
     """Run the job, show its progress, and print the outcome."""
     choice: YardChoice = ctx.obj
+    if output is None and not dry_run:
+        raise click.UsageError("give --output")
+    spec = spec_of(input_path, output or "-", given)
     if dry_run:
-        from tokenyard.cli.batch.run import check_file
-
-        spec = spec_from(input_path, output or Path("-"), given)
         with file_errors_in_one_line(ctx):
             is_valid = check_file(choice, spec, tokenizer, prints_json=as_json)
         ctx.exit(Exit.OK if is_valid else Exit.FAILED)
-    spec = spec_from(input_path, output, given)
     seen: list[Progress] = []
     with (
         file_errors_in_one_line(ctx),
@@ -194,14 +192,10 @@ class _Lines:
 
 
 def _pace(progress: Progress) -> str:
-    eta = f", {_clock(progress.eta_s)} left" if progress.eta_s is not None else ""
-    return f"{progress.per_s:.1f} lines/s{eta}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, left = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{left:02}"
+    pace = f"{progress.per_s:.1f} lines/s"
+    if progress.eta_s is None:
+        return pace
+    return f"{pace}, {datetime.timedelta(seconds=int(progress.eta_s))} left"
 
 
 # `tokenyard batch run --dry-run`: check a file only.
@@ -212,9 +206,10 @@ _WIDEST_BAR: Final = 40
 def check_file(choice: YardChoice, spec: BatchSpec, tokenizer: str, *, prints_json: bool) -> bool:
     """Read the file and print the report; whether every line is valid."""
     fleet = _fleet(choice)
-    report = dry_run(spec, fleet, _tokenizer(tokenizer or fleet.tokenizer))
+    source = tokenizer or fleet.tokenizer
+    report = dry_run(spec, fleet, load_tokenizer(source) if source else None)
     if prints_json:
-        say(as_json(report))
+        say(msgspec.json.encode(report))
     else:
         _print(report)
     return not report.bad
@@ -227,10 +222,6 @@ def _fleet(choice: YardChoice) -> Fleet:
             return Fleet.of(read_yard(yard))
     except TokenyardError as error:
         return Fleet(notes=[f"models, limits and pace are not known: {error}"])
-
-
-def _tokenizer(source: str) -> Tokenizer | None:
-    return load_tokenizer(source) if source else None
 
 
 def _print(report: Report) -> None:

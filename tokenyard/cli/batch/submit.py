@@ -11,11 +11,10 @@ import msgspec
 from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.state import DEFAULT_RETRIES
 from tokenyard.cli.batch.options import (
-    duration,
     file_errors_in_one_line,
     need_rq,
-    spec_from,
     spec_options,
+    whole_seconds,
 )
 from tokenyard.cli.shared.completion import complete_job
 from tokenyard.cli.shared.connect import url_of
@@ -42,9 +41,6 @@ job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Submit a file of requests to RQ.")
 @spec_options
 @click.option(
-    "--overwrite", is_flag=True, help="Start over: delete the results and errors of OUTPUT."
-)
-@click.option(
     "--retries",
     type=click.IntRange(0, 1000),
     default=DEFAULT_RETRIES,
@@ -54,9 +50,9 @@ job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _
 @click.option(
     "--timeout",
     "timeout_s",
-    type=duration,
+    type=whole_seconds,
     metavar="TIME",
-    default=0.0,
+    default=0,
     help="Longest time of one try.  [default: no limit]",
 )
 @click.option(
@@ -77,42 +73,28 @@ def submit(
     /,
     input_path: Path,
     output: Path | None,
-    overwrite: bool,
-    retries: int,
-    timeout_s: float,
-    after: tuple[str, ...],
     at: str | None,
-    cron: str,
-    on_success: str,
-    on_failure: str,
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Submit the job and print its id."""
+    """Submit the job and print its id; the other options are named as those of `submit_batch`."""
     need_rq()
     from tokenyard.batch.rq.jobs import submit_batch
     from tokenyard.batch.rq.schedule import read_time
 
     choice: YardChoice = ctx.obj
-    spec = spec_from(input_path, output, given)
+    if output is None:
+        raise click.UsageError("give --output")
     with file_errors_in_one_line(ctx):
-        if not cron and not spec.input_path.exists():
-            raise UnreadableFile(f"{spec.input}: there is no such file") from FileNotFoundError()
-        options = msgspec.to_builtins(spec)
+        if not given["cron"] and not input_path.exists():
+            raise UnreadableFile(f"{input_path}: there is no such file") from FileNotFoundError()
         job = submit_batch(
-            options.pop("input"),
-            options.pop("output"),
+            input_path,
+            output,
             redis_url=url_of(choice),
             yard=choice.yard,
-            overwrite=overwrite,
-            retries=retries,
-            timeout_s=int(timeout_s),
-            after=after,
             at=read_time(at) if at else None,
-            cron=cron,
-            on_success=on_success,
-            on_failure=on_failure,
-            **options,
+            **given,
         )
     say(msgspec.json.encode(job.status()) if as_json else job.id)
     if not job.has_worker:

@@ -13,6 +13,7 @@ from tokenyard.cli.batch.options import need_rq
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.process.program import PlainCommand, YardChoice, start_logging
 from tokenyard.process.settings_options import words
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 ABOUT: Final = """Run batch jobs, one at a time; start several for more.
 
@@ -28,17 +29,6 @@ Examples:
   tokenyard batch worker
   tokenyard batch worker --burst     until no job is left
 """
-
-
-def places(given: tuple[str, ...]) -> dict[str, str]:
-    """The places of models by name; raises `click.UsageError`."""
-    found = {}
-    for each in given:
-        name, _, path = each.partition("=")
-        if not name or not path:
-            raise click.UsageError(f"--model-paths: {each!r} is not NAME=PATH")
-        found[name] = path
-    return found
 
 
 @click.command(cls=PlainCommand, help=ABOUT, short_help="Run submitted jobs.")
@@ -78,12 +68,14 @@ def worker(
     from tokenyard.batch.rq.work import WorkerContext
     from tokenyard.batch.rq.worker import run_worker
 
-    WorkerContext.model_paths = places(model_paths)
-    WorkerContext.trust_remote_code = trust_remote_code
-    WorkerContext.runs_commands = runs_commands
-
     choice: YardChoice = ctx.obj
     url = url_of(choice)
+    as_gateway = GatewaySettings(
+        redis_url=url, yard=choice.yard, name="batch-worker", model_paths=model_paths
+    )
+    WorkerContext.model_paths = as_gateway.paths
+    WorkerContext.trust_remote_code = trust_remote_code
+    WorkerContext.runs_commands = runs_commands
     start_logging(url, debug=choice.debug)
     setproctitle(f"tokenyard batch worker {choice.yard}")
     with connected(batch_url(url)) as connection:
