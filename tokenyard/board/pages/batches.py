@@ -10,8 +10,8 @@ from redis.exceptions import NoPermissionError
 
 from tokenyard.batch.line_errors import read_line_errors
 from tokenyard.batch.rq import is_installed
-from tokenyard.board.page import NotFound, Page, Parameters
-from tokenyard.board.paging import address
+from tokenyard.board.page import NotFound, Parameters
+from tokenyard.board.paging import address, asked_page
 from tokenyard.broker.connection import batch_connection
 from tokenyard.protocol.errors import Refused, SettingsError
 from tokenyard.protocol.texts import cut, pip_install
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 #: Jobs of each place in the list of all, and in the list of one place.
 _FEW: Final = 10
 _MANY: Final = 50
-_MOST_PAGES: Final = 1_000_000
 _MOST_ERRORS: Final = 100
 _NAME: Final = 120
 _PATH: Final = 1_000
@@ -76,7 +75,8 @@ def _find(yard: Yard, given: Parameters) -> ListedJob:
         raise NotFound(f"{why[:1].upper()}{why[1:]}.") from error
 
 
-def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_batches(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """The jobs of all places, or those of one."""
     try:
         queue = _queue(yard)
     except Refused as refused:
@@ -84,7 +84,7 @@ def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
 
     place = given.one_of("place", ("", *PLACES), "")
-    number = given.whole("page", 1, 1, _MOST_PAGES)
+    number = asked_page(given)
     try:
         counts = count_jobs(queue)
     except NoPermissionError:
@@ -137,7 +137,8 @@ def _mood(job: ListedJob) -> str:
     }.get(job.batch.status, "")
 
 
-def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_batch(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One job."""
     job = _find(yard, given)
     batch, spec = job.batch, job.order.spec
     is_opened = given.text("errors") == "open"
@@ -200,9 +201,3 @@ def _arguments(job: ListedJob, *, shows_all: bool) -> str:
         for name in ("on_success", "on_failure"):
             order[name] = f"hidden ({len(order[name])} characters)" if order[name] else ""
     return cut(msgspec.json.format(msgspec.json.encode(order), indent=2).decode(), _ARGUMENTS)
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/batches", "Batches", "batches.html", _list, menu="Batches"),
-    Page("/batches/{job}", "Batch", "batches_one.html", _one),
-)

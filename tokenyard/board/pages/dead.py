@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import address
 from tokenyard.ops.letters import FILTERS, REASONS, wanted_letters
 from tokenyard.protocol.errors import BadInput, Code
@@ -69,7 +69,8 @@ _HISTORY: Final[Mapping[str, str]] = {
 }
 
 
-def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_letters(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """The letters that fit the filter in the address, and where to go on."""
     asked = {name: given.text(name) for name in FILTERS}
     wanted = wanted_letters(asked)
     show = given.one_of("show", _SIZES, _SIZES[0])
@@ -112,7 +113,8 @@ def _row(head: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_letter(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One letter."""
     name = given.text("letter")
     letter = named_letter(yard, name) if is_letter(name) else None
     if letter is None:
@@ -156,9 +158,3 @@ def _field(name: str, value: str, *, shows: bool) -> dict[str, Any]:
         "text": cut(value, _FIELD) if is_shown else None,
         "is_short": len(value) <= _NAME and "\n" not in value,
     }
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/dead", "Dead letters", "dead.html", _list, menu="Dead letters", every_s=5.0),
-    Page("/dead/{letter}", "Dead letter", "dead_one.html", _one, every_s=10.0),
-)

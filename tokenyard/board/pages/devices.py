@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import numbered_page
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
@@ -82,7 +82,8 @@ def _rates(yard: Yard, view: YardView) -> Mapping[str, Throughput]:
     return worker_rates(before[1], now, before[0]) if before else {}
 
 
-def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_devices(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """A tile for each device that fits the filter in the address."""
     view = read_yard(yard, counts_lanes=False)
     rates = _rates(yard, view)
     every = device_views(view.workers)
@@ -170,7 +171,8 @@ def _pending(
 # One worker
 
 
-def _worker(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_worker(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One worker."""
     view = read_yard(yard, counts_lanes=False)
     rates = _rates(yard, view)
     worker = _find(view, given.text("worker"))
@@ -251,9 +253,3 @@ def facts(worker: WorkerView) -> list[Fact]:
         return []
     named = [Fact(label, value(worker.info), kind) for label, kind, value in _FACTS]
     return [one for one in named if one.value not in ("", None, 0)]
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/devices", "Devices", "devices.html", _view, menu="Devices"),
-    Page("/devices/{worker}", "Worker", "device.html", _worker),
-)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.page import Page, Parameters
+from tokenyard.board.page import Parameters
 from tokenyard.board.paging import numbered_page
 from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
@@ -91,7 +91,8 @@ class _Scopes:
         return ScopeRow(scope, said(scope), state, self._counts[scope], left)
 
 
-def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """What is set for whom, and who has not obeyed."""
     signals = Signals(yard)
     roster, desired = read_roster(yard), signals.desired_states()
     left = signals.behind(roster.live, desired.changed)
@@ -138,8 +139,3 @@ def _workers(
         combined = desired.of(name, model).run_state
         found.append(WorkerRow(scopes.row(worker_scope(name)), view, combined))
     return found
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/signals", "Signals", "signals.html", _view, menu="Signals"),
-)

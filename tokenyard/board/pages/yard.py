@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from tokenyard import clock
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
-from tokenyard.board.page import Page, Parameters
+from tokenyard.board.page import Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.doctor import (
     Evidence,
@@ -90,7 +90,8 @@ class ServerFacts:
         return cls(f"{kind} {version}", *(int(info.get(name, 0) or 0) for name in numbers))
 
 
-def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """The yard at a glance."""
     del given
     view = read_yard(yard, counts_lanes=False)
     samples = read_history(yard, view.at_ms)
@@ -218,9 +219,6 @@ def _worst(findings: Sequence[Finding]) -> list[Finding]:
     """What there is to do, the worst first."""
     found = [one for one in findings if one.verdict != "ok"]
     return sorted(found, key=lambda one: list(_TONES).index(one.verdict))[:_MOST_FINDINGS]
-
-
-PAGES: Final[tuple[Page, ...]] = (Page("/", "Yard", "yard.html", _view, menu="Yard"),)
 
 
 # What the doctor finds, looked up in the background: it may take seconds, and no page waits.
