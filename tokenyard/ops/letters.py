@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypedDict, Unpack
 
 from redis.exceptions import NoScriptError
 
@@ -173,16 +173,20 @@ _ITEM: Final = 120
 _ACT_S: Final = 20.0
 _COUNT_S: Final = 0.2
 
-ChosenLetters = Annotated[tuple[str, ...], Field(noun="letter")]
-All = Annotated[bool, Field(hint="All that the filter finds; all there are without one.")]
-UpTo = Annotated[str, Field(is_hidden=True)]  # the newest letter when it was asked for
-Reason = Annotated[str, Field(hint=f"Only those of this reason: {', '.join(REASONS)}.")]
-Model = Annotated[str, Field(hint="Only those of this model.")]
-Client = Annotated[str, Field(hint="Only those of this client.")]
-Tenant = Annotated[str, Field(hint="Only those of this tenant.")]
-Text = Annotated[str, Field(hint="Only those whose reason has this text.")]
-Since = Annotated[str, Field(hint="Only those that died since then: 2026-11-23T06:15, in UTC.")]
-Until = Annotated[str, Field(hint="Only those that died before then.")]
+
+class Selection(TypedDict, total=False):
+    """The letters that are meant: some that are named, or all that a filter finds."""
+
+    letter: Annotated[tuple[str, ...], Field(noun="letter")]
+    all: Annotated[bool, Field(hint="All that the filter finds; all there are without one.")]
+    reason: Annotated[str, Field(hint=f"Only those of this reason: {', '.join(REASONS)}.")]
+    model: Annotated[str, Field(hint="Only those of this model.")]
+    client: Annotated[str, Field(hint="Only those of this client.")]
+    tenant: Annotated[str, Field(hint="Only those of this tenant.")]
+    text: Annotated[str, Field(hint="Only those whose reason has this text.")]
+    since: Annotated[str, Field(hint="Only those that died since then: 2026-11-23T06:15, in UTC.")]
+    until: Annotated[str, Field(hint="Only those that died before then.")]
+    upto: Annotated[str, Field(is_hidden=True)]  # the newest letter when it was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,6 @@ class _Kind:
     done: str  # "requeued"
     means: str
     change: Change
-    about: str
 
 
 _REQUEUE: Final = _Kind(
@@ -202,29 +205,12 @@ _REQUEUE: Final = _Kind(
     "Requests wait again under their ids, and new results replace the failed ones."
     " An expired deadline stays expired.",
     requeue_letters,
-    """Submit the requests of dead letters again.
-
-    They keep their ids, and new results replace the failed ones. An expired deadline stays expired.
-    LETTER is a name from `tokenyard dead list`, or the id of the request.
-
-    Examples:
-      tokenyard dead requeue 1763700000000-0
-      tokenyard dead requeue --all --reason INFERENCE_ERROR --model adder
-    """,
 )
 _DROP: Final = _Kind(
     "Drop",
     "dropped",
     "This cannot be undone. Results of requests stay until they expire.",
     drop_letters,
-    """Delete dead letters; the results of their requests stay until they expire.
-
-    LETTER is a name from `tokenyard dead list`, or the id of the request.
-
-    Examples:
-      tokenyard dead drop q7
-      tokenyard dead drop --all --until 2026-11-01T00:00
-    """,
 )
 
 
@@ -262,7 +248,7 @@ def _words_of(given: Mapping[str, Any]) -> str:
 
 
 def _preview_of(kind: _Kind) -> Callable[..., Preview]:
-    def preview(yard: Yard, _caller: Caller, **given: Any) -> Preview:
+    def preview(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
         names = _named(yard, given)
         if names:
             pieces = named_heads(yard, names[:_MOST_ITEMS])
@@ -285,7 +271,7 @@ def _preview_of(kind: _Kind) -> Callable[..., Preview]:
     return preview
 
 
-def _change(yard: Yard, caller: Caller, kind: _Kind, **given: Any) -> Outcome:
+def _change(yard: Yard, caller: Caller, kind: _Kind, given: Selection) -> Outcome:
     names = _named(yard, given)
     if names:
         changed = change_named(yard, names, kind.change)
@@ -313,7 +299,7 @@ def _change(yard: Yard, caller: Caller, kind: _Kind, **given: Any) -> Outcome:
     )
 
 
-def _named(yard: Yard, given: Mapping[str, Any]) -> list[str]:
+def _named(yard: Yard, given: Selection) -> list[str]:
     """The letters that are named; none if all that match are meant. Raises `BadInput`."""
     names = given.get("letter", ())
     if len(names) > _MOST_NAMED:
@@ -331,12 +317,12 @@ def _by_request(yard: Yard, name: str) -> str:
     return found.letter
 
 
-def _last(yard: Yard, given: Mapping[str, Any]) -> str:
+def _last(yard: Yard, given: Selection) -> str:
     """The newest letter when this was asked; raises `BadInput`."""
     last = given.get("upto") or newest_letter(yard) or "1-0"
     if not is_letter(last):
         raise BadInput("upto: give the name of a dead letter")
-    return str(last)
+    return last
 
 
 def _seconds(letter: str) -> float:
@@ -366,31 +352,31 @@ def _letters(count: int) -> str:
     return "1 dead letter" if count == 1 else f"{count:,} dead letters"
 
 
-def _operation(kind: _Kind, *, is_dangerous: bool = False) -> Operation:
-    def run(
-        yard: Yard,
-        caller: Caller,
-        *,
-        letter: ChosenLetters = (),
-        all: All = False,  # noqa: A002 - the name of its option
-        reason: Reason = "",
-        model: Model = "",
-        client: Client = "",
-        tenant: Tenant = "",
-        text: Text = "",
-        since: Since = "",
-        until: Until = "",
-        upto: UpTo = "",
-    ) -> Outcome:
-        named = {"letter": letter, "all": all, "upto": upto}
-        wanted = {"reason": reason, "model": model, "client": client, "tenant": tenant}
-        return _change(yard, caller, kind, **named, **wanted, text=text, since=since, until=until)
+@operation("dead.requeue", "Requeue dead letters", _preview_of(_REQUEUE))
+def requeue(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
+    """Submit the requests of dead letters again.
 
-    run.__doc__ = kind.about
-    name, title = f"dead.{kind.verb.lower()}", f"{kind.verb} dead letters"
-    return operation(name, title, _preview_of(kind), is_dangerous=is_dangerous)(run)
+    They keep their ids, and new results replace the failed ones. An expired deadline stays expired.
+    LETTER is a name from `tokenyard dead list`, or the id of the request.
+
+    Examples:
+      tokenyard dead requeue 1763700000000-0
+      tokenyard dead requeue --all --reason INFERENCE_ERROR --model adder
+    """
+    return _change(yard, caller, _REQUEUE, given)
 
 
-requeue: Final = _operation(_REQUEUE)
-drop: Final = _operation(_DROP, is_dangerous=True)
+@operation("dead.drop", "Drop dead letters", _preview_of(_DROP), is_dangerous=True)
+def drop(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
+    """Delete dead letters; the results of their requests stay until they expire.
+
+    LETTER is a name from `tokenyard dead list`, or the id of the request.
+
+    Examples:
+      tokenyard dead drop q7
+      tokenyard dead drop --all --until 2026-11-01T00:00
+    """
+    return _change(yard, caller, _DROP, given)
+
+
 OPERATIONS: Final[tuple[Operation, ...]] = (requeue, drop)

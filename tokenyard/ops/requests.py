@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, TypedDict, Unpack
 
 import msgspec
 from redis.exceptions import NoPermissionError
@@ -42,21 +42,25 @@ _UNSEEN: Final = (
 _MORE: Final = "More than {:,} match: these are the first; do it again for the rest"
 _NOTHING: Final = "There is no such request any more"
 
-ChosenRequests = Annotated[tuple[str, ...], Field(noun="request")]
-All = Annotated[bool, Field(hint="All that the filter finds.")]
-Id = Annotated[str, Field(is_hidden=True)]
-Client = Annotated[
-    str, Field(hint="Client of the requests.  [default: anon, else the only one with the id]")
-]
-Tenant = Annotated[str, Field(hint="With --all: only those of this tenant.", noun="tenant")]
-Model = Annotated[str, Field(hint="With --all: only those for this model.", noun="model")]
-Worker = Annotated[str, Field(hint="With --all: only those of this worker.", noun="worker")]
-Error = Annotated[str, Field(hint="With --all: only those whose error has this text.")]
-Older = Annotated[str, Field(hint="With --all: only those of at least this age, as 5m.")]
-Newer = Annotated[str, Field(hint="With --all: only those of at most this age.")]
-State = Annotated[list[str] | None, Field(hint="With --all: only those in these states.")]
-Order = Annotated[str, Field(is_hidden=True)]
-Until = Annotated[int, Field(is_hidden=True)]  # when it was asked for, in unix ms
+
+class Selection(TypedDict, total=False):
+    """The requests that are meant: some that are named, or all that a filter finds."""
+
+    request: Annotated[tuple[str, ...], Field(noun="request")]
+    all: Annotated[bool, Field(hint="All that the filter finds.")]
+    id: Annotated[str, Field(is_hidden=True)]
+    client: Annotated[
+        str, Field(hint="Client of the requests.  [default: anon, else the only one with the id]")
+    ]
+    tenant: Annotated[str, Field(hint="With --all: only those of this tenant.", noun="tenant")]
+    model: Annotated[str, Field(hint="With --all: only those for this model.", noun="model")]
+    worker: Annotated[str, Field(hint="With --all: only those of this worker.", noun="worker")]
+    error: Annotated[str, Field(hint="With --all: only those whose error has this text.")]
+    older: Annotated[str, Field(hint="With --all: only those of at least this age, as 5m.")]
+    newer: Annotated[str, Field(hint="With --all: only those of at most this age.")]
+    state: Annotated[list[str] | None, Field(hint="With --all: only those in these states.")]
+    order: Annotated[str, Field(is_hidden=True)]
+    until: Annotated[int, Field(is_hidden=True)]  # when it was asked for, in unix ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class _Letters:
     notes: Sequence[str] = ()  # what cannot be requeued, or was not reached
 
 
-def _preview_cancel(yard: Yard, _caller: Caller, **given: Any) -> Preview:
+def _preview_cancel(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
     chosen = _chosen(yard, given)
     running = chosen.running
     over = len(chosen.requests) - len(running)
@@ -101,7 +105,22 @@ def _preview_cancel(yard: Yard, _caller: Caller, **given: Any) -> Preview:
     )
 
 
-def _do_cancel(yard: Yard, caller: Caller, given: Mapping[str, Any]) -> Outcome:
+@operation("request.cancel", "Cancel requests", _preview_cancel, is_dangerous=True)
+def cancel(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
+    """Cancel requests, whether they wait or run.
+
+    A request gets its result, `cancelled`, immediately, with the tokens published so far, and its
+    worker stops it. A request that has ended keeps its result. An unknown id is cancelled before
+    its arrival: it gets the result `cancelled`, and the request does not run if it arrives later.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has; an unknown
+    id is cancelled for `anon`. Nothing is cancelled before all clients are found.
+
+    Examples:
+      tokenyard cancel 6b1b2c9e-1
+      tokenyard cancel q1 q2 --client ann --why "wrong prompts"
+      tokenyard cancel --all --model adder --older 1h
+    """
     chosen = _chosen(yard, given)
     by = "cancelled by an operator"
     reason = f"{by}: {caller.why}" if caller.why else by
@@ -145,7 +164,7 @@ def _cancel(yard: Yard, one: Listed, reason: str) -> Cancelled:
             client.close()
 
 
-def _preview_requeue(yard: Yard, _caller: Caller, **given: Any) -> Preview:
+def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
     letters = _letters(yard, given)
     count = len(letters.heads)
     notes = _sentences(letters.notes)
@@ -160,7 +179,21 @@ def _preview_requeue(yard: Yard, _caller: Caller, **given: Any) -> Preview:
     )
 
 
-def _do_requeue(yard: Yard, _caller: Caller, given: Mapping[str, Any]) -> Outcome:
+@operation("request.requeue", "Requeue requests", _preview_requeue)
+def requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Outcome:
+    """Submit failed requests again.
+
+    They are taken from the dead letters and keep their ids; new results replace the failed ones.
+    `tokenyard dead requeue` does the same by the names of the letters. A failed request without a
+    dead letter was not kept: its input was invalid, or its engine refused it.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has.
+
+    Examples:
+      tokenyard requeue q7 --client ann
+      tokenyard requeue --all
+      tokenyard requeue --all --client ann --error INFERENCE_ERROR
+    """
     letters = _letters(yard, given)
     problems = Counter(requeue_letters(yard, letters.heads))
     done = problems.pop("", 0)
@@ -177,7 +210,7 @@ def _do_requeue(yard: Yard, _caller: Caller, given: Mapping[str, Any]) -> Outcom
     )
 
 
-def _chosen(yard: Yard, given: Mapping[str, Any]) -> _Chosen:
+def _chosen(yard: Yard, given: Selection) -> _Chosen:
     """Those that are named, or all in flight that match the filter."""
     wanted = _wanted(given)
     if wanted is None:
@@ -207,7 +240,7 @@ def _chosen(yard: Yard, given: Mapping[str, Any]) -> _Chosen:
     return _Chosen(found.requests, wanted.words(), notes)
 
 
-def _letters(yard: Yard, given: Mapping[str, Any]) -> _Letters:
+def _letters(yard: Yard, given: Selection) -> _Letters:
     """The letters of those that are named, or of all that match the filter."""
     wanted = _wanted(given)
     if wanted is not None:
@@ -233,14 +266,14 @@ def _letters(yard: Yard, given: Mapping[str, Any]) -> _Letters:
     return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
 
 
-def _wanted(given: Mapping[str, Any]) -> Filter | None:
+def _wanted(given: Selection) -> Filter | None:
     """The filter if all that match it are wanted; None where requests are named."""
     if given.get("all") and given.get("request"):
         raise BadInput("both are given: name requests, or give --all")
     return read_filter(given) if given.get("all") else None
 
 
-def _selected(given: Mapping[str, Any]) -> tuple[list[Owned], str]:
+def _selected(given: Selection) -> tuple[list[Owned], str]:
     """The requests that are named, and these in words; raises `Refused` for none."""
     names = given.get("request", ())
     if not names:
@@ -269,82 +302,6 @@ def _name(client: str, request_id: str) -> str:
     return f"{client}/{printable(request_id)}"
 
 
-def _operation(
-    name: str,
-    title: str,
-    preview: Callable[..., Preview],
-    do: Callable[[Yard, Caller, Mapping[str, Any]], Outcome],
-    about: str,
-    *,
-    is_dangerous: bool = False,
-) -> Operation:
-    def run(
-        yard: Yard,
-        caller: Caller,
-        *,
-        request: ChosenRequests = (),
-        all: All = False,  # noqa: A002 - the name of its option
-        id: Id = "",  # noqa: A002 - of the wire
-        client: Client = "",
-        tenant: Tenant = "",
-        model: Model = "",
-        worker: Worker = "",
-        error: Error = "",
-        older: Older = "",
-        newer: Newer = "",
-        state: State = None,
-        order: Order = "",
-        until: Until = 0,
-    ) -> Outcome:
-        given = {"request": request, "all": all, "until": until, "id": id, "client": client}
-        given |= {"tenant": tenant, "model": model, "worker": worker, "error": error}
-        given |= {"older": older, "newer": newer, "state": state, "order": order}
-        return do(yard, caller, given)
-
-    run.__doc__ = about
-    return operation(name, title, preview, is_dangerous=is_dangerous)(run)
-
-
-cancel: Final = _operation(
-    "request.cancel",
-    "Cancel requests",
-    _preview_cancel,
-    _do_cancel,
-    """Cancel requests, whether they wait or run.
-
-    A request gets its result, `cancelled`, immediately, with the tokens published so far, and its
-    worker stops it. A request that has ended keeps its result. An unknown id is cancelled before
-    its arrival: it gets the result `cancelled`, and the request does not run if it arrives later.
-
-    Without --client, the client is `anon` if it has the id, else the only one that has; an unknown
-    id is cancelled for `anon`. Nothing is cancelled before all clients are found.
-
-    Examples:
-      tokenyard cancel 6b1b2c9e-1
-      tokenyard cancel q1 q2 --client ann --why "wrong prompts"
-      tokenyard cancel --all --model adder --older 1h
-    """,
-    is_dangerous=True,
-)
-requeue: Final = _operation(
-    "request.requeue",
-    "Requeue requests",
-    _preview_requeue,
-    _do_requeue,
-    """Submit failed requests again.
-
-    They are taken from the dead letters and keep their ids; new results replace the failed ones.
-    `tokenyard dead requeue` does the same by the names of the letters. A failed request without a
-    dead letter was not kept: its input was invalid, or its engine refused it.
-
-    Without --client, the client is `anon` if it has the id, else the only one that has.
-
-    Examples:
-      tokenyard requeue q7 --client ann
-      tokenyard requeue --all
-      tokenyard requeue --all --client ann --error INFERENCE_ERROR
-    """,
-)
 OPERATIONS: Final[tuple[Operation, ...]] = (cancel, requeue)
 #: A letter is written in the call that ends its request, so both have nearly the same time.
 _BEFORE_MS: Final = 2
