@@ -13,8 +13,17 @@ from tokenyard.board.forms import hidden_fields, read_back
 from tokenyard.board.page import Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.ops import batches, intakes, keys, letters, models, requests, signals, tenants
-from tokenyard.ops.audit import AuditEntry, record
-from tokenyard.ops.operation import Caller, Done, Operation, Outcome, Parameter, carry_out
+from tokenyard.ops.audit import record
+from tokenyard.ops.operation import (
+    Caller,
+    Done,
+    Operation,
+    Outcome,
+    Parameter,
+    Preview,
+    carry_out,
+    entry_of,
+)
 from tokenyard.protocol.errors import BadInput, Refused, TokenyardError
 from tokenyard.protocol.yard import Yard
 
@@ -51,10 +60,8 @@ class Input:
 class Form:
     """The page that asks whether to do it."""
 
-    text: str  # what would happen
-    inputs: Sequence[Input] = ()
-    items: Sequence[str] = ()  # what it would change, as far as it fits
-    count: int = 1  # how many it would change; 0: nothing to do
+    preview: Preview
+    inputs: Sequence[Input]
 
 
 def form_of(op: Operation, yard: Yard, given: Parameters) -> Form:
@@ -71,7 +78,7 @@ def form_of(op: Operation, yard: Yard, given: Parameters) -> Form:
         for one in op.parameters
         if one.field.label and not (one.field.is_fixed and given.text(one.name))
     ]
-    return Form(shown.text, inputs, shown.items, shown.count)
+    return Form(shown, inputs)
 
 
 def run(op: Operation, yard: Yard, given: Parameters) -> Done:
@@ -128,19 +135,10 @@ class _Long:
 
     def _begun(self) -> Done:
         """That it goes on; how it ends is another entry of the audit."""
-        target = self.op.target(self.values)
+        entry = entry_of(self.op, self.caller, self.values)
         text = f"{self.op.title}: it has begun. The audit will tell how it ends"
-        begun = Outcome(text, target)
-        caller = self.caller
-        entry = AuditEntry(
-            who=caller.name,
-            role=caller.role,
-            action=self.op.name,
-            target=target,
-            why=caller.why,
-            text=begun.told,
-        )
-        return Done(begun, record(self.yard, entry))
+        begun = Outcome(text, entry.target)
+        return Done(begun, record(self.yard, replace(entry, text=begun.told)))
 
     def _carry_out(self) -> None:
         try:
@@ -161,7 +159,8 @@ def ask(op: Operation, form: Form, given: Parameters) -> dict[str, Any]:
     return {
         "action": op,
         "back": read_back(given),
-        "preview": form,
+        "preview": form.preview,
+        "inputs": form.inputs,
         "hidden": hidden_fields(given, dict.fromkeys((_WHY, "done", ASKED, *names))),
         "asked": ",".join(names),
         "why": "",

@@ -235,14 +235,7 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
 
     Raises `BadInput` before anything is tried, `Refused`, and what the operation raises.
     """
-    entry = AuditEntry(
-        who=caller.name,
-        role=caller.role,
-        action=op.name,
-        target=op.target(values),
-        why=caller.why,
-        details=op.details(values),
-    )
+    entry = entry_of(op, caller, values)
     try:
         outcome = op.run(yard, caller, **values)
     except BadInput:
@@ -255,6 +248,18 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
         yard, replace(entry, target=outcome.target, text=outcome.told, details=details)
     )
     return Done(outcome, found, why)
+
+
+def entry_of(op: Operation, caller: Caller, values: Mapping[str, Any]) -> AuditEntry:
+    """What the audit says of an operation before it has an outcome."""
+    return AuditEntry(
+        who=caller.name,
+        role=caller.role,
+        action=op.name,
+        target=op.target(values),
+        why=caller.why,
+        details=op.details(values),
+    )
 
 
 def _record(yard: Yard, entry: AuditEntry) -> tuple[str, str]:
