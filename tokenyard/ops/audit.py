@@ -21,6 +21,7 @@ MAX_ENTRIES: Final = 10_000
 #: Most characters of each of its texts.
 MAX_CHARACTERS: Final = 1_000
 _MOST_DETAILS: Final = 20
+_TEXTS: Final = ("who", "role", "action", "target", "why", "text", "error")
 _ENTRY: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
@@ -43,16 +44,8 @@ class AuditEntry:
 def record(yard: Yard, entry: AuditEntry) -> str:
     """Add an entry; its id. Long texts are cut, since some come from clients."""
     details = {_cut(name): _cut(text) for name, text in [*entry.details.items()][:_MOST_DETAILS]}
-    packed: dict[Any, Any] = {
-        "who": _cut(entry.who),
-        "role": _cut(entry.role),
-        "action": _cut(entry.action),
-        "target": _cut(entry.target),
-        "why": _cut(entry.why),
-        "text": _cut(entry.text),
-        "error": _cut(entry.error),
-        "details": msgspec.json.encode(details),
-    }
+    packed: dict[Any, Any] = {name: _cut(getattr(entry, name)) for name in _TEXTS}
+    packed["details"] = msgspec.json.encode(details)
     added: Any = yard.connection.xadd(yard.keys.audit, packed, maxlen=MAX_ENTRIES, approximate=True)
     return bytes(added).decode()
 
@@ -91,9 +84,8 @@ def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> AuditEntry:
         details = msgspec.json.decode(texts.get("details", b"{}"), type=dict[str, str])
     except msgspec.DecodeError:
         details = {}
-    names = ("who", "role", "action", "target", "why", "text", "error")
     return AuditEntry(
-        **{name: texts.get(name, b"").decode(errors="replace") for name in names},
+        **{name: texts.get(name, b"").decode(errors="replace") for name in _TEXTS},
         details=details,
         entry=entry.decode(),
         at_ms=int(entry.partition(b"-")[0]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from tokenyard import clock
@@ -314,25 +315,12 @@ class Signals:
             run_state=begun.trial.run_state if begun.trial else begun.run_state,
         )
         done = Trial(until_ms=trial.until_ms, weights=path)
+        order_of = partial(Order, scope=scope, why="reload", by=by)
         orders = (
-            Order(signal="PAUSE", scope=scope, mode=mode, why="reload", by=by, trial=trial),
-            Order(
-                signal="RELOAD_WEIGHTS",
-                scope=scope,
-                weights=path,
-                why="reload",
-                by=by,
-                trial=trial,
-            ),
-            Order(
-                signal="SET_GENERATION_EPOCH",
-                scope=scope,
-                epoch=epoch,
-                why="reload",
-                by=by,
-                trial=done,
-            ),
-            Order(signal="UNPAUSE", scope=scope, why="reload", by=by),
+            order_of(signal="PAUSE", mode=mode, trial=trial),
+            order_of(signal="RELOAD_WEIGHTS", weights=path, trial=trial),
+            order_of(signal="SET_GENERATION_EPOCH", epoch=epoch, trial=done),
+            order_of(signal="UNPAUSE"),
         )
         for order in orders:
             desired_state = after(desired_state, order)
