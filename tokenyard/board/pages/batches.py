@@ -9,16 +9,14 @@ import msgspec
 from redis.exceptions import NoPermissionError
 
 from tokenyard.batch.line_errors import read_line_errors
-from tokenyard.batch.rq import is_installed
 from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import address, asked_page
-from tokenyard.broker.connection import batch_connection
-from tokenyard.protocol.errors import Refused, SettingsError
-from tokenyard.protocol.texts import cut, pip_install
+from tokenyard.ops.batches import queue_of
+from tokenyard.protocol.errors import Refused
+from tokenyard.protocol.texts import cut
 from tokenyard.protocol.yard import Yard
 
 if TYPE_CHECKING:
-    from tokenyard.batch.rq.jobs import BatchQueue
     from tokenyard.batch.rq.listing import ListedJob
 
 #: Jobs of each place in the list of all, and in the list of one place.
@@ -29,9 +27,6 @@ _NAME: Final = 120
 _PATH: Final = 1_000
 _TEXT: Final = 2_000
 _ARGUMENTS: Final = 20_000
-_WITHOUT_RQ: Final = (
-    f"Batch jobs run at RQ, which is not installed where this board runs: {pip_install('batch')}."
-)
 _WITHOUT_RIGHTS: Final = (
     "The board's user of Redis may not read the keys of RQ: give it the rights of gateway-batches,"
     " too (docs/board.md)."
@@ -50,37 +45,29 @@ _EMPTY: Final[dict[str, Any]] = {
 }
 
 
-def _queue(yard: Yard) -> BatchQueue:
-    """The yard's queue; raises `Refused` without RQ."""
-    if not is_installed():
-        raise Refused(_WITHOUT_RQ)
-    from tokenyard.batch.rq.jobs import BatchQueue
-
-    try:
-        return BatchQueue(batch_connection(yard), yard.keys.yard)
-    except SettingsError as error:
-        raise Refused(f"{error}.") from error
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _find(yard: Yard, given: Parameters) -> ListedJob:
     """The job of the parameters; raises `NotFound`."""
-    queue = _queue(yard)
+    queue = queue_of(yard)
     from tokenyard.batch.rq.jobs import UnknownJob
     from tokenyard.batch.rq.listing import find_listed
 
     try:
         return find_listed(queue, cut(given.text("job"), _NAME))
     except UnknownJob as error:
-        why = str(error)
-        raise NotFound(f"{why[:1].upper()}{why[1:]}.") from error
+        raise NotFound(_sentence(error)) from error
 
 
 def view_batches(yard: Yard, given: Parameters) -> dict[str, Any]:
     """The jobs of all places, or those of one."""
     try:
-        queue = _queue(yard)
+        queue = queue_of(yard)
     except Refused as refused:
-        return _EMPTY | {"missing": str(refused)}
+        return _EMPTY | {"missing": _sentence(refused)}
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
 
     place = given.one_of("place", ("", *PLACES), "")
