@@ -47,7 +47,7 @@ from tokenyard.yard.requests import (
     read_submitted,
     with_results,
 )
-from tokenyard.yard.snapshot import YardView, read_yard
+from tokenyard.yard.snapshot import YardView, intake_lengths, read_yard
 
 ORDERS: Final = ("oldest", "newest")
 #: The parameters that say what is wanted, beside the states and the order.
@@ -575,8 +575,8 @@ class LedgerSearch:
 
     def pages(self) -> Iterator[list[Owned]]:
         """Client and id of each ledger."""
-        pattern = f"{_literal(self._prefix + self._client)}{'' if self._client else '*'}/"
-        pattern += _literal(self._id) if self._id else "*"
+        pattern = f"{glob_literal(self._prefix + self._client)}{'' if self._client else '*'}/"
+        pattern += glob_literal(self._id) if self._id else "*"
         while self._budget.take(_SCANNED):
             answer: Any = self._yard.connection.scan(self.cursor, match=pattern, count=_SCANNED)
             self.cursor, names = answer
@@ -599,7 +599,7 @@ def pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _PAGE] for at in range(0, len(items), _PAGE))
 
 
-def _literal(text: str) -> str:
+def glob_literal(text: str) -> str:
     """Escape text for a glob pattern."""
     return "".join(f"\\{one}" if one in "*?[]^\\" else one for one in text)
 
@@ -631,10 +631,7 @@ def _of_tenants(yard: Yard, most: int) -> Iterator[tuple[IntakeClass, str]]:
             for tenant in filter(is_tenant, page)
             for priority_class in PRIORITY_CLASSES
         ]
-        pipeline = run.pipeline(transaction=False)
-        for _, name in names:
-            pipeline.xlen(yard.keys.intake(name))
-        lengths = pipeline.execute()
+        lengths = intake_lengths(yard, [name for _, name in names])
         yield from (name for name, length in zip(names, lengths, strict=True) if length)
         if len(page) < _TENANTS_AT_ONCE:
             return

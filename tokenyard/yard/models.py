@@ -14,12 +14,6 @@ from typing import Any, Final
 
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import (
-    INTAKE_CLASSES,
-    PRIORITY_CLASSES,
-    intake_name,
-    is_tenant,
-)
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.texts import counted, printable, span
@@ -27,6 +21,7 @@ from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.changes import RecentCommand
 from tokenyard.yard.devices import load_times
+from tokenyard.yard.listing import intakes
 from tokenyard.yard.pauses import (
     Pause,
     all_pauses,
@@ -169,13 +164,9 @@ def _oldest(yard: Yard, waiting: int) -> Iterator[tuple[bytes, Fields]]:
     common, tenants, of_tenant = (
         max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)
     )
-    line = (one.decode(errors="replace") for one in run.zrange(yard.keys.line, 0, tenants - 1))
     pipeline = run.pipeline(transaction=False)
-    for name in INTAKE_CLASSES:
-        pipeline.xrange(yard.keys.intake(name), count=common)
-    for tenant in filter(is_tenant, line):
-        for priority_class in PRIORITY_CLASSES:
-            pipeline.xrange(yard.keys.intake(intake_name(priority_class, tenant)), count=of_tenant)
+    for of_class, name in intakes(yard, tenants):
+        pipeline.xrange(yard.keys.intake(name), count=common if name == of_class else of_tenant)
     for page in pipeline.execute():
         yield from page
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from tokenyard.protocol.keys import (
@@ -33,6 +34,8 @@ from tokenyard.protocol.tenants import (
 )
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.listing import glob_literal
+from tokenyard.yard.snapshot import intake_lengths
 
 #: Tenants whose counters are read in one round trip.
 _PAGE: Final = 1_000
@@ -116,10 +119,8 @@ def read_tenants(yard: Yard, names: Iterable[str] | None = None) -> list[TenantV
 
 def read_held(yard: Yard, name: str) -> dict[str, int]:
     """How many requests of a tenant wait in each class."""
-    pipeline: Any = yard.connection.pipeline(transaction=False)
-    for priority_class in PRIORITY_CLASSES:
-        pipeline.xlen(yard.keys.intake(intake_name(priority_class, name)))
-    return dict(zip(PRIORITY_CLASSES, pipeline.execute(), strict=True))
+    names = (intake_name(priority_class, name) for priority_class in PRIORITY_CLASSES)
+    return dict(zip(PRIORITY_CLASSES, intake_lengths(yard, names), strict=True))
 
 
 def stored_tenants(yard: Yard) -> dict[str, bytes]:
@@ -240,7 +241,7 @@ def search_tenants(yard: Yard, text: str) -> TenantNames:
     """Names that contain a text, also in other letters' case."""
     if len(text) > MAX_TENANT:
         return TenantNames((), 0)
-    pattern = "*" + re.sub(r"[^\w:@-]", _escaped, text) + "*"
+    pattern = _any_case(f"*{glob_literal(text)}*")
     found: set[str] = set()
     is_whole = True
     for scan, key in (
@@ -250,7 +251,7 @@ def search_tenants(yard: Yard, text: str) -> TenantNames:
         cursor, visited = 0, 0
         while visited < MOST_VISITED and len(found) <= MOST_FOUND:
             run: Any = scan
-            cursor, page = run(key, cursor, match=_any_case(pattern), count=_NAMES_AT_ONCE)
+            cursor, page = run(key, cursor, match=pattern, count=_NAMES_AT_ONCE)
             visited += _NAMES_AT_ONCE
             found.update(_tenants(one if isinstance(one, bytes) else one[0] for one in page))
             if not cursor:
@@ -258,10 +259,6 @@ def search_tenants(yard: Yard, text: str) -> TenantNames:
         is_whole = is_whole and not cursor
     names = sorted(found, key=lambda name: (name != text, name))
     return TenantNames(names[:MOST_FOUND], len(names), is_whole and len(names) <= MOST_FOUND)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\{match[0]}"
 
 
 def _any_case(pattern: str) -> str:
@@ -330,6 +327,4 @@ def _pairs(one: TenantSettings, other: TenantSettings) -> Iterator[tuple[str, ob
 
 def as_fields(settings: TenantSettings | None) -> dict[str, object] | None:
     """Settings with their defaults, for JSON."""
-    if settings is None:
-        return None
-    return {name: getattr(settings, name) for name in TenantSettings.__struct_fields__}
+    return None if settings is None else msgspec.structs.asdict(settings)

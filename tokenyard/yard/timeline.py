@@ -28,7 +28,7 @@ from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
 from tokenyard.yard.requests import tenant_of
-from tokenyard.yard.snapshot import YardView, read_yard
+from tokenyard.yard.snapshot import YardView, intake_lengths, read_yard
 from tokenyard.yard.tenants import read_held
 
 _TOKEN_BYTES: Final = 4
@@ -318,19 +318,12 @@ def _in_turn(yard: Yard, line: TenantLine, intake: str) -> str:
     if tenant:
         return turn(line, intake, read_held(yard, tenant))
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
-    *before, here = _lengths(yard, [*served, intake])
+    *before, here = intake_lengths(yard, [*served, intake])
     text = f"intake {intake} holds {counted(here, 'request')}, the intakes before it {sum(before)}"
     others = sum(bool(one.name) for one in line.tenants)
     return (
         f"{text}; requests of no tenant share with {counted(others, 'tenant')}" if others else text
     )
-
-
-def _lengths(yard: Yard, intakes: Sequence[str]) -> list[int]:
-    pipeline = yard.connection.pipeline(transaction=False)
-    for intake in intakes:
-        pipeline.xlen(yard.keys.intake(intake))
-    return list(pipeline.execute())
 
 
 def _model(yard: Yard, ledger: Mapping[str, bytes]) -> str:
