@@ -67,11 +67,6 @@ class Door:
         self._known: dict[tuple[str, str], tuple[float, Actor | None]] = {}
         self._refused = 0  # refusals that wait
 
-    @property
-    def needs_keys(self) -> bool:
-        """Whether one has to log in."""
-        return self._options.needs_keys
-
     async def enter(self, request: Request, role: Role) -> Actor | Response:
         """The actor if its role suffices, else a redirect to the login or a refusal."""
         actor = await self._actor(request)
@@ -91,7 +86,7 @@ class Door:
         )
 
     async def _actor(self, request: Request) -> Actor | None:
-        if not self.needs_keys:
+        if not self._options.needs_keys:
             return self._seeing(Actor("local", "admin"))
         if "authorization" in request.headers:
             key = _bearer(request)
@@ -128,7 +123,7 @@ class Door:
         return answer
 
     async def _login(self, request: Request) -> Response:
-        if not self.needs_keys:
+        if not self._options.needs_keys:
             return RedirectResponse(ROOT + "/", 303)
         if request.method != "POST":
             given = Parameters(read_query(request), _STRANGER)

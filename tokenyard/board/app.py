@@ -139,7 +139,7 @@ class Board:
             "nonce": nonce_of(request.scope),
             "done": None,
             "back": getattr(request.state, "back", ""),
-            "needs_keys": self._door.needs_keys,
+            "needs_keys": self._options.needs_keys,
         }
 
     async def _done(self, given: Parameters) -> AuditEntry | None:

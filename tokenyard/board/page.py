@@ -26,11 +26,6 @@ class Actor:
     role: Role
     shows_content: bool = False  # whether prompts and answers are shown
 
-    @property
-    def operator(self) -> str:
-        """The operator by whom signals are given: ``olga@board``."""
-        return f"{self.name}@board"
-
     def may(self, role: Role) -> bool:
         """Whether its role suffices."""
         return RANK[self.role] >= RANK[role]

@@ -68,6 +68,11 @@ class Changed:
         room = _MOST_EXAMPLES - len(self.examples)
         self.examples += [name for name, why in failed if why != GONE][:room]
 
+    def apply(self, change: Change, yard: Yard, heads: Sequence[DeadLetter]) -> None:
+        """Change some letters and count what came of it."""
+        if heads:
+            self.add([head.letter for head in heads], change(yard, heads))
+
 
 def requeue_letters(yard: Yard, heads: Sequence[DeadLetter]) -> list[str]:
     """Submit their requests again; for each why that was impossible, or ""."""
@@ -127,7 +132,7 @@ def change_named(yard: Yard, names: Sequence[str], change: Change) -> Changed:
     for piece in named_heads(yard, list(dict.fromkeys(names))):
         gone = [name for name, head in piece if head is None]
         changed.add(gone, [GONE] * len(gone))
-        _change_piece(yard, [head for _, head in piece if head], change, changed)
+        changed.apply(change, yard, [head for _, head in piece if head])
     return changed
 
 
@@ -145,18 +150,8 @@ def change_wanted(
         if clock.monotonic() > give_up:
             changed.is_whole = False
             break
-        _change_piece(yard, piece, change, changed)
+        changed.apply(change, yard, piece)
     return changed
-
-
-def _change_piece(
-    yard: Yard,
-    heads: Sequence[DeadLetter],
-    change: Change,
-    changed: Changed,
-) -> None:
-    if heads:
-        changed.add([head.letter for head in heads], change(yard, heads))
 
 
 #: The reasons to choose from.

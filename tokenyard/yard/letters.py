@@ -77,6 +77,11 @@ class DeadLetter:
         return code if code in CODES else ""
 
     @property
+    def why(self) -> str:
+        """Its reason without the code."""
+        return self.reason.removeprefix(f"{self.code}: ")
+
+    @property
     def intake(self) -> str:
         """The intake that it goes back to: of its tenant, and of the class that it came with."""
         name = split_intake(self.server_id.partition("/")[0])[0]

@@ -12,19 +12,12 @@ from tokenyard.protocol.errors import BadInput, Code
 from tokenyard.protocol.texts import cut
 from tokenyard.protocol.wire import SYSTEM_FIELDS
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.letters import (
-    DeadLetter,
-    is_letter,
-    named_letter,
-    newest_letter,
-    read_page,
-)
+from tokenyard.yard.letters import is_letter, named_letter, newest_letter, read_page
 from tokenyard.yard.timeline import read_attempts
 
 _SIZES: Final = ("50", "100", "200")
-#: Characters of a reason in the list and on its page, and of a field.
-_REASON: Final = 240
-_WHOLE_REASON: Final = 4_000
+#: Characters of a reason, of a field, and of a name.
+_REASON: Final = 4_000
 _FIELD: Final = 8_000
 _NAME: Final = 120
 #: What a reason means, by its code, and what to do.
@@ -85,7 +78,7 @@ def view_letters(yard: Yard, given: Parameters) -> dict[str, Any]:
         "total": yard.connection.xlen(yard.keys.dead),
         "newest": newest,
         "newest_ms": int(newest.partition("-")[0] or 0),
-        "rows": [_row(head) for head in page.heads],
+        "heads": page.heads,
         "looked_at": page.looked_at,
         "older": address("/dead", {**here, "before": page.older}) if page.older else "",
         "first": address("/dead", here) if before else "",
@@ -95,21 +88,6 @@ def view_letters(yard: Yard, given: Parameters) -> dict[str, Any]:
         "codes": REASONS,
         "show": show,
         "sizes": _SIZES,
-    }
-
-
-def _row(head: DeadLetter) -> dict[str, Any]:
-    return {
-        "letter": head.letter,
-        "died_ms": head.died_ms,
-        "client": head.client,
-        "id": head.id,
-        "model": cut(head.model, _NAME),
-        "tenant": cut(head.tenant, _NAME),
-        "code": head.code,
-        "reason": cut(head.reason.removeprefix(f"{head.code}: "), _REASON),
-        "crashes": head.crashes,
-        "size": head.size,
     }
 
 
@@ -130,7 +108,7 @@ def view_letter(yard: Yard, given: Parameters) -> dict[str, Any]:
     return {
         "letter": letter,
         "code": code,
-        "reason": cut(letter.reason.removeprefix(f"{code}: "), _WHOLE_REASON),
+        "reason": cut(letter.why, _REASON),
         "server_id": cut(letter.server_id, _NAME),
         "model": cut(letter.model, _NAME),
         "means": means,
@@ -140,7 +118,7 @@ def view_letter(yard: Yard, given: Parameters) -> dict[str, Any]:
             for name, words in _HISTORY.items()
             if letter.fields.get(name, "0") != "0"
         ],
-        "last_reason": cut(letter.fields.get("reason", ""), _WHOLE_REASON),
+        "last_reason": cut(letter.fields.get("reason", ""), _REASON),
         "attempts": attempts,
         "fields": [
             _field(name, value, shows=given.actor.shows_content)

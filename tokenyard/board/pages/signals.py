@@ -63,14 +63,6 @@ class WorkerRow:
     combined: RunState  # of all its scopes
 
 
-@dataclass(frozen=True, slots=True)
-class EndingRow:
-    """A DRAIN or STOP that some workers have not followed to the end."""
-
-    given: GivenSignal
-    left: Sequence[tuple[str, WorkerInfo]]
-
-
 class _Scopes:
     """The scopes of a yard at one moment."""
 
@@ -111,6 +103,7 @@ def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
         "left": left[:_MOST_LEFT],
         "more_left": max(0, len(left) - _MOST_LEFT),
         "ending": _ending(by_signals, roster.live),
+        "live": roster.live,
         "given": by_signals[:_MOST_GIVEN],
         "models": [scopes.row(model_scope(name)) for name in models[:_MOST_MODELS]],
         "more_models": max(0, len(models) - _MOST_MODELS),
@@ -121,11 +114,11 @@ def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
     }
 
 
-def _ending(given: Sequence[GivenSignal], live: Mapping[str, WorkerInfo]) -> list[EndingRow]:
-    rows = (
-        EndingRow(one, [(name, live[name]) for name in still_there(one, live)]) for one in given
-    )
-    return [row for row in rows if row.left][:_MOST_LEFT]
+def _ending(
+    given: Iterable[GivenSignal], live: Mapping[str, WorkerInfo]
+) -> list[tuple[GivenSignal, list[str]]]:
+    """Each DRAIN and STOP that some workers have not followed to the end, and these workers."""
+    return [(one, left) for one in given if (left := still_there(one, live))][:_MOST_LEFT]
 
 
 def _workers(
