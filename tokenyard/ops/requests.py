@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, TypedDict, Unpack
+from typing import Annotated, Final, Generic, TypedDict, TypeVar, Unpack
 
 import msgspec
 from redis.exceptions import NoPermissionError
@@ -23,6 +23,8 @@ from tokenyard.scripts import Cancelled, Scripts
 from tokenyard.yard.letters import DeadLetter, LetterFilter, all_heads, find_letter
 from tokenyard.yard.listing import Filter, Query, list_requests, read_filter
 from tokenyard.yard.requests import IN_FLIGHT, Listed, Owned, accepted_ms, by_ledger
+
+T = TypeVar("T")
 
 #: Most requests of one operation.
 MOST: Final = 1_000
@@ -64,32 +66,18 @@ class Selection(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The requests to cancel."""
+class _Chosen(Generic[T]):
+    """The requests to cancel, or the letters of those to requeue."""
 
-    requests: Sequence[Listed]
+    found: Sequence[T]
     words: str  # for the audit
-    notes: Sequence[str] = ()  # what was not reached, and what to do
-
-    @property
-    def running(self) -> list[Listed]:
-        """Those that have no result yet."""
-        return [one for one in self.requests if not one.is_ended]
-
-
-@dataclass(frozen=True, slots=True)
-class _Letters:
-    """The failed requests to requeue."""
-
-    heads: Sequence[DeadLetter]
-    words: str  # for the audit
-    notes: Sequence[str] = ()  # what cannot be requeued, or was not reached
+    notes: Sequence[str] = ()  # what is not possible, or was not reached, and what to do
 
 
 def _preview_cancel(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
     chosen = _chosen(yard, given)
-    running = chosen.running
-    over = len(chosen.requests) - len(running)
+    running = _running(chosen.found)
+    over = len(chosen.found) - len(running)
     notes = _sentences([*([_have_ended(over)] if over else []), *chosen.notes])
     if not running:
         return Preview(f"There is nothing to cancel.{notes}", count=0)
@@ -124,11 +112,11 @@ def cancel(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
     chosen = _chosen(yard, given)
     by = "cancelled by an operator"
     reason = f"{by}: {caller.why}" if caller.why else by
-    ends = [(one, _cancel(yard, one, reason)) for one in chosen.running]
+    ends = [(one, _cancel(yard, one, reason)) for one in _running(chosen.found)]
     codes = Counter(code for _, code in ends)
     unknown, moved = codes[Cancelled.CANCELLED_BEFORE_ARRIVAL], codes[Cancelled.MOVED]
     done = codes[Cancelled.CANCELLED] + unknown
-    over = len(chosen.requests) - done - moved
+    over = len(chosen.found) - done - moved
     if not done and not moved:
         raise Refused(f"Nothing was cancelled. {_have_ended(over)}" if over else _NOTHING)
     notes = [f"{unknown:,} of them had not been looked at yet: they do not run"] if unknown else []
@@ -166,7 +154,7 @@ def _cancel(yard: Yard, one: Listed, reason: str) -> Cancelled:
 
 def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
     letters = _letters(yard, given)
-    count = len(letters.heads)
+    count = len(letters.found)
     notes = _sentences(letters.notes)
     if not count:
         return Preview(f"There is nothing to requeue.{notes}", count=0)
@@ -174,7 +162,7 @@ def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) ->
     return Preview(
         f"Submit {counted(count, 'failed request')} again? New results replace the failed ones;"
         f" {what}.{notes}",
-        [_name(one.client, one.id) for one in letters.heads[:_MOST_NAMED]],
+        [_name(one.client, one.id) for one in letters.found[:_MOST_NAMED]],
         count,
     )
 
@@ -195,7 +183,7 @@ def requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Outcome:
       tokenyard requeue --all --client ann --error INFERENCE_ERROR
     """
     letters = _letters(yard, given)
-    problems = Counter(requeue_letters(yard, letters.heads))
+    problems = Counter(requeue_letters(yard, letters.found))
     done = problems.pop("", 0)
     notes = [*_told(problems), *letters.notes]
     if not done and (given.get("request") or notes):
@@ -210,7 +198,12 @@ def requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Outcome:
     )
 
 
-def _chosen(yard: Yard, given: Selection) -> _Chosen:
+def _running(requests: Iterable[Listed]) -> list[Listed]:
+    """Those that have no result yet."""
+    return [one for one in requests if not one.is_ended]
+
+
+def _chosen(yard: Yard, given: Selection) -> _Chosen[Listed]:
     """Those that are named, or all in flight that match the filter."""
     wanted = _wanted(given)
     if wanted is None:
@@ -240,7 +233,7 @@ def _chosen(yard: Yard, given: Selection) -> _Chosen:
     return _Chosen(found.requests, wanted.words(), notes)
 
 
-def _letters(yard: Yard, given: Selection) -> _Letters:
+def _letters(yard: Yard, given: Selection) -> _Chosen[DeadLetter]:
     """The letters of those that are named, or of all that match the filter."""
     wanted = _wanted(given)
     if wanted is not None:
@@ -248,11 +241,8 @@ def _letters(yard: Yard, given: Selection) -> _Letters:
             limit=MOST, most=0, most_keys=0, most_streams=0, until_ms=given.get("until", 0)
         )
         states = _FAILED if not wanted.states else frozenset(wanted.states)
-        found = matching_letters(yard, replace(query, states=states), MOST, _SEARCH_S)
-        notes = [] if found.is_whole else [_UNREAD]
-        return _Letters(
-            found.heads, wanted.words(), [_MORE.format(MOST)] if found.has_more else notes
-        )
+        heads, notes = _matching(yard, replace(query, states=states))
+        return _Chosen(heads, wanted.words(), notes)
     owners, words = _selected(given)
     known = {(one.client, one.id): one for one in by_ledger(yard, owners)}
     ended_ms = {owner: one.ended_ms for owner, one in known.items() if one.state == "failed"}
@@ -263,7 +253,7 @@ def _letters(yard: Yard, given: Selection) -> _Letters:
         if alone and alone.client == owner[0]:
             letters[owner] = alone
     rest = (known[one].state if one in known else "" for one in owners if one not in letters)
-    return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
+    return _Chosen(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
 
 
 def _wanted(given: Selection) -> Filter | None:
@@ -317,15 +307,6 @@ _IN_THE_WAY: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MatchingLetters:
-    """The letters whose requests fit a query."""
-
-    heads: Sequence[DeadLetter]
-    has_more: bool = False  # than were wanted
-    is_whole: bool = True  # False: the time was over, and there may be more
-
-
 def what_is_in_the_way(state: str) -> str:
     """Why a request without a letter cannot be requeued, by its state, after its name."""
     return _IN_THE_WAY.get(state, "cannot be requeued now")
@@ -357,11 +338,11 @@ def _spans(times_ms: Iterable[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def matching_letters(yard: Yard, query: Query, most: int, within_s: float) -> MatchingLetters:
-    """The letters whose requests fit a query, the oldest first."""
+def _matching(yard: Yard, query: Query) -> tuple[Sequence[DeadLetter], Sequence[str]]:
+    """The letters whose requests fit a query, the oldest first, and what was not reached."""
     if "failed" not in query.states:
-        return MatchingLetters([])
-    give_up = clock.monotonic() + within_s
+        return [], []
+    give_up = clock.monotonic() + _SEARCH_S
     now_ms = unix_ms(yard.connection.time())
     wanted = LetterFilter(
         model=query.model,
@@ -374,11 +355,11 @@ def matching_letters(yard: Yard, query: Query, most: int, within_s: float) -> Ma
         listed = list(_with_workers(yard, query, piece))
         fitting = (head for head, one in zip(piece, listed, strict=True) if query.fits(now_ms, one))
         found |= {_owner(head): head for head in fitting if head.is_answerable}
-        if len(found) > most:
-            return MatchingLetters([*found.values()][:most], has_more=True)
+        if len(found) > MOST:
+            return [*found.values()][:MOST], [_MORE.format(MOST)]
         if clock.monotonic() > give_up:
-            return MatchingLetters([*found.values()], is_whole=False)
-    return MatchingLetters([*found.values()])
+            return [*found.values()], [_UNREAD]
+    return [*found.values()], []
 
 
 def _with_workers(yard: Yard, query: Query, heads: Sequence[DeadLetter]) -> Iterator[Listed]:
