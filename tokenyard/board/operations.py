@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tokenyard import clock
-from tokenyard.board.forms import hidden_fields, read_back
+from tokenyard.board.forms import read_back
 from tokenyard.board.page import Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.ops import batches, intakes, keys, letters, models, requests, signals, tenants
@@ -161,7 +161,12 @@ def ask(op: Operation, form: Form, given: Parameters) -> dict[str, Any]:
         "back": read_back(given),
         "preview": form.preview,
         "inputs": form.inputs,
-        "hidden": hidden_fields(given, dict.fromkeys((_WHY, "done", ASKED, *names))),
+        "hidden": [
+            (name, value)
+            for name, values in given.values.items()
+            if name not in (_WHY, "done", ASKED, *names)
+            for value in values
+        ],
         "asked": ",".join(names),
         "why": "",
         "error": "",

@@ -54,15 +54,6 @@ class ScopeRow:
         return _NEXT[self.desired.run_state]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker: what is wanted of it, and what it shows."""
-
-    row: ScopeRow
-    view: WorkerView | None  # None: only a desired state names it
-    combined: RunState  # of all its scopes
-
-
 class _Scopes:
     """The scopes of a yard at one moment."""
 
@@ -123,12 +114,13 @@ def _ending(
 
 def _workers(
     names: Sequence[str], roster: RosterView, desired: DesiredStates, scopes: _Scopes
-) -> list[WorkerRow]:
+) -> list[tuple[ScopeRow, WorkerView | None, RunState]]:
+    """Each with its view, None where only a desired state names it, and its combined run state."""
     views = {one.info.name: one for one in roster.workers if one.info and one.lease_ms}
     found = []
     for name in names:
         view = views.get(name)
         model = view.info.model if view and view.info else ""
         combined = desired.of(name, model).run_state
-        found.append(WorkerRow(scopes.row(worker_scope(name)), view, combined))
+        found.append((scopes.row(worker_scope(name)), view, combined))
     return found

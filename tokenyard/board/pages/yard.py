@@ -27,14 +27,13 @@ from tokenyard.doctor import (
     glance,
 )
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.leader_reports import HistorySample
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import quantile_s
 from tokenyard.yard.history import HOUR_MS, by_time, joined, lately, read_history, recent_errors
 from tokenyard.yard.letters import dead_letters
-from tokenyard.yard.line import InLine, TenantLine, read_line, seconds_by_class, seconds_by_tenant
+from tokenyard.yard.line import read_line, seconds_by_class, seconds_by_tenant
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import YardView, read_standbys, read_yard
 
@@ -47,25 +46,6 @@ _COUNTED: Final = 100
 _MOST_TENANTS: Final = 10
 _MOST_ERRORS: Final = 10
 _MOST_FINDINGS: Final = 30
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingClass:
-    """An intake and those of tenants of the same class."""
-
-    name: IntakeClass
-    waiting: int
-    oldest_ms: int  # age of the oldest request, as far as is known; 0: nothing waits
-    expected_s: float | None  # until the last one is given to a worker
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingTenant:
-    """A tenant in line."""
-
-    tenant: InLine
-    wanted: float | None  # its share by weight
-    expected_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +91,18 @@ def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
         "duration": duration,
         "number": number,
         "living": len(view.living),
-        "classes": _classes(yard, view, line, rate),
+        "oldest_ms": read_oldest_ms(yard, view.at_ms),
+        # Classes are an order among the requests of one tenant.
+        "expected_s": {} if line.waiting else seconds_by_class(view.waiting, rate),
         "rate": rate,
         "serves": serves,
         "line": line,
-        "tenants": _tenants(line, rate),
+        # Those with most waiting, of the first in line.
+        "tenants": sorted(line.tenants[:_COUNTED], key=lambda one: (-one.waiting, one.name))[
+            :_MOST_TENANTS
+        ],
+        "shares": line.wanted,
+        "tenant_expected_s": seconds_by_tenant(line, _COUNTED, rate),
         "errors": recent_errors(view, letters)[:_MOST_ERRORS],
         "standbys": read_standbys(yard, view.leader, view.at_ms),
         "server": ServerFacts.of(evidence),
@@ -183,27 +170,6 @@ def _charts(points: Sequence[HistorySample | None]) -> list[Markup]:
 
 def _failed_per_s(one: HistorySample) -> float:
     return one.failed / one.seconds if one.seconds else 0.0
-
-
-def _classes(yard: Yard, view: YardView, line: TenantLine, rate: float) -> list[WaitingClass]:
-    oldest_ms = read_oldest_ms(yard, view.at_ms)
-    # Classes are an order among the requests of one tenant.
-    expected = {} if line.waiting else seconds_by_class(view.waiting, rate)
-    return [
-        WaitingClass(name, view.waiting[name], oldest_ms[name], expected.get(name))
-        for name in INTAKE_CLASSES
-    ]
-
-
-def _tenants(line: TenantLine, rate: float) -> list[WaitingTenant]:
-    """Those with most waiting, of the first in line."""
-    expected = seconds_by_tenant(line, _COUNTED, rate)
-    most = sorted(line.tenants[:_COUNTED], key=lambda one: (-one.waiting, one.name))
-    wanted = line.wanted
-    return [
-        WaitingTenant(one, wanted.get(one.name), expected.get(one.name))
-        for one in most[:_MOST_TENANTS]
-    ]
 
 
 #: The look of a verdict, the worst first.
