@@ -15,8 +15,7 @@ from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
-from tokenyard.yard.listing import Budget, entries, intakes
-from tokenyard.yard.snapshot import intake_lengths
+from tokenyard.yard.reads import Budget, entries, intake_lengths, intakes
 
 Entry = tuple[str, Mapping[bytes, bytes]]
 

@@ -169,7 +169,7 @@ _ACT_S: Final = 20.0
 _COUNT_S: Final = 0.2
 
 
-class Selection(TypedDict, total=False):
+class LetterSelection(TypedDict, total=False):
     """The letters that are meant: some that are named, or all that a filter finds."""
 
     letter: Annotated[tuple[str, ...], Field(noun="letter")]
@@ -243,7 +243,7 @@ def _words_of(given: Mapping[str, Any]) -> str:
 
 
 def _preview_of(kind: _Kind) -> Callable[..., Preview]:
-    def preview(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
+    def preview(yard: Yard, _caller: Caller, **given: Unpack[LetterSelection]) -> Preview:
         names = _named(yard, given)
         if names:
             pieces = named_heads(yard, names[:_MOST_ITEMS])
@@ -266,7 +266,7 @@ def _preview_of(kind: _Kind) -> Callable[..., Preview]:
     return preview
 
 
-def _change(yard: Yard, caller: Caller, kind: _Kind, given: Selection) -> Outcome:
+def _change(yard: Yard, caller: Caller, kind: _Kind, given: LetterSelection) -> Outcome:
     names = _named(yard, given)
     if names:
         changed = change_named(yard, names, kind.change)
@@ -294,7 +294,7 @@ def _change(yard: Yard, caller: Caller, kind: _Kind, given: Selection) -> Outcom
     )
 
 
-def _named(yard: Yard, given: Selection) -> list[str]:
+def _named(yard: Yard, given: LetterSelection) -> list[str]:
     """The letters that are named; none if all that match are meant. Raises `BadInput`."""
     names = given.get("letter", ())
     if len(names) > _MOST_NAMED:
@@ -312,7 +312,7 @@ def _by_request(yard: Yard, name: str) -> str:
     return found.letter
 
 
-def _last(yard: Yard, given: Selection) -> str:
+def _last(yard: Yard, given: LetterSelection) -> str:
     """The newest letter when this was asked; raises `BadInput`."""
     last = given.get("upto") or newest_letter(yard) or "1-0"
     if not is_letter(last):
@@ -348,7 +348,7 @@ def _letters(count: int) -> str:
 
 
 @operation("dead.requeue", "Requeue dead letters", _preview_of(_REQUEUE))
-def requeue(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
+def requeue(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Outcome:
     """Submit the requests of dead letters again.
 
     They keep their ids, and new results replace the failed ones. An expired deadline stays expired.
@@ -362,7 +362,7 @@ def requeue(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
 
 
 @operation("dead.drop", "Drop dead letters", _preview_of(_DROP), is_dangerous=True)
-def drop(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
+def drop(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Outcome:
     """Delete dead letters; the results of their requests stay until they expire.
 
     LETTER is a name from `tokenyard dead list`, or the id of the request.

@@ -22,7 +22,8 @@ from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 from tokenyard.yard.letters import DeadLetter, LetterFilter, all_heads, find_letter
 from tokenyard.yard.listing import Filter, Query, list_requests, read_filter
-from tokenyard.yard.requests import IN_FLIGHT, Listed, Owned, accepted_ms, by_ledger
+from tokenyard.yard.reads import Owned
+from tokenyard.yard.requests import IN_FLIGHT, Listed, accepted_ms, by_ledger
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ _MORE: Final = "More than {:,} match: these are the first; do it again for the r
 _NOTHING: Final = "There is no such request any more"
 
 
-class Selection(TypedDict, total=False):
+class RequestSelection(TypedDict, total=False):
     """The requests that are meant: some that are named, or all that a filter finds."""
 
     request: Annotated[tuple[str, ...], Field(noun="request")]
@@ -74,7 +75,7 @@ class _Chosen(Generic[T]):
     notes: Sequence[str] = ()  # what is not possible, or was not reached, and what to do
 
 
-def _preview_cancel(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
+def _preview_cancel(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Preview:
     chosen = _chosen(yard, given)
     running = _running(chosen.found)
     over = len(chosen.found) - len(running)
@@ -94,7 +95,7 @@ def _preview_cancel(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> 
 
 
 @operation("request.cancel", "Cancel requests", _preview_cancel, is_dangerous=True)
-def cancel(yard: Yard, caller: Caller, **given: Unpack[Selection]) -> Outcome:
+def cancel(yard: Yard, caller: Caller, **given: Unpack[RequestSelection]) -> Outcome:
     """Cancel requests, whether they wait or run.
 
     A request gets its result, `cancelled`, immediately, with the tokens published so far, and its
@@ -152,7 +153,7 @@ def _cancel(yard: Yard, one: Listed, reason: str) -> Cancelled:
             client.close()
 
 
-def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Preview:
+def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Preview:
     letters = _letters(yard, given)
     count = len(letters.found)
     notes = _sentences(letters.notes)
@@ -168,7 +169,7 @@ def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) ->
 
 
 @operation("request.requeue", "Requeue requests", _preview_requeue)
-def requeue(yard: Yard, _caller: Caller, **given: Unpack[Selection]) -> Outcome:
+def requeue(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Outcome:
     """Submit failed requests again.
 
     They are taken from the dead letters and keep their ids; new results replace the failed ones.
@@ -203,7 +204,7 @@ def _running(requests: Iterable[Listed]) -> list[Listed]:
     return [one for one in requests if not one.is_ended]
 
 
-def _chosen(yard: Yard, given: Selection) -> _Chosen[Listed]:
+def _chosen(yard: Yard, given: RequestSelection) -> _Chosen[Listed]:
     """Those that are named, or all in flight that match the filter."""
     wanted = _wanted(given)
     if wanted is None:
@@ -233,7 +234,7 @@ def _chosen(yard: Yard, given: Selection) -> _Chosen[Listed]:
     return _Chosen(found.requests, wanted.words(), notes)
 
 
-def _letters(yard: Yard, given: Selection) -> _Chosen[DeadLetter]:
+def _letters(yard: Yard, given: RequestSelection) -> _Chosen[DeadLetter]:
     """The letters of those that are named, or of all that match the filter."""
     wanted = _wanted(given)
     if wanted is not None:
@@ -256,14 +257,14 @@ def _letters(yard: Yard, given: Selection) -> _Chosen[DeadLetter]:
     return _Chosen(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
 
 
-def _wanted(given: Selection) -> Filter | None:
+def _wanted(given: RequestSelection) -> Filter | None:
     """The filter if all that match it are wanted; None where requests are named."""
     if given.get("all") and given.get("request"):
         raise BadInput("both are given: name requests, or give --all")
     return read_filter(given) if given.get("all") else None
 
 
-def _selected(given: Selection) -> tuple[list[Owned], str]:
+def _selected(given: RequestSelection) -> tuple[list[Owned], str]:
     """The requests that are named, and these in words; raises `Refused` for none."""
     names = given.get("request", ())
     if not names:

@@ -116,7 +116,7 @@ Seen = Annotated[str, Field("-", is_hidden=True)]
 ChosenTenants = Annotated[tuple[str, ...], Field(noun="tenant")]
 
 
-class Settings(TypedDict, total=False):
+class NewSettings(TypedDict, total=False):
     """The settings of a tenant; what is None stays."""
 
     weight: Annotated[
@@ -168,7 +168,7 @@ def set_one(
     *,
     tenant: Tenant,
     seen: Seen = "",
-    **settings: Unpack[Settings],
+    **settings: Unpack[NewSettings],
 ) -> Outcome:
     """Set the share and the limits of a tenant; what is not given stays.
 

@@ -23,6 +23,7 @@ from tokenyard.protocol.parse import parse_owner, unfold
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import unpack_tokens
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.reads import Fields
 
 _ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _MOST_POSITION: Final = 2**64  # in either part of an entry's id
@@ -45,8 +46,6 @@ _PIECE_BYTES: Final = 4 * 1024 * 1024
 LOOKED_AT: Final = 2_000
 _LOOKED_AT_BYTES: Final = 32 * 1024 * 1024
 _NEWEST: Final = str(2**64 - 1)  # ms: no entry is newer
-
-Fields = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

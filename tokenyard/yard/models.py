@@ -8,7 +8,7 @@ the roster, the hosts, and the commands that it has sent. Errors of redis-py pas
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.changes import RecentCommand
 from tokenyard.yard.devices import load_times
-from tokenyard.yard.listing import intakes
 from tokenyard.yard.pauses import (
     Pause,
     all_pauses,
@@ -30,6 +29,7 @@ from tokenyard.yard.pauses import (
     pauses_of_model,
     texts,
 )
+from tokenyard.yard.reads import Fields, intakes
 from tokenyard.yard.requests import accepted_ms
 from tokenyard.yard.snapshot import YardView
 
@@ -102,7 +102,6 @@ _USUAL_BYTES: Final = 4096
 _TOKEN_BYTES: Final = 4
 #: The leader gives up on a load without an effect after about so long.
 _PATIENCE_MS: Final = 60_000
-Fields = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)

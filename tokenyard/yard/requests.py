@@ -6,7 +6,7 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -21,6 +21,7 @@ from tokenyard.protocol.wire import Refused, Request, Unanswerable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import PLACE_FIELDS, place_of, waits_at
 from tokenyard.yard.pauses import Pause
+from tokenyard.yard.reads import Fields, Owned
 
 State = Literal["waiting", "assigned", Status]
 STATES: Final[tuple[State, ...]] = get_args(State)
@@ -29,9 +30,6 @@ IN_FLIGHT: Final[frozenset[str]] = frozenset(STATES) - TERMINAL
 
 _LEDGER_FIELDS: Final = ("state", "sid", "worker", "attempt", "ended", "reason")
 _TOKEN_BYTES: Final = 4
-Fields = Mapping[bytes, bytes]
-#: Client and id.
-Owned = tuple[str, str]
 #: Where a request stands in a list: when it was accepted, the server's number, client and id.
 Place = tuple[int, int, str, str]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -164,14 +164,6 @@ def read_yard(yard: Yard, *, counts_lanes: bool = True) -> YardView:
         at_ms=roster.at_ms,
         gone=roster.gone,
     )
-
-
-def intake_lengths(yard: Yard, names: Iterable[str]) -> list[int]:
-    """How many entries each of these intakes has."""
-    pipeline = yard.connection.pipeline(transaction=False)
-    for name in names:
-        pipeline.xlen(yard.keys.intake(name))
-    return list(pipeline.execute())
 
 
 def with_lanes(yard: Yard, workers: Sequence[WorkerView]) -> list[WorkerView]:

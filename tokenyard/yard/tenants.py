@@ -34,8 +34,7 @@ from tokenyard.protocol.tenants import (
 )
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.listing import glob_literal
-from tokenyard.yard.snapshot import intake_lengths
+from tokenyard.yard.reads import glob_literal, intake_lengths
 
 #: Tenants whose counters are read in one round trip.
 _PAGE: Final = 1_000

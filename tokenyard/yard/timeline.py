@@ -27,8 +27,9 @@ from tokenyard.scripts import waits_at
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
+from tokenyard.yard.reads import intake_lengths
 from tokenyard.yard.requests import tenant_of
-from tokenyard.yard.snapshot import YardView, intake_lengths, read_yard
+from tokenyard.yard.snapshot import YardView, read_yard
 from tokenyard.yard.tenants import read_held
 
 _TOKEN_BYTES: Final = 4
