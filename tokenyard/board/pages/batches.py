@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from redis.exceptions import NoPermissionError
 
-from tokenyard.batch.line_errors import read_line_errors
+from tokenyard.batch.line_errors import LineErrors, read_line_errors
 from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import address, asked_page
 from tokenyard.ops.batches import queue_of
@@ -31,18 +31,6 @@ _WITHOUT_RIGHTS: Final = (
     "The board's user of Redis may not read the keys of RQ: give it the rights of gateway-batches,"
     " too (docs/board.md)."
 )
-#: A list of nothing.
-_EMPTY: Final[dict[str, Any]] = {
-    "place": "",
-    "places": [],
-    "total": 0,
-    "few": _FEW,
-    "rows": [],
-    "foreign": [],
-    "number": 1,
-    "later": "",
-    "first": "",
-}
 
 
 def _sentence(error: Exception) -> str:
@@ -67,7 +55,7 @@ def view_batches(yard: Yard, given: Parameters) -> dict[str, Any]:
     try:
         queue = queue_of(yard)
     except Refused as refused:
-        return _EMPTY | {"missing": _sentence(refused)}
+        return {"missing": _sentence(refused)}
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
 
     place = given.one_of("place", ("", *PLACES), "")
@@ -75,7 +63,7 @@ def view_batches(yard: Yard, given: Parameters) -> dict[str, Any]:
     try:
         counts = count_jobs(queue)
     except NoPermissionError:
-        return _EMPTY | {"missing": _WITHOUT_RIGHTS}
+        return {"missing": _WITHOUT_RIGHTS}
     if place:
         chosen = [one for one in PLACES if one == place]
         found = list_jobs(queue, chosen, start=(number - 1) * _MANY, most=_MANY)
@@ -88,28 +76,11 @@ def view_batches(yard: Yard, given: Parameters) -> dict[str, Any]:
         "places": [(one, counts[one], address("/batches", {"place": one})) for one in PLACES],
         "total": sum(counts.values()),
         "few": _FEW,
-        "rows": [_row(job) for job in found.jobs],
+        "jobs": [(job, _mood(job)) for job in found.jobs],
         "foreign": [(cut(name, _NAME), cut(why, _TEXT)) for name, why in found.foreign.items()],
         "number": number,
         "later": address("/batches", {"place": place, "page": number + 1}) if is_more else "",
         "first": address("/batches", {"place": place}) if number > 1 else "",
-    }
-
-
-def _row(job: ListedJob) -> dict[str, Any]:
-    batch = job.batch
-    return {
-        "id": batch.id,
-        "status": cut(batch.status, _NAME),
-        "mood": _mood(job),
-        "counts": batch.request_counts,
-        "lines_per_s": None if batch.is_over else batch.lines_per_s,
-        "eta_ms": None if batch.is_over or batch.eta_s is None else 1000 * batch.eta_s,
-        "created_ms": 1000 * batch.created_at,
-        "by": cut(job.tenant, _NAME),
-        "is_of_gateway": job.is_of_gateway,
-        "input": cut(PurePath(batch.input_file_id).name, _NAME),
-        "is_over": batch.is_over,
     }
 
 
@@ -132,8 +103,8 @@ def view_batch(yard: Yard, given: Parameters) -> dict[str, Any]:
     here = f"/batches/{batch.id}"
     return {
         "job": job,
-        "row": _row(job),
-        "rq_status": batch.rq_status,
+        "batch": batch,
+        "mood": _mood(job),
         "message": cut(batch.message, _TEXT),
         "files": [
             ("Input", cut(batch.input_file_id, _PATH)),
@@ -161,24 +132,11 @@ def view_batch(yard: Yard, given: Parameters) -> dict[str, Any]:
 _ENDS: Final = ("completed", "failed", "expired", "cancelled")
 
 
-def _errors(path: str) -> dict[str, Any]:
+def _errors(path: str) -> LineErrors:
     """The first errors by line."""
     if "://" in path:
-        return {"lines": [], "is_whole": False, "problem": "it lies in the gateway's storage"}
-    found = read_line_errors(Path(path), _MOST_ERRORS)
-    return {
-        "lines": [
-            {
-                "line": one.error.line,
-                "custom_id": cut(one.custom_id or "", _NAME),
-                "code": cut(one.error.code, _NAME),
-                "message": cut(one.error.message, _TEXT),
-            }
-            for one in found.lines
-        ],
-        "is_whole": found.is_whole,
-        "problem": found.problem,
-    }
+        return LineErrors((), is_whole=False, problem="it lies in the gateway's storage")
+    return read_line_errors(Path(path), _MOST_ERRORS)
 
 
 def _arguments(job: ListedJob, *, shows_all: bool) -> str:
