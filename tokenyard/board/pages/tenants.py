@@ -14,7 +14,7 @@ from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.tenants import KEPT_DAYS, LIMITS
+from tokenyard.protocol.tenants import KEPT_DAYS
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.keys import list_keys
@@ -147,16 +147,6 @@ def view_tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
             for key in row.view.settings.__struct_fields__
         ],
         "limits": {limit.name: limit for limit in row.limits},
-        "refusals": [
-            (
-                limit,
-                row.view.refused[limit],
-                row.view.refused_lately.get(limit, 0),
-                row.view.refused_ms.get(limit, 0),
-            )
-            for limit in LIMITS
-            if limit in row.view.refused
-        ],
         "days": days,
         "choices": _USAGE_DAYS,
         "report": report,

@@ -48,28 +48,6 @@ _MOST_ERRORS: Final = 10
 _MOST_FINDINGS: Final = 30
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What INFO says of the broker; 0 and "" for what it does not."""
-
-    name: str  # "Valkey 9.1.2"
-    used_bytes: int
-    most_bytes: int  # maxmemory; 0: not set
-    connections: int
-    commands_per_s: int
-
-    @classmethod
-    def of(cls, evidence: Evidence) -> ServerFacts | None:
-        """None where INFO is refused."""
-        info = evidence.info
-        if info is None:
-            return None
-        kind = "Valkey" if "valkey_version" in info else "Redis"
-        version = info.get("valkey_version") or info.get("redis_version", "")
-        numbers = ("used_memory", "maxmemory", "connected_clients", "instantaneous_ops_per_sec")
-        return cls(f"{kind} {version}", *(int(info.get(name, 0) or 0) for name in numbers))
-
-
 def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
     """The yard at a glance."""
     del given
@@ -105,13 +83,25 @@ def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
         "tenant_expected_s": seconds_by_tenant(line, _COUNTED, rate),
         "errors": recent_errors(view, letters)[:_MOST_ERRORS],
         "standbys": read_standbys(yard, view.leader, view.at_ms),
-        "server": ServerFacts.of(evidence),
+        "server": _server(evidence.info),
         "server_findings": list(check_server(evidence)),
         "grades": list(durability_grades(evidence)),
         "report": checkup,
         "report_minutes": int(checkup.age_s // 60) if checkup else 0,
         "findings": [] if checkup is None else _worst(checkup.findings),
         "tones": _TONES,
+    }
+
+
+def _server(info: Mapping[str, str] | None) -> dict[str, Any]:
+    """What INFO says of the broker; empty where it is refused."""
+    if info is None:
+        return {}
+    kind = "Valkey" if "valkey_version" in info else "Redis"
+    numbers = ("used_memory", "maxmemory", "connected_clients")
+    return {
+        "name": f"{kind} {info.get('valkey_version') or info.get('redis_version', '')}",
+        **{name: int(info.get(name, 0) or 0) for name in numbers},
     }
 
 
