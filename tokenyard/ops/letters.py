@@ -27,11 +27,11 @@ from tokenyard.yard.letters import (
     all_heads,
     count_letters,
     find_letter,
-    is_letter,
     named_heads,
     newest_letter,
     text_of,
 )
+from tokenyard.yard.reads import is_entry
 
 #: Why nothing was done with a letter.
 GONE: Final = "gone"
@@ -301,7 +301,7 @@ def _named(yard: Yard, given: LetterSelection) -> list[str]:
         raise BadInput(f"letter: name at most {_MOST_NAMED} at once")
     if bool(names) == bool(given.get("all") or given.get("upto")):
         raise BadInput("name letters, or give --all")
-    return [name if is_letter(name) else _by_request(yard, name) for name in dict.fromkeys(names)]
+    return [name if is_entry(name) else _by_request(yard, name) for name in dict.fromkeys(names)]
 
 
 def _by_request(yard: Yard, name: str) -> str:
@@ -315,7 +315,7 @@ def _by_request(yard: Yard, name: str) -> str:
 def _last(yard: Yard, given: LetterSelection) -> str:
     """The newest letter when this was asked; raises `BadInput`."""
     last = given.get("upto") or newest_letter(yard) or "1-0"
-    if not is_letter(last):
+    if not is_entry(last):
         raise BadInput("upto: give the name of a dead letter")
     return last
 

@@ -5,6 +5,7 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, Final, TypeVar
 import redis
 
 from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, intake_name, is_tenant
+from tokenyard.protocol.streams import position
 from tokenyard.protocol.yard import Yard
 
 T = TypeVar("T")
@@ -20,8 +22,14 @@ Fields = Mapping[bytes, bytes]
 Owned = tuple[str, str]
 #: Entries or ledgers in one read; small, because a request may have some MiB.
 _PAGE: Final = 100
+_ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 #: Keys of one SCAN.
 _SCANNED: Final = 1000
+
+
+def is_entry(text: str) -> bool:
+    """Whether an entry of a stream may have this id."""
+    return bool(_ENTRY.fullmatch(text)) and 0 < max(position(text)) < 2**64
 
 
 class Budget:

@@ -12,7 +12,8 @@ from tokenyard.protocol.errors import BadInput, Code
 from tokenyard.protocol.texts import cut
 from tokenyard.protocol.wire import SYSTEM_FIELDS
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.letters import is_letter, named_letter, newest_letter, read_page
+from tokenyard.yard.letters import named_letter, newest_letter, read_page
+from tokenyard.yard.reads import is_entry
 from tokenyard.yard.timeline import read_attempts
 
 _SIZES: Final = ("50", "100", "200")
@@ -68,7 +69,7 @@ def view_letters(yard: Yard, given: Parameters) -> dict[str, Any]:
     wanted = wanted_letters(asked)
     show = given.one_of("show", _SIZES, _SIZES[0])
     before = given.text("before")
-    if before and not is_letter(before):
+    if before and not is_entry(before):
         raise BadInput("before: give the name of a letter")
     page = read_page(yard, wanted, before=before, most=int(show))
     newest = newest_letter(yard)
@@ -94,7 +95,7 @@ def view_letters(yard: Yard, given: Parameters) -> dict[str, Any]:
 def view_letter(yard: Yard, given: Parameters) -> dict[str, Any]:
     """One letter."""
     name = given.text("letter")
-    letter = named_letter(yard, name) if is_letter(name) else None
+    letter = named_letter(yard, name) if is_entry(name) else None
     if letter is None:
         raise NotFound(
             f"There is no dead letter {name[:60]}: it was requeued or dropped, or newer ones have"
