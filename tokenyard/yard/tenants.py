@@ -95,9 +95,8 @@ def read_tenants(yard: Yard, names: Iterable[str] | None = None) -> list[TenantV
     run: Any = yard.connection
     if names is None:
         stored: dict[bytes, bytes] = run.hgetall(yard.keys.tenants)
-        service = {
-            raw.decode(errors="replace"): score for raw, score in _scores(run, yard.keys.service)
-        }
+        scores = run.zscan_iter(yard.keys.service, count=_PAGE)
+        service = {raw.decode(errors="replace"): score for raw, score in scores}
         known = sorted({*decode_each(stored), *filter(is_tenant, service)})
     else:
         known = sorted(set(names))
@@ -160,15 +159,6 @@ def _of(run: Any, keys: Keys, names: Sequence[str]) -> tuple[dict[bytes, bytes],
     packed, *scores = pipeline.execute()
     stored = {name.encode(): one for name, one in zip(names, packed, strict=True) if one}
     return stored, dict(zip(names, (score or 0.0 for score in scores), strict=True))
-
-
-def _scores(run: Any, key: str) -> Iterator[tuple[bytes, float]]:
-    """The members of a sorted set, in pages."""
-    for at in itertools.count(0, _PAGE):
-        page = run.zrange(key, at, at + _PAGE - 1, withscores=True)
-        yield from page
-        if len(page) < _PAGE:
-            return
 
 
 def _counters(yard: Yard, names: Sequence[str]) -> Iterator[dict[str, Any]]:
