@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tokenyard import clock
@@ -85,7 +86,7 @@ def run(op: Operation, yard: Yard, given: Parameters) -> Done:
     """Carry it out. Of a long one a result that comes soon is returned, a later one is audited."""
     values = {one.name: _read(one, given) for one in op.parameters}
     if op.is_long:
-        return _Long(op, yard, _caller(given), values).begin()
+        return _run_long(op, yard, _caller(given), values)
     return carry_out(yard, op, _caller(given), values)
 
 
@@ -113,44 +114,32 @@ def _input(one: Parameter, given: Parameters, known: Any) -> Input:
     return Input(one.name, one.field.label, value, choices, one.field.hint, kind, must)
 
 
-@dataclass(slots=True)
-class _Long:
-    """An operation that waits for workers, in a thread of its own."""
+def _run_long(op: Operation, yard: Yard, caller: Caller, values: Mapping[str, Any]) -> Done:
+    """Carry it out in a thread of its own, and wait a moment; raises `Refused`.
 
-    op: Operation
-    yard: Yard
-    caller: Caller
-    values: Mapping[str, Any]
-    done: Done | None = None
-    error: Refused | None = None  # why it has failed
-    _ended: threading.Event = field(default_factory=threading.Event)
+    If it goes on, how it ends is another entry of the audit.
+    """
+    done, is_over = Future[Done](), threading.Event()
+    done.add_done_callback(lambda _: is_over.set())
 
-    def begin(self) -> Done:
-        """Start it, and wait a moment; raises `Refused`."""
-        threading.Thread(target=self._carry_out, name=self.op.name, daemon=True).start()
-        clock.wait(self._ended, _SOON_S)
-        if self.error:
-            raise self.error
-        return self.done or self._begun()
-
-    def _begun(self) -> Done:
-        """That it goes on; how it ends is another entry of the audit."""
-        entry = entry_of(self.op, self.caller, self.values)
-        text = f"{self.op.title}: it has begun. The audit will tell how it ends"
-        begun = Outcome(text, entry.target)
-        return Done(begun, record(self.yard, replace(entry, text=begun.told)))
-
-    def _carry_out(self) -> None:
+    def work() -> None:
         try:
-            with translated(self.yard.url):
-                self.done = carry_out(self.yard, self.op, self.caller, self.values)
-        except TokenyardError as refused:
-            self.error = refused if isinstance(refused, Refused) else Refused(str(refused))
+            with translated(yard.url):
+                done.set_result(carry_out(yard, op, caller, values))
+        except TokenyardError as error:
+            done.set_exception(error if isinstance(error, Refused) else Refused(str(error)))
         except Exception:
             # Without an outcome the operator would read for ever that it has begun.
-            log.exception("%s has failed", self.op.name)
-            self.error = Refused("it has failed; the board's log says why")
-        self._ended.set()
+            log.exception("%s has failed", op.name)
+            done.set_exception(Refused("it has failed; the board's log says why"))
+
+    threading.Thread(target=work, name=op.name, daemon=True).start()
+    if clock.wait(is_over, _SOON_S):
+        return done.result()
+    entry = entry_of(op, caller, values)
+    text = f"{op.title}: it has begun. The audit will tell how it ends"
+    begun = Outcome(text, entry.target)
+    return Done(begun, record(yard, replace(entry, text=begun.told)))
 
 
 def ask(op: Operation, form: Form, given: Parameters) -> dict[str, Any]:
