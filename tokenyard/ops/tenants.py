@@ -136,7 +136,7 @@ class NewSettings(TypedDict, total=False):
 def _preview_set(yard: Yard, caller: Caller, *, tenant: str = "", **given: Any) -> Preview:
     del caller, given
     if not tenant:
-        return Preview("Set the share and the limits of a tenant." + _SET, values=_shown(None))
+        return Preview("Set the share and the limits of a tenant." + _SET, values=_shown(DEFAULTS))
     [view] = read_tenants(yard, [_named(tenant)])
     text = f"Set the share and the limits of {tenant}."
     if not view.is_readable:
@@ -145,12 +145,12 @@ def _preview_set(yard: Yard, caller: Caller, *, tenant: str = "", **given: Any) 
     return Preview(text + _SET, values=values)
 
 
-def _shown(settings: TenantSettings | None) -> dict[str, str]:
+def _shown(settings: TenantSettings) -> dict[str, str]:
     """What the fields of a form begin with."""
     found = {}
-    for name, value in (as_fields(settings or TenantSettings()) or {}).items():
+    for name, value in msgspec.structs.asdict(settings).items():
         if name in _LISTS:
-            found[name] = ALL if value is None else ",".join(value)  # type: ignore[arg-type]
+            found[name] = ALL if value is None else ",".join(value)
         else:
             found[name] = f"{value:g}" if name == "weight" else str(value)
     return {name: text for name, text in found.items() if len(text) <= _MOST_SENT}
