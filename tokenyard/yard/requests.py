@@ -77,15 +77,15 @@ def accepted_ms(server_id: str) -> int:
 def in_intake(name: str, entries: Iterable[tuple[str, Fields]]) -> Iterator[Listed]:
     """The requests that wait in an intake; others than requests are left out."""
     for entry, fields in entries:
-        sid = _text(fields, b"sid") if name == "retry" else ""
+        sid = text_of_field(fields, b"sid") if name == "retry" else ""
         if one := _listed(fields, "waiting", sid or f"{name}/{entry}"):
-            yield msgspec.structs.replace(one, message=_text(fields, b"reason"))
+            yield msgspec.structs.replace(one, message=text_of_field(fields, b"reason"))
 
 
 def on_lane(worker: str, entries: Iterable[tuple[str, Fields]]) -> Iterator[Listed]:
     """The requests on a lane; commands to the worker are left out."""
     for _, fields in entries:
-        one = _listed(fields, "assigned", _text(fields, b"sid"))
+        one = _listed(fields, "assigned", text_of_field(fields, b"sid"))
         attempt = fields.get(b"attempt", b"")
         if one is not None and attempt.isdigit():
             yield msgspec.structs.replace(one, worker=worker, attempt=whole(attempt))
@@ -112,7 +112,8 @@ def tenant_of(server_id: str) -> str:
     return split_intake(server_id.rpartition("/")[0])[1]
 
 
-def _text(fields: Fields, name: bytes) -> str:
+def text_of_field(fields: Fields, name: bytes) -> str:
+    """A field of an entry or a ledger; "" where it has none."""
     return fields.get(name, b"").decode(errors="replace")
 
 
