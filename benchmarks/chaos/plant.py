@@ -36,7 +36,7 @@ from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.listing import intakes
+from tokenyard.yard.reads import intakes
 
 COORDINATORS: Final = 2
 CONTROLLERS: Final = 2

@@ -12,6 +12,7 @@ from tests.board.looking import Looker, text_of, values_of
 from tests.support.yard import PlayedYard
 from tokenyard.board.operations import ASKED, OPERATIONS, Form, Input, as_first_asked, ask_again
 from tokenyard.board.page import Actor, Parameters
+from tokenyard.ops.operation import Preview
 from tokenyard.protocol.errors import Refused
 
 pytestmark = pytest.mark.valkey_only
@@ -131,7 +132,7 @@ def test_a_corrected_form_is_taken(looker: Looker) -> None:
 
 def test_a_checkbox_stays_as_it_was_set() -> None:
     inputs = [Input("one", "One", kind="checkbox"), Input("two", "Two", "on", kind="checkbox")]
-    form = Form("Do it.", inputs)
+    form = Form(Preview("Do it."), inputs)
     op = OPERATIONS["batch.resume"]
     sent = Parameters({ASKED: ["one,two"], "one": ["on"]}, Actor("olga", "admin"))
     first = as_first_asked(sent)
@@ -139,7 +140,7 @@ def test_a_checkbox_stays_as_it_was_set() -> None:
 
     again = ask_again(op, form, first, sent, Refused("Not today."))
 
-    assert [one.value for one in again["preview"].inputs] == ["on", ""]
+    assert [one.value for one in again["inputs"]] == ["on", ""]
 
 
 def test_a_form_that_somebody_has_overtaken_keeps_what_was_typed(looker: Looker) -> None:

@@ -18,7 +18,7 @@ from tests.support.servers import Server
 from tokenyard.cli import main
 from tokenyard.ops.keys import create_key, revoke_key
 from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_digest
-from tokenyard.protocol.errors import InvalidRequest, SettingsError
+from tokenyard.protocol.errors import BadInput, SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -77,7 +77,7 @@ def test_a_key_is_revoked_by_its_id_or_by_itself_only(connection: redis.Redis, y
 def test_a_tenant_that_cannot_name_a_client_is_refused(
     connection: redis.Redis, yard: Keys, tenant: str
 ) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(BadInput):
         create_key(Yard(connection, yard), tenant)
     assert not connection.exists(yard.api_keys)
 
@@ -269,7 +269,7 @@ def test_a_gateway_of_before_roles_cannot_take_a_key_without_a_tenant_for_one() 
 
 
 def test_a_key_opens_something(connection: redis.Redis, yard: Keys) -> None:
-    with pytest.raises(InvalidRequest, match="give a tenant, a role, or both"):
+    with pytest.raises(BadInput, match="give a tenant, a role, or both"):
         create_key(Yard(connection, yard))
     create_key(Yard(connection, yard), role="viewer")
     create_key(Yard(connection, yard), "research", role="admin")

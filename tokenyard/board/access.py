@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -45,7 +45,6 @@ _REFUSED_AFTER_S: Final = 0.5
 _MOST_REFUSED: Final = 16
 _STRANGER: Final = Actor("", "viewer")
 _WRONG: Final = "This key is not valid, or it opens no board: it needs a role."
-Answer = Callable[[Request, int, str], Response]
 #: Shows a template with a context.
 Show = Callable[[Request, str, dict[str, Any], int], Response]
 
@@ -68,11 +67,6 @@ class Door:
         self._known: dict[tuple[str, str], tuple[float, Actor | None]] = {}
         self._refused = 0  # refusals that wait
 
-    @property
-    def needs_keys(self) -> bool:
-        """Whether one has to log in."""
-        return self._options.needs_keys
-
     async def enter(self, request: Request, role: Role) -> Actor | Response:
         """The actor if its role suffices, else a redirect to the login or a refusal."""
         actor = await self._actor(request)
@@ -84,17 +78,15 @@ class Door:
         why = f"This needs the role {role}; your key has the role {actor.role}."
         return self._told(request, 403, why)
 
-    def routes(
-        self, answering: Callable[..., Callable[[Request], Awaitable[Response]]]
-    ) -> Sequence[Route]:
+    def routes(self) -> Sequence[Route]:
         """Login and logout."""
         return (
-            Route("/login", answering(self._login), methods=["GET", "POST"]),
-            Route("/logout", answering(self._logout), methods=["POST"]),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
         )
 
     async def _actor(self, request: Request) -> Actor | None:
-        if not self.needs_keys:
+        if not self._options.needs_keys:
             return self._seeing(Actor("local", "admin"))
         if "authorization" in request.headers:
             key = _bearer(request)
@@ -131,7 +123,7 @@ class Door:
         return answer
 
     async def _login(self, request: Request) -> Response:
-        if not self.needs_keys:
+        if not self._options.needs_keys:
             return RedirectResponse(ROOT + "/", 303)
         if request.method != "POST":
             given = Parameters(read_query(request), _STRANGER)

@@ -7,11 +7,11 @@ the board continues meanwhile.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -25,13 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenyard import clock
 from tokenyard.board.access import Door
-from tokenyard.board.forms import (
-    ROOT,
-    read_back,
-    read_form,
-    read_query,
-    with_done,
-)
+from tokenyard.board.forms import ROOT, read_back, read_form, read_query, with_done
 from tokenyard.board.guard import Guard, nonce_of
 from tokenyard.board.operations import OPERATIONS, as_first_asked, ask, ask_again, form_of, run
 from tokenyard.board.page import Actor, NotFound, Page, Parameters
@@ -59,7 +53,6 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (BrokerUnavailable, 503),
     (TokenyardError, 502),
 )
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Board:
@@ -74,19 +67,20 @@ class Board:
         self._door = Door(options, self._reader, yard, self._show)
         self._streams = LiveStreams(options)
         self._yard_name = yard
-        pages = [Route(page.path, self._answering(self._page, page)) for page in PAGES]
+        pages = [Route(page.path, partial(self._page, page=page)) for page in PAGES]
         actions = [
-            Route(f"/do/{name}", self._answering(self._operation, op), methods=["GET", "POST"])
+            Route(f"/do/{name}", partial(self._operation, op=op), methods=["GET", "POST"])
             for name, op in OPERATIONS.items()
         ]
         static = Mount("/static", _Static(packages=[("tokenyard.board", "static")]))
-        inner = [*self._door.routes(self._answering), *actions, static, *pages]
-        inner.append(Route("/{rest:path}", self._answering(self._nothing)))
+        inner = [*self._door.routes(), *actions, static, *pages]
+        inner.append(Route("/{rest:path}", self._nothing))
         # Its own redirects would name the host that the client has given.
         under = Router(inner, redirect_slashes=False)
         starlette = Starlette(
             routes=[Route(ROOT, _to_root), Mount(ROOT, under)],
-            exception_handlers={Exception: self._failed},
+            exception_handlers={kind: self._refused for kind, _ in _STATUSES}
+            | {Exception: self._failed},
         )
         starlette.router.redirect_slashes = False
         self.app: ASGIApp = Guard(starlette, options)
@@ -98,24 +92,6 @@ class Board:
     def close(self) -> None:
         """Close its connections; idempotent."""
         self._reader.close()
-
-    def _answering(self, handler: Callable[..., Awaitable[Response]], *args: Any) -> Handler:
-        """The handler, with errors turned into pages."""
-        expected = tuple(kind for kind, _ in _STATUSES)
-
-        @functools.wraps(handler)
-        async def answering(request: Request) -> Response:
-            try:
-                return await handler(request, *args)
-            except expected as error:
-                status = next(status for kind, status in _STATUSES if isinstance(error, kind))
-                is_ours = not isinstance(error, TokenyardError)
-                if is_ours or getattr(request.state, "actor", None) is not None:
-                    return self._told(request, status, str(error))
-                # The names of servers are not for everybody.
-                return self._told(request, status, "The broker does not answer as it should.")
-
-        return answering
 
     async def _page(self, request: Request, page: Page) -> Response:
         actor = await self._door.enter(request, page.role)
@@ -163,7 +139,7 @@ class Board:
             "nonce": nonce_of(request.scope),
             "done": None,
             "back": getattr(request.state, "back", ""),
-            "needs_keys": self._door.needs_keys,
+            "needs_keys": self._options.needs_keys,
         }
 
     async def _done(self, given: Parameters) -> AuditEntry | None:
@@ -214,7 +190,7 @@ class Board:
             form = await self._reader.run(lambda yard: form_of(op, yard, first))
         except (Refused, NotFound):
             raise error from None
-        if not form.count:
+        if not form.preview.count:
             raise error
         return self._show(request, "ask.html", ask_again(op, form, first, sent, error), 400)
 
@@ -228,6 +204,15 @@ class Board:
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(quote(path.rstrip("/")) + query, status_code=308)
         raise NotFound("The board has no such page.")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        """An error that is expected, as a page."""
+        status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+        is_ours = not isinstance(error, TokenyardError)
+        if is_ours or getattr(request.state, "actor", None) is not None:
+            return self._told(request, status, str(error))
+        # The names of servers are not for everybody.
+        return self._told(request, status, "The broker does not answer as it should.")
 
     async def _failed(self, request: Request, _: Exception) -> Response:
         """A mistake of ours, which the guard logs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
@@ -52,16 +51,6 @@ def read_back(given: Parameters) -> str:
 def with_done(back: str, entry: str) -> str:
     """The page, which then says what has happened."""
     return f"{back}{'&' if '?' in back else '?'}{urlencode({'done': entry})}"
-
-
-def hidden_fields(given: Parameters, asked: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What the page that asks sends again with the form, beside what is ``asked`` there."""
-    return [
-        (name, value)
-        for name, values in given.values.items()
-        for value in values
-        if name not in asked
-    ]
 
 
 def _bounded(text: str) -> dict[str, list[str]]:

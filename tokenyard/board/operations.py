@@ -5,16 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tokenyard import clock
-from tokenyard.board.forms import hidden_fields, read_back
+from tokenyard.board.forms import read_back
 from tokenyard.board.page import Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.ops import batches, intakes, keys, letters, models, requests, signals, tenants
-from tokenyard.ops.audit import AuditEntry, record
-from tokenyard.ops.operation import Caller, Done, Operation, Outcome, Parameter, carry_out
+from tokenyard.ops.audit import record
+from tokenyard.ops.operation import (
+    Caller,
+    Done,
+    Operation,
+    Outcome,
+    Parameter,
+    Preview,
+    carry_out,
+    entry_of,
+)
 from tokenyard.protocol.errors import BadInput, Refused, TokenyardError
 from tokenyard.protocol.yard import Yard
 
@@ -51,10 +61,8 @@ class Input:
 class Form:
     """The page that asks whether to do it."""
 
-    text: str  # what would happen
-    inputs: Sequence[Input] = ()
-    items: Sequence[str] = ()  # what it would change, as far as it fits
-    count: int = 1  # how many it would change; 0: nothing to do
+    preview: Preview
+    inputs: Sequence[Input]
 
 
 def form_of(op: Operation, yard: Yard, given: Parameters) -> Form:
@@ -71,14 +79,14 @@ def form_of(op: Operation, yard: Yard, given: Parameters) -> Form:
         for one in op.parameters
         if one.field.label and not (one.field.is_fixed and given.text(one.name))
     ]
-    return Form(shown.text, inputs, shown.items, shown.count)
+    return Form(shown, inputs)
 
 
 def run(op: Operation, yard: Yard, given: Parameters) -> Done:
     """Carry it out. Of a long one a result that comes soon is returned, a later one is audited."""
     values = {one.name: _read(one, given) for one in op.parameters}
     if op.is_long:
-        return _Long(op, yard, _caller(given), values).begin()
+        return _run_long(op, yard, _caller(given), values)
     return carry_out(yard, op, _caller(given), values)
 
 
@@ -106,53 +114,32 @@ def _input(one: Parameter, given: Parameters, known: Any) -> Input:
     return Input(one.name, one.field.label, value, choices, one.field.hint, kind, must)
 
 
-@dataclass(slots=True)
-class _Long:
-    """An operation that waits for workers, in a thread of its own."""
+def _run_long(op: Operation, yard: Yard, caller: Caller, values: Mapping[str, Any]) -> Done:
+    """Carry it out in a thread of its own, and wait a moment; raises `Refused`.
 
-    op: Operation
-    yard: Yard
-    caller: Caller
-    values: Mapping[str, Any]
-    done: Done | None = None
-    error: Refused | None = None  # why it has failed
-    _ended: threading.Event = field(default_factory=threading.Event)
+    If it goes on, how it ends is another entry of the audit.
+    """
+    done, is_over = Future[Done](), threading.Event()
+    done.add_done_callback(lambda _: is_over.set())
 
-    def begin(self) -> Done:
-        """Start it, and wait a moment; raises `Refused`."""
-        threading.Thread(target=self._carry_out, name=self.op.name, daemon=True).start()
-        clock.wait(self._ended, _SOON_S)
-        if self.error:
-            raise self.error
-        return self.done or self._begun()
-
-    def _begun(self) -> Done:
-        """That it goes on; how it ends is another entry of the audit."""
-        target = self.op.target(self.values)
-        text = f"{self.op.title}: it has begun. The audit will tell how it ends"
-        begun = Outcome(text, target)
-        caller = self.caller
-        entry = AuditEntry(
-            who=caller.name,
-            role=caller.role,
-            action=self.op.name,
-            target=target,
-            why=caller.why,
-            text=begun.told,
-        )
-        return Done(begun, record(self.yard, entry))
-
-    def _carry_out(self) -> None:
+    def work() -> None:
         try:
-            with translated(self.yard.url):
-                self.done = carry_out(self.yard, self.op, self.caller, self.values)
-        except TokenyardError as refused:
-            self.error = refused if isinstance(refused, Refused) else Refused(str(refused))
+            with translated(yard.url):
+                done.set_result(carry_out(yard, op, caller, values))
+        except TokenyardError as error:
+            done.set_exception(error if isinstance(error, Refused) else Refused(str(error)))
         except Exception:
             # Without an outcome the operator would read for ever that it has begun.
-            log.exception("%s has failed", self.op.name)
-            self.error = Refused("it has failed; the board's log says why")
-        self._ended.set()
+            log.exception("%s has failed", op.name)
+            done.set_exception(Refused("it has failed; the board's log says why"))
+
+    threading.Thread(target=work, name=op.name, daemon=True).start()
+    if clock.wait(is_over, _SOON_S):
+        return done.result()
+    entry = entry_of(op, caller, values)
+    text = f"{op.title}: it has begun. The audit will tell how it ends"
+    begun = Outcome(text, entry.target)
+    return Done(begun, record(yard, replace(entry, text=begun.told)))
 
 
 def ask(op: Operation, form: Form, given: Parameters) -> dict[str, Any]:
@@ -161,8 +148,14 @@ def ask(op: Operation, form: Form, given: Parameters) -> dict[str, Any]:
     return {
         "action": op,
         "back": read_back(given),
-        "preview": form,
-        "hidden": hidden_fields(given, dict.fromkeys((_WHY, "done", ASKED, *names))),
+        "preview": form.preview,
+        "inputs": form.inputs,
+        "hidden": [
+            (name, value)
+            for name, values in given.values.items()
+            if name not in (_WHY, "done", ASKED, *names)
+            for value in values
+        ],
         "asked": ",".join(names),
         "why": "",
         "error": "",

@@ -26,11 +26,6 @@ class Actor:
     role: Role
     shows_content: bool = False  # whether prompts and answers are shown
 
-    @property
-    def operator(self) -> str:
-        """The operator by whom signals are given: ``olga@board``."""
-        return f"{self.name}@board"
-
     def may(self, role: Role) -> bool:
         """Whether its role suffices."""
         return RANK[self.role] >= RANK[role]
@@ -65,9 +60,8 @@ class Parameters:
         text = self.text(name)
         if not text:
             return usual
-        if not (text.isascii() and text.isdecimal() and len(text) < 16):
-            raise BadInput(f"{name}: give a whole number from {least} to {most}", name)
-        if not least <= int(text) <= most:
+        is_number = text.isascii() and text.isdecimal() and len(text) < 16
+        if not (is_number and least <= int(text) <= most):
             raise BadInput(f"{name}: give a whole number from {least} to {most}", name)
         return int(text)
 

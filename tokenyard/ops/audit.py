@@ -5,7 +5,6 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.reads import is_entry
 
 #: The role of those who use the command line.
 COMMAND_LINE: Final = "cli"
@@ -21,7 +21,7 @@ MAX_ENTRIES: Final = 10_000
 #: Most characters of each of its texts.
 MAX_CHARACTERS: Final = 1_000
 _MOST_DETAILS: Final = 20
-_ENTRY: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+_TEXTS: Final = ("who", "role", "action", "target", "why", "text", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,39 +43,25 @@ class AuditEntry:
 def record(yard: Yard, entry: AuditEntry) -> str:
     """Add an entry; its id. Long texts are cut, since some come from clients."""
     details = {_cut(name): _cut(text) for name, text in [*entry.details.items()][:_MOST_DETAILS]}
-    packed: dict[Any, Any] = {
-        "who": _cut(entry.who),
-        "role": _cut(entry.role),
-        "action": _cut(entry.action),
-        "target": _cut(entry.target),
-        "why": _cut(entry.why),
-        "text": _cut(entry.text),
-        "error": _cut(entry.error),
-        "details": msgspec.json.encode(details),
-    }
+    packed: dict[Any, Any] = {name: _cut(getattr(entry, name)) for name in _TEXTS}
+    packed["details"] = msgspec.json.encode(details)
     added: Any = yard.connection.xadd(yard.keys.audit, packed, maxlen=MAX_ENTRIES, approximate=True)
     return bytes(added).decode()
 
 
 def read_audit(yard: Yard, most: int = 100, before: str = "") -> Sequence[AuditEntry]:
     """The newest entries, the newest first, older than the entry ``before``."""
-    end = f"({before}" if _is_entry(before) else "+"
+    end = f"({before}" if is_entry(before) else "+"
     found: Any = yard.connection.xrevrange(yard.keys.audit, end, count=most)
     return [_read(entry, fields) for entry, fields in found]
 
 
 def find_entry(yard: Yard, entry: str) -> AuditEntry | None:
     """One entry by its id."""
-    if not _is_entry(entry):
+    if not is_entry(entry):
         return None
     found: Any = yard.connection.xrange(yard.keys.audit, entry, entry)
     return _read(*found[0]) if found else None
-
-
-def _is_entry(text: str) -> bool:
-    """Whether an entry can have this id."""
-    found = _ENTRY.fullmatch(text)
-    return found is not None and 0 < int(found[1]) < 2**63 and int(found[2]) < 2**63
 
 
 def _cut(text: str) -> str:
@@ -91,9 +77,8 @@ def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> AuditEntry:
         details = msgspec.json.decode(texts.get("details", b"{}"), type=dict[str, str])
     except msgspec.DecodeError:
         details = {}
-    names = ("who", "role", "action", "target", "why", "text", "error")
     return AuditEntry(
-        **{name: texts.get(name, b"").decode(errors="replace") for name in names},
+        **{name: texts.get(name, b"").decode(errors="replace") for name in _TEXTS},
         details=details,
         entry=entry.decode(),
         at_ms=int(entry.partition(b"-")[0]),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from tokenyard.batch.rq import is_installed
 from tokenyard.batch.state import ENDED, Batch
+from tokenyard.broker.connection import batch_connection
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, Refused, SettingsError
 from tokenyard.protocol.texts import cut, pip_install
@@ -22,24 +21,32 @@ Job = Annotated[str, Field(noun="batch")]
 RetryErrors = Annotated[bool, Field("Run lines with an error again")]
 
 
-@contextmanager
-def found_job(yard: Yard, name: str) -> Iterator[tuple[BatchQueue, KnownJob, Batch]]:
-    """The queue, and a job in it; raises `Refused` without RQ, and where there is no such job."""
+def queue_of(yard: Yard) -> BatchQueue:
+    """The batch jobs of a yard; raises `Refused` without RQ."""
     if not is_installed():
         raise Refused(f"batch jobs run at RQ, which is not installed here: {pip_install('batch')}")
-    from tokenyard.batch.rq.jobs import UnknownJob, batch_of, batch_queue
+    from tokenyard.batch.rq.jobs import BatchQueue
 
-    with batch_queue(yard.url, yard.keys.yard) as queue:
-        try:
-            known = queue.find(cut(name, _NAME))
-            yield queue, known, batch_of(known)
-        except UnknownJob as error:
-            raise Refused(str(error)) from error
+    try:
+        return BatchQueue(batch_connection(yard), yard.keys.yard)
+    except SettingsError as error:
+        raise Refused(str(error)) from error
+
+
+def _find(yard: Yard, name: str) -> tuple[BatchQueue, KnownJob, Batch]:
+    """The queue, and a job in it; raises `Refused`."""
+    queue = queue_of(yard)
+    from tokenyard.batch.rq.jobs import UnknownJob, batch_of
+
+    try:
+        known = queue.find(cut(name, _NAME))
+        return queue, known, batch_of(known)
+    except UnknownJob as error:
+        raise Refused(str(error)) from error
 
 
 def _preview_cancel(yard: Yard, _caller: Caller, *, job: str) -> Preview:
-    with found_job(yard, job) as (_, _, batch):
-        pass
+    _, _, batch = _find(yard, job)
     if batch.is_over:
         return Preview(f"{batch.id} is over: {batch.status}.", count=0)
     counts = batch.request_counts
@@ -56,8 +63,8 @@ def cancel(yard: Yard, _caller: Caller, *, job: Job) -> Outcome:
 
     A running job is `cancelling` for a moment.
     """
-    with found_job(yard, job) as (queue, known, _):
-        now = queue.cancel(known)
+    queue, known, _ = _find(yard, job)
+    now = queue.cancel(known)
     if now not in {"cancelled", "cancelling"}:
         raise Refused(f"{known.id} had ended before: {now}")
     return Outcome(
@@ -67,8 +74,7 @@ def cancel(yard: Yard, _caller: Caller, *, job: Job) -> Outcome:
 
 def _preview_resume(yard: Yard, caller: Caller, *, job: str, **given: Any) -> Preview:
     del caller, given
-    with found_job(yard, job) as (_, _, batch):
-        pass
+    _, _, batch = _find(yard, job)
     if batch.status not in ENDED:
         return Preview(f"{batch.id} is not over: it is {batch.status}.", count=0)
     failed = batch.request_counts.failed
@@ -89,15 +95,14 @@ def resume(yard: Yard, _caller: Caller, *, job: Job, retry_errors: RetryErrors =
     """
     from tokenyard.batch.rq.jobs import describe
 
-    with found_job(yard, job) as (queue, known, _):
-        try:
-            queue.resume(known, retry_errors=retry_errors)
-        except SettingsError as error:
-            raise BadInput(str(error)) from error
-        fields = describe(known)
+    queue, known, _ = _find(yard, job)
+    try:
+        queue.resume(known, retry_errors=retry_errors)
+    except SettingsError as error:
+        raise BadInput(str(error)) from error
     again = ", with its errors" if retry_errors else ""
     text = f"{known.id} waits for a worker again{again}"
-    return Outcome(text, f"batch {known.id}", fields=fields)
+    return Outcome(text, f"batch {known.id}", fields=describe(known))
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (cancel, resume)

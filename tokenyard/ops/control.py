@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from tokenyard import clock
@@ -36,6 +37,7 @@ from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.changes import read_answers
+from tokenyard.yard.pauses import scopes_of
 from tokenyard.yard.snapshot import read_roster
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
@@ -164,7 +166,7 @@ class Signals:
         live = _newest(read_roster(self._yard).live)
         answers = read_answers(self._yard, (entry,))[entry]
         return any(
-            _is_in_scope(info, order.scope) and not _has_obeyed(info, (entry,))
+            order.scope in scopes_of(info) and not _has_obeyed(info, (entry,))
             for worker, info in live.items()
             if worker in answers
         )
@@ -172,7 +174,7 @@ class Signals:
     def _command(self, order: Order) -> SignalReceipt:
         """Command the workers that are in scope now, each by its incarnation."""
         verb, ids, live = _VERBS[order.signal], [], read_roster(self._yard).live
-        told = [one for one, info in sorted(live.items()) if _is_in_scope(info, order.scope)]
+        told = [one for one, info in sorted(live.items()) if order.scope in scopes_of(info)]
         for worker in told:
             command = Command(verb=verb, worker=worker, why=order.why, by=order.by)
             ids.append(self._scripts.command(command) or "")
@@ -199,7 +201,7 @@ class Signals:
             missing = [
                 worker
                 for worker, info in _newest(live).items()
-                if _is_in_scope(info, receipt.order.scope) and not _has_obeyed(info, receipt.ids)
+                if receipt.order.scope in scopes_of(info) and not _has_obeyed(info, receipt.ids)
             ]
             missing = [one for one in missing if one not in answers or not answers[one].done]
         return [
@@ -314,25 +316,12 @@ class Signals:
             run_state=begun.trial.run_state if begun.trial else begun.run_state,
         )
         done = Trial(until_ms=trial.until_ms, weights=path)
+        order_of = partial(Order, scope=scope, why="reload", by=by)
         orders = (
-            Order(signal="PAUSE", scope=scope, mode=mode, why="reload", by=by, trial=trial),
-            Order(
-                signal="RELOAD_WEIGHTS",
-                scope=scope,
-                weights=path,
-                why="reload",
-                by=by,
-                trial=trial,
-            ),
-            Order(
-                signal="SET_GENERATION_EPOCH",
-                scope=scope,
-                epoch=epoch,
-                why="reload",
-                by=by,
-                trial=done,
-            ),
-            Order(signal="UNPAUSE", scope=scope, why="reload", by=by),
+            order_of(signal="PAUSE", mode=mode, trial=trial),
+            order_of(signal="RELOAD_WEIGHTS", weights=path, trial=trial),
+            order_of(signal="SET_GENERATION_EPOCH", epoch=epoch, trial=done),
+            order_of(signal="UNPAUSE"),
         )
         for order in orders:
             desired_state = after(desired_state, order)
@@ -369,10 +358,6 @@ def _newest(live: Mapping[str, WorkerInfo]) -> dict[str, WorkerInfo]:
 def _incarnation(worker: str) -> int:
     number = worker.rpartition(".")[2]
     return int(number) if number.isdecimal() else 0
-
-
-def _is_in_scope(info: WorkerInfo, scope: str) -> bool:
-    return scope in {ALL, model_scope(info.model), worker_scope(info.name)}
 
 
 def _has_obeyed(info: WorkerInfo, ids: tuple[str, ...]) -> bool:

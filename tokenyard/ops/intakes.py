@@ -15,7 +15,7 @@ from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
-from tokenyard.yard.listing import Budget, entries, intakes
+from tokenyard.yard.reads import Budget, entries, intake_lengths, intakes
 
 Entry = tuple[str, Mapping[bytes, bytes]]
 
@@ -45,10 +45,7 @@ def _of_class(yard: Yard, name: str) -> list[tuple[IntakeClass, str]]:
 
 
 def _preview(yard: Yard, _caller: Caller, *, priority_class: str = "all") -> Preview:
-    pipeline: Any = yard.connection.pipeline(transaction=False)
-    for _, name in _of_class(yard, priority_class):
-        pipeline.xlen(yard.keys.intake(name))
-    total = sum(pipeline.execute())
+    total = sum(intake_lengths(yard, [name for _, name in _of_class(yard, priority_class)]))
     waits = f"{counted(total, 'request')} that {'waits' if total == 1 else 'wait'}"
     return Preview(f"Cancel {waits}." if total else "Nothing waits.", count=total, needs_yes=True)
 

@@ -16,7 +16,7 @@ from tokenyard.protocol.api_keys import (
     key_digest,
     new_key,
 )
-from tokenyard.protocol.errors import BadInput, InvalidRequest, Refused
+from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.texts import counted, cut, printable
@@ -39,15 +39,17 @@ def create_key(
 ) -> tuple[str, str]:
     """Create a key; returns it and its id. Redis keeps only its digest.
 
-    Raises `InvalidRequest` for a tenant that cannot be one, and for a key that would open nothing.
+    Raises `BadInput` for a tenant that cannot be one, and for a key that would open nothing.
     """
     if not tenant and role is None:
-        raise InvalidRequest("tenant", "give a tenant, a role, or both: else the key opens nothing")
+        raise BadInput(
+            "tenant: give a tenant, a role, or both: else the key opens nothing", "tenant"
+        )
     if tenant and not is_tenant(tenant):
-        raise InvalidRequest("tenant", f"{tenant!r}: {TENANT_RULE}")
+        raise BadInput(f"tenant: {tenant!r}: {TENANT_RULE}", "tenant")
     for label, allowed in (("models", models), ("classes", classes)):
         if allowed == []:
-            raise InvalidRequest(label, "name one or more, or leave it out to allow all")
+            raise BadInput(f"{label}: name one or more, or leave it out to allow all", label)
     key = new_key()
     digest = key_digest(key)
     stored = ApiKey(
@@ -117,17 +119,14 @@ def create(
         raise BadInput(f"name: give {MAX_NAME} characters at most", "name")
     if len(models or ()) > _MOST_MODELS:
         raise BadInput(f"models: give {_MOST_MODELS} at most", "models")
-    try:
-        key, key_id = create_key(
-            yard,
-            tenant,
-            role=role,
-            name=name,
-            models=_restriction(models),
-            classes=cast("list[PriorityClass] | None", _restriction(_known(classes))),
-        )
-    except InvalidRequest as error:
-        raise BadInput(str(error), error.field) from error
+    key, key_id = create_key(
+        yard,
+        tenant,
+        role=role,
+        name=name,
+        models=_restriction(models),
+        classes=cast("list[PriorityClass] | None", _restriction(_known(classes))),
+    )
     text = f"Key {key_id} {whose(tenant, role)} created"
     fields = {"id": key_id, "key": key, "tenant": tenant, "role": role}
     return Outcome(text, f"key {key_id} {whose(tenant, role)}", secret=key, fields=fields)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypedDict, Unpack
 
 from redis.exceptions import NoScriptError
 
@@ -27,11 +27,11 @@ from tokenyard.yard.letters import (
     all_heads,
     count_letters,
     find_letter,
-    is_letter,
     named_heads,
     newest_letter,
     text_of,
 )
+from tokenyard.yard.reads import is_entry
 
 #: Why nothing was done with a letter.
 GONE: Final = "gone"
@@ -67,6 +67,11 @@ class Changed:
         self.problems.update(why for _, why in failed)
         room = _MOST_EXAMPLES - len(self.examples)
         self.examples += [name for name, why in failed if why != GONE][:room]
+
+    def apply(self, change: Change, yard: Yard, heads: Sequence[DeadLetter]) -> None:
+        """Change some letters and count what came of it."""
+        if heads:
+            self.add([head.letter for head in heads], change(yard, heads))
 
 
 def requeue_letters(yard: Yard, heads: Sequence[DeadLetter]) -> list[str]:
@@ -127,7 +132,7 @@ def change_named(yard: Yard, names: Sequence[str], change: Change) -> Changed:
     for piece in named_heads(yard, list(dict.fromkeys(names))):
         gone = [name for name, head in piece if head is None]
         changed.add(gone, [GONE] * len(gone))
-        _change_piece(yard, [head for _, head in piece if head], change, changed)
+        changed.apply(change, yard, [head for _, head in piece if head])
     return changed
 
 
@@ -145,18 +150,8 @@ def change_wanted(
         if clock.monotonic() > give_up:
             changed.is_whole = False
             break
-        _change_piece(yard, piece, change, changed)
+        changed.apply(change, yard, piece)
     return changed
-
-
-def _change_piece(
-    yard: Yard,
-    heads: Sequence[DeadLetter],
-    change: Change,
-    changed: Changed,
-) -> None:
-    if heads:
-        changed.add([head.letter for head in heads], change(yard, heads))
 
 
 #: The reasons to choose from.
@@ -173,16 +168,20 @@ _ITEM: Final = 120
 _ACT_S: Final = 20.0
 _COUNT_S: Final = 0.2
 
-ChosenLetters = Annotated[tuple[str, ...], Field(noun="letter")]
-All = Annotated[bool, Field(hint="All that the filter finds; all there are without one.")]
-UpTo = Annotated[str, Field(is_hidden=True)]  # the newest letter when it was asked for
-Reason = Annotated[str, Field(hint=f"Only those of this reason: {', '.join(REASONS)}.")]
-Model = Annotated[str, Field(hint="Only those of this model.")]
-Client = Annotated[str, Field(hint="Only those of this client.")]
-Tenant = Annotated[str, Field(hint="Only those of this tenant.")]
-Text = Annotated[str, Field(hint="Only those whose reason has this text.")]
-Since = Annotated[str, Field(hint="Only those that died since then: 2026-11-23T06:15, in UTC.")]
-Until = Annotated[str, Field(hint="Only those that died before then.")]
+
+class LetterSelection(TypedDict, total=False):
+    """The letters that are meant: some that are named, or all that a filter finds."""
+
+    letter: Annotated[tuple[str, ...], Field(noun="letter")]
+    all: Annotated[bool, Field(hint="All that the filter finds; all there are without one.")]
+    reason: Annotated[str, Field(hint=f"Only those of this reason: {', '.join(REASONS)}.")]
+    model: Annotated[str, Field(hint="Only those of this model.")]
+    client: Annotated[str, Field(hint="Only those of this client.")]
+    tenant: Annotated[str, Field(hint="Only those of this tenant.")]
+    text: Annotated[str, Field(hint="Only those whose reason has this text.")]
+    since: Annotated[str, Field(hint="Only those that died since then: 2026-11-23T06:15, in UTC.")]
+    until: Annotated[str, Field(hint="Only those that died before then.")]
+    upto: Annotated[str, Field(is_hidden=True)]  # the newest letter when it was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,6 @@ class _Kind:
     done: str  # "requeued"
     means: str
     change: Change
-    about: str
 
 
 _REQUEUE: Final = _Kind(
@@ -202,29 +200,12 @@ _REQUEUE: Final = _Kind(
     "Requests wait again under their ids, and new results replace the failed ones."
     " An expired deadline stays expired.",
     requeue_letters,
-    """Submit the requests of dead letters again.
-
-    They keep their ids, and new results replace the failed ones. An expired deadline stays expired.
-    LETTER is a name from `tokenyard dead list`, or the id of the request.
-
-    Examples:
-      tokenyard dead requeue 1763700000000-0
-      tokenyard dead requeue --all --reason INFERENCE_ERROR --model adder
-    """,
 )
 _DROP: Final = _Kind(
     "Drop",
     "dropped",
     "This cannot be undone. Results of requests stay until they expire.",
     drop_letters,
-    """Delete dead letters; the results of their requests stay until they expire.
-
-    LETTER is a name from `tokenyard dead list`, or the id of the request.
-
-    Examples:
-      tokenyard dead drop q7
-      tokenyard dead drop --all --until 2026-11-01T00:00
-    """,
 )
 
 
@@ -262,7 +243,7 @@ def _words_of(given: Mapping[str, Any]) -> str:
 
 
 def _preview_of(kind: _Kind) -> Callable[..., Preview]:
-    def preview(yard: Yard, _caller: Caller, **given: Any) -> Preview:
+    def preview(yard: Yard, _caller: Caller, **given: Unpack[LetterSelection]) -> Preview:
         names = _named(yard, given)
         if names:
             pieces = named_heads(yard, names[:_MOST_ITEMS])
@@ -285,7 +266,7 @@ def _preview_of(kind: _Kind) -> Callable[..., Preview]:
     return preview
 
 
-def _change(yard: Yard, caller: Caller, kind: _Kind, **given: Any) -> Outcome:
+def _change(yard: Yard, caller: Caller, kind: _Kind, given: LetterSelection) -> Outcome:
     names = _named(yard, given)
     if names:
         changed = change_named(yard, names, kind.change)
@@ -313,14 +294,14 @@ def _change(yard: Yard, caller: Caller, kind: _Kind, **given: Any) -> Outcome:
     )
 
 
-def _named(yard: Yard, given: Mapping[str, Any]) -> list[str]:
+def _named(yard: Yard, given: LetterSelection) -> list[str]:
     """The letters that are named; none if all that match are meant. Raises `BadInput`."""
     names = given.get("letter", ())
     if len(names) > _MOST_NAMED:
         raise BadInput(f"letter: name at most {_MOST_NAMED} at once")
     if bool(names) == bool(given.get("all") or given.get("upto")):
         raise BadInput("name letters, or give --all")
-    return [name if is_letter(name) else _by_request(yard, name) for name in dict.fromkeys(names)]
+    return [name if is_entry(name) else _by_request(yard, name) for name in dict.fromkeys(names)]
 
 
 def _by_request(yard: Yard, name: str) -> str:
@@ -331,12 +312,12 @@ def _by_request(yard: Yard, name: str) -> str:
     return found.letter
 
 
-def _last(yard: Yard, given: Mapping[str, Any]) -> str:
+def _last(yard: Yard, given: LetterSelection) -> str:
     """The newest letter when this was asked; raises `BadInput`."""
     last = given.get("upto") or newest_letter(yard) or "1-0"
-    if not is_letter(last):
+    if not is_entry(last):
         raise BadInput("upto: give the name of a dead letter")
-    return str(last)
+    return last
 
 
 def _seconds(letter: str) -> float:
@@ -366,31 +347,31 @@ def _letters(count: int) -> str:
     return "1 dead letter" if count == 1 else f"{count:,} dead letters"
 
 
-def _operation(kind: _Kind, *, is_dangerous: bool = False) -> Operation:
-    def run(
-        yard: Yard,
-        caller: Caller,
-        *,
-        letter: ChosenLetters = (),
-        all: All = False,  # noqa: A002 - the name of its option
-        reason: Reason = "",
-        model: Model = "",
-        client: Client = "",
-        tenant: Tenant = "",
-        text: Text = "",
-        since: Since = "",
-        until: Until = "",
-        upto: UpTo = "",
-    ) -> Outcome:
-        named = {"letter": letter, "all": all, "upto": upto}
-        wanted = {"reason": reason, "model": model, "client": client, "tenant": tenant}
-        return _change(yard, caller, kind, **named, **wanted, text=text, since=since, until=until)
+@operation("dead.requeue", "Requeue dead letters", _preview_of(_REQUEUE))
+def requeue(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Outcome:
+    """Submit the requests of dead letters again.
 
-    run.__doc__ = kind.about
-    name, title = f"dead.{kind.verb.lower()}", f"{kind.verb} dead letters"
-    return operation(name, title, _preview_of(kind), is_dangerous=is_dangerous)(run)
+    They keep their ids, and new results replace the failed ones. An expired deadline stays expired.
+    LETTER is a name from `tokenyard dead list`, or the id of the request.
+
+    Examples:
+      tokenyard dead requeue 1763700000000-0
+      tokenyard dead requeue --all --reason INFERENCE_ERROR --model adder
+    """
+    return _change(yard, caller, _REQUEUE, given)
 
 
-requeue: Final = _operation(_REQUEUE)
-drop: Final = _operation(_DROP, is_dangerous=True)
+@operation("dead.drop", "Drop dead letters", _preview_of(_DROP), is_dangerous=True)
+def drop(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Outcome:
+    """Delete dead letters; the results of their requests stay until they expire.
+
+    LETTER is a name from `tokenyard dead list`, or the id of the request.
+
+    Examples:
+      tokenyard dead drop q7
+      tokenyard dead drop --all --until 2026-11-01T00:00
+    """
+    return _change(yard, caller, _DROP, given)
+
+
 OPERATIONS: Final[tuple[Operation, ...]] = (requeue, drop)

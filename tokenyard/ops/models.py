@@ -101,9 +101,8 @@ def plan_load(view: YardView, model: str, name: str = "") -> ModelPlan:
     held = [one.worker for one in holders(view, model, name) if one.is_ready]
     if held:
         return ModelPlan([], f"loaded already by {', '.join(held)}")
-    place = place_at(view, model, name) if name else place_anywhere(view, model)
-    command = Command(verb="load", worker=place.worker, model=model, devices=list(place.devices))
-    who = place.worker
+    command = place_at(view, model, name) if name else place_anywhere(view, model)
+    who = command.worker
     return ModelPlan([command], f"loaded by {who}", f"is to be loaded by {who}")
 
 

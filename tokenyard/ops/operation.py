@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Unpack, get_args, get_origin, get_type_hints
 
 import redis
 
@@ -23,6 +23,8 @@ Noun = Literal[
 ]
 #: Largest whole number that JSON keeps everywhere.
 MOST_WHOLE: Final = 2**53
+#: A default: the empty value of the type.
+_EMPTY: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,29 +188,37 @@ def operation(
     is_dangerous: bool = False,
     is_long: bool = False,
 ) -> Callable[[Callable[..., Outcome]], Operation]:
-    """Make an operation of a function whose keyword-only parameters are annotated with `Field`."""
+    """Make an operation of a function whose keyword-only parameters are annotated with `Field`.
+
+    Those of a ``TypedDict`` that it unpacks may be left out: they are empty then.
+    """
 
     def made(run: Callable[..., Outcome]) -> Operation:
         hints = get_type_hints(run, include_extras=True)
-        signature = inspect.signature(run).parameters.values()
-        parameters = [
-            _parameter(one.name, hints[one.name], one.default)
-            for one in signature
-            if one.kind is inspect.Parameter.KEYWORD_ONLY
-        ]
+        parameters: list[Parameter] = []
+        for one in inspect.signature(run).parameters.values():
+            hint = hints[one.name]
+            if one.kind is inspect.Parameter.KEYWORD_ONLY:
+                parameters.append(_parameter(one.name, hint, one.default))
+            elif get_origin(hint) is Unpack:
+                fields = get_type_hints(get_args(hint)[0], include_extras=True)
+                parameters += [_parameter(name, field) for name, field in fields.items()]
         return Operation(name, title, role, parameters, run, preview, is_dangerous, is_long)
 
     return made
 
 
-def _parameter(name: str, hint: Any, default: Any) -> Parameter:
+def _parameter(name: str, hint: Any, default: Any = _EMPTY) -> Parameter:
     kind, *more = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if type(None) in get_args(kind):
+    may_be_none = type(None) in get_args(kind)
+    if may_be_none:
         kind = next(one for one in get_args(kind) if one is not type(None))
     choices = get_args(kind) if get_origin(kind) is Literal else ()
-    kind = get_origin(kind) or kind  # list[str] is a list
+    kind = str if choices else get_origin(kind) or kind  # list[str] is a list
+    if default is _EMPTY:
+        default = None if may_be_none else kind()
     described = next((one for one in more if isinstance(one, Field)), Field())
-    return Parameter(name, str if choices else kind, default, choices, described)
+    return Parameter(name, kind, default, choices, described)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +235,7 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
 
     Raises `BadInput` before anything is tried, `Refused`, and what the operation raises.
     """
-    entry = AuditEntry(
-        who=caller.name,
-        role=caller.role,
-        action=op.name,
-        target=op.target(values),
-        why=caller.why,
-        details=op.details(values),
-    )
+    entry = entry_of(op, caller, values)
     try:
         outcome = op.run(yard, caller, **values)
     except BadInput:
@@ -245,6 +248,18 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
         yard, replace(entry, target=outcome.target, text=outcome.told, details=details)
     )
     return Done(outcome, found, why)
+
+
+def entry_of(op: Operation, caller: Caller, values: Mapping[str, Any]) -> AuditEntry:
+    """What the audit says of an operation before it has an outcome."""
+    return AuditEntry(
+        who=caller.name,
+        role=caller.role,
+        action=op.name,
+        target=op.target(values),
+        why=caller.why,
+        details=op.details(values),
+    )
 
 
 def _record(yard: Yard, entry: AuditEntry) -> tuple[str, str]:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.errors import Refused
-from tokenyard.protocol.worker_info import HostInfo, ModelInfo
+from tokenyard.protocol.worker_info import ModelInfo
 from tokenyard.yard.snapshot import WorkerView, YardView
 
 if TYPE_CHECKING:
     from coordinator.placement.devices import PlacementDevice
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTarget:
-    """The worker and devices for a model."""
-
-    worker: str  # with its incarnation
-    devices: Sequence[int] = ()  # of a group, the leader's first; empty: the controller chooses
-
-
-def place_at(view: YardView, model: str, name: str) -> LoadTarget:
-    """The worker of this name; raises `Refused`."""
+def place_at(view: YardView, model: str, name: str) -> Command:
+    """Load a model on the worker of this name; raises `Refused`."""
     offers = _offers(view, model)
     here = [one for one in view.living if one.info and one.info.name == name]
     if not here:
@@ -36,11 +28,11 @@ def place_at(view: YardView, model: str, name: str) -> LoadTarget:
         raise Refused(
             f"{controller}, the host of {name}, may not load {model!r}; these may: {those}"
         )
-    return LoadTarget(worker.worker)
+    return Command(verb="load", worker=worker.worker, model=model)
 
 
-def place_anywhere(view: YardView, model: str) -> LoadTarget:
-    """The worker that displaces least; raises `Refused`.
+def place_anywhere(view: YardView, model: str) -> Command:
+    """Load a model on the worker that displaces least; raises `Refused`.
 
     It prefers a free device with a sleeping engine of the model, then any free device, then one
     whose model is idle.
@@ -50,23 +42,25 @@ def place_anywhere(view: YardView, model: str) -> LoadTarget:
     workers = [Worker(one.worker, one.info, one.lane) for one in view.living if one.info]
     devices = map_devices(workers).devices
     found = [
-        option
-        for controller, (info, _) in sorted(_offers(view, model).items())
-        if (option := _together(devices, controller, info.ranks, model))
+        group
+        for controller, info in sorted(_offers(view, model).items())
+        if len(group := sorted(_options(devices, controller, model))[: info.ranks]) == info.ranks
     ]
     if not found:
         raise Refused(
             f"no device is free or idle for {model!r}: wait, or name a worker, which finishes its"
             " running requests first"
         )
-    return min(found, key=lambda option: option[0])[1]
+    cheapest = min(found, key=lambda group: group[-1][0])
+    # The leader must not be a follower in another group.
+    leader, *others = sorted(cheapest, key=lambda option: (option[3], option[1]))
+    indexes = [index for _, index, *_ in (leader, *others)] if others else []
+    return Command(verb="load", worker=leader[2], model=model, devices=indexes)
 
 
-def _offers(view: YardView, model: str) -> dict[str, tuple[ModelInfo, HostInfo]]:
-    """The hosts that may load a model, by controller."""
-    offers = {
-        host.name: (info, host) for host in view.hosts for info in host.models if info.name == model
-    }
+def _offers(view: YardView, model: str) -> dict[str, ModelInfo]:
+    """What the hosts that may load a model say of it, by controller."""
+    offers = {host.name: info for host in view.hosts for info in host.models if info.name == model}
     if not offers:
         raise Refused(f"no live host may load {model!r}: put it into a models file")
     return offers
@@ -77,19 +71,6 @@ def _refuse_paused(worker: WorkerView) -> None:
     if info and info.run_state != "RUNNING":
         first = "resume and unpause" if info.run_state == "SUSPENDED" else "unpause"
         raise Refused(f"{info.name} is {info.run_state}: {first} it first")
-
-
-def _together(
-    devices: Sequence[PlacementDevice], controller: str, ranks: int, model: str
-) -> tuple[int, LoadTarget] | None:
-    """The cheapest devices of one host, and the highest cost among them."""
-    options = sorted(_options(devices, controller, model), key=lambda option: option[:2])[:ranks]
-    if len(options) < ranks:
-        return None
-    # The leader must not be a follower in another group.
-    options.sort(key=lambda option: (option[3], option[1]))
-    place = LoadTarget(options[0][2], [index for _, index, *_ in options] if ranks > 1 else ())
-    return max(cost for cost, *_ in options), place
 
 
 def _options(

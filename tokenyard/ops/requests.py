@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, Generic, TypedDict, TypeVar, Unpack
 
 import msgspec
 from redis.exceptions import NoPermissionError
@@ -22,7 +22,10 @@ from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 from tokenyard.yard.letters import DeadLetter, LetterFilter, all_heads, find_letter
 from tokenyard.yard.listing import Filter, Query, list_requests, read_filter
-from tokenyard.yard.requests import IN_FLIGHT, Listed, Owned, accepted_ms, by_ledger
+from tokenyard.yard.reads import Owned
+from tokenyard.yard.requests import IN_FLIGHT, Listed, accepted_ms, by_ledger
+
+T = TypeVar("T")
 
 #: Most requests of one operation.
 MOST: Final = 1_000
@@ -42,50 +45,40 @@ _UNSEEN: Final = (
 _MORE: Final = "More than {:,} match: these are the first; do it again for the rest"
 _NOTHING: Final = "There is no such request any more"
 
-ChosenRequests = Annotated[tuple[str, ...], Field(noun="request")]
-All = Annotated[bool, Field(hint="All that the filter finds.")]
-Id = Annotated[str, Field(is_hidden=True)]
-Client = Annotated[
-    str, Field(hint="Client of the requests.  [default: anon, else the only one with the id]")
-]
-Tenant = Annotated[str, Field(hint="With --all: only those of this tenant.", noun="tenant")]
-Model = Annotated[str, Field(hint="With --all: only those for this model.", noun="model")]
-Worker = Annotated[str, Field(hint="With --all: only those of this worker.", noun="worker")]
-Error = Annotated[str, Field(hint="With --all: only those whose error has this text.")]
-Older = Annotated[str, Field(hint="With --all: only those of at least this age, as 5m.")]
-Newer = Annotated[str, Field(hint="With --all: only those of at most this age.")]
-State = Annotated[list[str] | None, Field(hint="With --all: only those in these states.")]
-Order = Annotated[str, Field(is_hidden=True)]
-Until = Annotated[int, Field(is_hidden=True)]  # when it was asked for, in unix ms
+
+class RequestSelection(TypedDict, total=False):
+    """The requests that are meant: some that are named, or all that a filter finds."""
+
+    request: Annotated[tuple[str, ...], Field(noun="request")]
+    all: Annotated[bool, Field(hint="All that the filter finds.")]
+    id: Annotated[str, Field(is_hidden=True)]
+    client: Annotated[
+        str, Field(hint="Client of the requests.  [default: anon, else the only one with the id]")
+    ]
+    tenant: Annotated[str, Field(hint="With --all: only those of this tenant.", noun="tenant")]
+    model: Annotated[str, Field(hint="With --all: only those for this model.", noun="model")]
+    worker: Annotated[str, Field(hint="With --all: only those of this worker.", noun="worker")]
+    error: Annotated[str, Field(hint="With --all: only those whose error has this text.")]
+    older: Annotated[str, Field(hint="With --all: only those of at least this age, as 5m.")]
+    newer: Annotated[str, Field(hint="With --all: only those of at most this age.")]
+    state: Annotated[list[str] | None, Field(hint="With --all: only those in these states.")]
+    order: Annotated[str, Field(is_hidden=True)]
+    until: Annotated[int, Field(is_hidden=True)]  # when it was asked for, in unix ms
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The requests to cancel."""
+class _Chosen(Generic[T]):
+    """The requests to cancel, or the letters of those to requeue."""
 
-    requests: Sequence[Listed]
+    found: Sequence[T]
     words: str  # for the audit
-    notes: Sequence[str] = ()  # what was not reached, and what to do
-
-    @property
-    def running(self) -> list[Listed]:
-        """Those that have no result yet."""
-        return [one for one in self.requests if not one.is_ended]
+    notes: Sequence[str] = ()  # what is not possible, or was not reached, and what to do
 
 
-@dataclass(frozen=True, slots=True)
-class _Letters:
-    """The failed requests to requeue."""
-
-    heads: Sequence[DeadLetter]
-    words: str  # for the audit
-    notes: Sequence[str] = ()  # what cannot be requeued, or was not reached
-
-
-def _preview_cancel(yard: Yard, _caller: Caller, **given: Any) -> Preview:
+def _preview_cancel(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Preview:
     chosen = _chosen(yard, given)
-    running = chosen.running
-    over = len(chosen.requests) - len(running)
+    running = _running(chosen.found)
+    over = len(chosen.found) - len(running)
     notes = _sentences([*([_have_ended(over)] if over else []), *chosen.notes])
     if not running:
         return Preview(f"There is nothing to cancel.{notes}", count=0)
@@ -101,15 +94,30 @@ def _preview_cancel(yard: Yard, _caller: Caller, **given: Any) -> Preview:
     )
 
 
-def _do_cancel(yard: Yard, caller: Caller, given: Mapping[str, Any]) -> Outcome:
+@operation("request.cancel", "Cancel requests", _preview_cancel, is_dangerous=True)
+def cancel(yard: Yard, caller: Caller, **given: Unpack[RequestSelection]) -> Outcome:
+    """Cancel requests, whether they wait or run.
+
+    A request gets its result, `cancelled`, immediately, with the tokens published so far, and its
+    worker stops it. A request that has ended keeps its result. An unknown id is cancelled before
+    its arrival: it gets the result `cancelled`, and the request does not run if it arrives later.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has; an unknown
+    id is cancelled for `anon`. Nothing is cancelled before all clients are found.
+
+    Examples:
+      tokenyard cancel 6b1b2c9e-1
+      tokenyard cancel q1 q2 --client ann --why "wrong prompts"
+      tokenyard cancel --all --model adder --older 1h
+    """
     chosen = _chosen(yard, given)
     by = "cancelled by an operator"
     reason = f"{by}: {caller.why}" if caller.why else by
-    ends = [(one, _cancel(yard, one, reason)) for one in chosen.running]
+    ends = [(one, _cancel(yard, one, reason)) for one in _running(chosen.found)]
     codes = Counter(code for _, code in ends)
     unknown, moved = codes[Cancelled.CANCELLED_BEFORE_ARRIVAL], codes[Cancelled.MOVED]
     done = codes[Cancelled.CANCELLED] + unknown
-    over = len(chosen.requests) - done - moved
+    over = len(chosen.found) - done - moved
     if not done and not moved:
         raise Refused(f"Nothing was cancelled. {_have_ended(over)}" if over else _NOTHING)
     notes = [f"{unknown:,} of them had not been looked at yet: they do not run"] if unknown else []
@@ -145,9 +153,9 @@ def _cancel(yard: Yard, one: Listed, reason: str) -> Cancelled:
             client.close()
 
 
-def _preview_requeue(yard: Yard, _caller: Caller, **given: Any) -> Preview:
+def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Preview:
     letters = _letters(yard, given)
-    count = len(letters.heads)
+    count = len(letters.found)
     notes = _sentences(letters.notes)
     if not count:
         return Preview(f"There is nothing to requeue.{notes}", count=0)
@@ -155,14 +163,28 @@ def _preview_requeue(yard: Yard, _caller: Caller, **given: Any) -> Preview:
     return Preview(
         f"Submit {counted(count, 'failed request')} again? New results replace the failed ones;"
         f" {what}.{notes}",
-        [_name(one.client, one.id) for one in letters.heads[:_MOST_NAMED]],
+        [_name(one.client, one.id) for one in letters.found[:_MOST_NAMED]],
         count,
     )
 
 
-def _do_requeue(yard: Yard, _caller: Caller, given: Mapping[str, Any]) -> Outcome:
+@operation("request.requeue", "Requeue requests", _preview_requeue)
+def requeue(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Outcome:
+    """Submit failed requests again.
+
+    They are taken from the dead letters and keep their ids; new results replace the failed ones.
+    `tokenyard dead requeue` does the same by the names of the letters. A failed request without a
+    dead letter was not kept: its input was invalid, or its engine refused it.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has.
+
+    Examples:
+      tokenyard requeue q7 --client ann
+      tokenyard requeue --all
+      tokenyard requeue --all --client ann --error INFERENCE_ERROR
+    """
     letters = _letters(yard, given)
-    problems = Counter(requeue_letters(yard, letters.heads))
+    problems = Counter(requeue_letters(yard, letters.found))
     done = problems.pop("", 0)
     notes = [*_told(problems), *letters.notes]
     if not done and (given.get("request") or notes):
@@ -177,7 +199,12 @@ def _do_requeue(yard: Yard, _caller: Caller, given: Mapping[str, Any]) -> Outcom
     )
 
 
-def _chosen(yard: Yard, given: Mapping[str, Any]) -> _Chosen:
+def _running(requests: Iterable[Listed]) -> list[Listed]:
+    """Those that have no result yet."""
+    return [one for one in requests if not one.is_ended]
+
+
+def _chosen(yard: Yard, given: RequestSelection) -> _Chosen[Listed]:
     """Those that are named, or all in flight that match the filter."""
     wanted = _wanted(given)
     if wanted is None:
@@ -207,7 +234,7 @@ def _chosen(yard: Yard, given: Mapping[str, Any]) -> _Chosen:
     return _Chosen(found.requests, wanted.words(), notes)
 
 
-def _letters(yard: Yard, given: Mapping[str, Any]) -> _Letters:
+def _letters(yard: Yard, given: RequestSelection) -> _Chosen[DeadLetter]:
     """The letters of those that are named, or of all that match the filter."""
     wanted = _wanted(given)
     if wanted is not None:
@@ -215,11 +242,8 @@ def _letters(yard: Yard, given: Mapping[str, Any]) -> _Letters:
             limit=MOST, most=0, most_keys=0, most_streams=0, until_ms=given.get("until", 0)
         )
         states = _FAILED if not wanted.states else frozenset(wanted.states)
-        found = matching_letters(yard, replace(query, states=states), MOST, _SEARCH_S)
-        notes = [] if found.is_whole else [_UNREAD]
-        return _Letters(
-            found.heads, wanted.words(), [_MORE.format(MOST)] if found.has_more else notes
-        )
+        heads, notes = _matching(yard, replace(query, states=states))
+        return _Chosen(heads, wanted.words(), notes)
     owners, words = _selected(given)
     known = {(one.client, one.id): one for one in by_ledger(yard, owners)}
     ended_ms = {owner: one.ended_ms for owner, one in known.items() if one.state == "failed"}
@@ -230,17 +254,17 @@ def _letters(yard: Yard, given: Mapping[str, Any]) -> _Letters:
         if alone and alone.client == owner[0]:
             letters[owner] = alone
     rest = (known[one].state if one in known else "" for one in owners if one not in letters)
-    return _Letters(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
+    return _Chosen(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
 
 
-def _wanted(given: Mapping[str, Any]) -> Filter | None:
+def _wanted(given: RequestSelection) -> Filter | None:
     """The filter if all that match it are wanted; None where requests are named."""
     if given.get("all") and given.get("request"):
         raise BadInput("both are given: name requests, or give --all")
     return read_filter(given) if given.get("all") else None
 
 
-def _selected(given: Mapping[str, Any]) -> tuple[list[Owned], str]:
+def _selected(given: RequestSelection) -> tuple[list[Owned], str]:
     """The requests that are named, and these in words; raises `Refused` for none."""
     names = given.get("request", ())
     if not names:
@@ -269,82 +293,6 @@ def _name(client: str, request_id: str) -> str:
     return f"{client}/{printable(request_id)}"
 
 
-def _operation(
-    name: str,
-    title: str,
-    preview: Callable[..., Preview],
-    do: Callable[[Yard, Caller, Mapping[str, Any]], Outcome],
-    about: str,
-    *,
-    is_dangerous: bool = False,
-) -> Operation:
-    def run(
-        yard: Yard,
-        caller: Caller,
-        *,
-        request: ChosenRequests = (),
-        all: All = False,  # noqa: A002 - the name of its option
-        id: Id = "",  # noqa: A002 - of the wire
-        client: Client = "",
-        tenant: Tenant = "",
-        model: Model = "",
-        worker: Worker = "",
-        error: Error = "",
-        older: Older = "",
-        newer: Newer = "",
-        state: State = None,
-        order: Order = "",
-        until: Until = 0,
-    ) -> Outcome:
-        given = {"request": request, "all": all, "until": until, "id": id, "client": client}
-        given |= {"tenant": tenant, "model": model, "worker": worker, "error": error}
-        given |= {"older": older, "newer": newer, "state": state, "order": order}
-        return do(yard, caller, given)
-
-    run.__doc__ = about
-    return operation(name, title, preview, is_dangerous=is_dangerous)(run)
-
-
-cancel: Final = _operation(
-    "request.cancel",
-    "Cancel requests",
-    _preview_cancel,
-    _do_cancel,
-    """Cancel requests, whether they wait or run.
-
-    A request gets its result, `cancelled`, immediately, with the tokens published so far, and its
-    worker stops it. A request that has ended keeps its result. An unknown id is cancelled before
-    its arrival: it gets the result `cancelled`, and the request does not run if it arrives later.
-
-    Without --client, the client is `anon` if it has the id, else the only one that has; an unknown
-    id is cancelled for `anon`. Nothing is cancelled before all clients are found.
-
-    Examples:
-      tokenyard cancel 6b1b2c9e-1
-      tokenyard cancel q1 q2 --client ann --why "wrong prompts"
-      tokenyard cancel --all --model adder --older 1h
-    """,
-    is_dangerous=True,
-)
-requeue: Final = _operation(
-    "request.requeue",
-    "Requeue requests",
-    _preview_requeue,
-    _do_requeue,
-    """Submit failed requests again.
-
-    They are taken from the dead letters and keep their ids; new results replace the failed ones.
-    `tokenyard dead requeue` does the same by the names of the letters. A failed request without a
-    dead letter was not kept: its input was invalid, or its engine refused it.
-
-    Without --client, the client is `anon` if it has the id, else the only one that has.
-
-    Examples:
-      tokenyard requeue q7 --client ann
-      tokenyard requeue --all
-      tokenyard requeue --all --client ann --error INFERENCE_ERROR
-    """,
-)
 OPERATIONS: Final[tuple[Operation, ...]] = (cancel, requeue)
 #: A letter is written in the call that ends its request, so both have nearly the same time.
 _BEFORE_MS: Final = 2
@@ -358,15 +306,6 @@ _IN_THE_WAY: Final = {
     "failed": "failed without a dead letter, so it was not kept: submit it again under another id",
     "": "is not known here, and not a dead letter",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MatchingLetters:
-    """The letters whose requests fit a query."""
-
-    heads: Sequence[DeadLetter]
-    has_more: bool = False  # than were wanted
-    is_whole: bool = True  # False: the time was over, and there may be more
 
 
 def what_is_in_the_way(state: str) -> str:
@@ -400,11 +339,11 @@ def _spans(times_ms: Iterable[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def matching_letters(yard: Yard, query: Query, most: int, within_s: float) -> MatchingLetters:
-    """The letters whose requests fit a query, the oldest first."""
+def _matching(yard: Yard, query: Query) -> tuple[Sequence[DeadLetter], Sequence[str]]:
+    """The letters whose requests fit a query, the oldest first, and what was not reached."""
     if "failed" not in query.states:
-        return MatchingLetters([])
-    give_up = clock.monotonic() + within_s
+        return [], []
+    give_up = clock.monotonic() + _SEARCH_S
     now_ms = unix_ms(yard.connection.time())
     wanted = LetterFilter(
         model=query.model,
@@ -417,11 +356,11 @@ def matching_letters(yard: Yard, query: Query, most: int, within_s: float) -> Ma
         listed = list(_with_workers(yard, query, piece))
         fitting = (head for head, one in zip(piece, listed, strict=True) if query.fits(now_ms, one))
         found |= {_owner(head): head for head in fitting if head.is_answerable}
-        if len(found) > most:
-            return MatchingLetters([*found.values()][:most], has_more=True)
+        if len(found) > MOST:
+            return [*found.values()][:MOST], [_MORE.format(MOST)]
         if clock.monotonic() > give_up:
-            return MatchingLetters([*found.values()], is_whole=False)
-    return MatchingLetters([*found.values()])
+            return [*found.values()], [_UNREAD]
+    return [*found.values()], []
 
 
 def _with_workers(yard: Yard, query: Query, heads: Sequence[DeadLetter]) -> Iterator[Listed]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 from msgspec import Struct
@@ -112,26 +112,31 @@ def _limit(label: str) -> Field:
 
 
 Tenant = Annotated[str, Field("Tenant", _RULE, noun="tenant", is_fixed=True)]
-Weight = Annotated[
-    float | None,
-    Field("Weight", "Tokens are shared in proportion to it.", least=0.001, most=1000),
-]
-WaitingRequests = Annotated[int | None, _limit("Requests that may wait")]
-WaitingTokens = Annotated[int | None, _limit("Tokens of prompts that may wait")]
-RunningRequests = Annotated[int | None, _limit("Requests that may run at once")]
-TokensPerMinute = Annotated[int | None, _limit("Tokens in and out in any minute")]
-TokensPerDay = Annotated[int | None, _limit("Tokens in and out in any 24 hours")]
-MaxTokens = Annotated[int | None, _limit("Tokens that one request may ask for")]
-Models = Annotated[list[str] | None, Field("Models that it may use", "With commas, or all.")]
-Classes = Annotated[list[str] | None, Field("Priority classes", "high, normal, low, or all.")]
 Seen = Annotated[str, Field("-", is_hidden=True)]
 ChosenTenants = Annotated[tuple[str, ...], Field(noun="tenant")]
+
+
+class NewSettings(TypedDict, total=False):
+    """The settings of a tenant; what is None stays."""
+
+    weight: Annotated[
+        float | None,
+        Field("Weight", "Tokens are shared in proportion to it.", least=0.001, most=1000),
+    ]
+    max_waiting_requests: Annotated[int | None, _limit("Requests that may wait")]
+    max_waiting_tokens: Annotated[int | None, _limit("Tokens of prompts that may wait")]
+    max_running_requests: Annotated[int | None, _limit("Requests that may run at once")]
+    tokens_per_minute: Annotated[int | None, _limit("Tokens in and out in any minute")]
+    tokens_per_day: Annotated[int | None, _limit("Tokens in and out in any 24 hours")]
+    max_tokens: Annotated[int | None, _limit("Tokens that one request may ask for")]
+    models: Annotated[list[str] | None, Field("Models that it may use", "With commas, or all.")]
+    classes: Annotated[list[str] | None, Field("Priority classes", "high, normal, low, or all.")]
 
 
 def _preview_set(yard: Yard, caller: Caller, *, tenant: str = "", **given: Any) -> Preview:
     del caller, given
     if not tenant:
-        return Preview("Set the share and the limits of a tenant." + _SET, values=_shown(None))
+        return Preview("Set the share and the limits of a tenant." + _SET, values=_shown(DEFAULTS))
     [view] = read_tenants(yard, [_named(tenant)])
     text = f"Set the share and the limits of {tenant}."
     if not view.is_readable:
@@ -140,12 +145,12 @@ def _preview_set(yard: Yard, caller: Caller, *, tenant: str = "", **given: Any) 
     return Preview(text + _SET, values=values)
 
 
-def _shown(settings: TenantSettings | None) -> dict[str, str]:
+def _shown(settings: TenantSettings) -> dict[str, str]:
     """What the fields of a form begin with."""
     found = {}
-    for name, value in (as_fields(settings or TenantSettings()) or {}).items():
+    for name, value in msgspec.structs.asdict(settings).items():
         if name in _LISTS:
-            found[name] = ALL if value is None else ",".join(value)  # type: ignore[arg-type]
+            found[name] = ALL if value is None else ",".join(value)
         else:
             found[name] = f"{value:g}" if name == "weight" else str(value)
     return {name: text for name, text in found.items() if len(text) <= _MOST_SENT}
@@ -162,16 +167,8 @@ def set_one(
     _caller: Caller,
     *,
     tenant: Tenant,
-    weight: Weight = None,
-    max_waiting_requests: WaitingRequests = None,
-    max_waiting_tokens: WaitingTokens = None,
-    max_running_requests: RunningRequests = None,
-    tokens_per_minute: TokensPerMinute = None,
-    tokens_per_day: TokensPerDay = None,
-    max_tokens: MaxTokens = None,
-    models: Models = None,
-    classes: Classes = None,
     seen: Seen = "",
+    **settings: Unpack[NewSettings],
 ) -> Outcome:
     """Set the share and the limits of a tenant; what is not given stays.
 
@@ -183,18 +180,7 @@ def set_one(
       tokenyard tenants set trial --tokens-per-day 1000000 --classes low --models llama-8b
       tokenyard tenants set trial --tokens-per-day 0 --classes all --models all
     """
-    values: dict[str, Any] = {
-        "weight": weight,
-        "max_waiting_requests": max_waiting_requests,
-        "max_waiting_tokens": max_waiting_tokens,
-        "max_running_requests": max_running_requests,
-        "tokens_per_minute": tokens_per_minute,
-        "tokens_per_day": tokens_per_day,
-        "max_tokens": max_tokens,
-        "models": models,
-        "classes": classes,
-    }
-    given = {name: value for name, value in values.items() if value is not None}
+    given: dict[str, Any] = {name: one for name, one in settings.items() if one is not None}
     if not given:
         raise BadInput("give at least one setting, such as the weight")
     for name in _LISTS:

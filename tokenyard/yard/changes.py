@@ -69,17 +69,24 @@ def recent_commands(
 
     Optionally those that load ``model``, or those to the worker of this name.
     """
-    found: Any = yard.connection.xrevrange(yard.keys.control, count=_MOST_COMMANDS)
-    sent = [
-        RecentCommand(entry.decode(), command)
-        for entry, fields in found
-        if (command := parse_command(fields)) and command.verb in verbs
-    ]
+    sent = (
+        RecentCommand(entry, given)
+        for entry, given in _newest(yard, _MOST_COMMANDS)
+        if isinstance(given, Command) and given.verb in verbs
+    )
     wanted = [
         one for one in sent if model in {"", one.command.model} and worker in {"", one.worker_name}
     ][:most]
     answers = read_answers(yard, [one.id for one in wanted])
     return [replace(one, answer=next(iter(answers[one.id].values()), None)) for one in wanted]
+
+
+def _newest(yard: Yard, most: int) -> Iterator[tuple[str, Order | Command]]:
+    """What the control stream has, with the ids of its entries, the newest first."""
+    found: Any = yard.connection.xrevrange(yard.keys.control, count=most)
+    for entry, fields in found:
+        if given := parse_order(fields) or parse_command(fields):
+            yield entry.decode(), given
 
 
 def read_answers(yard: Yard, ids: Iterable[str]) -> dict[str, dict[str, Acknowledgement]]:
@@ -120,14 +127,23 @@ class GivenSignal:
 
 def read_given_signals(yard: Yard) -> list[GivenSignal]:
     """The newest signals, the newest first."""
-    found: Any = yard.connection.xrevrange(yard.keys.control, count=MOST_READ)
-    given: list[GivenSignal] = []
-    for one in _read(found):
-        if given and _are_one(given[-1], one):
-            given[-1] = _with(one, given[-1])
-        else:
-            given.append(one)
-    return given
+    found: list[GivenSignal] = []
+    for entry, given in _newest(yard, MOST_READ):
+        at_ms = position(entry)[0]
+        if isinstance(given, Order):
+            whom, details = said(given.scope), _details(given)
+            signal = GivenSignal(at_ms, given.signal, whom, given.by, given.why, details=details)
+            found.append(signal)
+        elif given.verb in _SIGNALS:
+            whom = said(worker_scope(given.worker.rpartition(".")[0]))
+            signal = GivenSignal(
+                at_ms, _SIGNALS[given.verb], whom, given.by, given.why, (given.worker,)
+            )
+            if found and _are_one(found[-1], signal):
+                workers = (given.worker, *found.pop().workers)
+                signal = replace(signal, workers=workers, whom=counted(len(workers), "worker"))
+            found.append(signal)
+    return found
 
 
 def still_there(given: GivenSignal, live: Mapping[str, WorkerInfo]) -> list[str]:
@@ -141,18 +157,6 @@ def still_there(given: GivenSignal, live: Mapping[str, WorkerInfo]) -> list[str]
         for worker, info in sorted(live.items())
         if info.name in names and info.started_ms <= given.at_ms
     ]
-
-
-def _read(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[GivenSignal]:
-    for entry, fields in entries:
-        at_ms = int(entry.partition(b"-")[0])
-        if order := parse_order(fields):
-            whom, details = said(order.scope), _details(order)
-            yield GivenSignal(at_ms, order.signal, whom, order.by, order.why, details=details)
-        elif (command := parse_command(fields)) and command.verb in _SIGNALS:
-            whom = said(worker_scope(command.worker.rpartition(".")[0]))
-            signal = _SIGNALS[command.verb]
-            yield GivenSignal(at_ms, signal, whom, command.by, command.why, (command.worker,))
 
 
 def _details(order: Order) -> str:
@@ -172,11 +176,3 @@ def _are_one(later: GivenSignal, earlier: GivenSignal) -> bool:
     same = (later.signal, later.by, later.why) == (earlier.signal, earlier.by, earlier.why)
     is_near = later.at_ms - earlier.at_ms < _TOGETHER_MS
     return same and is_near and bool(later.workers and earlier.workers)
-
-
-def _with(earlier: GivenSignal, later: GivenSignal) -> GivenSignal:
-    workers = (*earlier.workers, *later.workers)
-    whom = counted(len(workers), "worker")
-    return GivenSignal(
-        earlier.at_ms, earlier.signal, whom, earlier.by, earlier.why, workers, earlier.details
-    )

@@ -5,8 +5,9 @@ Pure functions of the workers of a roster.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
@@ -82,28 +83,17 @@ class StateChange:
     usual_s: float = 0.0  # how long the last one of this model took there; 0: not measured
 
 
-@dataclass(slots=True)
-class _DeviceWorkers:
-    """The workers of one device, while it is sorted out."""
-
-    controller: str
-    index: int
-    workers: list[WorkerView] = field(default_factory=list)
-
-
 def device_views(workers: Iterable[WorkerView]) -> list[DeviceView]:
     """The devices by host and index, each group of devices once.
 
     Workers that are gone are shown only on devices that have no other. One that names no controller
     has a device of its own.
     """
-    places: dict[tuple[str, object], _DeviceWorkers] = {}
+    places: defaultdict[tuple[str, int, str], list[WorkerView]] = defaultdict(list)
     for one in workers:
-        controller = one.info.controller if one.info else ""
-        index = one.info.device if one.info else 0
-        key = (controller, index if controller else one.worker)
-        places.setdefault(key, _DeviceWorkers(controller, index)).workers.append(one)
-    views = [_device(place) for place in places.values()]
+        controller, index = (one.info.controller, one.info.device) if one.info else ("", 0)
+        places[controller, index, "" if controller else one.worker].append(one)
+    views = [_device(*place[:2], there) for place, there in places.items()]
     return sorted(_grouped(views), key=lambda one: (one.controller, min(one.indexes), one.name))
 
 
@@ -144,11 +134,11 @@ def _alone(worker: WorkerView, others: Sequence[WorkerView] = ()) -> DeviceView:
     return DeviceView(controller, [index], worker, others)
 
 
-def _device(place: _DeviceWorkers) -> DeviceView:
-    ordered = sorted(place.workers, key=_rank)
+def _device(controller: str, index: int, workers: Iterable[WorkerView]) -> DeviceView:
+    ordered = sorted(workers, key=_rank)
     first, others = ordered[0], [one for one in ordered[1:] if one.state not in {"lost", "left"}]
     members = first.info.group if first.info and first.state != "attached" else ()
-    return DeviceView(place.controller, [place.index], first, others, members)
+    return DeviceView(controller, [index], first, others, members)
 
 
 def _rank(worker: WorkerView) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, Generic, TypeVar
 
+import msgspec
+
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.leader_reports import EVERY_MS, HistorySample, parse_history
 from tokenyard.protocol.worker_info import WorkerTotals
@@ -243,15 +245,8 @@ def joined(samples: Sequence[HistorySample]) -> HistorySample | None:
     """Several samples as one: what ended, together; what was there, as in the newest."""
     if not samples:
         return None
-    newest = samples[-1]
-    return HistorySample(
-        at_ms=newest.at_ms,
-        waiting=newest.waiting,
-        of_tenants=newest.of_tenants,
-        epoch=newest.epoch,
-        running=newest.running,
-        workers=newest.workers,
-        ready=newest.ready,
+    return msgspec.structs.replace(
+        samples[-1],
         seconds=sum(one.seconds for one in samples),
         finished=sum(one.finished for one in samples),
         failed=sum(one.failed for one in samples),

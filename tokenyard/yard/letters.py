@@ -7,7 +7,6 @@ it. Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,9 +22,8 @@ from tokenyard.protocol.parse import parse_owner, unfold
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import unpack_tokens
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.reads import Fields, is_entry
 
-_ENTRY: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-_MOST_POSITION: Final = 2**64  # in either part of an entry's id
 _PACKED: Final = frozenset({b"tokens", b"published"})
 #: What the reasons of requests that were given up begin with.
 CODES: Final[tuple[str, ...]] = (
@@ -45,8 +43,6 @@ _PIECE_BYTES: Final = 4 * 1024 * 1024
 LOOKED_AT: Final = 2_000
 _LOOKED_AT_BYTES: Final = 32 * 1024 * 1024
 _NEWEST: Final = str(2**64 - 1)  # ms: no entry is newer
-
-Fields = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +71,11 @@ class DeadLetter:
         """The code of its reason; "" where it has none."""
         code = self.reason.partition(":")[0]
         return code if code in CODES else ""
+
+    @property
+    def why(self) -> str:
+        """Its reason without the code."""
+        return self.reason.removeprefix(f"{self.code}: ")
 
     @property
     def intake(self) -> str:
@@ -150,7 +151,7 @@ def read_page(yard: Yard, wanted: LetterFilter, *, before: str = "", most: int =
 
     It ends early, with `LetterPage.older`, where the filter leaves too many out.
     """
-    oldest, newest = wanted.bounds(f"({before}" if is_letter(before) else "")
+    oldest, newest = wanted.bounds(f"({before}" if is_entry(before) else "")
     heads: list[DeadLetter] = []
     looked_at = size = 0
     at_once = most + 1 if wanted.is_all else _MOST
@@ -200,7 +201,7 @@ def named_heads(yard: Yard, names: Sequence[str]) -> Iterator[list[tuple[str, De
     for at in range(0, len(names), _FIRST):
         piece = names[at : at + _FIRST]
         pipeline: Any = yard.connection.pipeline(transaction=False)
-        known = [name for name in piece if is_letter(name)]
+        known = [name for name in piece if is_entry(name)]
         for name in known:
             pipeline.xrange(yard.keys.dead, name, name)
         answers = zip(known, pipeline.execute(), strict=True)
@@ -229,11 +230,6 @@ def _pieces(
         count = max(1, min(at_once, _PIECE_BYTES // mean))
 
 
-def is_letter(name: str) -> bool:
-    """Whether a letter may have this name."""
-    return bool(_ENTRY.fullmatch(name)) and 0 < max(position(name)) < _MOST_POSITION
-
-
 def dead_letters(yard: Yard, most: int = 100) -> list[WholeLetter]:
     """The newest dead letters, the newest first."""
     answer: Any = yard.connection.xrevrange(yard.keys.dead, count=most)
@@ -241,14 +237,14 @@ def dead_letters(yard: Yard, most: int = 100) -> list[WholeLetter]:
 
 
 def named_letter(yard: Yard, name: str) -> WholeLetter | None:
-    """The letter of this name, which `is_letter`."""
+    """The letter of this name, which `is_entry`."""
     found: Any = yard.connection.xrange(yard.keys.dead, name, name)
     return _whole(*found[0]) if found else None
 
 
 def find_letter(yard: Yard, name: str) -> WholeLetter | None:
     """The letter of this name, or the newest one of a request with this id."""
-    if is_letter(name) and (found := named_letter(yard, name)):
+    if is_entry(name) and (found := named_letter(yard, name)):
         return found
     for piece in _pieces(yard, "+", "-", at_once=_MOST, newest_first=True):
         for one in piece:

@@ -10,35 +10,25 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
-import redis
 from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.errors import BadInput
-from tokenyard.protocol.keys import (
-    NAME_RULE,
-    PRIORITY_CLASSES,
-    IntakeClass,
-    intake_name,
-    is_name,
-    is_tenant,
-)
+from tokenyard.protocol.keys import NAME_RULE, PRIORITY_CLASSES, intake_name, is_name
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.texts import printable, span_ms
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES, Request
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.pauses import pauses_of_model, pauses_of_worker
+from tokenyard.yard.reads import Budget, LedgerSearch, Owned, entries, intakes, pages
 from tokenyard.yard.requests import (
     IN_FLIGHT,
     STATES,
-    Fields,
     Listed,
-    Owned,
     Place,
     by_ledger,
     in_intake,
@@ -504,137 +494,3 @@ def find_owners(
         waiting = find_waiting(yard, lambda one: one.id == request_id, most_entries)
         found = {one.client for one in waiting}
     return Owners(sorted(found))
-
-
-T = TypeVar("T")
-
-#: Entries or ledgers in one read; small, because a request may have some MiB.
-_PAGE: Final = 100
-#: Keys of one SCAN.
-_SCANNED: Final = 1000
-
-
-class Budget:
-    """A limit on entries or keys to read."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-        self.is_spent = False
-
-    def take(self, count: int) -> bool:
-        """Use up ``count``; False if the budget was spent before."""
-        self.is_spent = self.is_spent or self._left <= 0
-        self._left -= count
-        return not self.is_spent
-
-
-def entries(
-    connection: redis.Redis,
-    stream: str,
-    budget: Budget,
-    *,
-    newest_first: bool = False,
-    low: str = "-",
-    high: str = "+",
-    few: int = _PAGE,
-) -> Iterator[tuple[str, Fields]]:
-    """The entries of a stream between two ids, in pages; ``few`` are probably enough."""
-    first, last = (high, low) if newest_first else (low, high)
-    ask: Any = connection.xrevrange if newest_first else connection.xrange
-    size = min(few, _PAGE)
-    while budget.take(size):
-        page = ask(stream, first, last, count=size)
-        for entry, fields in page:
-            yield entry.decode(), fields
-        if len(page) < size:
-            return
-        first, size = f"({page[-1][0].decode()}", _PAGE
-
-
-class LedgerSearch:
-    """A search of ledgers by SCAN, optionally those of one client or with one id.
-
-    It continues at ``cursor``, where an earlier search has reached its limit.
-    """
-
-    def __init__(
-        self,
-        yard: Yard,
-        budget: Budget,
-        *,
-        client: str = "",
-        request_id: str = "",
-        cursor: int = 0,
-    ) -> None:
-        self._yard = yard
-        self._budget = budget
-        self._prefix = yard.keys.ledger("", "").removesuffix("/")
-        self._id = request_id
-        self._client = client
-        self.cursor = cursor  # where it continues; 0: it has seen all
-
-    def pages(self) -> Iterator[list[Owned]]:
-        """Client and id of each ledger."""
-        pattern = f"{_literal(self._prefix + self._client)}{'' if self._client else '*'}/"
-        pattern += _literal(self._id) if self._id else "*"
-        while self._budget.take(_SCANNED):
-            answer: Any = self._yard.connection.scan(self.cursor, match=pattern, count=_SCANNED)
-            self.cursor, names = answer
-            yield [
-                (client, request_id)
-                for client, request_id in map(self._owner, names)
-                if self._id in {"", request_id} and self._client in {"", client}
-            ]
-            if not self.cursor:
-                return
-
-    def _owner(self, name: bytes) -> Owned:
-        text = name.decode(errors="replace").removeprefix(self._prefix)
-        client, _, request_id = text.partition("/")
-        return client, request_id
-
-
-def pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The items, as many at a time as are read at once."""
-    return (items[at : at + _PAGE] for at in range(0, len(items), _PAGE))
-
-
-def _literal(text: str) -> str:
-    """Escape text for a glob pattern."""
-    return "".join(f"\\{one}" if one in "*?[]^\\" else one for one in text)
-
-
-#: Tenants that are looked at in one round trip.
-_TENANTS_AT_ONCE: Final = 1_000
-
-
-def intakes(yard: Yard, most_tenants: int = sys.maxsize) -> list[tuple[IntakeClass, str]]:
-    """Class and name of each intake, of tenants only where something waits; ``retry`` is last.
-
-    Of tenants at most ``most_tenants`` are looked at, the next in line first.
-    """
-    of_tenants = list(_of_tenants(yard, most_tenants))
-    named: list[tuple[IntakeClass, str]] = []
-    for priority_class in PRIORITY_CLASSES:
-        named.append((priority_class, priority_class))
-        named += [one for one in of_tenants if one[0] == priority_class]
-    return [*named, ("retry", "retry")]
-
-
-def _of_tenants(yard: Yard, most: int) -> Iterator[tuple[IntakeClass, str]]:
-    run: Any = yard.connection
-    for at in range(0, most, _TENANTS_AT_ONCE):
-        last = min(at + _TENANTS_AT_ONCE, most) - 1
-        page = [raw.decode(errors="replace") for raw in run.zrange(yard.keys.line, at, last)]
-        names: list[tuple[IntakeClass, str]] = [
-            (priority_class, intake_name(priority_class, tenant))
-            for tenant in filter(is_tenant, page)
-            for priority_class in PRIORITY_CLASSES
-        ]
-        pipeline = run.pipeline(transaction=False)
-        for _, name in names:
-            pipeline.xlen(yard.keys.intake(name))
-        lengths = pipeline.execute()
-        yield from (name for name, length in zip(names, lengths, strict=True) if length)
-        if len(page) < _TENANTS_AT_ONCE:
-            return

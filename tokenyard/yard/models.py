@@ -8,18 +8,12 @@ the roster, the hosts, and the commands that it has sent. Errors of redis-py pas
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import (
-    INTAKE_CLASSES,
-    PRIORITY_CLASSES,
-    intake_name,
-    is_tenant,
-)
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.texts import counted, printable, span
@@ -35,6 +29,7 @@ from tokenyard.yard.pauses import (
     pauses_of_model,
     texts,
 )
+from tokenyard.yard.reads import Fields, intakes
 from tokenyard.yard.requests import accepted_ms
 from tokenyard.yard.snapshot import YardView
 
@@ -107,7 +102,6 @@ _USUAL_BYTES: Final = 4096
 _TOKEN_BYTES: Final = 4
 #: The leader gives up on a load without an effect after about so long.
 _PATIENCE_MS: Final = 60_000
-Fields = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +163,9 @@ def _oldest(yard: Yard, waiting: int) -> Iterator[tuple[bytes, Fields]]:
     common, tenants, of_tenant = (
         max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)
     )
-    line = (one.decode(errors="replace") for one in run.zrange(yard.keys.line, 0, tenants - 1))
     pipeline = run.pipeline(transaction=False)
-    for name in INTAKE_CLASSES:
-        pipeline.xrange(yard.keys.intake(name), count=common)
-    for tenant in filter(is_tenant, line):
-        for priority_class in PRIORITY_CLASSES:
-            pipeline.xrange(yard.keys.intake(intake_name(priority_class, tenant)), count=of_tenant)
+    for of_class, name in intakes(yard, tenants):
+        pipeline.xrange(yard.keys.intake(name), count=common if name == of_class else of_tenant)
     for page in pipeline.execute():
         yield from page
 

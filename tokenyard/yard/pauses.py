@@ -66,12 +66,8 @@ def pauses_of_model(view: YardView, model: str) -> list[Pause]:
     Empty if one of them runs. If no worker holds the model, any worker could load it.
     """
     base = base_model(view, model)
-    living = [
-        worker
-        for worker in view.workers
-        if worker.info and worker.lease_ms and worker.state not in _NOT_SERVING
-    ]
-    holders = [worker for worker in living if not base or _holds(worker, base)]
+    living = [worker for worker in view.living if worker.state not in _NOT_SERVING]
+    holders = [one for one in living if not base or (one.info and one.info.model == base)]
     found: list[Pause] = []
     for worker in holders or living:
         pauses = list(_pauses_of(view.desired_states, worker, base))
@@ -124,10 +120,6 @@ def _in_scopes(desired_states: DesiredStates, scopes: Iterable[str]) -> list[Pau
 
 def _each_once(pauses: Iterable[Pause]) -> list[Pause]:
     return list({pause.scope: pause for pause in pauses}.values())
-
-
-def _holds(worker: WorkerView, model: str) -> bool:
-    return worker.info is not None and worker.info.model == model
 
 
 def base_model(view: YardView, model: str) -> str:

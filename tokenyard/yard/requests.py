@@ -6,7 +6,7 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -21,6 +21,7 @@ from tokenyard.protocol.wire import Refused, Request, Unanswerable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import PLACE_FIELDS, place_of, waits_at
 from tokenyard.yard.pauses import Pause
+from tokenyard.yard.reads import Fields, Owned
 
 State = Literal["waiting", "assigned", Status]
 STATES: Final[tuple[State, ...]] = get_args(State)
@@ -29,9 +30,6 @@ IN_FLIGHT: Final[frozenset[str]] = frozenset(STATES) - TERMINAL
 
 _LEDGER_FIELDS: Final = ("state", "sid", "worker", "attempt", "ended", "reason")
 _TOKEN_BYTES: Final = 4
-Fields = Mapping[bytes, bytes]
-#: Client and id.
-Owned = tuple[str, str]
 #: Where a request stands in a list: when it was accepted, the server's number, client and id.
 Place = tuple[int, int, str, str]
 
@@ -79,15 +77,15 @@ def accepted_ms(server_id: str) -> int:
 def in_intake(name: str, entries: Iterable[tuple[str, Fields]]) -> Iterator[Listed]:
     """The requests that wait in an intake; others than requests are left out."""
     for entry, fields in entries:
-        sid = _text(fields, b"sid") if name == "retry" else ""
+        sid = text_of_field(fields, b"sid") if name == "retry" else ""
         if one := _listed(fields, "waiting", sid or f"{name}/{entry}"):
-            yield msgspec.structs.replace(one, message=_text(fields, b"reason"))
+            yield msgspec.structs.replace(one, message=text_of_field(fields, b"reason"))
 
 
 def on_lane(worker: str, entries: Iterable[tuple[str, Fields]]) -> Iterator[Listed]:
     """The requests on a lane; commands to the worker are left out."""
     for _, fields in entries:
-        one = _listed(fields, "assigned", _text(fields, b"sid"))
+        one = _listed(fields, "assigned", text_of_field(fields, b"sid"))
         attempt = fields.get(b"attempt", b"")
         if one is not None and attempt.isdigit():
             yield msgspec.structs.replace(one, worker=worker, attempt=whole(attempt))
@@ -114,7 +112,8 @@ def tenant_of(server_id: str) -> str:
     return split_intake(server_id.rpartition("/")[0])[1]
 
 
-def _text(fields: Fields, name: bytes) -> str:
+def text_of_field(fields: Fields, name: bytes) -> str:
+    """A field of an entry or a ledger; "" where it has none."""
     return fields.get(name, b"").decode(errors="replace")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from tokenyard.protocol.keys import (
@@ -33,6 +34,7 @@ from tokenyard.protocol.tenants import (
 )
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.reads import glob_literal, intake_lengths
 
 #: Tenants whose counters are read in one round trip.
 _PAGE: Final = 1_000
@@ -93,9 +95,8 @@ def read_tenants(yard: Yard, names: Iterable[str] | None = None) -> list[TenantV
     run: Any = yard.connection
     if names is None:
         stored: dict[bytes, bytes] = run.hgetall(yard.keys.tenants)
-        service = {
-            raw.decode(errors="replace"): score for raw, score in _scores(run, yard.keys.service)
-        }
+        scores = run.zscan_iter(yard.keys.service, count=_PAGE)
+        service = {raw.decode(errors="replace"): score for raw, score in scores}
         known = sorted({*decode_each(stored), *filter(is_tenant, service)})
     else:
         known = sorted(set(names))
@@ -116,10 +117,8 @@ def read_tenants(yard: Yard, names: Iterable[str] | None = None) -> list[TenantV
 
 def read_held(yard: Yard, name: str) -> dict[str, int]:
     """How many requests of a tenant wait in each class."""
-    pipeline: Any = yard.connection.pipeline(transaction=False)
-    for priority_class in PRIORITY_CLASSES:
-        pipeline.xlen(yard.keys.intake(intake_name(priority_class, name)))
-    return dict(zip(PRIORITY_CLASSES, pipeline.execute(), strict=True))
+    names = (intake_name(priority_class, name) for priority_class in PRIORITY_CLASSES)
+    return dict(zip(PRIORITY_CLASSES, intake_lengths(yard, names), strict=True))
 
 
 def stored_tenants(yard: Yard) -> dict[str, bytes]:
@@ -160,15 +159,6 @@ def _of(run: Any, keys: Keys, names: Sequence[str]) -> tuple[dict[bytes, bytes],
     packed, *scores = pipeline.execute()
     stored = {name.encode(): one for name, one in zip(names, packed, strict=True) if one}
     return stored, dict(zip(names, (score or 0.0 for score in scores), strict=True))
-
-
-def _scores(run: Any, key: str) -> Iterator[tuple[bytes, float]]:
-    """The members of a sorted set, in pages."""
-    for at in itertools.count(0, _PAGE):
-        page = run.zrange(key, at, at + _PAGE - 1, withscores=True)
-        yield from page
-        if len(page) < _PAGE:
-            return
 
 
 def _counters(yard: Yard, names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -240,7 +230,7 @@ def search_tenants(yard: Yard, text: str) -> TenantNames:
     """Names that contain a text, also in other letters' case."""
     if len(text) > MAX_TENANT:
         return TenantNames((), 0)
-    pattern = "*" + re.sub(r"[^\w:@-]", _escaped, text) + "*"
+    pattern = _any_case(f"*{glob_literal(text)}*")
     found: set[str] = set()
     is_whole = True
     for scan, key in (
@@ -250,7 +240,7 @@ def search_tenants(yard: Yard, text: str) -> TenantNames:
         cursor, visited = 0, 0
         while visited < MOST_VISITED and len(found) <= MOST_FOUND:
             run: Any = scan
-            cursor, page = run(key, cursor, match=_any_case(pattern), count=_NAMES_AT_ONCE)
+            cursor, page = run(key, cursor, match=pattern, count=_NAMES_AT_ONCE)
             visited += _NAMES_AT_ONCE
             found.update(_tenants(one if isinstance(one, bytes) else one[0] for one in page))
             if not cursor:
@@ -258,10 +248,6 @@ def search_tenants(yard: Yard, text: str) -> TenantNames:
         is_whole = is_whole and not cursor
     names = sorted(found, key=lambda name: (name != text, name))
     return TenantNames(names[:MOST_FOUND], len(names), is_whole and len(names) <= MOST_FOUND)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\{match[0]}"
 
 
 def _any_case(pattern: str) -> str:
@@ -330,6 +316,4 @@ def _pairs(one: TenantSettings, other: TenantSettings) -> Iterator[tuple[str, ob
 
 def as_fields(settings: TenantSettings | None) -> dict[str, object] | None:
     """Settings with their defaults, for JSON."""
-    if settings is None:
-        return None
-    return {name: getattr(settings, name) for name in TenantSettings.__struct_fields__}
+    return None if settings is None else msgspec.structs.asdict(settings)

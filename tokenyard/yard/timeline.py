@@ -6,7 +6,7 @@ Errors of redis-py pass, for `tokenyard.broker.connection.translated`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -27,7 +27,8 @@ from tokenyard.scripts import waits_at
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
-from tokenyard.yard.requests import tenant_of
+from tokenyard.yard.reads import Fields, intake_lengths
+from tokenyard.yard.requests import tenant_of, text_of_field
 from tokenyard.yard.snapshot import YardView, read_yard
 from tokenyard.yard.tenants import read_held
 
@@ -187,12 +188,11 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
     pipeline.strlen(yard.keys.tokens(client, request_id))
     pipeline.time()
     fields, published, (seconds, micros) = pipeline.execute()
-    ledger = {name.decode(): value for name, value in fields.items()}
-    ledger = ledger or _ledger_of_plain_entry(yard, client, request_id)
+    ledger: Fields = fields or _ledger_of_plain_entry(yard, client, request_id)
     now_ms = seconds * 1000 + micros // 1000
-    state, sid = _text(ledger, "state"), _text(ledger, "sid")
+    state, sid = text_of_field(ledger, b"state"), text_of_field(ledger, b"sid")
     accepted_ms = _entry_ms(sid.rpartition("/")[2])
-    packed = ledger.get("result")
+    packed = ledger.get(b"result")
     line = read_line(yard) if state == "waiting" else NOBODY
     waits_for, pauses = _waits_for(yard, ledger, line, now_ms)
     tenant = tenant_of(sid)
@@ -204,35 +204,34 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
         server_id=sid,
         accepted_ms=accepted_ms,
         attempts=_attempts(ledger, accepted_ms),
-        refusals=_number(ledger, "refusals") or 0,
+        refusals=_number(ledger, b"refusals") or 0,
         last_refusal=_refusal(ledger),
         waits_for=waits_for,
         pauses=pauses,
         tenant=tenant,
         before=line.before(tenant)[:_MOST_BEFORE] if tenant else (),
         tokens_published=published // _TOKEN_BYTES,
-        ended_ms=_number(ledger, "ended"),
+        ended_ms=_number(ledger, b"ended"),
         result=to_result(decode_reply(packed)) if packed else None,
     )
 
 
 def read_attempts(yard: Yard, client: str, request_id: str, server_id: str) -> list[Attempt]:
     """The attempts of a request; none if its ledger is gone or of another life of its id."""
-    fields: Any = yard.connection.hgetall(yard.keys.ledger(client, request_id))
-    ledger = {name.decode(errors="replace"): value for name, value in fields.items()}
-    if _text(ledger, "sid") != server_id:
+    ledger: Any = yard.connection.hgetall(yard.keys.ledger(client, request_id))
+    if text_of_field(ledger, b"sid") != server_id:
         return []
     return _attempts(ledger, _entry_ms(server_id.rpartition("/")[2]))
 
 
-def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Attempt]:
+def _attempts(ledger: Fields, accepted_ms: int | None) -> list[Attempt]:
     """The attempts, from the fields t<attempt> (assigned) and r<attempt> (given back)."""
     found: list[Attempt] = []
     since_ms = accepted_ms
-    numbers = {whole(name[1:]) for name in ledger if name.startswith("t")}
-    for number in sorted(number for number in numbers if f"t{number}" in ledger):
-        entry, worker, why = _words(ledger, f"t{number}", 3)
-        back, _, given_back, reason = _words(ledger, f"r{number}", 4)
+    numbers = {whole(name[1:]) for name in ledger if name.startswith(b"t")}
+    for number in sorted(number for number in numbers if b"t%d" % number in ledger):
+        entry, worker, why = _words(ledger, b"t%d" % number, 3)
+        back, _, given_back, reason = _words(ledger, b"r%d" % number, 4)
         assigned_ms = _entry_ms(entry) or 0
         found.append(
             Attempt(
@@ -250,36 +249,36 @@ def _attempts(ledger: Mapping[str, bytes], accepted_ms: int | None) -> list[Atte
     return found
 
 
-def _refusal(ledger: Mapping[str, bytes]) -> Refusal | None:
-    at, worker, attempt, what = _words(ledger, "refused", 4)
+def _refusal(ledger: Fields) -> Refusal | None:
+    at, worker, attempt, what = _words(ledger, b"refused", 4)
     if not (at.isdigit() and attempt.isdigit()):
         return None
     return Refusal(at_ms=whole(at), worker=worker, attempt=whole(attempt), what=what)
 
 
-def _ledger_of_plain_entry(yard: Yard, client: str, request_id: str) -> dict[str, bytes]:
+def _ledger_of_plain_entry(yard: Yard, client: str, request_id: str) -> Fields:
     """The ledger that a request by plain XADD will have; raises `UnknownRequest`."""
     waiting = find_waiting(
         yard, lambda one: (one.client, one.id) == (client, request_id), _MOST_ENTRIES
     )
     for one in waiting:
-        return {"state": b"waiting", "sid": one.server_id.encode()}
+        return {b"state": b"waiting", b"sid": one.server_id.encode()}
     raise unknown(request_id)
 
 
 def _waits_for(
     yard: Yard,
-    ledger: Mapping[str, bytes],
+    ledger: Fields,
     line: TenantLine,
     now_ms: int,
 ) -> tuple[str, list[Pause]]:
     """Why a request waits, in words, and the pauses that it waits for."""
-    state = _text(ledger, "state")
+    state = text_of_field(ledger, b"state")
     if state not in {"waiting", "assigned"}:
         return "", []
     view = read_yard(yard, counts_lanes=False)
     if state == "assigned":
-        return "", pauses_of_worker(view, _text(ledger, "worker"))
+        return "", pauses_of_worker(view, text_of_field(ledger, b"worker"))
     model = _model(yard, ledger)
     pauses = pauses_of_model(view, model)
     if view.leader and pauses:
@@ -289,10 +288,10 @@ def _waits_for(
     return _in_turn(yard, line, _place(ledger)[0]), pauses
 
 
-def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: int) -> str:
+def _waits_in(view: YardView, ledger: Fields, model: str, now_ms: int) -> str:
     """Why a request cannot be served now although no pause holds it; "" where it could be."""
-    not_before_ms = _number(ledger, "not_before") or 0
-    reason = _text(ledger, "reason")
+    not_before_ms = _number(ledger, b"not_before") or 0
+    reason = text_of_field(ledger, b"reason")
     if view.leader is None and view.broker_error:
         return f"no coordinator can lead: the broker {view.broker_error}"
     if view.leader is None:
@@ -304,7 +303,7 @@ def _waits_in(view: YardView, ledger: Mapping[str, bytes], model: str, now_ms: i
         return "no worker is ready"
     if model and base_model(view, model) not in view.models:
         return f"no worker with model {model} is ready"
-    trial = _number(ledger, "trial")
+    trial = _number(ledger, b"trial")
     if trial == 0:
         return f"it must run alone, on an empty lane, after: {reason}"
     if trial is not None:
@@ -318,7 +317,7 @@ def _in_turn(yard: Yard, line: TenantLine, intake: str) -> str:
     if tenant:
         return turn(line, intake, read_held(yard, tenant))
     served = list(itertools.takewhile(lambda name: name != intake, INTAKE_CLASSES))
-    *before, here = _lengths(yard, [*served, intake])
+    *before, here = intake_lengths(yard, [*served, intake])
     text = f"intake {intake} holds {counted(here, 'request')}, the intakes before it {sum(before)}"
     others = sum(bool(one.name) for one in line.tenants)
     return (
@@ -326,14 +325,7 @@ def _in_turn(yard: Yard, line: TenantLine, intake: str) -> str:
     )
 
 
-def _lengths(yard: Yard, intakes: Sequence[str]) -> list[int]:
-    pipeline = yard.connection.pipeline(transaction=False)
-    for intake in intakes:
-        pipeline.xlen(yard.keys.intake(intake))
-    return list(pipeline.execute())
-
-
-def _model(yard: Yard, ledger: Mapping[str, bytes]) -> str:
+def _model(yard: Yard, ledger: Fields) -> str:
     """Its model; empty for the yard's only one."""
     intake, entry = _place(ledger)
     if not is_intake(intake):
@@ -343,21 +335,17 @@ def _model(yard: Yard, ledger: Mapping[str, bytes]) -> str:
     return request.model if isinstance(request, Request) else ""
 
 
-def _place(ledger: Mapping[str, bytes]) -> tuple[str, str]:
-    return waits_at(*(_text(ledger, name) for name in ("sid", "intake", "entry")))
+def _place(ledger: Fields) -> tuple[str, str]:
+    return waits_at(*(text_of_field(ledger, name) for name in (b"sid", b"intake", b"entry")))
 
 
-def _text(ledger: Mapping[str, bytes], name: str) -> str:
-    return ledger.get(name, b"").decode(errors="replace")
-
-
-def _words(ledger: Mapping[str, bytes], name: str, count: int) -> list[str]:
+def _words(ledger: Fields, name: bytes, count: int) -> list[str]:
     """A field split into ``count`` words; the last is the rest."""
-    words = _text(ledger, name).split(" ", count - 1)
+    words = text_of_field(ledger, name).split(" ", count - 1)
     return words + [""] * (count - len(words))
 
 
-def _number(ledger: Mapping[str, bytes], name: str) -> int | None:
+def _number(ledger: Fields, name: bytes) -> int | None:
     raw = ledger.get(name, b"")
     return whole(raw) if raw.isdigit() else None
 

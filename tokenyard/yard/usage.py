@@ -84,9 +84,9 @@ def read_usage(yard: Yard, tenants: Sequence[str], days: int, model: str = "") -
         for tenant, fields in zip(page, pipeline.execute(), strict=True):
             _prune(yard.connection, yard.keys.usage(tenant), outdated(fields, int(seconds)))
             found += [
-                one
-                for one in _usage(tenant, fields)
-                if one.day.replace("-", "") >= first and model in {"", one.model}
+                _row(tenant, day, name, one)
+                for (day, name), one in sorted(_counts(fields).items())
+                if day >= first and model in {"", name}
             ]
     return found
 
@@ -106,12 +106,6 @@ def quantile(waits: Mapping[int, int], share: float) -> int | None:
         if total and seen >= share * total:
             return bucket
     return None
-
-
-def _usage(tenant: str, fields: Mapping[bytes, bytes]) -> Iterator[TenantUsage]:
-    """One for each day and model."""
-    for (day, model), found in sorted(_counts(fields).items()):
-        yield _row(tenant, day, model, found)
 
 
 def _counts(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], Counter[str]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenyard.ops.placement import LoadTarget, place_anywhere, place_at
+from tokenyard.ops.placement import place_anywhere, place_at
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
 from tokenyard.yard.snapshot import WorkerView, YardView
@@ -22,6 +23,10 @@ def worker(
 def yard(*workers: WorkerView, ranks: int = 1) -> YardView:
     host = HostInfo(name="host", models=[ModelInfo(name="m", ranks=ranks), ModelInfo(name="n")])
     return YardView("main", None, {}, 0, workers, {}, {}, [host])
+
+
+def load(worker: str, *devices: int) -> Command:
+    return Command(verb="load", worker=worker, model="m", devices=list(devices))
 
 
 FREE = worker("free", "warm", 0)
@@ -41,13 +46,13 @@ SLEEPER = worker("sleeper", "asleep", 3, "m")
     ],
 )
 def test_load_target_displaces_the_least(workers: list[WorkerView], chosen: str) -> None:
-    assert place_anywhere(yard(*workers), "m") == LoadTarget(chosen)
+    assert place_anywhere(yard(*workers), "m") == load(chosen)
 
 
 def test_a_group_is_loaded_on_its_devices_of_one_host() -> None:
     follower = worker("follower", "attached", 0)
     leader = worker("leader", "ready", 1, "n", group=["leader", "follower"])
-    assert place_anywhere(yard(leader, follower, ranks=2), "m") == LoadTarget("leader.1", [1, 0])
+    assert place_anywhere(yard(leader, follower, ranks=2), "m") == load("leader.1", 1, 0)
 
 
 def test_load_without_a_free_device_fails_with_a_hint() -> None:
@@ -56,7 +61,7 @@ def test_load_without_a_free_device_fails_with_a_hint() -> None:
 
 
 def test_load_on_a_named_worker_displaces_its_busy_model() -> None:
-    assert place_at(yard(BUSY), "m", "busy") == LoadTarget("busy.1")
+    assert place_at(yard(BUSY), "m", "busy") == load("busy.1")
 
 
 @pytest.mark.parametrize(

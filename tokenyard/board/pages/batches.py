@@ -2,93 +2,68 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from redis.exceptions import NoPermissionError
 
-from tokenyard.batch.line_errors import read_line_errors
-from tokenyard.batch.rq import is_installed
-from tokenyard.board.page import NotFound, Page, Parameters
-from tokenyard.board.paging import address
-from tokenyard.broker.connection import batch_connection
-from tokenyard.protocol.errors import Refused, SettingsError
-from tokenyard.protocol.texts import cut, pip_install
+from tokenyard.batch.line_errors import LineErrors, read_line_errors
+from tokenyard.board.page import NotFound, Parameters
+from tokenyard.board.paging import address, asked_page
+from tokenyard.ops.batches import queue_of
+from tokenyard.protocol.errors import Refused
+from tokenyard.protocol.texts import cut
 from tokenyard.protocol.yard import Yard
 
 if TYPE_CHECKING:
-    from tokenyard.batch.rq.jobs import BatchQueue
     from tokenyard.batch.rq.listing import ListedJob
 
 #: Jobs of each place in the list of all, and in the list of one place.
 _FEW: Final = 10
 _MANY: Final = 50
-_MOST_PAGES: Final = 1_000_000
 _MOST_ERRORS: Final = 100
 _NAME: Final = 120
 _PATH: Final = 1_000
 _TEXT: Final = 2_000
 _ARGUMENTS: Final = 20_000
-_WITHOUT_RQ: Final = (
-    f"Batch jobs run at RQ, which is not installed where this board runs: {pip_install('batch')}."
-)
 _WITHOUT_RIGHTS: Final = (
     "The board's user of Redis may not read the keys of RQ: give it the rights of gateway-batches,"
     " too (docs/board.md)."
 )
-#: A list of nothing.
-_EMPTY: Final[dict[str, Any]] = {
-    "place": "",
-    "places": [],
-    "total": 0,
-    "few": _FEW,
-    "rows": [],
-    "foreign": [],
-    "number": 1,
-    "later": "",
-    "first": "",
-}
 
 
-def _queue(yard: Yard) -> BatchQueue:
-    """The yard's queue; raises `Refused` without RQ."""
-    if not is_installed():
-        raise Refused(_WITHOUT_RQ)
-    from tokenyard.batch.rq.jobs import BatchQueue
-
-    try:
-        return BatchQueue(batch_connection(yard), yard.keys.yard)
-    except SettingsError as error:
-        raise Refused(f"{error}.") from error
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _find(yard: Yard, given: Parameters) -> ListedJob:
     """The job of the parameters; raises `NotFound`."""
-    queue = _queue(yard)
+    queue = queue_of(yard)
     from tokenyard.batch.rq.jobs import UnknownJob
     from tokenyard.batch.rq.listing import find_listed
 
     try:
         return find_listed(queue, cut(given.text("job"), _NAME))
     except UnknownJob as error:
-        why = str(error)
-        raise NotFound(f"{why[:1].upper()}{why[1:]}.") from error
+        raise NotFound(_sentence(error)) from error
 
 
-def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_batches(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """The jobs of all places, or those of one."""
     try:
-        queue = _queue(yard)
+        queue = queue_of(yard)
     except Refused as refused:
-        return _EMPTY | {"missing": str(refused)}
+        return {"missing": _sentence(refused)}
     from tokenyard.batch.rq.listing import PLACES, count_jobs, list_jobs
 
     place = given.one_of("place", ("", *PLACES), "")
-    number = given.whole("page", 1, 1, _MOST_PAGES)
+    number = asked_page(given)
     try:
         counts = count_jobs(queue)
     except NoPermissionError:
-        return _EMPTY | {"missing": _WITHOUT_RIGHTS}
+        return {"missing": _WITHOUT_RIGHTS}
     if place:
         chosen = [one for one in PLACES if one == place]
         found = list_jobs(queue, chosen, start=(number - 1) * _MANY, most=_MANY)
@@ -101,28 +76,11 @@ def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
         "places": [(one, counts[one], address("/batches", {"place": one})) for one in PLACES],
         "total": sum(counts.values()),
         "few": _FEW,
-        "rows": [_row(job) for job in found.jobs],
+        "jobs": [(job, _mood(job)) for job in found.jobs],
         "foreign": [(cut(name, _NAME), cut(why, _TEXT)) for name, why in found.foreign.items()],
         "number": number,
         "later": address("/batches", {"place": place, "page": number + 1}) if is_more else "",
         "first": address("/batches", {"place": place}) if number > 1 else "",
-    }
-
-
-def _row(job: ListedJob) -> dict[str, Any]:
-    batch = job.batch
-    return {
-        "id": batch.id,
-        "status": cut(batch.status, _NAME),
-        "mood": _mood(job),
-        "counts": batch.request_counts,
-        "lines_per_s": None if batch.is_over else batch.lines_per_s,
-        "eta_ms": None if batch.is_over or batch.eta_s is None else 1000 * batch.eta_s,
-        "created_ms": 1000 * batch.created_at,
-        "by": cut(job.tenant, _NAME),
-        "is_of_gateway": job.is_of_gateway,
-        "input": cut(PurePath(batch.input_file_id).name, _NAME),
-        "is_over": batch.is_over,
     }
 
 
@@ -137,15 +95,16 @@ def _mood(job: ListedJob) -> str:
     }.get(job.batch.status, "")
 
 
-def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_batch(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One job."""
     job = _find(yard, given)
     batch, spec = job.batch, job.order.spec
     is_opened = given.text("errors") == "open"
     here = f"/batches/{batch.id}"
     return {
         "job": job,
-        "row": _row(job),
-        "rq_status": batch.rq_status,
+        "batch": batch,
+        "mood": _mood(job),
         "message": cut(batch.message, _TEXT),
         "files": [
             ("Input", cut(batch.input_file_id, _PATH)),
@@ -173,24 +132,11 @@ def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
 _ENDS: Final = ("completed", "failed", "expired", "cancelled")
 
 
-def _errors(path: str) -> dict[str, Any]:
+def _errors(path: str) -> LineErrors:
     """The first errors by line."""
     if "://" in path:
-        return {"lines": [], "is_whole": False, "problem": "it lies in the gateway's storage"}
-    found = read_line_errors(Path(path), _MOST_ERRORS)
-    return {
-        "lines": [
-            {
-                "line": one.error.line,
-                "custom_id": cut(one.custom_id or "", _NAME),
-                "code": cut(one.error.code, _NAME),
-                "message": cut(one.error.message, _TEXT),
-            }
-            for one in found.lines
-        ],
-        "is_whole": found.is_whole,
-        "problem": found.problem,
-    }
+        return LineErrors((), is_whole=False, problem="it lies in the gateway's storage")
+    return read_line_errors(Path(path), _MOST_ERRORS)
 
 
 def _arguments(job: ListedJob, *, shows_all: bool) -> str:
@@ -200,9 +146,3 @@ def _arguments(job: ListedJob, *, shows_all: bool) -> str:
         for name in ("on_success", "on_failure"):
             order[name] = f"hidden ({len(order[name])} characters)" if order[name] else ""
     return cut(msgspec.json.format(msgspec.json.encode(order), indent=2).decode(), _ARGUMENTS)
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/batches", "Batches", "batches.html", _list, menu="Batches"),
-    Page("/batches/{job}", "Batch", "batches_one.html", _one),
-)

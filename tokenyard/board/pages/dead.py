@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import address
 from tokenyard.ops.letters import FILTERS, REASONS, wanted_letters
 from tokenyard.protocol.errors import BadInput, Code
 from tokenyard.protocol.texts import cut
 from tokenyard.protocol.wire import SYSTEM_FIELDS
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.letters import (
-    DeadLetter,
-    is_letter,
-    named_letter,
-    newest_letter,
-    read_page,
-)
+from tokenyard.yard.letters import named_letter, newest_letter, read_page
+from tokenyard.yard.reads import is_entry
 from tokenyard.yard.timeline import read_attempts
 
 _SIZES: Final = ("50", "100", "200")
-#: Characters of a reason in the list and on its page, and of a field.
-_REASON: Final = 240
-_WHOLE_REASON: Final = 4_000
+#: Characters of a reason, of a field, and of a name.
+_REASON: Final = 4_000
 _FIELD: Final = 8_000
 _NAME: Final = 120
 #: What a reason means, by its code, and what to do.
@@ -69,12 +63,13 @@ _HISTORY: Final[Mapping[str, str]] = {
 }
 
 
-def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_letters(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """The letters that fit the filter in the address, and where to go on."""
     asked = {name: given.text(name) for name in FILTERS}
     wanted = wanted_letters(asked)
     show = given.one_of("show", _SIZES, _SIZES[0])
     before = given.text("before")
-    if before and not is_letter(before):
+    if before and not is_entry(before):
         raise BadInput("before: give the name of a letter")
     page = read_page(yard, wanted, before=before, most=int(show))
     newest = newest_letter(yard)
@@ -84,7 +79,7 @@ def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
         "total": yard.connection.xlen(yard.keys.dead),
         "newest": newest,
         "newest_ms": int(newest.partition("-")[0] or 0),
-        "rows": [_row(head) for head in page.heads],
+        "heads": page.heads,
         "looked_at": page.looked_at,
         "older": address("/dead", {**here, "before": page.older}) if page.older else "",
         "first": address("/dead", here) if before else "",
@@ -97,24 +92,10 @@ def _list(yard: Yard, given: Parameters) -> dict[str, Any]:
     }
 
 
-def _row(head: DeadLetter) -> dict[str, Any]:
-    return {
-        "letter": head.letter,
-        "died_ms": head.died_ms,
-        "client": head.client,
-        "id": head.id,
-        "model": cut(head.model, _NAME),
-        "tenant": cut(head.tenant, _NAME),
-        "code": head.code,
-        "reason": cut(head.reason.removeprefix(f"{head.code}: "), _REASON),
-        "crashes": head.crashes,
-        "size": head.size,
-    }
-
-
-def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_letter(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One letter."""
     name = given.text("letter")
-    letter = named_letter(yard, name) if is_letter(name) else None
+    letter = named_letter(yard, name) if is_entry(name) else None
     if letter is None:
         raise NotFound(
             f"There is no dead letter {name[:60]}: it was requeued or dropped, or newer ones have"
@@ -128,7 +109,7 @@ def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
     return {
         "letter": letter,
         "code": code,
-        "reason": cut(letter.reason.removeprefix(f"{code}: "), _WHOLE_REASON),
+        "reason": cut(letter.why, _REASON),
         "server_id": cut(letter.server_id, _NAME),
         "model": cut(letter.model, _NAME),
         "means": means,
@@ -138,7 +119,7 @@ def _one(yard: Yard, given: Parameters) -> dict[str, Any]:
             for name, words in _HISTORY.items()
             if letter.fields.get(name, "0") != "0"
         ],
-        "last_reason": cut(letter.fields.get("reason", ""), _WHOLE_REASON),
+        "last_reason": cut(letter.fields.get("reason", ""), _REASON),
         "attempts": attempts,
         "fields": [
             _field(name, value, shows=given.actor.shows_content)
@@ -156,9 +137,3 @@ def _field(name: str, value: str, *, shows: bool) -> dict[str, Any]:
         "text": cut(value, _FIELD) if is_shown else None,
         "is_short": len(value) <= _NAME and "\n" not in value,
     }
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/dead", "Dead letters", "dead.html", _list, menu="Dead letters", every_s=5.0),
-    Page("/dead/{letter}", "Dead letter", "dead_one.html", _one, every_s=10.0),
-)

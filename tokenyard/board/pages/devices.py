@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import numbered_page
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
@@ -23,7 +23,7 @@ from tokenyard.yard.devices import (
 )
 from tokenyard.yard.history import RecentSamples, Throughput, tallies, worker_rates
 from tokenyard.yard.listing import lane_requests
-from tokenyard.yard.models import read_waiting_sample, why_it_waits
+from tokenyard.yard.models import WaitingRequests, read_waiting_sample, why_it_waits
 from tokenyard.yard.pauses import pauses_of_worker
 from tokenyard.yard.snapshot import WorkerView, YardView, read_yard, with_lanes
 
@@ -37,7 +37,7 @@ _PAUSED: Final = "paused"
 FILTERS: Final = ("host", "model", "state")
 STATES: Final = ("", *WORKER_STATES, "lost", _PAUSED)
 #: Colours of states in words of the style sheet.
-_SAMPLES: Final[Mapping[str, str]] = {
+_LOOKS: Final[Mapping[str, str]] = {
     "ready": "good",
     "loading": "warn",
     "warming": "warn",
@@ -59,16 +59,6 @@ class Tile:
     look: str
 
 
-@dataclass(frozen=True, slots=True)
-class PendingModel:
-    """A model that requests wait for and no worker serves."""
-
-    model: str
-    count: int  # of requests in the sample
-    oldest_ms: int  # age of the oldest
-    why: str
-
-
 #: What the workers of each yard had done when somebody looked.
 SAMPLES: Final = RecentSamples[Mapping[str, WorkerTotals]](
     span_ms=10_000, apart_ms=1_000, least_ms=1_000
@@ -82,7 +72,8 @@ def _rates(yard: Yard, view: YardView) -> Mapping[str, Throughput]:
     return worker_rates(before[1], now, before[0]) if before else {}
 
 
-def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_devices(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """A tile for each device that fits the filter in the address."""
     view = read_yard(yard, counts_lanes=False)
     rates = _rates(yard, view)
     every = device_views(view.workers)
@@ -139,7 +130,7 @@ def _tiles(
             device=one,
             change=state_change(one, times, view.at_ms),
             rate=rates.get(one.worker.worker),
-            look=_SAMPLES.get(one.worker.state, ""),
+            look=_LOOKS.get(one.worker.state, ""),
         )
         for one in devices
     ]
@@ -156,21 +147,19 @@ def _counts(devices: Iterable[DeviceView]) -> list[tuple[str, int]]:
 
 def _pending(
     yard: Yard, view: YardView, commands: Sequence[RecentCommand]
-) -> tuple[list[PendingModel], bool]:
-    """Models that requests wait for and no worker serves; whether these are all requests."""
+) -> tuple[list[tuple[WaitingRequests, str]], bool]:
+    """The requests whose models no worker serves, and why; whether these are all requests."""
     sample = read_waiting_sample(yard, view)
     without = [one for one in sample.models if one.model not in view.models]
-    found = [
-        PendingModel(one.model, one.count, one.oldest_ms, why_it_waits(view, one.model, commands))
-        for one in without[:MOST_WAITING]
-    ]
+    found = [(one, why_it_waits(view, one.model, commands)) for one in without[:MOST_WAITING]]
     return found, sample.is_whole
 
 
 # One worker
 
 
-def _worker(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_worker(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One worker."""
     view = read_yard(yard, counts_lanes=False)
     rates = _rates(yard, view)
     worker = _find(view, given.text("worker"))
@@ -179,7 +168,7 @@ def _worker(yard: Yard, given: Parameters) -> dict[str, Any]:
     scope = worker_scope(device.name)
     return {
         "tile": tile,
-        "facts": facts(worker),
+        "facts": _facts(worker),
         "requests": lane_requests(yard, worker.worker, MOST_ON_LANE),
         "most_on_lane": MOST_ON_LANE,
         "pauses": [one.text(view.at_ms) for one in pauses_of_worker(view, worker.worker)],
@@ -205,16 +194,7 @@ def _loadable(view: YardView, device: DeviceView) -> list[str]:
     return [one.name for one in next(models, []) if one.name != device.model]
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One line about a worker. ``kind`` says how the template shows the value."""
-
-    label: str
-    value: Any
-    kind: str = "text"  # text, at (unix ms), size (bytes), count
-
-
-#: Label, how it is shown, and the value of a roster entry; empty values are left out.
+#: Label, how it is shown (as unix ms, bytes, a count or a text), and the value of a roster entry.
 _FACTS: Final[Sequence[tuple[str, str, Callable[[Any], Any]]]] = (
     ("Host", "text", lambda info: info.host),
     ("Controller", "text", lambda info: info.controller),
@@ -245,15 +225,9 @@ _FACTS: Final[Sequence[tuple[str, str, Callable[[Any], Any]]]] = (
 )
 
 
-def facts(worker: WorkerView) -> list[Fact]:
-    """A roster entry in words."""
+def _facts(worker: WorkerView) -> list[tuple[str, str, Any]]:
+    """A roster entry in words; empty values are left out."""
     if worker.info is None:
         return []
-    named = [Fact(label, value(worker.info), kind) for label, kind, value in _FACTS]
-    return [one for one in named if one.value not in ("", None, 0)]
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/devices", "Devices", "devices.html", _view, menu="Devices"),
-    Page("/devices/{worker}", "Worker", "device.html", _worker),
-)
+    named = [(label, kind, value(worker.info)) for label, kind, value in _FACTS]
+    return [one for one in named if one[2] not in ("", None, 0)]

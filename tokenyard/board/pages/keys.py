@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tokenyard.board.page import Page, Parameters
+from tokenyard.board.page import Parameters
 from tokenyard.board.paging import numbered_page
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.keys import list_keys
@@ -13,7 +13,8 @@ from tokenyard.yard.keys import list_keys
 PER_PAGE: Final = 100
 
 
-def _keys(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_keys(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """All keys, or those of a tenant."""
     tenant = given.text("tenant")
     everything = list_keys(yard)
     found = [one for one in everything.items() if tenant in {"", one[1].tenant}]
@@ -25,8 +26,3 @@ def _keys(yard: Yard, given: Parameters) -> dict[str, Any]:
         "total": len(found),
         "numbered": page,
     }
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/keys", "Keys", "keys.html", _keys, role="admin", menu="Keys"),
-)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import numbered_page
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
@@ -80,7 +80,8 @@ class ModelRow:
         return frozenset(state for state, _ in self.states)
 
 
-def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_models(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """The models whose names have a text."""
     view = read_yard(yard, counts_lanes=False)
     wanted = given.text("q").lower()
     every = model_views(view, view.desired_states)
@@ -103,7 +104,8 @@ def _row(model: ModelView, sample: WaitingSample, why: str = "") -> ModelRow:
     return ModelRow(model, states.most_common(), sample.of(model.name), why)
 
 
-def _model(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_model(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One model."""
     view = read_yard(yard, counts_lanes=False)
     name = given.text("name")
     found = [one for one in model_views(view, view.desired_states) if one.name == name]
@@ -133,9 +135,3 @@ def _model(yard: Yard, given: Parameters) -> dict[str, Any]:
 
 def _troubled_first(model: ModelView) -> list[Any]:
     return sorted(model.offers, key=lambda offer: (not offer.info.fault, offer.controller))
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/models", "Models", "models.html", _view, menu="Models"),
-    Page("/model", "Model", "model.html", _model),
-)

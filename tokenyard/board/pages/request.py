@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard import clock
-from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.pages.requests import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.board.paging import given_request
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
@@ -384,8 +384,3 @@ def phases_of(parts: Sequence[BarPart]) -> list[tuple[Phase, str]]:
     """The phases in a bar, for its legend."""
     seen = {part.phase for part in parts}
     return [(phase, name) for phase, name in PHASES.items() if phase in seen]
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/request", "Request", "request.html", view_request, every_s=1.0),
-)

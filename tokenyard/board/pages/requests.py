@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
-from tokenyard.board.page import Page, Parameters
+from tokenyard.board.page import Parameters
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.yard import Yard
@@ -128,8 +128,3 @@ def _missed(query: Query, found: RequestList) -> list[str]:
         "workers": f"Only the lanes of {query.most_streams} workers were read. Give a worker.",
     }
     return [text for what, text in said.items() if what in found.missed]
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page(PATH, "Requests", "requests.html", view_requests, menu="Requests", every_s=5.0),
-)

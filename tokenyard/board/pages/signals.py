@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.page import Page, Parameters
+from tokenyard.board.page import Parameters
 from tokenyard.board.paging import numbered_page
 from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
@@ -54,23 +54,6 @@ class ScopeRow:
         return _NEXT[self.desired.run_state]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker: what is wanted of it, and what it shows."""
-
-    row: ScopeRow
-    view: WorkerView | None  # None: only a desired state names it
-    combined: RunState  # of all its scopes
-
-
-@dataclass(frozen=True, slots=True)
-class EndingRow:
-    """A DRAIN or STOP that some workers have not followed to the end."""
-
-    given: GivenSignal
-    left: Sequence[tuple[str, WorkerInfo]]
-
-
 class _Scopes:
     """The scopes of a yard at one moment."""
 
@@ -91,7 +74,8 @@ class _Scopes:
         return ScopeRow(scope, said(scope), state, self._counts[scope], left)
 
 
-def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """What is set for whom, and who has not obeyed."""
     signals = Signals(yard)
     roster, desired = read_roster(yard), signals.desired_states()
     left = signals.behind(roster.live, desired.changed)
@@ -110,6 +94,7 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
         "left": left[:_MOST_LEFT],
         "more_left": max(0, len(left) - _MOST_LEFT),
         "ending": _ending(by_signals, roster.live),
+        "live": roster.live,
         "given": by_signals[:_MOST_GIVEN],
         "models": [scopes.row(model_scope(name)) for name in models[:_MOST_MODELS]],
         "more_models": max(0, len(models) - _MOST_MODELS),
@@ -120,26 +105,22 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
     }
 
 
-def _ending(given: Sequence[GivenSignal], live: Mapping[str, WorkerInfo]) -> list[EndingRow]:
-    rows = (
-        EndingRow(one, [(name, live[name]) for name in still_there(one, live)]) for one in given
-    )
-    return [row for row in rows if row.left][:_MOST_LEFT]
+def _ending(
+    given: Iterable[GivenSignal], live: Mapping[str, WorkerInfo]
+) -> list[tuple[GivenSignal, list[str]]]:
+    """Each DRAIN and STOP that some workers have not followed to the end, and these workers."""
+    return [(one, left) for one in given if (left := still_there(one, live))][:_MOST_LEFT]
 
 
 def _workers(
     names: Sequence[str], roster: RosterView, desired: DesiredStates, scopes: _Scopes
-) -> list[WorkerRow]:
+) -> list[tuple[ScopeRow, WorkerView | None, RunState]]:
+    """Each with its view, None where only a desired state names it, and its combined run state."""
     views = {one.info.name: one for one in roster.workers if one.info and one.lease_ms}
     found = []
     for name in names:
         view = views.get(name)
         model = view.info.model if view and view.info else ""
         combined = desired.of(name, model).run_state
-        found.append(WorkerRow(scopes.row(worker_scope(name)), view, combined))
+        found.append((scopes.row(worker_scope(name)), view, combined))
     return found
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/signals", "Signals", "signals.html", _view, menu="Signals"),
-)

@@ -9,12 +9,12 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from tokenyard.board.charts import number, tick
-from tokenyard.board.page import NotFound, Page, Parameters
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.tenants import KEPT_DAYS, LIMITS
+from tokenyard.protocol.tenants import KEPT_DAYS
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.keys import list_keys
@@ -56,7 +56,8 @@ class Row:
         return sum(self.view.refused.values())
 
 
-def _tenants(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_tenants(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """Those in line, all, or those whose names have a text."""
     text = given.text("q")
     line, had = _line(yard)
     shown = given.one_of("show", ("waiting", "all"), "waiting" if line.tenants else "all")
@@ -126,7 +127,8 @@ def _rows(
     ]
 
 
-def _tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """One tenant."""
     name, days = given.text("name"), given.whole("days", 7, 1, KEPT_DAYS)
     keys = _keys_of(yard, name) if is_tenant(name) else {}
     if not is_tenant(name) or not (keys or _is_known(yard, name)):
@@ -145,16 +147,6 @@ def _tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
             for key in row.view.settings.__struct_fields__
         ],
         "limits": {limit.name: limit for limit in row.limits},
-        "refusals": [
-            (
-                limit,
-                row.view.refused[limit],
-                row.view.refused_lately.get(limit, 0),
-                row.view.refused_ms.get(limit, 0),
-            )
-            for limit in LIMITS
-            if limit in row.view.refused
-        ],
         "days": days,
         "choices": _USAGE_DAYS,
         "report": report,
@@ -180,12 +172,6 @@ def _keys_of(yard: Yard, name: str) -> dict[str, ApiKey] | None:
         return None
     found = list_keys(yard)
     return {key_id: key for key_id, key in found.items() if key.tenant == name}
-
-
-PAGES: Final[tuple[Page, ...]] = (
-    Page("/tenants", "Tenants", "tenants.html", _tenants, menu="Tenants"),
-    Page("/tenants/{name}", "Tenant", "tenant.html", _tenant),
-)
 
 
 # Tokens of each day as bars: inline SVG, styled by classes alone.

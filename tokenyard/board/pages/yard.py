@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from tokenyard import clock
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
-from tokenyard.board.page import Page, Parameters
+from tokenyard.board.page import Parameters
 from tokenyard.broker.connection import translated
 from tokenyard.doctor import (
     Evidence,
@@ -27,14 +27,13 @@ from tokenyard.doctor import (
     glance,
 )
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.leader_reports import HistorySample
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import quantile_s
 from tokenyard.yard.history import HOUR_MS, by_time, joined, lately, read_history, recent_errors
 from tokenyard.yard.letters import dead_letters
-from tokenyard.yard.line import InLine, TenantLine, read_line, seconds_by_class, seconds_by_tenant
+from tokenyard.yard.line import read_line, seconds_by_class, seconds_by_tenant
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import YardView, read_standbys, read_yard
 
@@ -49,48 +48,8 @@ _MOST_ERRORS: Final = 10
 _MOST_FINDINGS: Final = 30
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingClass:
-    """An intake and those of tenants of the same class."""
-
-    name: IntakeClass
-    waiting: int
-    oldest_ms: int  # age of the oldest request, as far as is known; 0: nothing waits
-    expected_s: float | None  # until the last one is given to a worker
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingTenant:
-    """A tenant in line."""
-
-    tenant: InLine
-    wanted: float | None  # its share by weight
-    expected_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What INFO says of the broker; 0 and "" for what it does not."""
-
-    name: str  # "Valkey 9.1.2"
-    used_bytes: int
-    most_bytes: int  # maxmemory; 0: not set
-    connections: int
-    commands_per_s: int
-
-    @classmethod
-    def of(cls, evidence: Evidence) -> ServerFacts | None:
-        """None where INFO is refused."""
-        info = evidence.info
-        if info is None:
-            return None
-        kind = "Valkey" if "valkey_version" in info else "Redis"
-        version = info.get("valkey_version") or info.get("redis_version", "")
-        numbers = ("used_memory", "maxmemory", "connected_clients", "instantaneous_ops_per_sec")
-        return cls(f"{kind} {version}", *(int(info.get(name, 0) or 0) for name in numbers))
-
-
-def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
+def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """The yard at a glance."""
     del given
     view = read_yard(yard, counts_lanes=False)
     samples = read_history(yard, view.at_ms)
@@ -110,20 +69,39 @@ def _view(yard: Yard, given: Parameters) -> dict[str, Any]:
         "duration": duration,
         "number": number,
         "living": len(view.living),
-        "classes": _classes(yard, view, line, rate),
+        "oldest_ms": read_oldest_ms(yard, view.at_ms),
+        # Classes are an order among the requests of one tenant.
+        "expected_s": {} if line.waiting else seconds_by_class(view.waiting, rate),
         "rate": rate,
         "serves": serves,
         "line": line,
-        "tenants": _tenants(line, rate),
+        # Those with most waiting, of the first in line.
+        "tenants": sorted(line.tenants[:_COUNTED], key=lambda one: (-one.waiting, one.name))[
+            :_MOST_TENANTS
+        ],
+        "shares": line.wanted,
+        "tenant_expected_s": seconds_by_tenant(line, _COUNTED, rate),
         "errors": recent_errors(view, letters)[:_MOST_ERRORS],
         "standbys": read_standbys(yard, view.leader, view.at_ms),
-        "server": ServerFacts.of(evidence),
+        "server": _server(evidence.info),
         "server_findings": list(check_server(evidence)),
         "grades": list(durability_grades(evidence)),
         "report": checkup,
         "report_minutes": int(checkup.age_s // 60) if checkup else 0,
         "findings": [] if checkup is None else _worst(checkup.findings),
         "tones": _TONES,
+    }
+
+
+def _server(info: Mapping[str, str] | None) -> dict[str, Any]:
+    """What INFO says of the broker; empty where it is refused."""
+    if info is None:
+        return {}
+    kind = "Valkey" if "valkey_version" in info else "Redis"
+    numbers = ("used_memory", "maxmemory", "connected_clients")
+    return {
+        "name": f"{kind} {info.get('valkey_version') or info.get('redis_version', '')}",
+        **{name: int(info.get(name, 0) or 0) for name in numbers},
     }
 
 
@@ -184,27 +162,6 @@ def _failed_per_s(one: HistorySample) -> float:
     return one.failed / one.seconds if one.seconds else 0.0
 
 
-def _classes(yard: Yard, view: YardView, line: TenantLine, rate: float) -> list[WaitingClass]:
-    oldest_ms = read_oldest_ms(yard, view.at_ms)
-    # Classes are an order among the requests of one tenant.
-    expected = {} if line.waiting else seconds_by_class(view.waiting, rate)
-    return [
-        WaitingClass(name, view.waiting[name], oldest_ms[name], expected.get(name))
-        for name in INTAKE_CLASSES
-    ]
-
-
-def _tenants(line: TenantLine, rate: float) -> list[WaitingTenant]:
-    """Those with most waiting, of the first in line."""
-    expected = seconds_by_tenant(line, _COUNTED, rate)
-    most = sorted(line.tenants[:_COUNTED], key=lambda one: (-one.waiting, one.name))
-    wanted = line.wanted
-    return [
-        WaitingTenant(one, wanted.get(one.name), expected.get(one.name))
-        for one in most[:_MOST_TENANTS]
-    ]
-
-
 #: The look of a verdict, the worst first.
 _TONES: Final[Mapping[Verdict, str]] = {
     "fault": "bad",
@@ -218,9 +175,6 @@ def _worst(findings: Sequence[Finding]) -> list[Finding]:
     """What there is to do, the worst first."""
     found = [one for one in findings if one.verdict != "ok"]
     return sorted(found, key=lambda one: list(_TONES).index(one.verdict))[:_MOST_FINDINGS]
-
-
-PAGES: Final[tuple[Page, ...]] = (Page("/", "Yard", "yard.html", _view, menu="Yard"),)
 
 
 # What the doctor finds, looked up in the background: it may take seconds, and no page waits.
