@@ -214,8 +214,8 @@ def test_everything_about_signals_is_told() -> None:
 
 def _told_of_scripts() -> dict[str, str]:
     """What the page says of each script: in a section of its own, or in a row."""
-    names = re.findall(r"^### ([a-z_]+)$", PROTOCOL, re.MULTILINE)
-    told = {name: section(PROTOCOL, f"### {name}") for name in names}
+    headings = re.findall(r"^### ([a-z_]+)$", PROTOCOL, re.MULTILINE)
+    told = {name: section(PROTOCOL, f"### {name}") for name in headings}
     table = rows(section(PROTOCOL, "### The other scripts"))
     return told | {row[0].strip("`"): " ".join(row[1:]) for row in table}
 
