@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from tests.docs.pages import ROOT, code, first_names, names, page, section
+from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
 from tests.support.up import running_up
 from tokenyard.protocol.control import (
     ALL,
@@ -212,13 +212,21 @@ def test_everything_about_signals_is_told() -> None:
     assert {*Order.__struct_fields__, *SIGNALS, *RUN_STATES, *PAUSE_MODES, ALL} <= names(text)
 
 
-def test_every_script_has_its_section() -> None:
-    assert sorted(re.findall(r"^### ([a-z_]+)$", PROTOCOL, re.MULTILINE)) == SCRIPTS
+def _told_of_scripts() -> dict[str, str]:
+    """What the page says of each script: in a section of its own, or in a row."""
+    headings = re.findall(r"^### ([a-z_]+)$", PROTOCOL, re.MULTILINE)
+    told = {name: section(PROTOCOL, f"### {name}") for name in headings}
+    table = rows(section(PROTOCOL, "### The other scripts"))
+    return told | {row[0].strip("`"): " ".join(row[1:]) for row in table}
+
+
+def test_every_script_is_told() -> None:
+    assert sorted(_told_of_scripts()) == SCRIPTS
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_code_that_a_script_returns_is_told(script: str) -> None:
-    text = section(PROTOCOL, f"### {script}")
+    text = _told_of_scripts()[script]
     declared = re.findall(r"^local [A-Z_, ]+ = ([-\d, ]+)$", _code_of(script), re.MULTILINE)
     codes = {number for line in declared for number in line.split(", ") if int(number) < 100}
     missing = {number for number in codes if not re.search(rf"(?<![\w-]){number}(?!\d)", text)}
