@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tokenyard.protocol.errors import TokenyardError
 from tokenyard.scripts import Call
 
 T = TypeVar("T")
@@ -43,6 +44,11 @@ class Delay:
 Operation = Call[Any] | Ask | Delay
 #: A generator of the core that returns a T.
 Steps = Generator[Operation, Any, T]
+
+
+def advance(steps: Steps[Any], answer: Any) -> Operation:
+    """The next operation; an answer that is an error is thrown in. Raises `StopIteration`."""
+    return steps.throw(answer) if isinstance(answer, TokenyardError) else steps.send(answer)
 
 
 def checked(answers: list[Any], ask: Ask) -> list[Any]:

@@ -23,6 +23,7 @@ from tokenyard.protocol.errors import (
     NotDurable,
     QueueFull,
     QuotaExceeded,
+    SubmissionError,
     TokenyardError,
     WaitTimeout,
 )
@@ -42,7 +43,6 @@ _RETRY_AFTER_S: Final = 2.0
 _MAX_RETRY_AFTER_S: Final = 30.0
 _ACCEPTED: Final = Submitted.ACCEPTED  # enum attribute access is slow; bound once for the hot path
 
-_Refusal = DeadlineUnmeetable | IdReused | QuotaExceeded
 _New = tuple[Request, RequestTemplate, PendingRequest]
 
 
@@ -51,9 +51,8 @@ class _BurstOutcome:
     """The answer to each request of a burst, by index."""
 
     submitted: Mapping[int, PendingRequest]
-    refused: dict[int, _Refusal] = field(default_factory=dict)
-    retry_after_s: float | None = None  # for those that are in neither: the queue is full,
-    limit: str = ""  # or their tenant has reached this limit
+    refused: dict[int, SubmissionError] = field(default_factory=dict)
+    postponed: SubmissionError | None = None  # why those that are in neither are to come again
     not_durable: NotDurable | None = None  # raised although the requests were submitted
 
 
@@ -63,7 +62,7 @@ class _Load:
 
     by_index: dict[int, PendingRequest] = field(default_factory=dict)
     new: list[_New] = field(default_factory=list)
-    reused: dict[int, _Refusal] = field(default_factory=dict)
+    reused: dict[int, SubmissionError] = field(default_factory=dict)
     fresh: set[PendingRequest] = field(default_factory=set)  # not known to this client before
 
 
@@ -83,53 +82,42 @@ class Submitter:
         for burst in bursts(enumerate(prepared)):
             outcome = yield from self._submit_burst(burst)
             submitted += outcome.submitted.values()
-            if outcome.not_durable is not None:
-                outcome.not_durable.accepted = submitted
-                raise outcome.not_durable
-            if outcome.retry_after_s is not None:
-                if outcome.limit:
-                    raise QuotaExceeded(outcome.limit, outcome.retry_after_s, accepted=submitted)
-                raise QueueFull(outcome.retry_after_s, accepted=submitted)
-            for error in outcome.refused.values():
-                error.accepted = submitted
-                raise error
+            for error in (outcome.not_durable, outcome.postponed, *outcome.refused.values()):
+                if error is not None:
+                    error.accepted = submitted
+                    raise error
         return submitted
 
-    def submit_window(self, window: MapWindow) -> Steps[bool]:
-        """Submit what a `map` has ready; returns whether any request was accepted."""
+    def submit_window(self, window: MapWindow) -> Steps[None]:
+        """Submit what a `map` has ready."""
         rest = window.take_unsubmitted(clock.monotonic())
-        accepted = False
         for burst in list(bursts(rest)):
             try:
                 outcome = yield from self._submit_burst(burst)
             except BrokerUnavailable as error:
                 window.error = error
                 self._outage.note(error)
-                outcome = _BurstOutcome({}, retry_after_s=_RETRY_AFTER_S)
-            else:
-                window.error = None
-                self._outage.over()
+                window.postpone(rest, clock.monotonic() + min(_RETRY_AFTER_S, window.patience_s))
+                break
+            window.error = None
+            self._outage.over()
             for index, pending in outcome.submitted.items():
                 window.submitted(index, pending)
             if outcome.not_durable is not None:
                 raise outcome.not_durable
-            if outcome.refused:
-                ids = {index: prepared.request.id for index, prepared in burst}
-                window.reject({at: (ids[at], error) for at, error in outcome.refused.items()})
-            accepted = accepted or bool(outcome.submitted)
+            numbered = dict(burst)
+            for index, refusal in outcome.refused.items():
+                window.reject(index, numbered[index].request.id, refusal)
             done = outcome.submitted.keys() | outcome.refused.keys()
-            rest = [numbered for numbered in rest if numbered[0] not in done]
-            if outcome.retry_after_s is not None:
-                if (
-                    outcome.limit
-                    and outcome.retry_after_s > window.patience_s
-                    and not window.running
-                ):
-                    raise QuotaExceeded(outcome.limit, outcome.retry_after_s)
-                pause_s = min(outcome.retry_after_s, _MAX_RETRY_AFTER_S, window.patience_s)
+            rest = [one for one in rest if one[0] not in done]
+            if outcome.postponed is not None:
+                retry_after_s = outcome.postponed.retry_after_s or 0.0
+                is_limited = isinstance(outcome.postponed, QuotaExceeded)
+                if is_limited and retry_after_s > window.patience_s and not window.running:
+                    raise outcome.postponed
+                pause_s = min(retry_after_s, _MAX_RETRY_AFTER_S, window.patience_s)
                 window.postpone(rest, clock.monotonic() + pause_s)
                 break
-        return accepted
 
     def timeout_error(self, window: MapWindow) -> Steps[TokenyardError]:
         """The error for a `map` that has timed out: the broker's, where that is the cause."""
@@ -241,25 +229,28 @@ class Submitter:
             acceptance = acceptances.get(pending)
             if acceptance is None or pending.is_submitted:
                 submitted[index] = pending
-            elif acceptance.code is Submitted.LATE:
-                outcome.refused[index] = DeadlineUnmeetable(acceptance.eta_ms / 1000)
-                self._state.router.forget([pending], outcome.refused[index])
-            elif acceptance.code is Submitted.REUSED:
-                outcome.refused[index] = IdReused(pending.id)
-                self._state.router.forget([pending], outcome.refused[index])
-            elif (retry_after_s := acceptance.retry_after_s) is None:
-                outcome.refused[index] = QuotaExceeded(acceptance.limit, None)
-                self._state.router.forget([pending], outcome.refused[index])
+                continue
+            error = _refusal(pending.id, acceptance)
+            self._state.router.forget([pending], error)
+            if error.retry_after_s is None:
+                outcome.refused[index] = error
             else:
-                outcome.retry_after_s = max(outcome.retry_after_s or 0.0, retry_after_s)
-                outcome.limit = outcome.limit or acceptance.limit
-                error = (
-                    QuotaExceeded(acceptance.limit, retry_after_s)
-                    if acceptance.limit
-                    else QueueFull(retry_after_s)
+                outcome.postponed = max(
+                    outcome.postponed or error, error, key=lambda one: one.retry_after_s or 0.0
                 )
-                self._state.router.forget([pending], error)
         return outcome
+
+
+def _refusal(request_id: str, acceptance: Acceptance) -> SubmissionError:
+    match acceptance.code:
+        case Submitted.LATE:
+            return DeadlineUnmeetable(acceptance.eta_ms / 1000)
+        case Submitted.REUSED:
+            return IdReused(request_id)
+        case Submitted.QUOTA:
+            return QuotaExceeded(acceptance.limit, acceptance.retry_after_s)
+        case _:
+            return QueueFull(acceptance.retry_after_ms / 1000)
 
 
 def _wants_more(prepared: PreparedRequest, pending: PendingRequest) -> bool:
