@@ -159,8 +159,6 @@ class ReplyRouter:
 
     def trim_from(self, now: float) -> str | None:
         """The first entry id to keep; None where it is not time to delete."""
-        if not self._untrimmed:
-            return None
         if self._untrimmed < TRIM_EVERY_ENTRIES and now - self._trimmed_at < TRIM_EVERY_S:
             return None
         return self.trim_rest(now)
