@@ -290,13 +290,11 @@ class AsyncClient(ClientBase):
 
 async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1 and ask.wait is None:
+    if len(ask.commands) == 1:
         return [await run.execute_command(*ask.commands[0])]
     async with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        if ask.wait is not None:
-            pipeline.execute_command(*ask.wait)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
     return checked(answers, ask)
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from tokenyard import clock, scripts
 from tokenyard.broker.outage import Outage
-from tokenyard.client.build import PreparedRequest
+from tokenyard.client.build import PreparedRequest, SubmissionTerms
 from tokenyard.client.durability import durability_error, wait_command
 from tokenyard.client.operations import Ask, Steps
 from tokenyard.client.pending import PendingRequest
@@ -132,21 +132,21 @@ class Submitter:
         return error or WaitTimeout(f"no result for {self._state.result_timeout_s:g} s")
 
     def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_BurstOutcome]:
-        """Submit requests that have the same `PreparedRequest.burst_key`, in one call."""
+        """Submit requests of the same terms and tenant in one call."""
         state, now = self._state, clock.monotonic()
         trace = tracing.sending(state.keys.yard)
         load = self._load(burst, trace, now)
         if not load.new:
             return _BurstOutcome(load.by_index, load.reused)
         sent = [pending for *_, pending in load.new]
-        first = burst[0][1]
+        terms = burst[0][1].terms
         try:
-            acceptances, not_durable = yield from self._send(first, load.new)
+            acceptances, not_durable = yield from self._send(terms, load.new)
             known = _note_acceptances(sent, acceptances)
             if trace:
                 codes = [acceptance.code.name for acceptance in acceptances]
                 trace.end(dict(zip([pending.id for pending in sent], codes, strict=True)))
-            if first.cancel_on_disconnect:
+            if terms.cancel_on_disconnect:
                 state.lease.attach([pending for pending in sent if pending.is_submitted], now)
             if known:
                 yield from state.catch_up(known)
@@ -160,10 +160,10 @@ class Submitter:
         outcome = self._sort(load.by_index, dict(zip(sent, acceptances, strict=True)))
         outcome.refused.update(load.reused)
         if not_durable:
-            outcome.not_durable = NotDurable(first.durability, not_durable)
-        elif first.durability != "memory":
+            outcome.not_durable = NotDurable(terms.durability, not_durable)
+        elif terms.durability != "memory":
             for pending in sent:
-                pending.durability = first.durability
+                pending.durability = terms.durability
         return outcome
 
     def _load(self, burst: Sequence[Numbered], trace: tracing.Sending | None, now: float) -> _Load:
@@ -191,29 +191,29 @@ class Submitter:
         return load
 
     def _send(
-        self, first: PreparedRequest, new: Sequence[_New]
+        self, terms: SubmissionTerms, new: Sequence[_New]
     ) -> Steps[tuple[list[Acceptance], str]]:
-        """Submit requests, whose options are those of ``first``.
+        """Submit requests on the same terms.
 
         Returns the answers, and why the requests are not known to be durable ("" if they are).
         """
         state = self._state
         call = scripts.submit(
             state.keys,
-            first.priority_class,
+            terms.priority_class,
             [request for request, *_ in new],
-            watched=state.client_id if first.cancel_on_disconnect else "",
-            refuse_late=first.refuse_late,
+            watched=state.client_id if terms.cancel_on_disconnect else "",
+            refuse_late=terms.refuse_late,
             templates=[template for _, template, _ in new],
             digests=[pending.digest for *_, pending in new],
         )
-        wait = wait_command(first.durability)
+        wait = wait_command(terms.durability)
         if wait is None:
             return (yield call), ""
         # An empty call loads the script, which the pipelined one cannot do.
-        yield scripts.submit(state.keys, first.priority_class, [])
-        answer, waited = yield Ask([scripts.command_of(call)], wait)
-        return call.read(answer), durability_error(first.durability, waited)
+        yield scripts.submit(state.keys, terms.priority_class, [])
+        answer, waited = yield Ask([scripts.command_of(call), wait], waits=True)
+        return call.read(answer), durability_error(terms.durability, waited)
 
     def _sort(
         self,
@@ -255,7 +255,7 @@ def _refusal(request_id: str, acceptance: Acceptance) -> SubmissionError:
 
 def _wants_more(prepared: PreparedRequest, pending: PendingRequest) -> bool:
     """Whether it is to be somewhere where it is not known to be: its submitter waits again."""
-    wanted = prepared.durability
+    wanted = prepared.terms.durability
     return wanted not in ("memory", pending.durability) and not pending.is_over
 
 
@@ -281,11 +281,11 @@ def bursts(numbered: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     size, key = 0, None
     for index, prepared in numbered:
         is_full = len(burst) == _MAX_REQUESTS or size + prepared.size > _MAX_BYTES
-        if burst and (is_full or prepared.burst_key != key):
+        shared = prepared.terms, prepared.request.tenant
+        if burst and (is_full or shared != key):
             yield burst
             burst, size = [], 0
-        if not burst:
-            key = prepared.burst_key
+        key = shared
         burst.append((index, prepared))
         size += prepared.size
     if burst:

@@ -335,13 +335,11 @@ class Client(ClientBase):
 
 def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1 and ask.wait is None:
+    if len(ask.commands) == 1:
         return [run.execute_command(*ask.commands[0])]
     with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        if ask.wait is not None:
-            pipeline.execute_command(*ask.wait)
         answers: list[Any] = pipeline.execute(raise_on_error=False)
     return checked(answers, ask)
 

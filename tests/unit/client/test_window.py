@@ -11,14 +11,14 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tests.support.fake_clock import FakeClock
-from tokenyard.client.build import PreparedRequest
+from tokenyard.client.build import PreparedRequest, SubmissionTerms
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.window import MapWindow, Numbered
 from tokenyard.protocol.errors import UnknownRequest
 
 
 def prepared(request_id: str) -> PreparedRequest:
-    return PreparedRequest(make_request(request_id), "normal", None, 100)
+    return PreparedRequest(make_request(request_id), SubmissionTerms(), None, 100)
 
 
 def make_window(items: Iterable[Any], size: int = 8, **options: Any) -> MapWindow:
