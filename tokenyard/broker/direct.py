@@ -77,7 +77,7 @@ class DirectRedis(redis.Redis):
 
     def _idle(self) -> IdleConnections:
         pool: Any = self.connection_pool
-        idle: IdleConnections = pool.idle
+        idle: IdleConnections = pool.pool
         return idle
 
 

@@ -104,12 +104,6 @@ class WaitingPool(redis.BlockingConnectionPool):
         bounds = {"max_connections": max_connections, "timeout": timeout}
         super().__init__(queue_class=IdleConnections, **bounds, **options)  # type: ignore[no-untyped-call]
 
-    @property
-    def idle(self) -> IdleConnections:
-        """The connections that are not in use."""
-        idle: IdleConnections = self.pool
-        return idle
-
 
 class AsyncWaitingPool(redis.asyncio.ConnectionPool):
     """A pool for tasks; ``timeout`` is in seconds, as in redis-py's."""
