@@ -54,9 +54,6 @@ class ReplyRouter:
         self._trimmed_at = now
         self._untrimmed = 0
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     @property
     def is_idle(self) -> bool:
         """Whether no request is pending and no entry that was read is still to be deleted."""
