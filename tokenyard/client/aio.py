@@ -176,6 +176,7 @@ class AsyncClient(ClientBase):
         **shared: Unpack[SharedOptions],
     ) -> AsyncIterator[tuple[int, Result]]:
         """See `tokenyard.Client.map`."""
+        await self._listen()
         updated = AsyncEvent()
         state = MapWindow(
             items,
@@ -185,7 +186,6 @@ class AsyncClient(ClientBase):
             timeout_s=self._core.state.result_timeout_s,
             patience_s=patience_s,
         )
-        await self._listen()
         try:
             while not state.is_over:
                 updated.clear()

@@ -195,6 +195,7 @@ class Client(ClientBase):
         raises `BrokerUnavailable` if that is the cause, else `WaitTimeout`. Raises `QuotaExceeded`
         where nothing runs and a limit refuses the next requests for more than ``patience_s``.
         """
+        self._listen()
         updated = threading.Event()
         # Most results come while the event is set already, and setting it takes a lock.
         state = MapWindow(
@@ -205,7 +206,6 @@ class Client(ClientBase):
             timeout_s=self._core.state.result_timeout_s,
             patience_s=patience_s,
         )
-        self._listen()
         try:
             while not state.is_over:
                 updated.clear()
