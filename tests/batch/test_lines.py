@@ -14,8 +14,8 @@ from tokenyard.batch.lines import BadLine, HttpLine, ParsedLine, parse_line, rea
 from tokenyard.batch.requests import line_request, output_for
 from tokenyard.batch.state import BatchSpec
 from tokenyard.client.build import PreparedRequest, RequestBuilder
-from tokenyard.client.pending import rejected
 from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.replies import ErrorInfo, Result
 from tokenyard.protocol.wire import ChatOptions, Request
 
 CHAT = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions"}
@@ -235,7 +235,8 @@ def test_arbitrary_bytes_are_at_most_a_bad_line(body: dict[str, Any], url: str |
     assert isinstance(draft, PreparedRequest | InvalidRequest)
     if isinstance(asked.line, BadLine):
         assert isinstance(draft, InvalidRequest)
-    line_out = output_for("batch_0", asked, rejected("1", Code.INVALID_REQUEST, "no"))
+    error = ErrorInfo(Code.INVALID_REQUEST, "no")
+    line_out = output_for("batch_0", asked, Result(id="1", status="failed", tokens=[], error=error))
     assert line_out.error is not None
 
 

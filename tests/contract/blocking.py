@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from tokenyard import (
-    AsyncClient,
-    AsyncHandle,
-    DeadlineUnmeetable,
-    IdReused,
-    QueueFull,
-    QuotaExceeded,
-)
+from tokenyard import AsyncClient, AsyncHandle
+from tokenyard.protocol.errors import SubmissionError
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -75,15 +70,22 @@ class BlockingClient:
         return self._loop.run(self._client.info())
 
     def submit(self, prompt: Any, **options: Any) -> BlockingHandle:
-        return BlockingHandle(self._loop, self._loop.run(self._client.submit(prompt, **options)))
+        with self._blocking_accepted():
+            handle = self._loop.run(self._client.submit(prompt, **options))
+        return BlockingHandle(self._loop, handle)
 
     def submit_many(self, items: Any, **shared: Any) -> list[BlockingHandle]:
-        try:
+        with self._blocking_accepted():
             handles = self._loop.run(self._client.submit_many(items, **shared))
-        except (QueueFull, QuotaExceeded, DeadlineUnmeetable, IdReused) as refused:
+        return [BlockingHandle(self._loop, handle) for handle in handles]
+
+    @contextlib.contextmanager
+    def _blocking_accepted(self) -> Iterator[None]:
+        try:
+            yield
+        except SubmissionError as refused:
             refused.accepted = [BlockingHandle(self._loop, each) for each in refused.accepted]
             raise
-        return [BlockingHandle(self._loop, handle) for handle in handles]
 
     def map(self, items: Any, **options: Any) -> Iterator[Any]:
         return self._loop.each(self._client.map(items, **options))

@@ -147,7 +147,9 @@ def test_every_key_is_in_the_table() -> None:
     built |= {keys.intake(f"{name}:<tenant>") for name in PRIORITY_CLASSES}
     built |= {keys.http_record(client, request), keys.response(client, request)}
     built |= {
-        getattr(keys, name) for name, kind in vars(Keys).items() if type(kind) is cached_property
+        getattr(keys, name)
+        for name, kind in vars(Keys).items()
+        if isinstance(kind, cached_property)
     }
     rests = {key.removeprefix("tokenyard:{main}:") for key in built}
     assert first_names(section(PROTOCOL, "## Keys")) == rests

@@ -50,17 +50,13 @@ def write_error(yard: Yard) -> str:
     return ""
 
 
-def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
-    """The version of Redis, or the Redis version that a Valkey is compatible with."""
-    return tuple(int(part) for part in re.findall(r"\d+", str(info.get("redis_version", "")))[:2])
-
-
 def _refuse_too_old(info: Mapping[str, Any]) -> None:
-    version = _version(info)
+    # A Valkey says here which Redis it is compatible with.
+    title = str(info.get("redis_version", ""))
+    version = tuple(map(int, re.findall(r"\d+", title)[:2]))
     if version and version < OLDEST:
-        raise BrokerUnsuitable(
-            f"this is Redis {info['redis_version']}: Tokenyard needs {_dotted(OLDEST)} or newer"
-        )
+        oldest = ".".join(map(str, OLDEST))
+        raise BrokerUnsuitable(f"this is Redis {title}: Tokenyard needs {oldest} or newer")
 
 
 def _probe(yard: Yard) -> None:
@@ -90,7 +86,3 @@ def _warnings(info: Mapping[str, Any]) -> Iterator[str]:
         )
     elif info.get("aof_last_write_status", "ok") != "ok":
         yield "Redis could not write its append-only file: look for a full disk."
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import redis
 import redis.asyncio
@@ -19,7 +19,13 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from tokenyard.broker.direct import DirectRedis
-from tokenyard.broker.discovery import ServerMoved, async_connection_class, connection_class
+from tokenyard.broker.discovery import (
+    AsyncLocatingConnection,
+    AsyncLocatingTlsConnection,
+    LocatingConnection,
+    LocatingTlsConnection,
+    ServerMoved,
+)
 from tokenyard.broker.pools import (
     DEFAULT_MAX_CONNECTIONS,
     DEFAULT_POOL_TIMEOUT_S,
@@ -44,18 +50,6 @@ from tokenyard.protocol.errors import (
     TokenyardError,
 )
 from tokenyard.protocol.yard import Yard
-
-__all__ = [
-    "BLOCK_MARGIN_S",
-    "AsyncRedis",
-    "batch_connection",
-    "connected",
-    "open_async_connection",
-    "open_connection",
-    "public_url",
-    "refused_write",
-    "translated",
-]
 
 AsyncRedis = redis.asyncio.Redis
 
@@ -92,29 +86,41 @@ _PASSING_CODES: Final = ("BUSY", "UNBLOCKED")
 _FOREIGN: Final = (redis.RedisError, OSError, UnicodeError)
 
 
-def _options(
-    timeout_s: float, connect_timeout_s: float, max_connections: int, pool_timeout_s: float
-) -> dict[str, Any]:
-    """Arguments that both kinds of connection share."""
-    return {
-        "max_connections": max_connections,
-        "timeout": pool_timeout_s,
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": connect_timeout_s,
-        # RESP3 brings nothing here (measured) and costs a longer handshake.
-        "protocol": 2,
-    }
+class _Kind(NamedTuple):
+    """The classes of connections of one kind; those for TLS and for servers that move are ours."""
+
+    pool: Any
+    retry: Any
+    tls_retry: Any
+    tls: Any
+    locating: Any
+    locating_tls: Any
 
 
-def open_connection(
-    url: str,
-    *,
-    timeout_s: float = 10.0,
-    connect_timeout_s: float = 5.0,
-    retries: int = 3,
-    max_connections: int = DEFAULT_MAX_CONNECTIONS,
-    pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
-) -> redis.Redis:
+_SYNC: Final = _Kind(
+    WaitingPool, Retry, TlsRetry, TlsConnection, LocatingConnection, LocatingTlsConnection
+)
+_ASYNC: Final = _Kind(
+    AsyncWaitingPool,
+    AsyncRetry,
+    AsyncTlsRetry,
+    AsyncTlsConnection,
+    AsyncLocatingConnection,
+    AsyncLocatingTlsConnection,
+)
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """The bounds of `open_connection`."""
+
+    timeout_s: float
+    connect_timeout_s: float
+    retries: int
+    max_connections: int
+    pool_timeout_s: float
+
+
+def open_connection(url: str, **options: Unpack[ConnectionOptions]) -> redis.Redis:
     """A pool of connections that answers with bytes; it connects when first used.
 
     ``timeout_s`` bounds the wait for one answer: give blocking reads `BLOCK_MARGIN_S` more than
@@ -125,19 +131,44 @@ def open_connection(
     ``pool_timeout_s`` for it, then raises `redis.exceptions.MaxConnectionsError`. The options
     ``max_connections`` and ``timeout`` of a URL override these two.
     """
+    return DirectRedis.from_pool(_open_pool(_SYNC, url, **options))
+
+
+def open_async_connection(url: str, **options: Unpack[ConnectionOptions]) -> AsyncRedis:
+    """`open_connection` for asyncio."""
+    return redis.asyncio.Redis.from_pool(_open_pool(_ASYNC, url, **options))
+
+
+def _open_pool(
+    kind: _Kind,
+    url: str,
+    *,
+    timeout_s: float = 10.0,
+    connect_timeout_s: float = 5.0,
+    retries: int = 3,
+    max_connections: int = DEFAULT_MAX_CONNECTIONS,
+    pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
+) -> Any:
     target = read_url(url, connect_timeout_s)
-    options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
     backoff = ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S)
-    retry = (TlsRetry if target.has_tls else Retry)(backoff, retries)
+    retry = (kind.tls_retry if target.has_tls else kind.retry)(backoff, retries)
+    options: dict[str, Any] = {
+        "max_connections": max_connections,
+        "timeout": pool_timeout_s,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": connect_timeout_s,
+        # RESP3 brings nothing here (measured) and costs a longer handshake.
+        "protocol": 2,
+    }
     if target.book:
         # A command that another server refused can always be repeated.
-        retry = retry if retries else Retry(NoBackoff(), _HOPS, (ServerMoved,))
-        kind = connection_class(tls=target.has_tls)
-        options |= {"connection_class": kind, "book": target.book}
+        retry = retry if retries else kind.retry(NoBackoff(), _HOPS, (ServerMoved,))
+        options["connection_class"] = kind.locating_tls if target.has_tls else kind.locating
+        options["book"] = target.book
     elif target.has_tls:
-        options["connection_class"] = TlsConnection
+        options["connection_class"] = kind.tls
     try:
-        return DirectRedis.from_pool(WaitingPool.from_url(target.url, retry=retry, **options))
+        return kind.pool.from_url(target.url, retry=retry, **options)
     except ValueError as error:
         raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
 
@@ -161,34 +192,6 @@ def batch_connection(yard: Yard) -> redis.Redis:
 @functools.cache
 def _batch_connection(url: str) -> redis.Redis:
     return open_connection(url, connect_timeout_s=2.0, retries=1)
-
-
-def open_async_connection(
-    url: str,
-    *,
-    timeout_s: float = 10.0,
-    connect_timeout_s: float = 5.0,
-    retries: int = 3,
-    max_connections: int = DEFAULT_MAX_CONNECTIONS,
-    pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
-) -> AsyncRedis:
-    """`open_connection` for asyncio."""
-    target = read_url(url, connect_timeout_s)
-    options = _options(timeout_s, connect_timeout_s, max_connections, pool_timeout_s)
-    backoff = ExponentialWithJitterBackoff(_RETRY_CAP_S, _RETRY_BASE_S)
-    retry = (AsyncTlsRetry if target.has_tls else AsyncRetry)(backoff, retries)
-    if target.book:
-        # A command that another server refused can always be repeated.
-        retry = retry if retries else AsyncRetry(NoBackoff(), _HOPS, (ServerMoved,))
-        kind = async_connection_class(tls=target.has_tls)
-        options |= {"connection_class": kind, "book": target.book}
-    elif target.has_tls:
-        options["connection_class"] = AsyncTlsConnection
-    try:
-        pool = AsyncWaitingPool.from_url(target.url, retry=retry, **options)
-        return redis.asyncio.Redis.from_pool(pool)
-    except ValueError as error:
-        raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
 
 
 class _Translation:

@@ -116,7 +116,7 @@ def _briefly(address: Address, options: Mapping[str, Any]) -> redis.Redis:
     return redis.Redis.from_pool(redis.ConnectionPool(**{**options, **once}))
 
 
-class _LocatingConnection(redis.Connection):
+class LocatingConnection(redis.Connection):
     """A connection that looks up its server whenever it connects."""
 
     def __init__(self, *, book: AddressBook, **options: Any) -> None:
@@ -129,6 +129,7 @@ class _LocatingConnection(redis.Connection):
         return found
 
     def read_response(self, *args: Any, **options: Any) -> Any:
+        """As redis-py's; raises `ServerMoved` where the server does not hold the yard."""
         try:
             return super().read_response(*args, **options)
         except redis.ResponseError as error:
@@ -139,12 +140,12 @@ class _LocatingConnection(redis.Connection):
             raise ServerMoved(_moved(self.host, self.port, error)) from error
 
 
-class _LocatingSSLConnection(_LocatingConnection, TlsConnection):
-    """`_LocatingConnection` over TLS."""
+class LocatingTlsConnection(LocatingConnection, TlsConnection):
+    """`LocatingConnection` over TLS."""
 
 
-class _AsyncLocatingConnection(redis.asyncio.Connection):
-    """`_LocatingConnection` for asyncio."""
+class AsyncLocatingConnection(redis.asyncio.Connection):
+    """`LocatingConnection` for asyncio."""
 
     def __init__(self, *, book: AddressBook, **options: Any) -> None:
         self._book = book
@@ -155,6 +156,7 @@ class _AsyncLocatingConnection(redis.asyncio.Connection):
         await super()._connect()  # type: ignore[no-untyped-call]
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
+        """See `LocatingConnection`."""
         try:
             return await super().read_response(*args, **options)
         except redis.ResponseError as error:
@@ -165,18 +167,8 @@ class _AsyncLocatingConnection(redis.asyncio.Connection):
             raise ServerMoved(_moved(self.host, self.port, error)) from error
 
 
-class _AsyncLocatingSSLConnection(_AsyncLocatingConnection, AsyncTlsConnection):
-    """`_AsyncLocatingConnection` over TLS."""
-
-
-def connection_class(*, tls: bool) -> type[redis.Connection]:
-    """The class of connections that take an `AddressBook` as ``book``."""
-    return _LocatingSSLConnection if tls else _LocatingConnection
-
-
-def async_connection_class(*, tls: bool) -> type[redis.asyncio.Connection]:
-    """`connection_class` for asyncio."""
-    return _AsyncLocatingSSLConnection if tls else _AsyncLocatingConnection
+class AsyncLocatingTlsConnection(AsyncLocatingConnection, AsyncTlsConnection):
+    """`AsyncLocatingConnection` over TLS."""
 
 
 def _is_moved(error: redis.ResponseError) -> bool:

@@ -19,8 +19,6 @@ import redis.asyncio
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
-from tokenyard import clock
-
 #: redis-py's own defaults.
 DEFAULT_MAX_CONNECTIONS: Final = 50
 DEFAULT_POOL_TIMEOUT_S: Final = 20.0
@@ -71,29 +69,25 @@ class IdleConnections:
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Wait for a connection; raises `redis.exceptions.MaxConnectionsError`."""
-        with contextlib.suppress(IndexError):
-            return self.queue.pop()
+        if taken := self._pop():
+            return taken[0]
         if not block:
             raise Empty
         wait_s = min(threading.TIMEOUT_MAX, math.inf if timeout is None else timeout)
-        give_up = clock.monotonic() + wait_s
         with self._added:
             self._waiting += 1
             try:
-                return self._await_one(give_up)
-            except Empty:
-                raise _all_in_use(self._maxsize, wait_s) from None
+                if taken := self._added.wait_for(self._pop, wait_s):
+                    return taken[0]
             finally:
                 self._waiting -= 1
+        raise _all_in_use(self._maxsize, wait_s)
 
-    def _await_one(self, give_up: float) -> Any:
-        while True:
-            with contextlib.suppress(IndexError):
-                return self.queue.pop()
-            left_s = give_up - clock.monotonic()
-            if left_s <= 0:
-                raise Empty
-            self._added.wait(left_s)
+    def _pop(self) -> list[Any]:
+        """The connection that was used last, which may be None, in a list; else an empty list."""
+        with contextlib.suppress(IndexError):
+            return [self.queue.pop()]
+        return []
 
 
 class WaitingPool(redis.BlockingConnectionPool):
@@ -109,12 +103,6 @@ class WaitingPool(redis.BlockingConnectionPool):
         _check(max_connections, timeout)
         bounds = {"max_connections": max_connections, "timeout": timeout}
         super().__init__(queue_class=IdleConnections, **bounds, **options)  # type: ignore[no-untyped-call]
-
-    @property
-    def idle(self) -> IdleConnections:
-        """The connections that are not in use."""
-        idle: IdleConnections = self.pool
-        return idle
 
 
 class AsyncWaitingPool(redis.asyncio.ConnectionPool):

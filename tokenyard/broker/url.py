@@ -205,7 +205,8 @@ def _target(parts: BrokerUrl, url: str, timeout_s: float) -> Target:
         raise ValueError("name the service that the Sentinels watch: redis+sentinel://.../service")
     if database and not database.isdecimal():
         raise ValueError("what follows the service is the number of a database")
-    options = _asking(_plain(parts, base, addresses[0]), timeout_s) | _sentinel_user(parts)
+    options = _asking(_plain(parts, base, addresses[0]), timeout_s)
+    options |= {option: parts.options.get(name) for name, option in _OF_SENTINELS.items()}
     book = Sentinels(service, addresses, options)
     return Target(_plain(parts, "redis", addresses[0], database), book, base == "rediss")
 
@@ -244,10 +245,6 @@ def _plain(parts: BrokerUrl, base: str, address: Address, database: str = "") ->
     query = [(name, value) for name, value in parse_qsl(parts.query) if name not in _OF_SENTINELS]
     path = f"/{database}" if database else ""
     return urlunsplit((base, place, path, urlencode(query), ""))
-
-
-def _sentinel_user(parts: BrokerUrl) -> dict[str, str | None]:
-    return {option: parts.options.get(name) for name, option in _OF_SENTINELS.items()}
 
 
 def _asking(plain: str, timeout_s: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tokenyard import clock
-from tokenyard.broker.connection import public_url
+from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts

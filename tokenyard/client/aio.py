@@ -16,32 +16,24 @@ from typing import Any, Self, TypeVar, Unpack
 import redis.asyncio
 
 from tokenyard import clock
-from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
-from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
+from tokenyard.broker.connection import (
+    AsyncRedis,
+    ConnectionOptions,
+    open_async_connection,
+    translated,
+)
 from tokenyard.broker.tasks import end_task
 from tokenyard.client.build import PreparedRequest
-from tokenyard.client.core import ClientCore
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
-from tokenyard.client.operations import Ask, Delay, Operation, Steps, checked
+from tokenyard.client.operations import Ask, Delay, Operation, Steps, advance, checked
 from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
 from tokenyard.client.pending import DeltaCursor, PendingRequest, SubmittedRequest, WaitDeadline
 from tokenyard.client.submission import require_valid
-from tokenyard.client.sync import (
-    DEFAULT_CONNECT_TIMEOUT_S,
-    DEFAULT_RESULT_TIMEOUT_S,
-    LISTEN_TIMEOUT_S,
-)
+from tokenyard.client.sync import LISTEN_TIMEOUT_S, ClientBase
 from tokenyard.client.tokenization import local_text_of
 from tokenyard.client.window import MapWindow
-from tokenyard.process.running import find_yard
-from tokenyard.protocol.errors import (
-    DeadlineUnmeetable,
-    IdReused,
-    QueueFull,
-    QuotaExceeded,
-    TokenyardError,
-)
+from tokenyard.protocol.errors import SubmissionError, TokenyardError
 from tokenyard.protocol.replies import Delta, Result
 from tokenyard.scripts import Call, run_async
 
@@ -115,36 +107,13 @@ class AsyncEvent:
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(ClientBase):
     """`tokenyard.Client` for asyncio: the same arguments, methods and errors."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        yard: str | None = None,
-        client_id: str | None = None,
-        tokenizer: object | None = None,
-        *,
-        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
-        result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
-        pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
-    ) -> None:
-        url, yard = find_yard(url, yard)
-        self._core = ClientCore(
-            url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
-        )
-        self._connection = open_async_connection(
-            url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
-        )
+    def _open(self, url: str, options: ConnectionOptions) -> None:
+        self._connection = open_async_connection(url, **options)
         self._starting = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
-        self._has_started = False
-
-    @property
-    def client_id(self) -> str:
-        """The name of this client's reply stream."""
-        return self._core.state.client_id
 
     async def start(self) -> None:
         """See `tokenyard.Client.start`."""
@@ -192,8 +161,8 @@ class AsyncClient:
     async def _submit(self, prepared: Sequence[PreparedRequest]) -> list[AsyncHandle]:
         try:
             requests = await self._drive(self._core.submitter.submit(prepared))
-        except (QueueFull, QuotaExceeded, DeadlineUnmeetable, IdReused) as refused:
-            refused.accepted = [AsyncHandle(self, pending) for pending in refused.accepted]
+        except SubmissionError as error:
+            error.accepted = [AsyncHandle(self, pending) for pending in error.accepted]
             raise
         return [AsyncHandle(self, pending) for pending in requests]
 
@@ -207,24 +176,26 @@ class AsyncClient:
         **shared: Unpack[SharedOptions],
     ) -> AsyncIterator[tuple[int, Result]]:
         """See `tokenyard.Client.map`."""
-        updated = AsyncEvent()
-        state = MapWindow(items, window, ordered=ordered, wake=updated.set, patience_s=patience_s)
         await self._listen()
-        timeout_s = self._core.state.result_timeout_s
-        give_up = clock.monotonic() + timeout_s
+        updated = AsyncEvent()
+        state = MapWindow(
+            items,
+            window,
+            ordered=ordered,
+            wake=updated.set,
+            timeout_s=self._core.state.result_timeout_s,
+            patience_s=patience_s,
+        )
         try:
             while not state.is_over:
                 updated.clear()
                 state.add(self._core.builder.prepare_many(state.pull(), shared))
-                if await self._drive(self._core.submitter.submit_window(state)):
-                    give_up = clock.monotonic() + timeout_s
+                await self._drive(self._core.submitter.submit_window(state))
                 for numbered in state.ready():
                     yield numbered
-                    give_up = clock.monotonic() + timeout_s
-                now = clock.monotonic()
-                if now >= give_up:
+                if state.is_stuck:
                     raise await self._drive(self._core.submitter.timeout_error(state))
-                await updated.wait(state.wait_s(now, give_up - now))
+                await updated.wait(state.wait_s())
         finally:
             self._core.forget(state.running)
             updated.close()
@@ -261,18 +232,16 @@ class AsyncClient:
     async def _drive(self, steps: Steps[T], connection: AsyncRedis | None = None) -> T:
         """Carry out operations until the steps end."""
         answer: Any = None
-        failure: TokenyardError | None = None
         while True:
             try:
-                step = steps.send(answer) if failure is None else steps.throw(failure)
+                step = advance(steps, answer)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer, failure = None, None
             try:
                 answer = await self._do(step, connection or self._connection)
             except TokenyardError as error:
-                failure = error
+                answer = error
 
     async def _do(self, operation: Operation, connection: AsyncRedis) -> Any:
         with translated(self._core.state.url):
@@ -321,13 +290,11 @@ class AsyncClient:
 
 async def _ask(connection: redis.asyncio.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1 and ask.wait is None:
+    if len(ask.commands) == 1:
         return [await run.execute_command(*ask.commands[0])]
     async with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        if ask.wait is not None:
-            pipeline.execute_command(*ask.wait)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
     return checked(answers, ask)
 

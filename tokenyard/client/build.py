@@ -6,7 +6,7 @@ import itertools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -37,29 +37,24 @@ _IMMUTABLE: Final = (str, int, float, bool, type(None))
 _SINGULAR: Final = frozenset({"id", "deadline_s"})
 
 
+class SubmissionTerms(NamedTuple):
+    """The options of a request that its entry does not carry."""
+
+    priority_class: PriorityClass = "normal"
+    refuse_late: bool = False
+    cancel_on_disconnect: bool = False
+    durability: Durability = "memory"
+
+
 class PreparedRequest(Struct, frozen=True, eq=False, gc=False):
     """A request ready to be submitted."""
 
     request: Request
-    priority_class: PriorityClass
+    terms: SubmissionTerms
     local_text: LocalText | None
     size: int  # bytes of its entry, as the coordinator counts them
-    refuse_late: bool = False
-    cancel_on_disconnect: bool = False
     template: RequestTemplate | None = None  # of the request, where it is known
     digest: str = ""  # of the user's input, before it becomes tokens
-    durability: Durability = "memory"
-
-    @property
-    def burst_key(self) -> tuple[PriorityClass, str, bool, bool, Durability]:
-        """Requests can share a burst only where this is equal."""
-        return (
-            self.priority_class,
-            self.request.tenant,
-            self.refuse_late,
-            self.cancel_on_disconnect,
-            self.durability,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +62,8 @@ class _CheckedOptions:
     """Valid options."""
 
     request: Request  # everything but its id and prompt
-    priority_class: PriorityClass
+    terms: SubmissionTerms
     silent_params: SamplingParams  # where the client makes the text itself
-    refuse_late: bool
-    cancel_on_disconnect: bool
-    durability: Durability
     recipe: Recipe
     #: By the prompt's field, and whether the client makes the text itself.
     templates: dict[tuple[str, bool], RequestTemplate] = field(default_factory=dict)
@@ -211,11 +203,13 @@ class RequestBuilder:
         silent = msgspec.structs.replace(request.params, detokenize=False)
         return _CheckedOptions(
             bare if "id" not in options else msgspec.structs.replace(bare, id=request.id),
-            priority_class,
+            SubmissionTerms(
+                priority_class,
+                refuse_late,
+                bool(options.get("cancel_on_disconnect")),
+                check_durability(options.get("durability", "memory")),
+            ),
             silent,
-            refuse_late,
-            bool(options.get("cancel_on_disconnect")),
-            check_durability(options.get("durability", "memory")),
             Recipe(request.model, request.params, request.stated),
         )
 
@@ -248,14 +242,11 @@ class RequestBuilder:
             )
         return PreparedRequest(
             request,
-            options.priority_class,
+            options.terms,
             local_text,
             size,
-            options.refuse_late,
-            options.cancel_on_disconnect,
             template,
             options.recipe.digest(given, checks.canonical(given, prompt, request), request.chat),
-            options.durability,
         )
 
     def _text(

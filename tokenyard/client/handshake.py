@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard import clock
-from tokenyard.broker.connection import public_url
+from tokenyard.broker.url import public_url
 from tokenyard.client.operations import Ask, Delay, Steps
 from tokenyard.protocol.errors import (
     BrokerNotWritable,

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tokenyard.protocol.errors import TokenyardError
 from tokenyard.scripts import Call
 
 T = TypeVar("T")
@@ -25,12 +26,12 @@ class Ask:
 
     Not a transaction: a server without memory refuses to queue one, even of reading commands.
 
-    With ``wait`` (see `durability.wait_command`) its answer, or the server's error, comes last.
-    Where the connection breaks, all commands are run again.
+    With ``waits`` the last one is `durability.wait_command`, whose answer may be the server's
+    error. Where the connection breaks, all commands are run again.
     """
 
     commands: Sequence[Command]
-    wait: Command | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,14 @@ Operation = Call[Any] | Ask | Delay
 Steps = Generator[Operation, Any, T]
 
 
+def advance(steps: Steps[Any], answer: Any) -> Operation:
+    """The next operation; an answer that is an error is thrown in. Raises `StopIteration`."""
+    return steps.throw(answer) if isinstance(answer, TokenyardError) else steps.send(answer)
+
+
 def checked(answers: list[Any], ask: Ask) -> list[Any]:
     """The answers; raises the first error among those of the commands."""
-    for answer in answers[: len(ask.commands)]:
+    for answer in answers[:-1] if ask.waits else answers:
         if isinstance(answer, Exception):
             raise answer
     return answers

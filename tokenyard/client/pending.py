@@ -16,73 +16,48 @@ import msgspec
 from tokenyard import clock
 from tokenyard.client.durability import Durability
 from tokenyard.client.tokenization import Detokenizer, LocalText, local_text_of
-from tokenyard.protocol.errors import Code, RequestFailed, TokenyardError, WaitTimeout
-from tokenyard.protocol.replies import (
-    Choice,
-    Delta,
-    ErrorInfo,
-    Reply,
-    Result,
-    status_of,
-    to_delta,
-    to_result,
-)
+from tokenyard.protocol.errors import RequestFailed, TokenyardError, WaitTimeout
+from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, to_result
 
 Listener = Callable[["PendingRequest"], None]
 
 _TOKEN_BYTES: Final = 4
+#: Longest single sleep: operating systems do not accept infinite ones.
+MAX_SLEEP_S: Final = 3600.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingRequest:
     """A request of this client and its replies, which `ReplyRouter` hands over."""
 
-    __slots__ = (
-        "checked_at",
-        "deltas",
-        "digest",
-        "durability",
-        "error",
-        "eta_s",
-        "final",
-        "folder",
-        "heard_at",
-        "id",
-        "is_from_ledger",
-        "is_interleaved",
-        "is_submitted",
-        "listeners",
-        "local_text",
-        "needs_tokens",
-        "position",
-        "published",
-    )
+    id: str
+    local_text: LocalText | None
+    heard_at: float
+    checked_at: float = field(init=False)
+    #: Digest of the request; empty where it is not known.
+    digest: str = ""
+    #: Where it is known to be, beside the server's memory.
+    durability: Durability = "memory"
+    deltas: Sequence[Reply] = ()
+    published: int = 0  # tokens in ``deltas``
+    final: Reply | None = None
+    error: TokenyardError | None = None
+    is_submitted: bool = False
+    #: At submission: the requests to be served before it, and their estimated time in s.
+    position: int | None = None
+    eta_s: float | None = None
+    #: Whether the reply has several choices, which the ledger's tokens do not distinguish.
+    is_interleaved: bool = False
+    #: The yard's tokenizer, for tokens from the ledger, which has no text.
+    folder: str = ""
+    is_from_ledger: bool = False
+    #: Whether replies were missed, so that tokens must be read from the ledger.
+    needs_tokens: bool = False
+    #: Called after each update, by the thread that reads replies; must be quick and not raise.
+    listeners: list[Listener] = field(default_factory=list)
 
-    def __init__(self, request_id: str, local_text: LocalText | None, now: float) -> None:
-        self.id = request_id
-        self.local_text = local_text
-        #: Digest of the request; empty where it is not known.
-        self.digest = ""
-        #: Where it is known to be, beside the server's memory.
-        self.durability: Durability = "memory"
-        self.deltas: Sequence[Reply] = ()
-        self.published = 0  # tokens in ``deltas``
-        self.final: Reply | None = None
-        self.error: TokenyardError | None = None
-        self.is_submitted = False
-        #: At submission: the requests to be served before it, and their estimated time in s.
-        self.position: int | None = None
-        self.eta_s: float | None = None
-        #: Whether the reply has several choices, which the ledger's tokens do not distinguish.
-        self.is_interleaved = False
-        #: The yard's tokenizer, for tokens from the ledger, which has no text.
-        self.folder = ""
-        self.is_from_ledger = False
-        #: Whether replies were missed, so that tokens must be read from the ledger.
-        self.needs_tokens = False
-        self.heard_at = now
-        self.checked_at = now
-        #: Called after each update, by the thread that reads replies; must be quick and not raise.
-        self.listeners: list[Listener] = []
+    def __post_init__(self) -> None:
+        self.checked_at = self.heard_at
 
     @property
     def is_over(self) -> bool:
@@ -204,9 +179,6 @@ def _with_text(result: Result, local: LocalText | None) -> Result:
 class WaitDeadline:
     """The deadline of one wait."""
 
-    #: Longest single sleep: operating systems do not accept infinite ones.
-    _MAX_SLEEP_S: Final = 3600.0
-
     def __init__(self, timeout_s: float | None, default_s: float) -> None:
         self._timeout_s = default_s if timeout_s is None else timeout_s
         self.renew()
@@ -222,12 +194,7 @@ class WaitDeadline:
             raise WaitTimeout(
                 f"request {pending.id!r}: nothing new within {self._timeout_s:g} s; it continues"
             )
-        return min(left_s, self._MAX_SLEEP_S)
-
-
-def rejected(request_id: str, code: Code, message: str) -> Result:
-    """The result of a request that was not accepted."""
-    return Result(id=request_id, status=status_of(code), tokens=[], error=ErrorInfo(code, message))
+        return min(left_s, MAX_SLEEP_S)
 
 
 @dataclass(slots=True)

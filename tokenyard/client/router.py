@@ -54,9 +54,6 @@ class ReplyRouter:
         self._trimmed_at = now
         self._untrimmed = 0
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     @property
     def is_idle(self) -> bool:
         """Whether no request is pending and no entry that was read is still to be deleted."""
@@ -159,8 +156,6 @@ class ReplyRouter:
 
     def trim_from(self, now: float) -> str | None:
         """The first entry id to keep; None where it is not time to delete."""
-        if not self._untrimmed:
-            return None
         if self._untrimmed < TRIM_EVERY_ENTRIES and now - self._trimmed_at < TRIM_EVERY_S:
             return None
         return self.trim_rest(now)

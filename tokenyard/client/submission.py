@@ -9,7 +9,7 @@ from typing import Final
 
 from tokenyard import clock, scripts
 from tokenyard.broker.outage import Outage
-from tokenyard.client.build import PreparedRequest
+from tokenyard.client.build import PreparedRequest, SubmissionTerms
 from tokenyard.client.durability import durability_error, wait_command
 from tokenyard.client.operations import Ask, Steps
 from tokenyard.client.pending import PendingRequest
@@ -23,6 +23,7 @@ from tokenyard.protocol.errors import (
     NotDurable,
     QueueFull,
     QuotaExceeded,
+    SubmissionError,
     TokenyardError,
     WaitTimeout,
 )
@@ -42,7 +43,6 @@ _RETRY_AFTER_S: Final = 2.0
 _MAX_RETRY_AFTER_S: Final = 30.0
 _ACCEPTED: Final = Submitted.ACCEPTED  # enum attribute access is slow; bound once for the hot path
 
-_Refusal = DeadlineUnmeetable | IdReused | QuotaExceeded
 _New = tuple[Request, RequestTemplate, PendingRequest]
 
 
@@ -51,9 +51,8 @@ class _BurstOutcome:
     """The answer to each request of a burst, by index."""
 
     submitted: Mapping[int, PendingRequest]
-    refused: dict[int, _Refusal] = field(default_factory=dict)
-    retry_after_s: float | None = None  # for those that are in neither: the queue is full,
-    limit: str = ""  # or their tenant has reached this limit
+    refused: dict[int, SubmissionError] = field(default_factory=dict)
+    postponed: SubmissionError | None = None  # why those that are in neither are to come again
     not_durable: NotDurable | None = None  # raised although the requests were submitted
 
 
@@ -63,7 +62,7 @@ class _Load:
 
     by_index: dict[int, PendingRequest] = field(default_factory=dict)
     new: list[_New] = field(default_factory=list)
-    reused: dict[int, _Refusal] = field(default_factory=dict)
+    reused: dict[int, SubmissionError] = field(default_factory=dict)
     fresh: set[PendingRequest] = field(default_factory=set)  # not known to this client before
 
 
@@ -83,53 +82,42 @@ class Submitter:
         for burst in bursts(enumerate(prepared)):
             outcome = yield from self._submit_burst(burst)
             submitted += outcome.submitted.values()
-            if outcome.not_durable is not None:
-                outcome.not_durable.accepted = submitted
-                raise outcome.not_durable
-            if outcome.retry_after_s is not None:
-                if outcome.limit:
-                    raise QuotaExceeded(outcome.limit, outcome.retry_after_s, accepted=submitted)
-                raise QueueFull(outcome.retry_after_s, accepted=submitted)
-            for error in outcome.refused.values():
-                error.accepted = submitted
-                raise error
+            for error in (outcome.not_durable, outcome.postponed, *outcome.refused.values()):
+                if error is not None:
+                    error.accepted = submitted
+                    raise error
         return submitted
 
-    def submit_window(self, window: MapWindow) -> Steps[bool]:
-        """Submit what a `map` has ready; returns whether any request was accepted."""
+    def submit_window(self, window: MapWindow) -> Steps[None]:
+        """Submit what a `map` has ready."""
         rest = window.take_unsubmitted(clock.monotonic())
-        accepted = False
         for burst in list(bursts(rest)):
             try:
                 outcome = yield from self._submit_burst(burst)
             except BrokerUnavailable as error:
                 window.error = error
                 self._outage.note(error)
-                outcome = _BurstOutcome({}, retry_after_s=_RETRY_AFTER_S)
-            else:
-                window.error = None
-                self._outage.over()
+                window.postpone(rest, clock.monotonic() + min(_RETRY_AFTER_S, window.patience_s))
+                break
+            window.error = None
+            self._outage.over()
             for index, pending in outcome.submitted.items():
                 window.submitted(index, pending)
             if outcome.not_durable is not None:
                 raise outcome.not_durable
-            if outcome.refused:
-                ids = {index: prepared.request.id for index, prepared in burst}
-                window.reject({at: (ids[at], error) for at, error in outcome.refused.items()})
-            accepted = accepted or bool(outcome.submitted)
+            numbered = dict(burst)
+            for index, refusal in outcome.refused.items():
+                window.reject(index, numbered[index].request.id, refusal)
             done = outcome.submitted.keys() | outcome.refused.keys()
-            rest = [numbered for numbered in rest if numbered[0] not in done]
-            if outcome.retry_after_s is not None:
-                if (
-                    outcome.limit
-                    and outcome.retry_after_s > window.patience_s
-                    and not window.running
-                ):
-                    raise QuotaExceeded(outcome.limit, outcome.retry_after_s)
-                pause_s = min(outcome.retry_after_s, _MAX_RETRY_AFTER_S, window.patience_s)
+            rest = [one for one in rest if one[0] not in done]
+            if outcome.postponed is not None:
+                retry_after_s = outcome.postponed.retry_after_s or 0.0
+                is_limited = isinstance(outcome.postponed, QuotaExceeded)
+                if is_limited and retry_after_s > window.patience_s and not window.running:
+                    raise outcome.postponed
+                pause_s = min(retry_after_s, _MAX_RETRY_AFTER_S, window.patience_s)
                 window.postpone(rest, clock.monotonic() + pause_s)
                 break
-        return accepted
 
     def timeout_error(self, window: MapWindow) -> Steps[TokenyardError]:
         """The error for a `map` that has timed out: the broker's, where that is the cause."""
@@ -144,21 +132,21 @@ class Submitter:
         return error or WaitTimeout(f"no result for {self._state.result_timeout_s:g} s")
 
     def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_BurstOutcome]:
-        """Submit requests that have the same `PreparedRequest.burst_key`, in one call."""
+        """Submit requests of the same terms and tenant in one call."""
         state, now = self._state, clock.monotonic()
         trace = tracing.sending(state.keys.yard)
         load = self._load(burst, trace, now)
         if not load.new:
             return _BurstOutcome(load.by_index, load.reused)
         sent = [pending for *_, pending in load.new]
-        first = burst[0][1]
+        terms = burst[0][1].terms
         try:
-            acceptances, not_durable = yield from self._send(first, load.new)
+            acceptances, not_durable = yield from self._send(terms, load.new)
             known = _note_acceptances(sent, acceptances)
             if trace:
                 codes = [acceptance.code.name for acceptance in acceptances]
                 trace.end(dict(zip([pending.id for pending in sent], codes, strict=True)))
-            if first.cancel_on_disconnect:
+            if terms.cancel_on_disconnect:
                 state.lease.attach([pending for pending in sent if pending.is_submitted], now)
             if known:
                 yield from state.catch_up(known)
@@ -172,10 +160,10 @@ class Submitter:
         outcome = self._sort(load.by_index, dict(zip(sent, acceptances, strict=True)))
         outcome.refused.update(load.reused)
         if not_durable:
-            outcome.not_durable = NotDurable(first.durability, not_durable)
-        elif first.durability != "memory":
+            outcome.not_durable = NotDurable(terms.durability, not_durable)
+        elif terms.durability != "memory":
             for pending in sent:
-                pending.durability = first.durability
+                pending.durability = terms.durability
         return outcome
 
     def _load(self, burst: Sequence[Numbered], trace: tracing.Sending | None, now: float) -> _Load:
@@ -203,29 +191,29 @@ class Submitter:
         return load
 
     def _send(
-        self, first: PreparedRequest, new: Sequence[_New]
+        self, terms: SubmissionTerms, new: Sequence[_New]
     ) -> Steps[tuple[list[Acceptance], str]]:
-        """Submit requests, whose options are those of ``first``.
+        """Submit requests on the same terms.
 
         Returns the answers, and why the requests are not known to be durable ("" if they are).
         """
         state = self._state
         call = scripts.submit(
             state.keys,
-            first.priority_class,
+            terms.priority_class,
             [request for request, *_ in new],
-            watched=state.client_id if first.cancel_on_disconnect else "",
-            refuse_late=first.refuse_late,
+            watched=state.client_id if terms.cancel_on_disconnect else "",
+            refuse_late=terms.refuse_late,
             templates=[template for _, template, _ in new],
             digests=[pending.digest for *_, pending in new],
         )
-        wait = wait_command(first.durability)
+        wait = wait_command(terms.durability)
         if wait is None:
             return (yield call), ""
         # An empty call loads the script, which the pipelined one cannot do.
-        yield scripts.submit(state.keys, first.priority_class, [])
-        answer, waited = yield Ask([scripts.command_of(call)], wait)
-        return call.read(answer), durability_error(first.durability, waited)
+        yield scripts.submit(state.keys, terms.priority_class, [])
+        answer, waited = yield Ask([scripts.command_of(call), wait], waits=True)
+        return call.read(answer), durability_error(terms.durability, waited)
 
     def _sort(
         self,
@@ -241,30 +229,33 @@ class Submitter:
             acceptance = acceptances.get(pending)
             if acceptance is None or pending.is_submitted:
                 submitted[index] = pending
-            elif acceptance.code is Submitted.LATE:
-                outcome.refused[index] = DeadlineUnmeetable(acceptance.eta_ms / 1000)
-                self._state.router.forget([pending], outcome.refused[index])
-            elif acceptance.code is Submitted.REUSED:
-                outcome.refused[index] = IdReused(pending.id)
-                self._state.router.forget([pending], outcome.refused[index])
-            elif (retry_after_s := acceptance.retry_after_s) is None:
-                outcome.refused[index] = QuotaExceeded(acceptance.limit, None)
-                self._state.router.forget([pending], outcome.refused[index])
+                continue
+            error = _refusal(pending.id, acceptance)
+            self._state.router.forget([pending], error)
+            if error.retry_after_s is None:
+                outcome.refused[index] = error
             else:
-                outcome.retry_after_s = max(outcome.retry_after_s or 0.0, retry_after_s)
-                outcome.limit = outcome.limit or acceptance.limit
-                error = (
-                    QuotaExceeded(acceptance.limit, retry_after_s)
-                    if acceptance.limit
-                    else QueueFull(retry_after_s)
+                outcome.postponed = max(
+                    outcome.postponed or error, error, key=lambda one: one.retry_after_s or 0.0
                 )
-                self._state.router.forget([pending], error)
         return outcome
+
+
+def _refusal(request_id: str, acceptance: Acceptance) -> SubmissionError:
+    match acceptance.code:
+        case Submitted.LATE:
+            return DeadlineUnmeetable(acceptance.eta_ms / 1000)
+        case Submitted.REUSED:
+            return IdReused(request_id)
+        case Submitted.QUOTA:
+            return QuotaExceeded(acceptance.limit, acceptance.retry_after_s)
+        case _:
+            return QueueFull(acceptance.retry_after_ms / 1000)
 
 
 def _wants_more(prepared: PreparedRequest, pending: PendingRequest) -> bool:
     """Whether it is to be somewhere where it is not known to be: its submitter waits again."""
-    wanted = prepared.durability
+    wanted = prepared.terms.durability
     return wanted not in ("memory", pending.durability) and not pending.is_over
 
 
@@ -290,11 +281,11 @@ def bursts(numbered: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     size, key = 0, None
     for index, prepared in numbered:
         is_full = len(burst) == _MAX_REQUESTS or size + prepared.size > _MAX_BYTES
-        if burst and (is_full or prepared.burst_key != key):
+        shared = prepared.terms, prepared.request.tenant
+        if burst and (is_full or shared != key):
             yield burst
             burst, size = [], 0
-        if not burst:
-            key = prepared.burst_key
+        key = shared
         burst.append((index, prepared))
         size += prepared.size
     if burst:

@@ -17,26 +17,24 @@ from typing import Any, Final, Self, TypeVar, Unpack
 import redis
 
 from tokenyard import clock
-from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection, translated
+from tokenyard.broker.connection import (
+    BLOCK_MARGIN_S,
+    ConnectionOptions,
+    open_connection,
+    translated,
+)
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS, DEFAULT_POOL_TIMEOUT_S
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.core import BLOCK_MS, ClientCore
 from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
-from tokenyard.client.operations import Ask, Delay, Operation, Steps, checked
+from tokenyard.client.operations import Ask, Delay, Operation, Steps, advance, checked
 from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
 from tokenyard.client.pending import DeltaCursor, PendingRequest, SubmittedRequest, WaitDeadline
 from tokenyard.client.submission import require_valid
 from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
-from tokenyard.protocol.errors import (
-    DeadlineUnmeetable,
-    IdReused,
-    QueueFull,
-    QuotaExceeded,
-    ScriptsMissing,
-    TokenyardError,
-)
+from tokenyard.protocol.errors import ScriptsMissing, SubmissionError, TokenyardError
 from tokenyard.protocol.replies import Delta, Result
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import MISSING_EVERY_S, Call, Scripts
@@ -52,7 +50,39 @@ DEFAULT_RESULT_TIMEOUT_S: Final = 600.0
 LISTEN_TIMEOUT_S: Final = BLOCK_MS / 1000 + BLOCK_MARGIN_S
 
 
-class Client:
+class ClientBase:
+    """The arguments of both clients, which differ in how they carry operations out."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        yard: str | None = None,
+        client_id: str | None = None,
+        tokenizer: object | None = None,
+        *,
+        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
+        result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S,
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
+    ) -> None:
+        url, yard = find_yard(url, yard)
+        self._core = ClientCore(
+            url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
+        )
+        self._has_started = False
+        self._open(url, {"max_connections": max_connections, "pool_timeout_s": pool_timeout_s})
+
+    def _open(self, url: str, options: ConnectionOptions) -> None:
+        """Make the connections, which connect when first used."""
+        raise NotImplementedError
+
+    @property
+    def client_id(self) -> str:
+        """The name of this client's reply stream."""
+        return self._core.state.client_id
+
+
+class Client(ClientBase):
     """Submits requests to one yard and reads the replies.
 
     Use it as a context manager, or call `start` and `close`; otherwise it starts when first used.
@@ -73,36 +103,13 @@ class Client:
     them are in use, a call waits; after ``pool_timeout_s`` it raises `BrokerUnavailable`.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        yard: str | None = None,
-        client_id: str | None = None,
-        tokenizer: object | None = None,
-        *,
-        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
-        result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
-        pool_timeout_s: float = DEFAULT_POOL_TIMEOUT_S,
-    ) -> None:
-        url, yard = find_yard(url, yard)
-        self._core = ClientCore(
-            url, yard, client_id, tokenizer, connect_timeout_s, result_timeout_s
-        )
-        self._connection = open_connection(
-            url, max_connections=max_connections, pool_timeout_s=pool_timeout_s
-        )
+    def _open(self, url: str, options: ConnectionOptions) -> None:
+        self._connection = open_connection(url, **options)
         self._scripts = Scripts(Yard(self._connection, self._core.state.keys))
         self._turn = threading.Lock()  # held while the core runs, not during its operations
         self._starting = threading.Lock()
         self._closing = threading.Event()
         self._listener: threading.Thread | None = None
-        self._has_started = False
-
-    @property
-    def client_id(self) -> str:
-        """The name of this client's reply stream."""
-        return self._core.state.client_id
 
     def start(self) -> None:
         """Connect and make the handshake; idempotent.
@@ -166,8 +173,8 @@ class Client:
     def _submit(self, prepared: Sequence[PreparedRequest]) -> list[Handle]:
         try:
             requests = self._drive(self._core.submitter.submit(prepared))
-        except (QueueFull, QuotaExceeded, DeadlineUnmeetable, IdReused) as refused:
-            refused.accepted = [Handle(self, pending) for pending in refused.accepted]
+        except SubmissionError as error:
+            error.accepted = [Handle(self, pending) for pending in error.accepted]
             raise
         return [Handle(self, pending) for pending in requests]
 
@@ -188,6 +195,7 @@ class Client:
         raises `BrokerUnavailable` if that is the cause, else `WaitTimeout`. Raises `QuotaExceeded`
         where nothing runs and a limit refuses the next requests for more than ``patience_s``.
         """
+        self._listen()
         updated = threading.Event()
         # Most results come while the event is set already, and setting it takes a lock.
         state = MapWindow(
@@ -195,27 +203,18 @@ class Client:
             window,
             ordered=ordered,
             wake=lambda: None if updated.is_set() else updated.set(),
+            timeout_s=self._core.state.result_timeout_s,
             patience_s=patience_s,
         )
-        self._listen()
-        timeout_s = self._core.state.result_timeout_s
-        give_up = clock.monotonic() + timeout_s
         try:
             while not state.is_over:
                 updated.clear()
                 state.add(self._core.builder.prepare_many(state.pull(), shared))
-                if self._drive(self._core.submitter.submit_window(state)):
-                    give_up = clock.monotonic() + timeout_s
-                has_moved = False
-                for numbered in state.ready():
-                    yield numbered
-                    has_moved = True
-                now = clock.monotonic()
-                if has_moved:
-                    give_up = now + timeout_s
-                elif now >= give_up:
+                self._drive(self._core.submitter.submit_window(state))
+                yield from state.ready()
+                if state.is_stuck:
                     raise self._drive(self._core.submitter.timeout_error(state))
-                updated.wait(state.wait_s(now, give_up - now))
+                updated.wait(state.wait_s())
         finally:
             with self._turn:
                 self._core.forget(state.running)
@@ -270,19 +269,17 @@ class Client:
     def _drive(self, steps: Steps[T], connection: redis.Redis | None = None) -> T:
         """Carry out operations until the steps end."""
         answer: Any = None
-        failure: TokenyardError | None = None
         while True:
             try:
                 with self._turn:
-                    step = steps.send(answer) if failure is None else steps.throw(failure)
+                    step = advance(steps, answer)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer, failure = None, None
             try:
                 answer = self._do(step, connection or self._connection)
             except TokenyardError as error:
-                failure = error
+                answer = error
 
     def _do(self, operation: Operation, connection: redis.Redis) -> Any:
         with translated(self._core.state.url):
@@ -338,13 +335,11 @@ class Client:
 
 def _ask(connection: redis.Redis, ask: Ask) -> list[Any]:
     run: Any = connection  # redis-py gives no types for commands by name
-    if len(ask.commands) == 1 and ask.wait is None:
+    if len(ask.commands) == 1:
         return [run.execute_command(*ask.commands[0])]
     with run.pipeline(transaction=False) as pipeline:
         for command in ask.commands:
             pipeline.execute_command(*command)
-        if ask.wait is not None:
-            pipeline.execute_command(*ask.wait)
         answers: list[Any] = pipeline.execute(raise_on_error=False)
     return checked(answers, ask)
 

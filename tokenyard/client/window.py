@@ -14,7 +14,7 @@ from typing import Final
 from tokenyard import clock
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.options import Item
-from tokenyard.client.pending import PendingRequest, rejected
+from tokenyard.client.pending import MAX_SLEEP_S, PendingRequest
 from tokenyard.protocol.errors import (
     BrokerUnavailable,
     Code,
@@ -22,8 +22,9 @@ from tokenyard.protocol.errors import (
     IdReused,
     InvalidRequest,
     QuotaExceeded,
+    TokenyardError,
 )
-from tokenyard.protocol.replies import Result
+from tokenyard.protocol.replies import ErrorInfo, Result, status_of
 
 #: Most prompts that are prepared in one call.
 _BURST: Final = 256
@@ -32,6 +33,7 @@ _PULL_S: Final = 0.05
 _CODES: Final[Mapping[type, Code]] = {
     DeadlineUnmeetable: Code.DEADLINE_EXCEEDED,
     IdReused: Code.ID_REUSED,
+    InvalidRequest: Code.INVALID_REQUEST,
     QuotaExceeded: Code.QUOTA_EXCEEDED,
 }
 
@@ -48,6 +50,7 @@ class MapWindow:
         *,
         ordered: bool,
         wake: Callable[[], None],
+        timeout_s: float,
         patience_s: float = math.inf,
     ) -> None:
         if size < 1:
@@ -56,6 +59,8 @@ class MapWindow:
         self._size = size
         self._ordered = ordered
         self._wake = wake
+        self._timeout_s = timeout_s
+        self._note_progress()
         self._next_index = 0
         self._next_out = 0
         self._is_exhausted = False
@@ -110,8 +115,7 @@ class MapWindow:
             index = self._next_index
             self._next_index += 1
             if isinstance(one, InvalidRequest):
-                name = f"#{index}"
-                self._results[index] = rejected(name, Code.INVALID_REQUEST, str(one))
+                self.reject(index, f"#{index}", one)
             else:
                 self._unsubmitted.append((index, one))
 
@@ -128,15 +132,16 @@ class MapWindow:
         self._unsubmitted.extendleft(reversed(list(requests)))
         self._retry_at = retry_at
 
-    def reject(
-        self, refused: Mapping[int, tuple[str, DeadlineUnmeetable | IdReused | QuotaExceeded]]
-    ) -> None:
-        """Give requests, named by their ids, that would be refused again the error as result."""
-        for index, (name, error) in refused.items():
-            self._results[index] = rejected(name, _CODES[type(error)], str(error))
+    def reject(self, index: int, request_id: str, error: TokenyardError) -> None:
+        """Give a request that would be refused again the error as its result."""
+        code = _CODES[type(error)]
+        self._results[index] = Result(
+            id=request_id, status=status_of(code), tokens=[], error=ErrorInfo(code, str(error))
+        )
 
     def submitted(self, index: int, pending: PendingRequest) -> None:
         """Follow a submitted request, which may have its result already."""
+        self._note_progress()
         self._running[index] = pending
         earlier = self._indexes.get(pending)
         if earlier is None:
@@ -156,6 +161,11 @@ class MapWindow:
 
         Raises the error of a request that has ended without a result.
         """
+        for numbered in self._ready():
+            yield numbered
+            self._note_progress()
+
+    def _ready(self) -> Iterator[tuple[int, Result]]:
         while self._over:
             pending = self._over.popleft()
             index = self._indexes.pop(pending, None)
@@ -176,10 +186,17 @@ class MapWindow:
             self._next_out += 1
             yield index, self._results.pop(index)
 
-    def wait_s(self, now: float, most_s: float) -> float:
+    def _note_progress(self) -> None:
+        self._give_up = clock.monotonic() + self._timeout_s
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing was accepted, and no result returned, within the time-out."""
+        return clock.monotonic() >= self._give_up
+
+    def wait_s(self) -> float:
         """How long to wait for updates; 0 where there is something to do now."""
         if self._over or self.has_room or self.is_over:
             return 0.0
-        if self._unsubmitted:
-            return min(most_s, max(0.0, self._retry_at - now))
-        return most_s
+        until = min(self._retry_at, self._give_up) if self._unsubmitted else self._give_up
+        return min(max(0.0, until - clock.monotonic()), MAX_SLEEP_S)

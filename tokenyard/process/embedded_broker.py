@@ -7,7 +7,6 @@ data in an append-only file, written every second. It may also be a server progr
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import redis
@@ -24,6 +22,7 @@ from redis.retry import Retry
 
 from tokenyard import clock
 from tokenyard.process.children import start_child, stop_child
+from tokenyard.process.running import lock_within
 from tokenyard.process.servers import find_server, foreign_data
 from tokenyard.protocol.errors import BrokerUnavailable
 
@@ -211,33 +210,17 @@ class EmbeddedBroker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
 def _lock_folder(data_dir: Path) -> int:
     """Lock the folder for one broker: two would destroy the same file."""
     lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    until = clock.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if clock.monotonic() > until:
-                os.close(lock)
-                raise BrokerUnavailable(_taken(data_dir)) from None
-        else:
-            return lock
-        clock.sleep(_POLL_S)
-
-
-def _taken(data_dir: Path) -> str:
-    return f"another broker runs on {data_dir}: give another --data-dir or --yard"
+    if lock_within(lock, _LOCK_WAIT_S):
+        return lock
+    os.close(lock)
+    raise BrokerUnavailable(f"another broker runs on {data_dir}: give another --data-dir or --yard")
 
 
 def _title(info: Mapping[str, Any]) -> str:

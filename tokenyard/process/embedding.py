@@ -23,7 +23,8 @@ from typing import Final, Literal, NoReturn, Protocol
 import redis
 
 from tokenyard.broker.check import write_error
-from tokenyard.broker.connection import connected, public_url
+from tokenyard.broker.connection import connected
+from tokenyard.broker.url import public_url
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.errors import BrokerNotWritable, NotStarted, TokenyardError, WaitTimeout

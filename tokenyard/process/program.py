@@ -296,7 +296,7 @@ def yard_options(
 
 
 SettingsT = TypeVar("SettingsT", bound=ProgramSettings)
-#: The help of the settings that all programs have.
+#: The help of the settings that all programs have, but for the traces.
 SERVICE_TEXTS: Final = {
     "metrics_port": "Port of the Prometheus metrics; 0: none (docs/metrics.md).",
     "metrics_host": "Address of the metrics; 0.0.0.0: all of this host.",
@@ -349,9 +349,7 @@ def program(
         callback=start,
         params=[
             *yard_options(_default_from_group),
-            *settings_options(
-                settings_type, {**texts, **_service_texts(settings_type)}, _prefix(name)
-            ),
+            *settings_options(settings_type, {**texts, **SERVICE_TEXTS}, _prefix(name)),
         ],
         help=about,
         epilog=f"Each option can also be set by a variable: {_prefix(name)}_<OPTION>.",
@@ -359,12 +357,6 @@ def program(
     )
     command.reads = (name,)
     return command
-
-
-def _service_texts(settings_type: type[SettingsT]) -> Mapping[str, str]:
-    """The texts of those of `SERVICE_TEXTS` that a program has; the gateway sends no traces."""
-    names = {field.name for field in dataclasses.fields(settings_type)}
-    return {name: text for name, text in SERVICE_TEXTS.items() if name in names}
 
 
 def _prefix(name: str) -> str:

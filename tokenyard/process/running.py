@@ -136,13 +136,10 @@ class Announcement:
         """Lock the folder; False where another `up` has it. Raises `OSError`."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until = clock.monotonic() + _CLAIM_WAIT_S
         try:
-            while not _locked(lock):
-                if clock.monotonic() > until:
-                    os.close(lock)
-                    return False
-                clock.sleep(_POLL_S)
+            if not lock_within(lock, _CLAIM_WAIT_S):
+                os.close(lock)
+                return False
             (self._folder / _FILE).unlink(missing_ok=True)
         except OSError:
             os.close(lock)
@@ -169,9 +166,15 @@ class Announcement:
             os.close(lock)
 
 
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def lock_within(file: int, seconds: float) -> bool:
+    """Lock an open file, unless another process holds the lock for longer than that."""
+    until = clock.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if clock.monotonic() > until:
+                return False
+            clock.sleep(_POLL_S)
+        else:
+            return True

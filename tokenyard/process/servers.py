@@ -53,7 +53,9 @@ def choose_server(asked: str) -> Path:
         raise SettingsError([f"--server {asked}: no executable program there"])
     server = describe(Path(found).absolute())
     if server.version < OLDEST:
-        raise SettingsError([f"--server {asked}: {_too_old(server)}"])
+        oldest = ".".join(map(str, OLDEST))
+        needs = f"Tokenyard needs Redis {oldest} or newer, or Valkey"
+        raise SettingsError([f"--server {asked}: this is {server.title}: {needs}"])
     return server.path
 
 
@@ -121,11 +123,6 @@ def _of_system() -> Path | None:
             if server.version >= OLDEST:
                 return server.path
     return None
-
-
-def _too_old(server: ServerProgram) -> str:
-    oldest = ".".join(map(str, OLDEST))
-    return f"this is {server.title}: Tokenyard needs Redis {oldest} or newer, or Valkey"
 
 
 def _writer(data_dir: Path) -> str | None:

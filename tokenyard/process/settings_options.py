@@ -17,10 +17,13 @@ from tokenyard.protocol.settings import ProgramSettings
 def settings_options(
     settings_type: type[ProgramSettings], texts: Mapping[str, str], prefix: str
 ) -> Iterator[click.Option]:
-    """An option for each setting of ``texts``; ``prefix`` begins the names of its variables."""
+    """An option for each setting that ``texts`` explain, in their order.
+
+    ``prefix`` begins the names of its variables.
+    """
     hints = typing.get_type_hints(settings_type)
     fields = {field.name: field for field in dataclasses.fields(settings_type)}
-    for field in (fields[name] for name in texts if name not in {"redis_url", "yard"}):
+    for field in (fields[name] for name in texts if name in fields.keys() - {"redis_url", "yard"}):
         # A default that says nothing to a reader is left to the settings themselves.
         is_plain = field.default is not dataclasses.MISSING and field.default not in {"", ()}
         yield click.Option(

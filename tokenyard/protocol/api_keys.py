@@ -35,9 +35,6 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Role | None = None  # at the board; None: it opens no board
 
 
-_decoder = msgspec.json.Decoder(ApiKey)
-
-
 def new_key() -> str:
     """A key with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
@@ -56,6 +53,5 @@ def encode_key(key: ApiKey) -> bytes:
     return msgspec.json.encode(key)
 
 
-def decode_key(packed: bytes) -> ApiKey:
-    """Inverse of `encode_key`; raises `msgspec.DecodeError`."""
-    return _decoder.decode(packed)
+#: Inverse of `encode_key`; raises `msgspec.DecodeError`.
+decode_key: Final = msgspec.json.Decoder(ApiKey).decode

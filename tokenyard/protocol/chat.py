@@ -7,7 +7,7 @@ that it cannot use; here that is an error, since the answer would belong to anot
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tokenyard.protocol.errors import InvalidRequest
@@ -72,7 +72,7 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
     """Refuse messages that are not in the format of OpenAI's API, or have more than text."""
     if not messages:
         raise InvalidRequest("messages", "is empty")
-    _check_depth("messages", messages)
+    check_depth("messages", messages)
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
         role = message.get("role")
@@ -83,11 +83,6 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
             _check_tool_calls(f"{where}.tool_calls", message["tool_calls"])
 
 
-def check_objects(field: str, values: list[dict[str, Any]]) -> None:
-    """Refuse tools or documents that are nested too deeply."""
-    _check_depth(field, values)
-
-
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
     """Refuse reserved names of values for the chat template."""
     for name in kwargs:
@@ -95,7 +90,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
             raise InvalidRequest(
                 f"chat_template_kwargs.{name}", "this name is reserved; leave it out"
             )
-    _check_depth("chat_template_kwargs", kwargs)
+    check_depth("chat_template_kwargs", kwargs)
 
 
 def chat_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
@@ -161,18 +156,15 @@ def _check_arguments(where: str, arguments: Any) -> None:
         return
     if not isinstance(arguments, dict):
         raise InvalidRequest(where, "must be a JSON object")
-    _check_depth(where, arguments)
+    check_depth(where, arguments)
 
 
-def _check_depth(where: str, value: Any) -> None:
+def check_depth(where: str, value: Any) -> None:
+    """Refuse a value that is nested too deeply."""
     level = [value]
     for _ in range(MAX_CHAT_DEPTH):
-        level = [inner for each in level for inner in _inside(each) if type(inner) in (dict, list)]
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for values in inside for one in values if type(one) in (dict, list)]
         if not level:
             return
     raise InvalidRequest(where, f"is nested more than {MAX_CHAT_DEPTH} deep")
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    inside: Iterable[Any] = value.values() if isinstance(value, dict) else value
-    return inside

@@ -27,13 +27,6 @@ from tokenyard.protocol.parse import (
 )
 from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
 
-#: The fields of `Request` that decide the answer; the others may differ in a repeated request.
-DEFINING: Final = frozenset(
-    {
-        *("tokens", "prompt", "messages", "chat", "model", "params", "stated"),
-        *("reasoning_ended", "reasoning_parser_kwargs"),
-    }
-)
 #: The digest of an entry that cannot be read.
 UNREADABLE: Final = "unreadable"
 _any = ForeignJson[Any]()

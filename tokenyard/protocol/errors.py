@@ -29,6 +29,8 @@ TokenyardError
     ├── UnknownRequest            the yard does not know it, or its result has expired
     └── RequestFailed             the request did not complete; ``result`` has the details
 
+Those that a submission raises with ``accepted`` are a `SubmissionError`, too.
+
 Codes on the wire (field ``error.code`` of a result) are the members of `Code`.
 """
 
@@ -94,16 +96,28 @@ class PermanentError(TokenyardError):
     """Trying the same again does not help."""
 
 
-class QueueFull(TransientError):
-    """The intake is full.
+class SubmissionError(TokenyardError):
+    """A submission has not gone as asked.
 
-    ``accepted`` has the handles of the requests that were accepted before.
+    ``accepted`` has the handles of what was accepted. ``retry_after_s`` is None where trying again
+    does not help, or the error does not say when.
     """
 
-    def __init__(self, retry_after_s: float, accepted: Sequence[Any] = ()) -> None:
+    retry_after_s: float | None = None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.accepted: list[Any] = []
+
+
+class QueueFull(TransientError, SubmissionError):
+    """The intake is full."""
+
+    retry_after_s: float
+
+    def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"the queue is full; try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
-        self.accepted = list(accepted)
 
 
 _WITHIN_LIMIT: Final[Mapping[str, str]] = {
@@ -120,45 +134,38 @@ def quota_exceeded(limit: str, retry_after_s: float | None) -> str:
     return f"{limit}: its tenant has reached this limit; try again in {retry_after_s:g} s"
 
 
-class QuotaExceeded(TransientError):
+class QuotaExceeded(TransientError, SubmissionError):
     """A limit of the request's tenant refuses it.
 
     ``limit`` is its name in `TenantSettings`. ``retry_after_s`` is None where trying again does not
-    help: the limit never admits such a request. ``accepted`` has the handles of the requests that
-    were accepted before.
+    help: the limit never admits such a request.
     """
 
-    def __init__(
-        self, limit: str, retry_after_s: float | None, accepted: Sequence[Any] = ()
-    ) -> None:
+    def __init__(self, limit: str, retry_after_s: float | None) -> None:
         super().__init__(quota_exceeded(limit, retry_after_s))
         self.limit = limit
         self.retry_after_s = retry_after_s
-        self.accepted = list(accepted)
 
 
-class NotDurable(TransientError):
+class NotDurable(TransientError, SubmissionError):
     """Requests were accepted and run, but are not known to be as durable as requested.
 
-    ``accepted`` has their handles. Submitting them again with the same ids waits again.
+    Submitting them again with the same ids waits again.
     """
 
-    def __init__(self, durability: str, why: str, accepted: Sequence[Any] = ()) -> None:
+    def __init__(self, durability: str, why: str) -> None:
         super().__init__(f"accepted, but not known to be safe (durability {durability}): {why}")
-        self.accepted = list(accepted)
 
 
-class DeadlineUnmeetable(TransientError):
+class DeadlineUnmeetable(TransientError, SubmissionError):
     """The request would wait beyond its deadline, and was refused, as ``refuse_late`` asks.
 
-    ``eta_s`` is the estimated time of the requests before it; ``accepted`` has the handles of the
-    requests that were accepted before.
+    ``eta_s`` is the estimated time of the requests before it.
     """
 
-    def __init__(self, eta_s: float, accepted: Sequence[Any] = ()) -> None:
+    def __init__(self, eta_s: float) -> None:
         super().__init__(f"it would wait about {eta_s:g} s, which is beyond its deadline")
         self.eta_s = eta_s
-        self.accepted = list(accepted)
 
 
 class NoCoordinator(TransientError):
@@ -224,18 +231,14 @@ class InvalidRequest(PermanentError):
         self.message = message
 
 
-class IdReused(PermanentError):
-    """The id is known with another prompt, model or other parameters.
+class IdReused(PermanentError, SubmissionError):
+    """The id is known with another prompt, model or other parameters."""
 
-    ``accepted`` has the handles of the requests that were accepted before.
-    """
-
-    def __init__(self, request_id: str, accepted: Sequence[Any] = ()) -> None:
+    def __init__(self, request_id: str) -> None:
         super().__init__(
             f"{reused(request_id)}; choose another id, or read the first's answer with attach()"
         )
         self.request_id = request_id
-        self.accepted = list(accepted)
 
 
 class ProtocolMismatch(PermanentError):

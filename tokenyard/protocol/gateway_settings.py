@@ -8,9 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tokenyard.protocol.http_settings import MAX_STREAMS, SESSION_S, ContentRule, HttpSettings
+from tokenyard.protocol.http_settings import (
+    MAX_STREAMS,
+    SESSION_S,
+    ContentRule,
+    HttpSettings,
+    Port,
+)
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
-from tokenyard.protocol.settings import default_name
+from tokenyard.protocol.settings import AtLeastOne, NotNegative, Positive, default_name
 
 #: The longest prompt of token ids has as many; also for a line of a batch.
 MAX_BODY_ITEMS: Final = 250_000
@@ -22,35 +28,35 @@ class GatewaySettings(HttpSettings):
     """What a gateway needs to know. Units stand in the names."""
 
     name: str = field(default_factory=lambda: default_name("gateway"))
-    port: int = 8000
+    port: Port = 8000
     #: How long an idempotency key is known, and a stream can be taken up again.
-    record_ttl_s: int = 86_400
-    max_body_bytes: int = 4 * 1024 * 1024
+    record_ttl_s: AtLeastOne = 86_400
+    max_body_bytes: AtLeastOne = 4 * 1024 * 1024
     #: Most bytes of all bodies that have not come to their end; a client may have a quarter.
-    max_unfinished_bytes: int = 256 * 1024 * 1024
+    max_unfinished_bytes: AtLeastOne = 256 * 1024 * 1024
     #: Most values in the lists and objects of a body, such as token ids of a prompt.
-    max_body_items: int = MAX_BODY_ITEMS
+    max_body_items: AtLeastOne = MAX_BODY_ITEMS
     #: Most bytes of a body that is only tokenized, counted or detokenized.
-    max_tokenize_bytes: int = 512 * 1024
+    max_tokenize_bytes: AtLeastOne = 512 * 1024
     #: Most bytes of a constraint on the text (`response_format`, tools), as JSON.
-    max_grammar_bytes: int = MAX_GRAMMAR_BYTES
+    max_grammar_bytes: AtLeastOne = MAX_GRAMMAR_BYTES
     #: Folder of files and batches, which all gateways and batch workers share, or a bucket in its
     #: place: "s3://bucket/prefix". Without either there are no files and no batches.
     files_dir: Path | None = None
     files_url: str = ""
-    max_file_bytes: int = 512 * 1024 * 1024
+    max_file_bytes: AtLeastOne = 512 * 1024 * 1024
     #: Of one tenant, with the outputs of its batches.
-    max_tenant_files: int = 10_000
-    max_tenant_bytes: int = 16 * 1024 * 1024 * 1024
-    max_connections: int = 10_000
+    max_tenant_files: AtLeastOne = 10_000
+    max_tenant_bytes: AtLeastOne = 16 * 1024 * 1024 * 1024
+    max_connections: AtLeastOne = 10_000
     #: Silence on a stream after which a comment is sent.
-    keep_alive_s: float = 15.0
+    keep_alive_s: Positive = 15.0
     #: On SIGTERM, answers under way may finish for so long; then streams end, to be taken up again.
-    grace_s: float = 30.0
+    grace_s: NotNegative[float] = 30.0
     #: Requests are refused where no coordinator has led for so long; a failover takes seconds.
-    without_leader_s: float = 10.0
+    without_leader_s: Positive = 10.0
     #: Pause between two looks at the yard's models.
-    refresh_s: float = 1.0
+    refresh_s: Positive = 1.0
     #: Where models lie on this machine, if not where hosts have them: "name=path".
     model_paths: tuple[str, ...] = ()
     #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
@@ -60,8 +66,8 @@ class GatewaySettings(HttpSettings):
     #: Whether it serves the board at /board; the rest as `BoardSettings` has it.
     board: bool = True
     board_content: ContentRule = "nobody"
-    board_session_s: int = SESSION_S
-    board_max_streams: int = MAX_STREAMS
+    board_session_s: AtLeastOne = SESSION_S
+    board_max_streams: AtLeastOne = MAX_STREAMS
 
     @property
     def paths(self) -> dict[str, str]:
@@ -71,27 +77,6 @@ class GatewaySettings(HttpSettings):
 
     def _errors(self) -> Iterator[str]:
         yield from self._http_errors()
-        times = (
-            "record_ttl_s",
-            "keep_alive_s",
-            "without_leader_s",
-            "refresh_s",
-        )
-        sizes = (
-            "max_body_bytes",
-            "max_unfinished_bytes",
-            "max_body_items",
-            "max_tokenize_bytes",
-            "max_grammar_bytes",
-            "max_file_bytes",
-            "max_tenant_files",
-            "max_tenant_bytes",
-            "board_session_s",
-            "board_max_streams",
-        )
-        for label in (*times, *sizes):
-            if getattr(self, label) <= 0:
-                yield f"{label}: must be positive"
         if self.files_url and self.files_dir is not None:
             yield "files_dir, files_url: give one of them"
         if self.files_url and not re.fullmatch("s3://[^/]+(/.*)?", self.files_url):

@@ -7,11 +7,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from tokenyard.protocol.settings import ProgramSettings, default_name
+from tokenyard.protocol.settings import (
+    AtLeastOne,
+    Bound,
+    NotNegative,
+    Positive,
+    ProgramSettings,
+    default_name,
+)
 
 KeyRule = Literal["auto", "required", "off"]
+Port = Annotated[
+    int, Bound(lambda port: 0 <= port < 2**16, "must be 0 to 65535; 0 is any free one")
+]
 #: Names of a loopback host, in a Host header.
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 #: A host that browsers reach by TLS begins with it.
@@ -25,24 +35,24 @@ class HttpSettings(ProgramSettings):
 
     #: Where it listens. Keys are required on any address but loopback.
     host: str = "127.0.0.1"
-    port: int
+    port: Port
     #: Names by which it is reached beside its address; those with "https://" by TLS.
     hosts: tuple[str, ...] = ()
     #: Whether requests need a key; ``auto``: on any address but loopback.
     keys: KeyRule = "auto"
     #: Connections; more are answered with 503.
-    max_connections: int
+    max_connections: AtLeastOne
     #: A request must be received within this time, and a second more for each 16 KiB of it.
-    receive_s: float = 30.0
+    receive_s: Positive = 30.0
     #: A client that reads nothing of its answer for so long is cut off.
-    send_s: float = 60.0
+    send_s: Positive = 60.0
     #: A connection without a request is closed after so long; more than a load balancer keeps it.
-    idle_s: float = 75.0
+    idle_s: Positive = 75.0
     #: PEM files; without them TLS is the proxy's.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     #: On SIGTERM, answers under way may finish for so long; then streams end.
-    grace_s: float
+    grace_s: NotNegative[float]
 
     @property
     def needs_keys(self) -> bool:
@@ -62,13 +72,6 @@ class HttpSettings(ProgramSettings):
             return self.host == "localhost"
 
     def _http_errors(self) -> Iterator[str]:
-        if not 0 <= self.port < 2**16:
-            yield "port: must be 0 to 65535; 0 is any free one"
-        for label in ("receive_s", "send_s", "idle_s", "max_connections"):
-            if getattr(self, label) <= 0:
-                yield f"{label}: must be positive"
-        if self.grace_s < 0:
-            yield "grace_s: must not be negative"
         if self.keys == "off" and not self._is_local:
             yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -96,17 +99,17 @@ class BoardSettings(HttpSettings):
     """What `tokenyard board` needs to know. Units stand in the names."""
 
     name: str = field(default_factory=lambda: default_name("board"))
-    port: int = 8001
-    grace_s: float = 5.0
-    max_connections: int = 1_000
+    port: Port = 8001
+    grace_s: NotNegative[float] = 5.0
+    max_connections: AtLeastOne = 1_000
     #: The least role that sees prompts and answers.
     content: ContentRule = "nobody"
-    session_s: int = SESSION_S
+    session_s: AtLeastOne = SESSION_S
     #: Open pages that are kept up to date.
-    max_streams: int = MAX_STREAMS
+    max_streams: AtLeastOne = MAX_STREAMS
     #: Reads and actions at once; more wait for so long at most.
-    max_reads: int = 4
-    wait_s: float = 10.0
+    max_reads: AtLeastOne = 4
+    wait_s: Positive = 10.0
 
     def _errors(self) -> Iterator[str]:
         yield from self._http_errors()
@@ -115,6 +118,3 @@ class BoardSettings(HttpSettings):
                 "hosts: without keys everybody who reaches the board is an admin, so it is known on"
                 " loopback only; set keys required"
             )
-        for label in ("session_s", "max_streams", "max_reads", "wait_s"):
-            if getattr(self, label) <= 0:
-                yield f"{label}: must be positive"

@@ -82,199 +82,160 @@ def is_intake(name: str) -> bool:
     return priority_class in PRIORITY_CLASSES and is_tenant(tenant)
 
 
+class _Key(cached_property[str]):
+    """A key of a yard by the name of the attribute that has it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda keys: f"{keys.prefix}{self.attrname}")
+
+
 @dataclass(frozen=True)
 class Keys:
     """Names of the keys of one yard."""
 
     yard: str
-    _prefix: str = field(init=False, repr=False, compare=False)
+    prefix: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not is_name(self.yard):
             raise ValueError(f"yard {self.yard!r}: {NAME_RULE}")
-        object.__setattr__(self, "_prefix", f"tokenyard:{{{self.yard}}}:")
+        object.__setattr__(self, "prefix", f"tokenyard:{{{self.yard}}}:")
 
     def intake(self, name: str) -> str:
         """Stream of waiting requests; ``name`` comes from `intake_name`, or is ``retry``."""
-        return f"{self._prefix}intake:{name}"
+        return f"{self.prefix}intake:{name}"
 
-    @cached_property
-    def line(self) -> str:
-        """Sorted set: tenants with waiting requests, to what they have had; "" is no tenant."""
-        return f"{self._prefix}line"
+    #: Sorted set: tenants with waiting requests, to what they have had; "" is no tenant.
+    line = _Key()
 
-    @cached_property
-    def service(self) -> str:
-        """Sorted set: tenant to its service, weighted tokens by its weight; of all tenants."""
-        return f"{self._prefix}service"
+    #: Sorted set: tenant to its service, weighted tokens by its weight; of all tenants.
+    service = _Key()
 
     def tenant(self, name: str) -> str:
         """Hash of one tenant: ``waiting``, ``waiting_tokens``, ``running``, ``lifted``, limits."""
-        return f"{self._prefix}tenant:{name}"
+        return f"{self.prefix}tenant:{name}"
 
-    @cached_property
-    def tenants(self) -> str:
-        """Hash: tenant to JSON, `tokenyard.protocol.tenants.TenantSettings`."""
-        return f"{self._prefix}tenants"
+    #: Hash: tenant to JSON, `tokenyard.protocol.tenants.TenantSettings`.
+    tenants = _Key()
 
     def usage(self, tenant: str) -> str:
         """Hash: ``<yyyymmdd> <model> <what>`` to a count; see `tokenyard.yard.usage`."""
-        return f"{self._prefix}usage:{tenant}"
+        return f"{self.prefix}usage:{tenant}"
 
     def lane(self, worker: str) -> str:
         """Stream of the requests assigned to one worker incarnation; its length is the load."""
-        return f"{self._prefix}lane:{worker}"
+        return f"{self.prefix}lane:{worker}"
 
     def ledger(self, client: str, request_id: str) -> str:
         """Hash with the state of one request, and its result once there is one."""
-        return f"{self._prefix}request:{client}/{request_id}"
+        return f"{self.prefix}request:{client}/{request_id}"
 
     def tokens(self, client: str, request_id: str) -> str:
         """String: the published tokens of a request that is still running, packed int32."""
-        return f"{self._prefix}tokens:{client}/{request_id}"
+        return f"{self.prefix}tokens:{client}/{request_id}"
 
     def choices(self, client: str, request_id: str) -> str:
         """String: the choice of each of those tokens, a byte each; only of streams with n > 1.
 
         No client can have this name, so it is not the ``tokens`` of another request.
         """
-        return f"{self._prefix}tokens:{client}#/{request_id}"
+        return f"{self.prefix}tokens:{client}#/{request_id}"
 
     def reply(self, client: str, request_id: str) -> str:
         """Stream of replies to one request, one entry each, plain fields."""
-        return f"{self._prefix}reply:{client}/{request_id}"
+        return f"{self.prefix}reply:{client}/{request_id}"
 
     def http_record(self, client: str, durable_id: str) -> str:
         """What gateways remember of an HTTP request, msgpack."""
-        return f"{self._prefix}http:{client}/{durable_id}"
+        return f"{self.prefix}http:{client}/{durable_id}"
 
-    @cached_property
-    def api_keys(self) -> str:
-        """Hash: digest of an HTTP key to JSON, `tokenyard.protocol.api_keys.ApiKey`."""
-        return f"{self._prefix}api_keys"
+    #: Hash: digest of an HTTP key to JSON, `tokenyard.protocol.api_keys.ApiKey`.
+    api_keys = _Key()
 
     def response(self, client: str, durable_id: str) -> str:
         """A response of OpenAI's Responses API that can be asked for again, msgpack."""
-        return f"{self._prefix}response:{client}/{durable_id}"
+        return f"{self.prefix}response:{client}/{durable_id}"
 
     def stored(self, client: str) -> str:
         """Hash: hour since the epoch to bytes of a client's responses of that hour."""
-        return f"{self._prefix}stored:{client}"
+        return f"{self.prefix}stored:{client}"
 
     def replies(self, client: str) -> str:
         """Stream of replies, in frames, to all requests of one client that ask for it."""
-        return f"{self._prefix}replies:{client}"
+        return f"{self.prefix}replies:{client}"
 
-    @cached_property
-    def workers(self) -> str:
-        """Hash, the roster: worker to JSON."""
-        return f"{self._prefix}workers"
+    #: Hash, the roster: worker to JSON.
+    workers = _Key()
 
-    @cached_property
-    def hosts(self) -> str:
-        """Hash: controller to JSON, the models that each host may load."""
-        return f"{self._prefix}hosts"
+    #: Hash: controller to JSON, the models that each host may load.
+    hosts = _Key()
 
-    @cached_property
-    def control(self) -> str:
-        """Stream of commands and signals to controllers, bounded."""
-        return f"{self._prefix}control"
+    #: Stream of commands and signals to controllers, bounded.
+    control = _Key()
 
     def acks(self, command: str) -> str:
         """Hash: worker to JSON, the outcome of one command; expires."""
-        return f"{self._prefix}acks:{command}"
+        return f"{self.prefix}acks:{command}"
 
-    @cached_property
-    def desired(self) -> str:
-        """Hash: scope to JSON, the desired state that operators have set; see `control`."""
-        return f"{self._prefix}desired"
+    #: Hash: scope to JSON, the desired state that operators have set; see `control`.
+    desired = _Key()
 
-    @cached_property
-    def leases(self) -> str:
-        """Sorted set: worker to lease expiry in server ms; 0 lost, -1 left, -2 crashed."""
-        return f"{self._prefix}leases"
+    #: Sorted set: worker to lease expiry in server ms; 0 lost, -1 left, -2 crashed.
+    leases = _Key()
 
-    @cached_property
-    def leader(self) -> str:
-        """String ``<epoch>:<coordinator>``; expires with the leader's lease."""
-        return f"{self._prefix}leader"
+    #: String ``<epoch>:<coordinator>``; expires with the leader's lease.
+    leader = _Key()
 
-    @cached_property
-    def events(self) -> str:
-        """Stream of wake-ups for the coordinator, bounded."""
-        return f"{self._prefix}events"
+    #: Stream of wake-ups for the coordinator, bounded.
+    events = _Key()
 
-    @cached_property
-    def arrivals(self) -> str:
-        """Stream of requests of tenants that came, bounded; clients write it; wakes the leader."""
-        return f"{self._prefix}arrivals"
+    #: Stream of requests of tenants that came, bounded; clients write it; wakes the leader.
+    arrivals = _Key()
 
-    @cached_property
-    def capacity(self) -> str:
-        """Stream of places that became free on lanes, bounded; wakes the leader."""
-        return f"{self._prefix}capacity"
+    #: Stream of places that became free on lanes, bounded; wakes the leader.
+    capacity = _Key()
 
-    @cached_property
-    def dead(self) -> str:
-        """Stream of dead letters, bounded."""
-        return f"{self._prefix}dead"
+    #: Stream of dead letters, bounded.
+    dead = _Key()
 
-    @cached_property
-    def audit(self) -> str:
-        """Stream of what operators have done, bounded; see `tokenyard.ops.audit`."""
-        return f"{self._prefix}audit"
+    #: Stream of what operators have done, bounded; see `tokenyard.ops.audit`.
+    audit = _Key()
 
-    @cached_property
-    def history(self) -> str:
-        """Stream of figures of the yard, one entry each 10 s, bounded; the leader writes it."""
-        return f"{self._prefix}history"
+    #: Stream of figures of the yard, one entry each 10 s, bounded; the leader writes it.
+    history = _Key()
 
-    @cached_property
-    def standbys(self) -> str:
-        """Sorted set: coordinator that stands by to the end of its announcement in server ms."""
-        return f"{self._prefix}standbys"
+    #: Sorted set: coordinator that stands by to the end of its announcement in server ms.
+    standbys = _Key()
 
     def board_session(self, digest: str) -> str:
         """String: the login of a browser at the board, JSON; expires."""
-        return f"{self._prefix}board_session:{digest}"
+        return f"{self.prefix}board_session:{digest}"
 
-    @cached_property
-    def quarantine(self) -> str:
-        """Hash: worker to what is on trial on its lane; see `routing.suspicion.QuarantineMark`."""
-        return f"{self._prefix}quarantine"
+    #: Hash: worker to what is on trial on its lane; see `routing.suspicion.QuarantineMark`.
+    quarantine = _Key()
 
-    @cached_property
-    def departed(self) -> str:
-        """Hash: worker to the reason of its departure, until its lane is rescued."""
-        return f"{self._prefix}departed"
+    #: Hash: worker to the reason of its departure, until its lane is rescued.
+    departed = _Key()
 
-    @cached_property
-    def clients(self) -> str:
-        """Sorted set: client to lease expiry in ms, for requests that end with their client."""
-        return f"{self._prefix}clients"
+    #: Sorted set: client to lease expiry in ms, for requests that end with their client.
+    clients = _Key()
 
     def attached(self, client: str) -> str:
         """Set: ids of the requests to cancel when that client's lease ends."""
-        return f"{self._prefix}attached:{client}"
+        return f"{self.prefix}attached:{client}"
 
     def cancels(self, client: str) -> str:
         """Set: ids of requests that a client without permission to cancel wants cancelled."""
-        return f"{self._prefix}cancels:{client}"
+        return f"{self.prefix}cancels:{client}"
 
-    @cached_property
-    def cancelling(self) -> str:
-        """Stream of clients that have cancel requests, bounded; it wakes the leader."""
-        return f"{self._prefix}cancelling"
+    #: Stream of clients that have cancel requests, bounded; it wakes the leader.
+    cancelling = _Key()
 
-    @cached_property
-    def info(self) -> str:
-        """Hash: the contents of the handshake, and the counters of names."""
-        return f"{self._prefix}info"
+    #: Hash: the contents of the handshake, and the counters of names.
+    info = _Key()
 
-    @cached_property
-    def tally(self) -> str:
-        """Hash of counters that clients also write: waiting tokens, and `COUNTED`."""
-        return f"{self._prefix}tally"
+    #: Hash of counters that clients also write: waiting tokens, and `COUNTED`.
+    tally = _Key()
 
 
 #: Under this name gateways are woken by replies.

@@ -6,7 +6,6 @@ field raises `InvalidRequest` with the field's name.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tokenyard.protocol.chat import check_messages, check_objects, check_template_kwargs
+from tokenyard.protocol.chat import check_depth, check_messages, check_template_kwargs
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.sampling import why_unknown
@@ -158,7 +157,7 @@ def parse_reasoning(fields: Mapping[bytes, bytes]) -> tuple[bool | None, dict[st
         return None, {}
     ended = read_flag(fields, "reasoning_ended") if b"reasoning_ended" in fields else None
     kwargs: dict[str, Any] = read_json(fields, name, object_decoder, {})
-    check_objects(name, [kwargs])
+    check_depth(name, [kwargs])
     return ended, kwargs
 
 
@@ -221,7 +220,7 @@ def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:
 def _objects(fields: Mapping[bytes, bytes], name: str) -> list[dict[str, Any]] | None:
     objects: list[dict[str, Any]] | None = read_json(fields, name, _objects_decoder, None)
     if objects is not None:
-        check_objects(name, objects)
+        check_depth(name, objects)
     return objects
 
 
@@ -302,7 +301,10 @@ def parse_request(
         try:
             fields = unfold(fields)
         except InvalidRequest as error:
-            return _refuse_unread(fields, str(error))
+            # It may name the client, unless the entry has a field ``client`` of its own.
+            if b"client" not in fields:
+                return Unanswerable(str(error))
+            return _parse_request(fields, defaults, error)
     return _parse_request(fields, defaults)
 
 
@@ -390,26 +392,12 @@ def _template(common: bytes) -> Request | None:
     return request if isinstance(request, Request) else None
 
 
-def _refuse_unread(fields: Mapping[bytes, bytes], error: str) -> Refused | Unanswerable:
-    """The outcome for an entry whose field ``common`` cannot be read.
-
-    The client may be named there, unless the entry has a field ``client`` of its own.
-    """
-    if b"client" not in fields:
-        return Unanswerable(error)
-    reply_to = ""
-    try:
-        request_id, client = _parse_address(fields)
-    except InvalidRequest as other:
-        return Unanswerable(str(other))
-    with contextlib.suppress(InvalidRequest):
-        reply_to = _parse_reply_to(fields, client)
-    return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, error)
-
-
 def _parse_request(
-    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]
+    fields: Mapping[bytes, bytes],
+    defaults: Mapping[str, Any],
+    unread: InvalidRequest | None = None,
 ) -> Request | Refused | Unanswerable:
+    """``unread`` is what is wrong with the field ``common``, for which it is refused."""
     try:
         request_id, client = _parse_address(fields)
     except InvalidRequest as error:
@@ -417,9 +405,11 @@ def _parse_request(
     reply_to = ""
     try:
         reply_to = _parse_reply_to(fields, client)
+        if unread is not None:
+            raise unread
         return _parse_body(fields, request_id, client, reply_to, defaults)
     except InvalidRequest as error:
-        return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(error))
+        return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(unread or error))
 
 
 def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:

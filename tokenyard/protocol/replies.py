@@ -6,9 +6,9 @@ rules of `tokenyard.protocol.wire`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -148,19 +148,19 @@ class Result(Struct, frozen=True, kw_only=True, gc=False):
         return self.status == "completed"
 
 
-_reply_decoder = msgspec.msgpack.Decoder(Reply)
 _frame_decoder = msgspec.msgpack.Decoder(list[Reply])
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
-_STRUCTURED: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
-    "stop_reason": msgspec.json.Decoder(int | str | None),
-    "usage": msgspec.json.Decoder(Usage),
-    "error": msgspec.json.Decoder(ErrorInfo),
-    "provenance": msgspec.json.Decoder(Provenance),
-    "timing": msgspec.json.Decoder(Timing),
-    "logprobs": msgspec.json.Decoder(list[dict[str, Any]]),
-    "prompt_logprobs": msgspec.json.Decoder(list[Any]),
-    "choices": msgspec.json.Decoder(list[Choice]),
+#: Read the structured values of a `Reply`. Many have the same usage and provenance, both frozen.
+_STRUCTURED: Final[Mapping[str, Callable[[str], Any]]] = {
+    "stop_reason": msgspec.json.Decoder(int | str | None).decode,
+    "usage": lru_cache(1024)(msgspec.json.Decoder(Usage).decode),
+    "error": msgspec.json.Decoder(ErrorInfo).decode,
+    "provenance": lru_cache(1024)(msgspec.json.Decoder(Provenance).decode),
+    "timing": msgspec.json.Decoder(Timing).decode,
+    "logprobs": msgspec.json.Decoder(list[dict[str, Any]]).decode,
+    "prompt_logprobs": msgspec.json.Decoder(list[Any]).decode,
+    "choices": msgspec.json.Decoder(list[Choice]).decode,
 }
 
 
@@ -169,9 +169,8 @@ def encode_reply(reply: Reply) -> bytes:
     return _encode_msgpack(reply)
 
 
-def decode_reply(packed: bytes) -> Reply:
-    """Inverse of `encode_reply`."""
-    return _reply_decoder.decode(packed)
+#: Inverse of `encode_reply`.
+decode_reply: Final = msgspec.msgpack.Decoder(Reply).decode
 
 
 def decode_replies(fields: Mapping[bytes, bytes]) -> Sequence[Reply]:
@@ -191,17 +190,16 @@ def json_text(value: object) -> str:
 
 def to_delta(reply: Reply) -> Delta:
     """A delta with its token ids unpacked."""
-    logprobs = _STRUCTURED["logprobs"].decode(reply.logprobs) if reply.logprobs else None
     return Delta(
         reply.id,
         reply.seq,
         unpack_tokens(reply.tokens),
         reply.text,
         reply.index,
-        logprobs,
+        _opened("logprobs", reply.logprobs),
         reply.cached_tokens,
         reply.finish_reason,
-        _opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
+        _opened("stop_reason", reply.stop_reason),
         reply.created_cache_tokens,
     )
 
@@ -215,32 +213,19 @@ def to_result(reply: Reply) -> Result:
         seq=reply.seq,
         text=reply.text,
         finish_reason=reply.finish_reason,
-        stop_reason=_opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
-        usage=_usage(reply.usage) if reply.usage else None,
-        error=_opened("error", reply.error) if reply.error else None,
-        provenance=_provenance(reply.provenance) if reply.provenance else None,
-        timing=_opened("timing", reply.timing) if reply.timing else None,
-        logprobs=_opened("logprobs", reply.logprobs) if reply.logprobs else None,
-        prompt_logprobs=_opened("prompt_logprobs", reply.prompt_logprobs)
-        if reply.prompt_logprobs
-        else None,
-        choices=_opened("choices", reply.choices) if reply.choices else None,
+        stop_reason=_opened("stop_reason", reply.stop_reason),
+        usage=_opened("usage", reply.usage),
+        error=_opened("error", reply.error),
+        provenance=_opened("provenance", reply.provenance),
+        timing=_opened("timing", reply.timing),
+        logprobs=_opened("logprobs", reply.logprobs),
+        prompt_logprobs=_opened("prompt_logprobs", reply.prompt_logprobs),
+        choices=_opened("choices", reply.choices),
     )
 
 
-def _opened(name: str, text: str) -> Any:
-    return _STRUCTURED[name].decode(text)
-
-
-@lru_cache(maxsize=1024)
-def _usage(text: str) -> Usage:
-    """Cached, since many results have the same; the value is frozen."""
-    return cast(Usage, _opened("usage", text))
-
-
-@lru_cache(maxsize=1024)
-def _provenance(text: str) -> Provenance:
-    return cast(Provenance, _opened("provenance", text))
+def _opened(name: str, text: str | None) -> Any:
+    return _STRUCTURED[name](text) if text else None
 
 
 def refusal(
@@ -269,10 +254,8 @@ def refusal_of_reuse(request_id: str) -> Reply:
 
 def code_of(reply: Reply) -> str:
     """The code of a reply's error; "" where it has none."""
-    if reply.error is None:
-        return ""
-    error: ErrorInfo = _STRUCTURED["error"].decode(reply.error)
-    return error.code
+    error: ErrorInfo | None = _opened("error", reply.error)
+    return error.code if error else ""
 
 
 def status_of(code: Code) -> Status:

@@ -12,30 +12,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tokenyard.protocol.texts import did_you_mean
+from tokenyard.protocol.wire import SamplingParams
 
 #: Most bytes of a constraint on the text by default: as much as OpenAI takes, and a bit.
 MAX_GRAMMAR_BYTES: Final = 128 * 1024
-_PLAIN: Final = "as in vLLM"
 _TEXT: Final = "as in vLLM, where replies carry text"
 _DEVICE: Final = "as in vLLM, which refuses it where its model runner cannot"
 
-#: Accepted parameters, and their meaning.
-TAKEN: Final[Mapping[str, str]] = {
+#: The meaning of accepted parameters, where it is not just that in vLLM.
+_MEANINGS: Final[Mapping[str, str]] = {
     "n": "as in vLLM, up to 64",
-    "presence_penalty": _PLAIN,
-    "frequency_penalty": _PLAIN,
-    "repetition_penalty": _PLAIN,
-    "temperature": _PLAIN,
     "watermarking": "as in vLLM, where the engine has a watermark configured",
-    "top_p": _PLAIN,
-    "top_k": _PLAIN,
-    "min_p": _PLAIN,
     "seed": "as in vLLM; -1 is none",
     "stop": _TEXT,
-    "stop_token_ids": _PLAIN,
-    "ignore_eos": _PLAIN,
-    "max_tokens": _PLAIN,
-    "min_tokens": _PLAIN,
     "logprobs": "as in vLLM, up to the model's `max_logprobs`; -1 is the whole vocabulary",
     "prompt_logprobs": "as `logprobs`",
     "prompt_logprob_token_ids": _DEVICE + "; the scores stand in `prompt_logprobs` of the result",
@@ -50,16 +39,16 @@ TAKEN: Final[Mapping[str, str]] = {
     "spaces_between_special_tokens": _TEXT,
     "include_stop_str_in_output": _TEXT,
     "stream_interval": "tokens in a delta, with `stream`; the first and the last come at once",
-    "structured_outputs": _PLAIN,
-    "logit_bias": _PLAIN,
-    "allowed_token_ids": _PLAIN,
     "extra_args": "as in vLLM (`vllm_xargs` of its server), for plugins",
-    "bad_words": _PLAIN,
-    "skip_reading_prefix_cache": _PLAIN,
     "thinking_token_budget": "as in vLLM, where the model has a reasoning parser",
     "repetition_detection": "as in vLLM: an object of `max_pattern_size`, `min_pattern_size`,"
     " `min_count`",
     "trace_decode_token_ids": "as in vLLM, where the engine replays traces",
+}
+
+#: Accepted parameters, and their meaning.
+TAKEN: Final[Mapping[str, str]] = {
+    name: _MEANINGS.get(name, "as in vLLM") for name in SamplingParams.__struct_fields__
 }
 
 #: Refused parameters, and the reasons.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -31,6 +31,28 @@ def default_name(role: str) -> str:
     return f"{role}-{host}-{os.getpid()}"
 
 
+class Bound(NamedTuple):
+    """What the value of a setting must be; stands in the setting's type."""
+
+    is_kept: Callable[[Any], bool]
+    fault: str
+
+
+def at_least(least: int) -> Bound:
+    """The bound of a count that is not smaller."""
+    return Bound(lambda value: value >= least, f"must be at least {least}")
+
+
+Number = TypeVar("Number", int, float)
+AtLeastOne = Annotated[int, at_least(1)]
+Positive = Annotated[float, Bound(lambda value: value > 0, "must be positive")]
+NotNegative = Annotated[Number, Bound(lambda value: value >= 0, "must not be negative")]
+Share = Annotated[
+    float,
+    Bound(lambda value: 0 < value <= 1, "must be above 0 and at most 1, such as 0.1 for 10 %"),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings:
     """What every long-lived process needs to know."""
@@ -40,10 +62,12 @@ class ProgramSettings:
     yard: str = "main"
     name: str
     #: Where Prometheus may read the metrics (docs/metrics.md); 0: nowhere.
-    metrics_port: int = 0
+    metrics_port: Annotated[
+        int, Bound(lambda port: 0 <= port < 2**16, "must be from 1 to 65535, or 0 for none")
+    ] = 0
     metrics_host: str = "127.0.0.1"
     #: A main loop that has not come round for so long hangs, as ``/livez`` beside the metrics says.
-    liveness_timeout_s: float = 60.0
+    liveness_timeout_s: Positive = 60.0
 
     def __post_init__(self) -> None:
         if errors := [*self._shared_errors(), *self._errors()]:
@@ -56,10 +80,10 @@ class ProgramSettings:
         for label, name in (("yard", self.yard), ("name", self.name)):
             if not is_name(name):
                 yield f"{label} {name!r}: {NAME_RULE}"
-        if not 0 <= self.metrics_port < 2**16:
-            yield "metrics_port: must be from 1 to 65535, or 0 for none"
-        if self.liveness_timeout_s <= 0:
-            yield "liveness_timeout_s: must be positive"
+        for label, hint in get_type_hints(type(self), include_extras=True).items():
+            for bound in getattr(hint, "__metadata__", ()):
+                if not bound.is_kept(getattr(self, label)):
+                    yield f"{label}: {bound.fault}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +91,22 @@ class ServiceSettings(ProgramSettings):
     """What coordinators and controllers need to know beside that."""
 
     #: Longest blocking read. Must stay below the socket's time-out.
-    block_ms: int = 1_000
-    reply_maxlen: int = 10_000
+    block_ms: AtLeastOne = 1_000
+    reply_maxlen: AtLeastOne = 10_000
     #: Where spans are sent, as OTLP over HTTP. Without it OpenTelemetry's own variables count.
     otlp_endpoint: str = ""
 
     def _shared_errors(self) -> Iterator[str]:
         # Not super() alone: a dataclass with slots is another class.
         yield from super(ServiceSettings, self)._shared_errors()
-        for label in ("block_ms", "reply_maxlen"):
-            if getattr(self, label) < 1:
-                yield f"{label}: must be at least 1"
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             yield "otlp_endpoint: must be an http:// or https:// URL"
 
 
 #: Beyond it a long request would count for more than scripts bill at once.
-MOST_TOKEN_WEIGHT: Final = 1000.0
+TokenWeight = Annotated[
+    float, Bound(lambda weight: 0 < weight <= 1000, "must be above 0 and at most 1000")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +115,7 @@ class CoordinatorSettings(ServiceSettings):
 
     name: str = field(default_factory=lambda: default_name("coordinator"))
     #: Nothing is dispatched before this many workers have joined.
-    expect_workers: int = 0
+    expect_workers: NotNegative[int] = 0
     #: How a worker is chosen; docs/routing.md compares them.
     policy: PolicyName = "round_robin"
     #: Workers in the order of their names, requests in the order of arrival, nothing else counts.
@@ -100,89 +123,55 @@ class CoordinatorSettings(ServiceSettings):
     #: Where each decision is recorded, one JSON object a line.
     record: Path | None = None
     #: The leader's lease: so long a yard stands still when its leader is killed.
-    lease_ms: int = 5_000
+    lease_ms: Annotated[int, at_least(500)] = 5_000
     #: Most requests waiting in all intakes together (vLLM's name).
-    max_num_queued_reqs: int = 100_000
+    max_num_queued_reqs: AtLeastOne = 100_000
     #: Most prompt tokens of the requests waiting, as far as they came by `submit` (vLLM's name).
-    max_num_queued_tokens: int = 50_000_000
+    max_num_queued_tokens: AtLeastOne = 50_000_000
     #: Requests of class normal and below may take this share of both bounds, and so may low ones:
     #: the rest is room for higher classes alone.
     max_normal_share: float = 0.9
     max_low_share: float = 0.8
     #: What a token of a prompt and one of an answer count for a tenant's share.
-    input_token_weight: float = 1.0
-    output_token_weight: float = 2.0
+    input_token_weight: TokenWeight = 1.0
+    output_token_weight: TokenWeight = 2.0
     #: Waiting requests that the leader keeps in memory, about. Among these it serves models,
     #: classes and clients in turn; the rest of a longer queue comes when they are served.
-    max_held: int = 100_000
+    max_held: AtLeastOne = 100_000
     #: Most bytes of one request.
-    max_request_bytes: int = 4 * 1024 * 1024
+    max_request_bytes: AtLeastOne = 4 * 1024 * 1024
     #: Most entries handed over in one script call.
-    max_batch: int = 256
+    max_batch: AtLeastOne = 256
     #: Workers that may be lost with a request, for whatever reason, before it must run alone.
-    max_crashes: int = 3
+    max_crashes: AtLeastOne = 3
     #: Workers that may crash while a request runs alone before it is given up. One crash may be
     #: a coincidence.
-    max_crashed_alone: int = 2
+    max_crashed_alone: AtLeastOne = 2
     #: Workers that may be killed from outside while a request runs alone before it is given up.
-    max_lost_alone: int = 3
+    max_lost_alone: AtLeastOne = 3
     #: Times that an engine may fail to serve a request before it is given up.
-    max_faults: int = 3
+    max_faults: AtLeastOne = 3
     #: Most of a model's workers that try suspects of a crash at once; one at least.
-    max_trial_share: float = 0.5
+    max_trial_share: Share = 0.5
     #: A stream on trial that has published so many more tokens is innocent.
-    trial_tokens: int = 8
+    trial_tokens: AtLeastOne = 8
     #: Any other request on trial that has run for so long is, until the next crash.
-    trial_s: float = 5.0
+    trial_s: Positive = 5.0
     #: Workers keep the models that they hold: none is loaded because requests wait for it.
     static: bool = False
     #: A model waits no longer for a worker that serves another one; the models file may say more.
     #: 0: as long as follows from what swaps cost on each host, and from the share below.
-    max_model_wait_s: float = 0.0
+    max_model_wait_s: NotNegative[float] = 0.0
     #: Most of a device's time that swaps of models may take, where their cost decides.
-    max_swap_share: float = 0.1
+    max_swap_share: Share = 0.1
     #: A request whose lane entry somebody has deleted ends as lost, unless its worker, which may
     #: have read it before, ends it within so long.
-    lost_entry_wait_s: float = 60.0
-    dead_maxlen: int = 10_000
+    lost_entry_wait_s: NotNegative[float] = 60.0
+    dead_maxlen: AtLeastOne = 10_000
 
     def _errors(self) -> Iterator[str]:
-        if self.expect_workers < 0:
-            yield "expect_workers: must not be negative"
-        yield from self._schedule_errors()
-        if self.lease_ms < 500:
-            yield "lease_ms: must be at least 500"
-        if self.max_model_wait_s < 0:
-            yield "max_model_wait_s: must not be negative; 0 derives it from what swaps cost"
-        yield from self._share_errors()
-        positive = ("max_num_queued_reqs", "max_request_bytes", "max_batch", "max_held")
-        limits = (
-            "max_crashes",
-            "max_crashed_alone",
-            "max_lost_alone",
-            "max_faults",
-            "trial_tokens",
-        )
-        for name in (*positive, *limits, "max_num_queued_tokens", "dead_maxlen"):
-            if getattr(self, name) < 1:
-                yield f"{name}: must be at least 1"
-
-    def _share_errors(self) -> Iterator[str]:
-        if self.lost_entry_wait_s < 0:
-            yield "lost_entry_wait_s: must not be negative"
-        for name in ("input_token_weight", "output_token_weight"):
-            if not 0 < getattr(self, name) <= MOST_TOKEN_WEIGHT:
-                yield f"{name}: must be above 0 and at most {MOST_TOKEN_WEIGHT:g}"
-        if not 0 < self.max_swap_share <= 1:
-            yield "max_swap_share: must be above 0 and at most 1, such as 0.1 for 10 %"
         if not 0 < self.max_low_share <= self.max_normal_share <= 1:
             yield "max_low_share, max_normal_share: must be above 0, at most 1, and low's no larger"
-        if not 0 < self.max_trial_share <= 1:
-            yield "max_trial_share: must be above 0 and at most 1, such as 0.5 for half of them"
-        if self.trial_s <= 0:
-            yield "trial_s: must be positive"
-
-    def _schedule_errors(self) -> Iterator[str]:
         if self.deterministic and not self.expect_workers:
             yield "deterministic: needs expect_workers, so that the set of workers is known"
         if self.deterministic and self.policy != "round_robin":
@@ -204,11 +193,11 @@ class WorkerSettings(ServiceSettings):
     #: File that lists the models that may be loaded (docs/models.md); then `model` stays empty.
     models: Path | None = None
     #: Devices of this host; each has one worker process that is awake.
-    slots: int = 1
+    slots: AtLeastOne = 1
     #: Warm processes beside those, to stand in for one that dies.
-    spares: int = 0
+    spares: NotNegative[int] = 0
     #: Engines that may sleep on each device beside the one that is awake.
-    sleepers: int = 0
+    sleepers: NotNegative[int] = 0
     #: What engines use; ``auto`` asks vLLM and torch.
     device: DeviceName = "auto"
     #: GPUs by index or UUID, MIG instances by UUID, one for each slot; on a CPU empty.
@@ -217,37 +206,37 @@ class WorkerSettings(ServiceSettings):
     #: Tokens, prompt and output together; 0: what the model allows.
     max_model_len: int = 0
     #: Requests that an engine runs at once (vLLM's name).
-    max_num_seqs: int = 256
+    max_num_seqs: AtLeastOne = 256
     #: No graph capture and no compilation: starts sooner; for tiny models and for the CPU.
     enforce_eager: bool = False
     #: Further arguments of the engine, by vLLM's own names, as JSON.
     engine_args: str = "{}"
     #: The workers' leases; renewed three times as often.
-    lease_ms: int = 30_000
+    lease_ms: Annotated[int, at_least(1_000)] = 30_000
     #: Longest time without a sign of life of a process that warms up, or loads or unloads a model.
-    start_timeout_s: float = 600.0
+    start_timeout_s: Positive = 600.0
     #: Longest time for that altogether, with downloads and compilations.
-    load_timeout_s: float = 7200.0
+    load_timeout_s: Positive = 7200.0
     #: Before a model gives way, its running requests may finish for so long; the rest goes back.
-    drain_timeout_s: float = 600.0
+    drain_timeout_s: Positive = 600.0
     #: Part of its warm memory by which a process may grow steadily in six unloads; above it, a new
     #: one.
-    leak_tolerance: float = 0.02
+    leak_tolerance: NotNegative[float] = 0.02
     #: The same in MiB: the larger one counts.
-    leak_floor_mib: float = 64.0
+    leak_floor_mib: NotNegative[float] = 64.0
     #: A busy engine that makes no step for so long is killed.
-    hang_timeout_s: float = 60.0
+    hang_timeout_s: Positive = 60.0
     #: Most bytes of a constraint on the text (`structured_outputs`), as JSON.
-    max_grammar_bytes: int = MAX_GRAMMAR_BYTES
+    max_grammar_bytes: AtLeastOne = MAX_GRAMMAR_BYTES
     #: A request is refused where its grammar takes longer to compile.
-    grammar_timeout_s: float = 10.0
+    grammar_timeout_s: Positive = 10.0
     #: On SIGTERM running requests may finish for so long; what is left is handed back.
-    grace_s: float = 30.0
+    grace_s: NotNegative[float] = 30.0
     #: First and longest pause before a dead process is started again.
-    backoff_s: float = 0.5
-    max_backoff_s: float = 30.0
+    backoff_s: Positive = 0.5
+    max_backoff_s: Positive = 30.0
     #: Failures of the same kind before any process of this host was of use: that is enough.
-    max_start_failures: int = 3
+    max_start_failures: AtLeastOne = 3
     #: What then: end with status 5, or say so once and go on trying with `max_backoff_s`.
     on_start_failure: StartFailureAction = "exit"
     #: Simulated engine only: prefill tokens/s, seconds for a decode step (0: no limit).
@@ -256,7 +245,7 @@ class WorkerSettings(ServiceSettings):
     #: Simulated engine only: tokens that its prefix cache holds (0: it has none).
     simulated_cache_tokens: int = 0
     #: Simulated engine only: seconds that loading a model takes.
-    simulated_load_s: float = 0.0
+    simulated_load_s: NotNegative[float] = 0.0
     #: Simulated engine only: name and hit count of a point at which the process kills itself.
     crash_point: str = ""
 
@@ -273,26 +262,6 @@ class WorkerSettings(ServiceSettings):
             msgspec.json.decode(self.engine_args, type=dict)
         except msgspec.MsgspecError as error:
             yield f"engine_args: must be a JSON object: {error}"
-        counts = ("slots", "max_num_seqs", "max_start_failures", "max_grammar_bytes")
-        for name in counts:
-            if getattr(self, name) < 1:
-                yield f"{name}: must be at least 1"
-        if self.lease_ms < 1_000:
-            yield "lease_ms: must be at least 1000"
-        waits = (
-            "start_timeout_s",
-            "load_timeout_s",
-            "drain_timeout_s",
-            "hang_timeout_s",
-            "backoff_s",
-        )
-        for name in (*waits, "max_backoff_s", "grammar_timeout_s"):
-            if getattr(self, name) <= 0:
-                yield f"{name}: must be positive"
-        amounts = ("grace_s", "leak_tolerance", "leak_floor_mib", "simulated_load_s")
-        for name in (*amounts, "spares", "sleepers"):
-            if getattr(self, name) < 0:
-                yield f"{name}: must not be negative"
 
     def _model_errors(self) -> Iterator[str]:
         if self.models and (self.model or self.model_name):

@@ -42,7 +42,6 @@ class TenantSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 #: The settings that can refuse a request.
 LIMITS: Final = tuple(name for name in TenantSettings.__struct_fields__ if name != "weight")
 DEFAULTS: Final = TenantSettings()
-_decoder = msgspec.json.Decoder(TenantSettings)
 
 
 def encode_tenant(settings: TenantSettings) -> bytes:
@@ -50,9 +49,8 @@ def encode_tenant(settings: TenantSettings) -> bytes:
     return msgspec.json.encode(settings)
 
 
-def decode_tenant(packed: bytes) -> TenantSettings:
-    """Inverse of `encode_tenant`; raises `msgspec.MsgspecError`."""
-    return _decoder.decode(packed)
+#: Inverse of `encode_tenant`; raises `msgspec.MsgspecError`.
+decode_tenant: Final = msgspec.json.Decoder(TenantSettings).decode
 
 
 def decode_tenants(fields: Mapping[bytes, bytes]) -> dict[str, TenantSettings]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 _UNITS_MS: Final = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -39,25 +39,23 @@ def local_time(unix_s: float, timespec: str = "seconds") -> str:
 
 def printable(text: str) -> str:
     """An untrusted value in one line, with control characters escaped as in Python."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+    return _escape(text, _escaped)
 
 
 def harmless(text: str) -> str:
     """`printable` for texts of several lines."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in text)
+    return _escape(text, _escaped, keep="\n\t")
 
 
 def harmless_json(text: str) -> str:
     """`harmless` for JSON, whose meaning does not change."""
+    return _escape(text, _escaped_in_json, keep="\n\t")
+
+
+def _escape(text: str, escaped: Callable[[str], str], keep: str = "") -> str:
     if text.isprintable():
         return text
-    return "".join(
-        one if one.isprintable() or one in "\n\t" else _escaped_in_json(one) for one in text
-    )
+    return "".join(one if one.isprintable() or one in keep else escaped(one) for one in text)
 
 
 def indented(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -142,18 +142,13 @@ def split_hosts(
     return there, gone
 
 
-_worker_decoder = msgspec.json.Decoder(WorkerInfo)
-_host_decoder = msgspec.json.Decoder(HostInfo)
-
-
 def encode_worker(worker: WorkerInfo) -> bytes:
     """A roster entry as JSON."""
     return msgspec.json.encode(worker)
 
 
-def decode_worker(packed: bytes) -> WorkerInfo:
-    """Inverse of `encode_worker`."""
-    return _worker_decoder.decode(packed)
+#: Inverse of `encode_worker`.
+decode_worker: Final = msgspec.json.Decoder(WorkerInfo).decode
 
 
 def encode_host(host: HostInfo) -> bytes:
@@ -161,6 +156,5 @@ def encode_host(host: HostInfo) -> bytes:
     return msgspec.json.encode(host)
 
 
-def decode_host(packed: bytes) -> HostInfo:
-    """Inverse of `encode_host`."""
-    return _host_decoder.decode(packed)
+#: Inverse of `encode_host`.
+decode_host: Final = msgspec.json.Decoder(HostInfo).decode

@@ -12,8 +12,8 @@ import socket
 import threading
 import wsgiref.simple_server
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from socketserver import ThreadingMixIn
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -39,58 +39,52 @@ class Collector(Protocol):
         """The metrics as they are now."""
 
 
+@dataclass(slots=True)
 class Endpoint:
     """Serves the metrics and the health of one process at ``http://host:port``, from a thread.
 
     ``/metrics`` is for Prometheus, ``/livez`` and ``/readyz`` are for probes: status 200 and
-    ``ok``, or 503 and the reason.
+    ``ok``, or 503 and the reason. Raises `SettingsError` where the extra is missing.
     """
 
-    def __init__(
-        self,
-        collector: Collector,
-        health: Health,
-        host: str,
-        port: int,
-        pages: Mapping[str, Page] = MappingProxyType({}),
-    ) -> None:
-        """``pages`` are others, by path. Raises `SettingsError` where the extra is missing."""
+    collector: Collector
+    health: Health
+    host: str
+    port: int
+    pages: Mapping[str, Page] = field(default_factory=dict)  # others, by path
+    _server: WSGIServer | None = None
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
             raise SettingsError([f"metrics_port: needs more: {pip_install('metrics')}"])
-        self._collector = collector
-        self._health = health
-        self._host = host
-        self._port = port
-        self._pages = pages
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start to listen; raises `SettingsError` where that fails."""
         from prometheus_client import CollectorRegistry, make_wsgi_app
 
         registry: Any = CollectorRegistry(auto_describe=False)
-        registry.register(self._collector)
+        registry.register(self.collector)
         application: Any = make_wsgi_app(registry)
 
         def answer(environ: dict[str, Any], start_response: Any) -> Any:
             match environ["PATH_INFO"]:
                 case "/livez":
-                    return _probe_answer(self._health.not_live, start_response)
+                    return _probe_answer(self.health.not_live, start_response)
                 case "/readyz":
-                    return _probe_answer(self._health.not_ready, start_response)
-            if page := self._pages.get(environ["PATH_INFO"]):
+                    return _probe_answer(self.health.not_ready, start_response)
+            if page := self.pages.get(environ["PATH_INFO"]):
                 return _page_answer(page, environ["QUERY_STRING"], start_response)
             # In OpenMetrics the library removes the colon from names that are not its own.
             return application({**environ, "HTTP_ACCEPT": PLAIN}, start_response)
 
-        kind = _IPv6Server if ":" in self._host else _Server
+        kind = _IPv6Server if ":" in self.host else _Server
         try:
             self._server = wsgiref.simple_server.make_server(
-                self._host, self._port, answer, kind, _Handler
+                self.host, self.port, answer, kind, _Handler
             )
         except OSError as error:
-            place = f"{self._host}:{self._port}"
+            place = f"{self.host}:{self.port}"
             raise SettingsError([f"metrics_port: cannot listen at {place}: {error}"]) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_request, make_result
-from tokenyard.client.build import PreparedRequest
+from tokenyard.client.build import PreparedRequest, SubmissionTerms
 from tokenyard.client.core import BLOCK_MS, IDLE_BLOCK_MS, ClientCore
 from tokenyard.client.operations import Operation, Steps
 from tokenyard.client.router import CHECK_AFTER_S
@@ -26,7 +26,7 @@ def make_core() -> ClientCore:
 def prepare(
     request_id: str, priority_class: PriorityClass = "normal", size: int = 1
 ) -> PreparedRequest:
-    return PreparedRequest(make_request(request_id), priority_class, None, size)
+    return PreparedRequest(make_request(request_id), SubmissionTerms(priority_class), None, size)
 
 
 def command(operation: Operation) -> Any:

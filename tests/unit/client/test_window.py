@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,18 +11,19 @@ import pytest
 
 from tests.support.builders import make_request, make_result
 from tests.support.fake_clock import FakeClock
-from tokenyard.client.build import PreparedRequest
+from tokenyard.client.build import PreparedRequest, SubmissionTerms
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.window import MapWindow, Numbered
 from tokenyard.protocol.errors import UnknownRequest
 
 
 def prepared(request_id: str) -> PreparedRequest:
-    return PreparedRequest(make_request(request_id), "normal", None, 100)
+    return PreparedRequest(make_request(request_id), SubmissionTerms(), None, 100)
 
 
 def make_window(items: Iterable[Any], size: int = 8, **options: Any) -> MapWindow:
-    return MapWindow(items, size, **({"ordered": False, "wake": lambda: None} | options))
+    usual = {"ordered": False, "wake": lambda: None, "timeout_s": 5.0}
+    return MapWindow(items, size, **(usual | options))
 
 
 def submit_all(window: MapWindow, now: float = 0.0) -> dict[int, PendingRequest]:
@@ -65,28 +67,49 @@ def test_a_window_of_one() -> None:
     assert window.is_over
 
 
-def test_results_in_order_wait_for_the_first() -> None:
+def test_results_in_order_wait_for_the_first(fake_clock: FakeClock) -> None:
     window = make_window(range(4), ordered=True)
     pull(window)
     requests = submit_all(window)
     answer(requests[1])
     answer(requests[2])
     assert list(window.ready()) == []
-    assert window.wait_s(0.0, 5.0) == 5.0
+    assert window.wait_s() == 5.0
     answer(requests[0])
     assert [index for index, _ in window.ready()] == [0, 1, 2]
     assert not window.is_over
 
 
-def test_postponed_requests_come_first_and_not_before_their_time() -> None:
+def test_a_window_is_stuck_where_nothing_moves(fake_clock: FakeClock) -> None:
+    window = make_window(range(2))
+    pull(window)
+    requests = submit_all(window)
+    fake_clock.advance(4.0)
+    answer(requests[0])
+    for _ in window.ready():
+        fake_clock.advance(9.0)  # the caller may take its time
+    assert not window.is_stuck
+    fake_clock.advance(5.0)
+    assert window.is_stuck
+
+
+def test_a_window_may_wait_forever() -> None:
+    window = make_window(["x"], timeout_s=math.inf)
+    pull(window)
+    submit_all(window)
+    assert 0 < window.wait_s() < math.inf
+
+
+def test_postponed_requests_come_first_and_not_before_their_time(fake_clock: FakeClock) -> None:
     window = make_window(range(3))
     pull(window)
     prepared: list[Numbered] = window.take_unsubmitted(0.0)
-    window.postpone(prepared[1:], retry_at=2.0)
+    window.postpone(prepared[1:], retry_at=fake_clock.now + 2.0)
     window.submitted(0, PendingRequest("0", None, 0.0))
-    assert window.take_unsubmitted(1.0) == []
-    assert window.wait_s(1.5, 5.0) == 0.5
-    assert window.take_unsubmitted(2.0) == prepared[1:]
+    fake_clock.advance(1.5)
+    assert window.take_unsubmitted(fake_clock.now) == []
+    assert window.wait_s() == 0.5
+    assert window.take_unsubmitted(fake_clock.now + 0.5) == prepared[1:]
 
 
 def test_a_result_that_was_there_before_we_listened_is_not_lost() -> None:
@@ -98,7 +121,7 @@ def test_a_result_that_was_there_before_we_listened_is_not_lost() -> None:
     answer(pending)
     window.submitted(index, pending)
     assert woken
-    assert window.wait_s(0.0, 5.0) == 0.0
+    assert window.wait_s() == 0.0
     assert len(list(window.ready())) == 1
 
 

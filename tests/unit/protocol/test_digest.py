@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.support.builders import entry_fields
 from tokenyard.client.build import RequestBuilder
 from tokenyard.protocol.digest import (
-    DEFINING,
     UNREADABLE,
     entry_digest,
     request_digest,
@@ -21,6 +20,11 @@ from tokenyard.protocol.digest import (
 from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.wire import Request, prompt_value, template_of
 
+#: What decides the answer, and so is in the digest.
+DEFINING = {
+    *("tokens", "prompt", "messages", "chat", "model", "params", "stated"),
+    *("reasoning_ended", "reasoning_parser_kwargs"),
+}
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
 INCIDENTAL = {
     "id",

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from tokenyard import clock
-from tokenyard.broker.connection import public_url
+from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
 from tokenyard.cli.shared.interrupts import Interrupts

@@ -10,7 +10,7 @@ import msgspec
 from click.core import ParameterSource
 from rich.console import Console
 
-from tokenyard.broker.connection import public_url
+from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.console import HarmlessConsole, say
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.up.child import LogLine
