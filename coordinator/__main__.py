@@ -45,27 +45,25 @@ TEXTS: Final = {
     "reply_maxlen": "Most entries of one reply stream.",
     "dead_maxlen": "Most dead letters.",
 }
-ABOUT: Final = """Run a coordinator, which assigns requests to workers.
-
-One of a yard's coordinators leads; the others stand by and take over when it dies. It needs no
-GPU. SIGTERM or Ctrl-C stops it; no request is lost.
-
-\b
-Examples:
-  tokenyard --redis-url redis://broker:6379 coordinator
-  tokenyard coordinator --expect-workers 8 --deterministic --record schedule.jsonl
-"""
 
 
 def run(settings: CoordinatorSettings) -> int:
-    """Run until SIGTERM or SIGINT; the exit status."""
+    """Run a coordinator, which assigns requests to workers.
+
+    One of a yard's coordinators leads; the others stand by and take over when it dies. It needs no
+    GPU. SIGTERM or Ctrl-C stops it; no request is lost.
+
+    Examples:
+      tokenyard --redis-url redis://broker:6379 coordinator
+      tokenyard coordinator --expect-workers 8 --deterministic --record schedule.jsonl
+    """
     # Late, so that `tokenyard --help`, which lists this command, stays quick.
     from coordinator.coordinator import Coordinator
 
     return Coordinator(settings, ServiceManager.of(os.environ)).run()
 
 
-main = program("coordinator", CoordinatorSettings, run, about=ABOUT, texts=TEXTS)
+main = program("coordinator", CoordinatorSettings, run, texts=TEXTS)
 
 if __name__ == "__main__":
     main()

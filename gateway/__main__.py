@@ -40,20 +40,18 @@ TEXTS: Final = {
     "board_max_streams": "Open pages of the board that are kept up to date.",
     "trust_remote_code": "Run code that comes with a model, where the models file trusts it.",
 }
-ABOUT: Final = """Run a gateway, which serves the yard by OpenAI's HTTP API.
-
-Any number of gateways may run side by side: all state is in Redis. It needs no GPU and loads no
-weights, but the models' tokenizers and configurations, at the paths of the models file.
-
-\b
-Examples:
-  tokenyard gateway
-  tokenyard --redis-url redis://broker:6379 gateway --port 8000
-"""
 
 
 def run(settings: GatewaySettings) -> int:
-    """Run until SIGTERM or SIGINT, which end the process."""
+    """Run a gateway, which serves the yard by OpenAI's HTTP API.
+
+    Any number of gateways may run side by side: all state is in Redis. It needs no GPU and loads no
+    weights, but the models' tokenizers and configurations, at the paths of the models file.
+
+    Examples:
+      tokenyard gateway
+      tokenyard --redis-url redis://broker:6379 gateway --port 8000
+    """
     if why := why_no_gateway():
         raise SettingsError([why])
     # Late, so that `tokenyard --help`, which lists this command, stays quick.
@@ -62,7 +60,7 @@ def run(settings: GatewaySettings) -> int:
     serve(settings)
 
 
-main = program("gateway", GatewaySettings, run, about=ABOUT, texts=TEXTS)
+main = program("gateway", GatewaySettings, run, texts=TEXTS)
 
 if __name__ == "__main__":
     main()

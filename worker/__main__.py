@@ -53,28 +53,27 @@ TEXTS: Final = {
     "simulated_load_s": "Simulated engine: seconds to load a model.",
     "crash_point": "Simulated engine, for tests: where the process kills itself.",
 }
-ABOUT: Final = """Run this host's workers, one process for each slot.
-
-A controller starts the worker processes, keeps their leases and starts them again when they die.
-SIGTERM or Ctrl-C stops them after their running requests, or after --grace-s, which requeues those.
-
-\b
-Examples:
-  tokenyard --redis-url redis://broker:6379 worker --model meta-llama/Llama-3.1-8B-Instruct
-  tokenyard worker --model ./my-model --slots 4 --devices 0,1,2,3
-  tokenyard worker --models models.toml --slots 4 --spares 1
-"""
 
 
 def run(settings: WorkerSettings) -> int:
-    """Run until stopped; returns the exit status."""
+    """Run this host's workers, one process for each slot.
+
+    A controller starts the worker processes, keeps their leases and starts them again when they
+    die. SIGTERM or Ctrl-C stops them after their running requests, or after --grace-s, which
+    requeues those.
+
+    Examples:
+      tokenyard --redis-url redis://broker:6379 worker --model meta-llama/Llama-3.1-8B-Instruct
+      tokenyard worker --model ./my-model --slots 4 --devices 0,1,2,3
+      tokenyard worker --models models.toml --slots 4 --spares 1
+    """
     # A late import keeps `tokenyard --help`, which lists this command, fast.
     from worker.host.controller import Controller
 
     return Controller(settings, ServiceManager.of(os.environ)).run()
 
 
-main = program("worker", WorkerSettings, run, about=ABOUT, texts=TEXTS)
+main = program("worker", WorkerSettings, run, texts=TEXTS)
 
 if __name__ == "__main__":
     main()

@@ -23,22 +23,20 @@ TEXTS: Final = {
     "wait_s": "They wait for so long at most.",
     "grace_s": "On SIGTERM, answers may finish for so long.",
 }
-ABOUT: Final = """Serve the board: the yard in a browser, at /board.
-
-A gateway serves it, too. On loopback it asks for no key, and everybody who reaches it is an admin;
-elsewhere one logs in with a key that has a role (`tokenyard keys create --role viewer`).
-docs/board.md tells what each role may do.
-
-\b
-Examples:
-  tokenyard board
-  tokenyard board --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
-  tokenyard board --keys required --hosts https://board.example.com     behind a proxy
-"""
 
 
 def run(settings: BoardSettings) -> int:
-    """Run until SIGTERM or SIGINT."""
+    """Serve the board: the yard in a browser, at /board.
+
+    A gateway serves it, too. On loopback it asks for no key, and everybody who reaches it is an
+    admin; elsewhere one logs in with a key that has a role (`tokenyard keys create --role viewer`).
+    docs/board.md tells what each role may do.
+
+    Examples:
+      tokenyard board
+      tokenyard board --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+      tokenyard board --keys required --hosts https://board.example.com     behind a proxy
+    """
     # Late, so that `tokenyard --help`, which lists this command, stays quick.
     try:
         from tokenyard.board.server import serve
@@ -47,7 +45,7 @@ def run(settings: BoardSettings) -> int:
     return serve(settings)
 
 
-main = program("board", BoardSettings, run, about=ABOUT, texts=TEXTS)
+main = program("board", BoardSettings, run, texts=TEXTS)
 
 if __name__ == "__main__":
     main()

@@ -43,21 +43,6 @@ COMMANDS: Final = {
     "gateway": "gateway.__main__:main",
     "board": "tokenyard.board.__main__:main",
 }
-ABOUT: Final = """Tokenyard is a durable job queue for LLM inference on Redis Streams.
-
-\b
-Begin here:
-  tokenyard demo              200 sums to two vLLM workers on this CPU, checked
-  tokenyard up                a broker, a coordinator and two workers to try
-  tokenyard submit "12+34="   send a prompt (in another terminal)
-  tokenyard info              show the state of the yard
-  tokenyard requests          list requests that wait, run or have ended
-  tokenyard explain ID        show the timeline of a request
-
-Without --redis-url, `up` starts its own broker, and the other commands find it. The options below
-may also follow the command, where they take precedence. `tokenyard COMMAND --help` explains each
-command with examples.
-"""
 EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 2 wrong usage,
 3 no usable broker or coordinator, a full queue, or workers that have not obeyed, 4 timeout, 5 the
 workers cannot start, 130 interrupted by Ctrl-C (128 plus the number of another signal)."""
@@ -66,7 +51,6 @@ workers cannot start, 130 interrupted by Ctrl-C (128 plus the number of another 
 @click.group(
     cls=LazyGroup,
     places=COMMANDS,
-    help=ABOUT,
     epilog=EPILOG,
     params=yard_options(yard_value),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -75,5 +59,18 @@ workers cannot start, 130 interrupted by Ctrl-C (128 plus the number of another 
 @click.version_option(__version__, "-V", "--version", prog_name="tokenyard")
 @click.pass_context
 def main(ctx: click.Context, redis_url: str | None, yard: str, debug: bool, as_json: bool) -> None:
-    """Entry point of the program."""
+    """Tokenyard is a durable job queue for LLM inference on Redis Streams.
+
+    Begin here:
+      tokenyard demo              200 sums to two vLLM workers on this CPU, checked
+      tokenyard up                a broker, a coordinator and two workers to try
+      tokenyard submit "12+34="   send a prompt (in another terminal)
+      tokenyard info              show the state of the yard
+      tokenyard requests          list requests that wait, run or have ended
+      tokenyard explain ID        show the timeline of a request
+
+    Without --redis-url, `up` starts its own broker, and the other commands find it. The options
+    below may also follow the command, where they take precedence. `tokenyard COMMAND --help`
+    explains each command with examples.
+    """
     ctx.obj = YardChoice(redis_url or "", yard, debug, as_json)

@@ -13,15 +13,6 @@ from tokenyard.ops.audit import AuditEntry, read_audit
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import local_time
 
-ABOUT: Final = """List what operators have done at the board and on the command line.
-
-The newest come first. The yard keeps about the last 10,000; commands that only read leave none.
-
-\b
-Examples:
-  tokenyard audit
-  tokenyard audit --limit 1000 --json
-"""
 _COLUMNS: Final[Columns[AuditEntry]] = {
     Column("Time", is_whole=True): lambda one: local_time(one.at_ms / 1000),
     Column("Who"): lambda one: one.who,
@@ -33,12 +24,19 @@ _COLUMNS: Final[Columns[AuditEntry]] = {
 }
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="List what operators have done.")
+@click.command(cls=PlainCommand, short_help="List what operators have done.")
 @limit_option
 @json_list_option("an entry")
 @click.pass_context
 def audit(ctx: click.Context, limit: int, as_json: bool) -> None:
-    """List the newest entries, the newest first."""
+    """List what operators have done at the board and on the command line.
+
+    The newest come first. The yard keeps about the last 10,000; commands that only read leave none.
+
+    Examples:
+      tokenyard audit
+      tokenyard audit --limit 1000 --json
+    """
     with opened(ctx.obj) as yard:
         entries = read_audit(yard, limit)
     below = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"

@@ -1,4 +1,19 @@
-"""`tokenyard dead`: list, show, requeue or delete dead letters."""
+"""Dead letters: failed requests that are kept whole.
+
+A request becomes a dead letter if it crashed its worker while it ran alone (POISONED), failed
+repeatedly on an engine (INFERENCE_ERROR), or lost its worker in a stream with n above 1
+(WORKER_LOST); its client has the failed result. So does an entry without a client that could be
+answered, or with the id of another request (ID_REUSED).
+
+LETTER is a name from `tokenyard dead list`, or the id of the request.
+
+Examples:
+  tokenyard dead list
+  tokenyard dead show 1763700000000-0
+  tokenyard dead requeue 1763700000000-0
+  tokenyard dead requeue --all
+  tokenyard dead drop q7
+"""
 
 from __future__ import annotations
 
@@ -17,24 +32,6 @@ from tokenyard.ops import letters as ops
 from tokenyard.process.program import Exit, PlainCommand, PlainGroup
 from tokenyard.protocol.texts import counted, local_time, printable
 from tokenyard.yard.letters import WholeLetter, dead_letters, find_letter
-
-ABOUT: Final = """Dead letters: failed requests that are kept whole.
-
-A request becomes a dead letter if it crashed its worker while it ran alone (POISONED), failed
-repeatedly on an engine (INFERENCE_ERROR), or lost its worker in a stream with n above 1
-(WORKER_LOST); its client has the failed result. So does an entry without a client that could be
-answered, or with the id of another request (ID_REUSED).
-
-LETTER is a name from `tokenyard dead list`, or the id of the request.
-
-\b
-Examples:
-  tokenyard dead list
-  tokenyard dead show 1763700000000-0
-  tokenyard dead requeue 1763700000000-0
-  tokenyard dead requeue --all
-  tokenyard dead drop q7
-"""
 
 
 def _owner(letter: WholeLetter) -> str:
@@ -98,7 +95,7 @@ def _lines(text: str) -> str:
 
 dead = PlainGroup(
     "dead",
-    help=ABOUT,
+    help=__doc__,
     short_help="List, show, requeue or delete dead letters.",
     commands=[
         list_letters,

@@ -38,18 +38,6 @@ from tokenyard.protocol.replies import Result
 from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.texts import counted, pip_install
 
-ABOUT: Final = """Ask two vLLM workers on this machine 200 sums, and check the answers.
-
-Starts a broker in a temporary folder, a coordinator, the workers, which serve the example model
-`adder`, and a gateway; streams a few answers, sends the rest, asks a few by HTTP, prints a table,
-and stops everything. It needs neither Redis nor a GPU; with one GPU it starts one worker. Where
-vLLM is not installed, a simulated engine invents the answers, and there is no gateway.
-
-\b
-Examples:
-  tokenyard demo
-  tokenyard demo --requests 2000 --workers 1 --rows 0
-"""
 _STREAMED: Final = 3
 _SEED: Final = 2
 #: "99+99=" has three digits in its answer, and an end.
@@ -100,7 +88,6 @@ def sums(count: int) -> list[Sum]:
 
 @click.command(
     cls=PlainCommand,
-    help=ABOUT,
     short_help="Ask two workers 200 sums, checked.",
     params=worker_options("Worker processes.", DEVICE_TEXTS),
 )
@@ -114,7 +101,18 @@ def sums(count: int) -> list[Sum]:
 )
 @click.pass_context
 def demo(ctx: click.Context, /, requests: int, rows: int, **given: Any) -> None:
-    """Run the demo; the last line counts the answers."""
+    """Ask two vLLM workers on this machine 200 sums, and check the answers.
+
+    Starts a broker in a temporary folder, a coordinator, the workers, which serve the example model
+    `adder`, and a gateway; streams a few answers, sends the rest, asks a few by HTTP, prints a
+    table, and stops everything. It needs neither Redis nor a GPU; with one GPU it starts one
+    worker. Where vLLM is not installed, a simulated engine invents the answers, and there is no
+    gateway.
+
+    Examples:
+      tokenyard demo
+      tokenyard demo --requests 2000 --workers 1 --rows 0
+    """
     choice: YardChoice = ctx.obj
     console = HarmlessConsole(highlight=False, markup=False)
     model = example_model("adder")

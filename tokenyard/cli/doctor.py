@@ -17,24 +17,6 @@ from tokenyard.doctor import Finding, Verdict, diagnose, gather
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.texts import counted
 
-ABOUT: Final = """Check a yard and its broker, and print a remedy for each problem.
-
-It reads and changes nothing: version, eviction, AOF, memory by kind of key, disk, replicas, users,
-time-outs, clocks; coordinator, workers, versions, models, pauses, leases, lanes, consumer groups,
-dead letters, tenants. A check that the broker or our user does not allow is "unknown", which is not
-a fault: managed servers refuse CONFIG.
-
-\b
-Examples:
-  tokenyard doctor
-  tokenyard doctor --all
-  tokenyard --redis-url redis://admin:secret@broker:6379 doctor --json | jq -r .name
-
-\b
-Exit statuses:
-  0  no fault; there may be warnings      1  at least one fault
-  3  no broker
-"""
 _STYLES: Final[dict[Verdict, str]] = {
     "ok": "green",
     "warning": "yellow",
@@ -43,12 +25,27 @@ _STYLES: Final[dict[Verdict, str]] = {
 }
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Check a yard and its broker.")
+@click.command(cls=PlainCommand, short_help="Check a yard and its broker.")
 @click.option("--all", "shows_all", is_flag=True, help="Also show what is in order.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding.")
 @click.pass_context
 def doctor(ctx: click.Context, shows_all: bool, as_json: bool) -> None:
-    """Check once and print the findings."""
+    """Check a yard and its broker, and print a remedy for each problem.
+
+    It reads and changes nothing: version, eviction, AOF, memory by kind of key, disk, replicas,
+    users, time-outs, clocks; coordinator, workers, versions, models, pauses, leases, lanes,
+    consumer groups, dead letters, tenants. A check that the broker or our user does not allow is
+    "unknown", which is not a fault: managed servers refuse CONFIG.
+
+    Examples:
+      tokenyard doctor
+      tokenyard doctor --all
+      tokenyard --redis-url redis://admin:secret@broker:6379 doctor --json | jq -r .name
+
+    Exit statuses:
+      0  no fault; there may be warnings      1  at least one fault
+      3  no broker
+    """
     choice: YardChoice = ctx.obj
     with opened(choice) as yard:
         findings = list(diagnose(gather(yard)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 import msgspec
 from rich.table import Table
@@ -16,34 +14,31 @@ from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.texts import local_time, printable
 from tokenyard.yard.timeline import Timeline, read_timeline
 
-ABOUT: Final = """Show the timeline of a request, until its result expires.
 
-When it was accepted, how long it waited and why, which worker it was assigned to and why, how each
-attempt ended, and its result. Times count from its acceptance, by the server's clock. If it waits
-for a pause, the operator, duration and reason of the pause are shown.
-
-Without --client, the client is `anon` if it has the id, else the only one that has.
-`tokenyard requests` lists the ids.
-
-\b
-Examples:
-  tokenyard explain 6b1b2c9e-1
-  tokenyard explain q1 --client ann
-  tokenyard explain q1 --client ann --json | jq .attempts
-  tokenyard explain plain-1              a request without a client of its own
-
-The exit status is 1 if the yard does not know the request or its result has expired, and 2 if the
-client is ambiguous or unknown: give --client then.
-"""
-
-
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Show the timeline of a request.")
+@click.command(cls=PlainCommand, short_help="Show the timeline of a request.")
 @click.argument("request_id", metavar="ID", callback=request_id)
 @client_option
 @json_option
 @click.pass_context
 def explain(ctx: click.Context, request_id: str, client: str | None, as_json: bool) -> None:
-    """Read the ledger of a request once and print it."""
+    """Show the timeline of a request, until its result expires.
+
+    When it was accepted, how long it waited and why, which worker it was assigned to and why, how
+    each attempt ended, and its result. Times count from its acceptance, by the server's clock. If
+    it waits for a pause, the operator, duration and reason of the pause are shown.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has. `tokenyard
+    requests` lists the ids.
+
+    Examples:
+      tokenyard explain 6b1b2c9e-1
+      tokenyard explain q1 --client ann
+      tokenyard explain q1 --client ann --json | jq .attempts
+      tokenyard explain plain-1              a request without a client of its own
+
+    The exit status is 1 if the yard does not know the request or its result has expired, and 2 if
+    the client is ambiguous or unknown: give --client then.
+    """
     with opened(ctx.obj) as yard:
         owner = owner_of(yard, request_id, client)
         timeline = read_timeline(yard, owner, request_id)

@@ -31,35 +31,11 @@ from tokenyard.yard.line import NOBODY, TenantLine, read_line
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 
-ABOUT: Final = """Show a yard: its leader, waiting requests, pauses, tenants, and what workers hold.
-
-Columns that do not fit the terminal are left out. --verbose shows all: device, memory and lease of
-each worker, and the phases of loading its model.
-
-Of the tenants that wait, it shows the share of tokens that each should have, and with --interval
-the share that it had in the last minute; the next to be served is first.
-
-With --interval it looks again and again, and shows how many requests and tokens are finished in
-a second: it refreshes in a terminal, and elsewhere prints a block of lines, or with --json one
-line, for each snapshot. A broker that goes away meanwhile is waited for.
-
-The exit status is 3 if no coordinator leads, or the broker takes no writes, so that a script can
-check whether the yard works.
-
-\b
-Examples:
-  tokenyard info
-  tokenyard info --verbose
-  tokenyard info --interval 2
-  tokenyard --redis-url redis://broker:6379 --yard test info
-  tokenyard info --json | jq .waiting
-  tokenyard info --interval 10 --count 6 --json | jq .rates.yard.tokens_per_s
-"""
 _MOST_TENANTS: Final = 10
 Show = Callable[[RenderableType], None]
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Show the state of a yard.")
+@click.command(cls=PlainCommand, short_help="Show the state of a yard.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on one line.")
 @click.option(
     "--interval",
@@ -77,7 +53,29 @@ Show = Callable[[RenderableType], None]
 def info(
     ctx: click.Context, as_json: bool, interval: float | None, count: int | None, verbose: bool
 ) -> None:
-    """Read the yard and print it."""
+    """Show a yard: its leader, waiting requests, pauses, tenants, and what workers hold.
+
+    Columns that do not fit the terminal are left out. --verbose shows all: device, memory and lease
+    of each worker, and the phases of loading its model.
+
+    Of the tenants that wait, it shows the share of tokens that each should have, and with
+    --interval the share that it had in the last minute; the next to be served is first.
+
+    With --interval it looks again and again, and shows how many requests and tokens are finished in
+    a second: it refreshes in a terminal, and elsewhere prints a block of lines, or with --json one
+    line, for each snapshot. A broker that goes away meanwhile is waited for.
+
+    The exit status is 3 if no coordinator leads, or the broker takes no writes, so that a script
+    can check whether the yard works.
+
+    Examples:
+      tokenyard info
+      tokenyard info --verbose
+      tokenyard info --interval 2
+      tokenyard --redis-url redis://broker:6379 --yard test info
+      tokenyard info --json | jq .waiting
+      tokenyard info --interval 10 --count 6 --json | jq .rates.yard.tokens_per_s
+    """
     if interval is None and count is not None:
         raise click.UsageError("--count goes with --interval")
     choice: YardChoice = ctx.obj

@@ -1,4 +1,17 @@
-"""`tokenyard keys`: the keys of the HTTP gateway and of the board."""
+"""Keys for the HTTP gateway (`Authorization: Bearer ...`) and the board.
+
+A key of a tenant opens the gateway: requests under it carry the tenant's name, and what one tenant
+asked nobody else can read, cancel or continue. A key with a role opens the board: a viewer looks,
+an operator also cancels, requeues, pauses and loads, an admin also sets tenants and keys. Redis
+keeps only a digest of each key.
+
+Examples:
+  tokenyard keys create --tenant research
+  tokenyard keys create --tenant nightly --models llama-8b --classes low
+  tokenyard keys create --role operator --name "on call"
+  tokenyard keys list
+  tokenyard keys revoke 3f9a0c1d2b4e
+"""
 
 from __future__ import annotations
 
@@ -18,21 +31,6 @@ from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.texts import counted, local_time
 from tokenyard.yard.keys import list_keys
 
-ABOUT: Final = """Keys for the HTTP gateway (`Authorization: Bearer ...`) and the board.
-
-A key of a tenant opens the gateway: requests under it carry the tenant's name, and what one tenant
-asked nobody else can read, cancel or continue. A key with a role opens the board: a viewer looks,
-an operator also cancels, requeues, pauses and loads, an admin also sets tenants and keys. Redis
-keeps only a digest of each key.
-
-\b
-Examples:
-  tokenyard keys create --tenant research
-  tokenyard keys create --tenant nightly --models llama-8b --classes low
-  tokenyard keys create --role operator --name "on call"
-  tokenyard keys list
-  tokenyard keys revoke 3f9a0c1d2b4e
-"""
 #: A key with its id.
 _Listed = tuple[str, ApiKey]
 
@@ -69,7 +67,7 @@ def _fields(listed: _Listed) -> dict[str, Any]:
 
 keys = PlainGroup(
     "keys",
-    help=ABOUT,
+    help=__doc__,
     short_help="Create, list or revoke keys of gateway and board.",
     commands=[
         command(ops.create, "create", "Create one; it is shown once."),

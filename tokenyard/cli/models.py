@@ -1,4 +1,21 @@
-"""`tokenyard models`: list, load and unload models."""
+"""List models and the workers that hold them, and load or unload them by hand.
+
+Unless the coordinator is `--static`, models are loaded when requests need them: a model loaded here
+may be replaced by one that requests wait for, and one unloaded here is loaded again when requests
+come. `tokenyard pause --model` prevents that.
+
+Examples:
+  tokenyard models list
+  tokenyard models load adder
+  tokenyard models load adder --worker gpu-1-0 --timeout 900
+  tokenyard models unload adder
+  tokenyard models reload policy --path /checkpoints/step-200
+
+Exit statuses:
+  0  done, or nothing to change
+  1  not possible now, or no such model or worker
+  3  no broker, or workers that did not obey, which are named
+"""
 
 from __future__ import annotations
 
@@ -20,47 +37,6 @@ from tokenyard.protocol.control import DesiredState
 from tokenyard.yard.models import ModelOffer, ModelView, WorkerOfModel, model_views
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import read_yard
-
-ABOUT: Final = """List models and the workers that hold them, and load or unload them by hand.
-
-Unless the coordinator is `--static`, models are loaded when requests need them: a model loaded here
-may be replaced by one that requests wait for, and one unloaded here is loaded again when requests
-come. `tokenyard pause --model` prevents that.
-
-\b
-Examples:
-  tokenyard models list
-  tokenyard models load adder
-  tokenyard models load adder --worker gpu-1-0 --timeout 900
-  tokenyard models unload adder
-  tokenyard models reload policy --path /checkpoints/step-200
-
-\b
-Exit statuses:
-  0  done, or nothing to change
-  1  not possible now, or no such model or worker
-  3  no broker, or workers that did not obey, which are named
-"""
-_LIST: Final = """List the models: where they may be loaded, their workers, and their desired state.
-
-\b
-Run state  RUNNING, PAUSED or SUSPENDED, as set for all or for this model;
-           workers in another state show it
-Workers    that hold it, and their states
-Loadable   controllers that may load it, with the time of the last load; where
-           none is there, the last that was
-Weights    a checkpoint instead of the model's own weights, see `models reload`
-Epoch      in its results, see `tokenyard epoch`
-Error      why and where it could not be loaded
-
-Weights, Epoch and Error are shown if there are any. Below are all pauses, with operator, duration
-and reason.
-
-\b
-Examples:
-  tokenyard models list
-  tokenyard models list --json | jq '.models[] | {name, epoch}'
-"""
 
 
 def _offers(view: ModelView) -> Iterator[str]:
@@ -103,11 +79,28 @@ _COLUMNS: Final[Columns[ModelView]] = {
 }
 
 
-@click.command("list", cls=PlainCommand, help=_LIST, short_help="List them with their workers.")
+@click.command("list", cls=PlainCommand, short_help="List them with their workers.")
 @json_option
 @click.pass_context
 def list_models(ctx: click.Context, as_json: bool) -> None:
-    """Read the yard once and print its models."""
+    """List the models: where they may be loaded, their workers, and their desired state.
+
+    Run state  RUNNING, PAUSED or SUSPENDED, as set for all or for this model;
+               workers in another state show it
+    Workers    that hold it, and their states
+    Loadable   controllers that may load it, with the time of the last load; where
+               none is there, the last that was
+    Weights    a checkpoint instead of the model's own weights, see `models reload`
+    Epoch      in its results, see `tokenyard epoch`
+    Error      why and where it could not be loaded
+
+    Weights, Epoch and Error are shown if there are any. Below are all pauses, with operator,
+    duration and reason.
+
+    Examples:
+      tokenyard models list
+      tokenyard models list --json | jq '.models[] | {name, epoch}'
+    """
     with opened(ctx.obj) as yard:
         view = read_yard(yard)
     views = model_views(view, view.desired_states)
@@ -150,7 +143,7 @@ _change = partial(command, arguments=["model"], timeout_s=_TIMEOUT_S)
 
 models = PlainGroup(
     "models",
-    help=ABOUT,
+    help=__doc__,
     short_help="List, load, unload, put to sleep, wake, reload.",
     commands=[
         list_models,

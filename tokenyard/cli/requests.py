@@ -17,31 +17,6 @@ from tokenyard.protocol.texts import counted, span, span_ms
 from tokenyard.yard.listing import Query, RequestList, list_requests
 from tokenyard.yard.requests import STATES, Listed
 
-ABOUT: Final = """List requests that wait, are assigned to a worker, or have ended.
-
-A request is listed until its result expires. Its model is known while it waits or is assigned, and
-from its result if a worker answered it; without a name it uses the yard's only one. --error also
-finds requests that wait to run again, by what ended their last attempt. Requests that
-wait for a pause are marked, and the pauses are listed below. Columns that do not fit the terminal
-are left out without --verbose.
-
-Intakes and lanes are read page by page, and results are found with SCAN, each up to
---scan-limit; if there may be more, the last line says so.
-
-\b
-Examples:
-  tokenyard requests
-  tokenyard requests --state waiting --older-than 5m --oldest
-  tokenyard requests --state failed --client ann
-  tokenyard requests --tenant acme --error "out of memory" --newer-than 1h
-  tokenyard requests --worker w-0 --state assigned
-  tokenyard requests --model adder --limit 1000 --json | jq -r .id
-
-\b
-Exit statuses:
-  0  listed, possibly none     3  no broker, or its user may not list requests
-  2  wrong usage
-"""
 _NO_SCAN: Final = (
     "this user of Redis may not run SCAN, so ended requests cannot be listed"
     " (in deploy/users.acl, `admin` may)"
@@ -83,7 +58,7 @@ def _columns(now_ms: int) -> Columns[Listed]:
     }
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="List requests, by state, model, age.")
+@click.command(cls=PlainCommand, short_help="List requests, by state, model, age.")
 @click.option(
     "--state",
     "states",
@@ -127,7 +102,29 @@ def requests(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """Find the requests and print them. ``filters`` are those of `Query`."""
+    """List requests that wait, are assigned to a worker, or have ended.
+
+    A request is listed until its result expires. Its model is known while it waits or is assigned,
+    and from its result if a worker answered it; without a name it uses the yard's only one. --error
+    also finds requests that wait to run again, by what ended their last attempt. Requests that wait
+    for a pause are marked, and the pauses are listed below. Columns that do not fit the terminal
+    are left out without --verbose.
+
+    Intakes and lanes are read page by page, and results are found with SCAN, each up to
+    --scan-limit; if there may be more, the last line says so.
+
+    Examples:
+      tokenyard requests
+      tokenyard requests --state waiting --older-than 5m --oldest
+      tokenyard requests --state failed --client ann
+      tokenyard requests --tenant acme --error "out of memory" --newer-than 1h
+      tokenyard requests --worker w-0 --state assigned
+      tokenyard requests --model adder --limit 1000 --json | jq -r .id
+
+    Exit statuses:
+      0  listed, possibly none     3  no broker, or its user may not list requests
+      2  wrong usage
+    """
     query = Query(
         states=frozenset(states or STATES),
         client=client or "",

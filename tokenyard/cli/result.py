@@ -17,31 +17,10 @@ from tokenyard.protocol.errors import WaitTimeout
 from tokenyard.protocol.replies import Result, decode_reply, to_result
 from tokenyard.protocol.yard import Yard
 
-ABOUT: Final = """Print the result of an earlier request of any client.
-
-It is read from the request's ledger, so the program that waits for it still receives it. If a
-program detokenizes itself, only the tokens are printed.
-
-Without --client, the client is `anon` if it has the id, else the only one that has.
-
-\b
-Examples:
-  tokenyard result 6b1b2c9e-1
-  tokenyard result q1 --client ann
-  tokenyard result q1 --client ann --timeout 30 --json
-
-\b
-Exit statuses:
-  0  the request completed
-  1  it failed, was cancelled or has expired, or is unknown
-  2  the client is ambiguous or unknown: give --client
-  3  no broker
-  4  there is no result yet
-"""
 _POLL_S: Final = 0.1
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Print the result of an earlier request.")
+@click.command(cls=PlainCommand, short_help="Print the result of an earlier request.")
 @click.argument("request_id", metavar="ID", callback=request_id)
 @client_option
 @click.option(
@@ -56,7 +35,25 @@ _POLL_S: Final = 0.1
 def result(
     ctx: click.Context, request_id: str, client: str | None, timeout: float, as_json: bool
 ) -> None:
-    """Read the result, print it, and set the exit status."""
+    """Print the result of an earlier request of any client.
+
+    It is read from the request's ledger, so the program that waits for it still receives it. If a
+    program detokenizes itself, only the tokens are printed.
+
+    Without --client, the client is `anon` if it has the id, else the only one that has.
+
+    Examples:
+      tokenyard result 6b1b2c9e-1
+      tokenyard result q1 --client ann
+      tokenyard result q1 --client ann --timeout 30 --json
+
+    Exit statuses:
+      0  the request completed
+      1  it failed, was cancelled or has expired, or is unknown
+      2  the client is ambiguous or unknown: give --client
+      3  no broker
+      4  there is no result yet
+    """
     with opened(ctx.obj) as yard:
         owner = owner_of(yard, request_id, client)
         found = _wait(yard, owner, request_id, timeout)

@@ -25,31 +25,6 @@ from tokenyard.process.settings_options import words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
 from tokenyard.protocol.keys import PRIORITY_CLASSES
 
-ABOUT: Final = """Send prompts to a yard and print the answers, in the order of the prompts.
-
-TEXT is a prompt; `-` reads one prompt per line from standard input, and --file from a file. Blank
-lines are skipped. Sampling parameters have vLLM's names.
-
-\b
-Examples:
-  tokenyard submit "12+34="
-  tokenyard submit --temperature 0 --max-tokens 64 --stream "Once upon a time"
-  tokenyard submit --chat --system "Be brief." --stream "Hello!"
-  tokenyard submit --param top_p=0.9 --param 'logit_bias={"7": -5}' "Hello"
-  tokenyard submit --ids 1,15,7 --json
-  tokenyard submit --file prompts.txt --json > answers.jsonl
-  tokenyard submit --client ann --id q1 "12+34="    repeated, it runs only once
-  tokenyard submit --deadline-s 5 --refuse-late --verbose "12+34="
-
-A request that failed or still runs is printed with its client: `tokenyard explain ID --client NAME`
-shows its timeline.
-
-\b
-Exit statuses:
-  0  all requests completed        3  no usable broker or coordinator, or a full queue
-  1  a request failed or expired   4  time-out (the requests continue)
-  2  wrong usage, or a parameter that vLLM does not know
-"""
 #: Sampling parameters with options of their own.
 _SAMPLING: Final = ("max_tokens", "temperature", "seed", "stop")
 #: A prompt as it was given: text or token ids.
@@ -67,7 +42,7 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     return found
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Send prompts and print the answers.")
+@click.command(cls=PlainCommand, short_help="Send prompts and print the answers.")
 @click.argument("text", nargs=-1)
 @click.option("--ids", multiple=True, callback=_token_ids, help="A prompt as token ids: 1,15,7.")
 @click.option(
@@ -154,7 +129,29 @@ def submit(
     client_id: str | None,
     **options: Any,
 ) -> None:
-    """Send, print, and set the exit status. ``options`` are those of the client."""
+    """Send prompts to a yard and print the answers, in the order of the prompts.
+
+    TEXT is a prompt; `-` reads one prompt per line from standard input, and --file from a file.
+    Blank lines are skipped. Sampling parameters have vLLM's names.
+
+    Examples:
+      tokenyard submit "12+34="
+      tokenyard submit --temperature 0 --max-tokens 64 --stream "Once upon a time"
+      tokenyard submit --chat --system "Be brief." --stream "Hello!"
+      tokenyard submit --param top_p=0.9 --param 'logit_bias={"7": -5}' "Hello"
+      tokenyard submit --ids 1,15,7 --json
+      tokenyard submit --file prompts.txt --json > answers.jsonl
+      tokenyard submit --client ann --id q1 "12+34="    repeated, it runs only once
+      tokenyard submit --deadline-s 5 --refuse-late --verbose "12+34="
+
+    A request that failed or still runs is printed with its client: `tokenyard explain ID --client
+    NAME` shows its timeline.
+
+    Exit statuses:
+      0  all requests completed        3  no usable broker or coordinator, or a full queue
+      1  a request failed or expired   4  time-out (the requests continue)
+      2  wrong usage, or a parameter that vLLM does not know
+    """
     prompts = _prompts(text, ids, file)
     options = {name: value for name, value in options.items() if value not in {None, ()}}
     given = {name: options.pop(name) for name in _SAMPLING if name in options}

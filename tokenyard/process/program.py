@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import logging
 import os
 import re
@@ -102,6 +103,14 @@ class YardChoice:
     as_json: bool = False  # asked for before the command
 
 
+def _laid_out(text: str | None) -> str | None:
+    """A help text with click's mark at each paragraph whose lines are to stay as they are."""
+    if text is None:
+        return None
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(f"\b\n{part}" if "\n  " in part else part for part in parts)
+
+
 class PlainCommand(click.Command):
     """A command whose expected errors are one line, unless ``--debug`` is given.
 
@@ -110,6 +119,9 @@ class PlainCommand(click.Command):
     """
 
     reads: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:  # noqa: A002 - click's
+        super().__init__(*args, help=_laid_out(help), **more)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Its own options, and hidden copies of those of `tokenyard` that it lacks."""
@@ -323,13 +335,13 @@ def program(
     settings_type: type[SettingsT],
     run: Callable[[SettingsT], int],
     *,
-    about: str,
     texts: Mapping[str, str],
 ) -> click.Command:
     """The command line of one long-lived program.
 
     Each field of ``settings_type`` is an option, explained in ``texts`` or `SERVICE_TEXTS`, and a
-    variable ``TOKENYARD_<PROGRAM>_<FIELD>``. ``run`` gets the settings and returns the exit status.
+    variable ``TOKENYARD_<PROGRAM>_<FIELD>``. ``run`` gets the settings and returns the exit status;
+    its docstring is the help text.
     """
 
     def start(redis_url: str | None, yard: str, debug: bool, **given: Any) -> None:
@@ -351,7 +363,7 @@ def program(
             *yard_options(_default_from_group),
             *settings_options(settings_type, {**texts, **SERVICE_TEXTS}, _prefix(name)),
         ],
-        help=about,
+        help=run.__doc__,
         epilog=f"Each option can also be set by a variable: {_prefix(name)}_<OPTION>.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )

@@ -8,20 +8,6 @@ import click
 
 from tokenyard.cli.shared.lazy import LazyGroup
 
-ABOUT: Final = """Batch jobs: a file of requests in, a file of answers out, one for each line.
-
-A line has the form of the OpenAI batch API (custom_id, method, url, body) or a plain one (id, one
-of prompt, tokens and messages, and parameters). Files named .gz and .zst are compressed. `run` runs
-a job here; `submit` submits it to RQ, and `worker` runs submitted jobs.
-
-\b
-Examples:
-  tokenyard batch run in.jsonl -o out.jsonl
-  tokenyard batch run in.jsonl.gz -o out.jsonl.gz --model adder --param temperature=0
-  tokenyard batch run in.jsonl --dry-run
-  tokenyard batch submit in.jsonl -o out.jsonl
-  tokenyard batch status batch_0f3a...
-"""
 #: The place of each command.
 COMMANDS: Final = {
     "run": "tokenyard.cli.batch.run:run",
@@ -39,8 +25,19 @@ COMMANDS: Final = {
 @click.group(
     cls=LazyGroup,
     places=COMMANDS,
-    help=ABOUT,
     short_help="Run files of requests, here or by RQ.",
 )
 def batch() -> None:
-    """The group; its commands do the work."""
+    """Batch jobs: a file of requests in, a file of answers out, one for each line.
+
+    A line has the form of the OpenAI batch API (custom_id, method, url, body) or a plain one (id,
+    one of prompt, tokens and messages, and parameters). Files named .gz and .zst are compressed.
+    `run` runs a job here; `submit` submits it to RQ, and `worker` runs submitted jobs.
+
+    Examples:
+      tokenyard batch run in.jsonl -o out.jsonl
+      tokenyard batch run in.jsonl.gz -o out.jsonl.gz --model adder --param temperature=0
+      tokenyard batch run in.jsonl --dry-run
+      tokenyard batch submit in.jsonl -o out.jsonl
+      tokenyard batch status batch_0f3a...
+    """

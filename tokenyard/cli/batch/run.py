@@ -39,23 +39,6 @@ from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.yard.snapshot import read_yard
 
-ABOUT: Final = """Run a file of requests, and write one answer for each line.
-
-It can be killed at any time: the same command continues where it stopped. The output files contain
-what is done; OUTPUT.state describes the job.
-
-\b
-Examples:
-  tokenyard batch run in.jsonl -o out.jsonl
-  tokenyard batch run in.jsonl -o out.jsonl --retry-errors     run failed lines again
-  tokenyard batch run in.jsonl --dry-run                       only check the file
-
-\b
-Exit statuses:
-  0  each line has its answer, result or error      3  no broker or no coordinator
-  1  every line failed, expired, or the files cannot be used
-  2  wrong usage
-"""
 _SAY_EVERY_S: Final = 10.0
 _ERROR_COLUMNS: Final = (
     Column("Code", is_whole=True),
@@ -65,7 +48,7 @@ _ERROR_COLUMNS: Final = (
 Tell = Callable[[Progress], None]
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Run a file of requests here.")
+@click.command(cls=PlainCommand, short_help="Run a file of requests here.")
 @spec_options
 @click.option("--retry-errors", is_flag=True, help="Run lines with an error again, as corrected.")
 @click.option("--dry-run", is_flag=True, help="Only check: invalid lines, tokens, an estimate.")
@@ -88,7 +71,21 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run the job, show its progress, and print the outcome."""
+    """Run a file of requests, and write one answer for each line.
+
+    It can be killed at any time: the same command continues where it stopped. The output files
+    contain what is done; OUTPUT.state describes the job.
+
+    Examples:
+      tokenyard batch run in.jsonl -o out.jsonl
+      tokenyard batch run in.jsonl -o out.jsonl --retry-errors     run failed lines again
+      tokenyard batch run in.jsonl --dry-run                       only check the file
+
+    Exit statuses:
+      0  each line has its answer, result or error      3  no broker or no coordinator
+      1  every line failed, expired, or the files cannot be used
+      2  wrong usage
+    """
     choice: YardChoice = ctx.obj
     if output is None and not dry_run:
         raise click.UsageError("give --output")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
@@ -21,24 +21,8 @@ from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
 from tokenyard.process.program import PlainCommand, YardChoice
 
-ABOUT: Final = """Submit a file of requests to RQ, and print the id of the job.
 
-`tokenyard batch worker` runs it, on any host that sees the files under the same paths.
-
-\b
-Examples:
-  tokenyard batch submit in.jsonl -o out.jsonl
-  tokenyard batch submit b.jsonl -o b-out.jsonl --after batch_0f3a...
-  tokenyard batch submit in.jsonl -o out.jsonl --at 02:00 --completion-window 6h
-  tokenyard batch submit in.jsonl -o 'out-%Y-%m-%d.jsonl' --cron '0 2 * * *'
-  tokenyard batch submit in.jsonl -o out.jsonl --on-success https://example.org/done
-
-A command for --on-success or --on-failure runs on the worker's host, without a shell; it has the
-job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _ERRORS.
-"""
-
-
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Submit a file of requests to RQ.")
+@click.command(cls=PlainCommand, short_help="Submit a file of requests to RQ.")
 @spec_options
 @click.option(
     "--retries",
@@ -77,7 +61,20 @@ def submit(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Submit the job and print its id; the other options are named as those of `submit_batch`."""
+    """Submit a file of requests to RQ, and print the id of the job.
+
+    `tokenyard batch worker` runs it, on any host that sees the files under the same paths.
+
+    Examples:
+      tokenyard batch submit in.jsonl -o out.jsonl
+      tokenyard batch submit b.jsonl -o b-out.jsonl --after batch_0f3a...
+      tokenyard batch submit in.jsonl -o out.jsonl --at 02:00 --completion-window 6h
+      tokenyard batch submit in.jsonl -o 'out-%Y-%m-%d.jsonl' --cron '0 2 * * *'
+      tokenyard batch submit in.jsonl -o out.jsonl --on-success https://example.org/done
+
+    A command for --on-success or --on-failure runs on the worker's host, without a shell; it has
+    the job as JSON on standard input, and in TOKENYARD_BATCH_ID, _STATUS, _OUTPUT and _ERRORS.
+    """
     need_rq()
     from tokenyard.batch.rq.jobs import submit_batch
     from tokenyard.batch.rq.schedule import read_time

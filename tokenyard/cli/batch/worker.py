@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 from setproctitle import setproctitle
 
@@ -15,23 +13,8 @@ from tokenyard.process.program import PlainCommand, YardChoice, start_logging
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
-ABOUT: Final = """Run batch jobs, one at a time; start several for more.
 
-It is RQ's worker with JSON instead of pickle. Each job runs in its own process, which uses no GPU.
-SIGTERM requeues a running job, and another worker continues it; after SIGKILL the next worker of
-this host continues immediately, one elsewhere after a minute.
-
-Batches of a gateway (docs/gateway.md) need on this host what the gateway needs: the extra `gateway`
-and the models' tokenizers.
-
-\b
-Examples:
-  tokenyard batch worker
-  tokenyard batch worker --burst     until no job is left
-"""
-
-
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Run submitted jobs.")
+@click.command(cls=PlainCommand, short_help="Run submitted jobs.")
 @click.option("--burst", is_flag=True, help="End when no job waits.")
 @click.option("--name", default="", help="Name of this worker in RQ.  [default: random]")
 @click.option(
@@ -63,7 +46,19 @@ def worker(
     trust_remote_code: bool,
     runs_commands: bool,
 ) -> None:
-    """Work until stopped."""
+    """Run batch jobs, one at a time; start several for more.
+
+    It is RQ's worker with JSON instead of pickle. Each job runs in its own process, which uses no
+    GPU. SIGTERM requeues a running job, and another worker continues it; after SIGKILL the next
+    worker of this host continues immediately, one elsewhere after a minute.
+
+    Batches of a gateway (docs/gateway.md) need on this host what the gateway needs: the extra
+    `gateway` and the models' tokenizers.
+
+    Examples:
+      tokenyard batch worker
+      tokenyard batch worker --burst     until no job is left
+    """
     need_rq()
     from tokenyard.batch.rq.work import WorkerContext
     from tokenyard.batch.rq.worker import run_worker

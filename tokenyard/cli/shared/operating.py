@@ -28,7 +28,6 @@ from tokenyard.protocol.yard import Yard
 
 _STATUSES: Final = """
 
-\b
 Exit statuses:
   0  {done}, or nothing to change
   1  not possible now, or no such name{no}"""
@@ -61,17 +60,12 @@ def command(
     if asks:
         params.append(click.Option(["--yes", "is_sure"], is_flag=True, help="Do not ask first."))
     params += _caller()
-    help_text = _unwrapped(op.about) + _statuses(waits=bool(timeout_s), asks=asks)
+    help_text = op.about + _statuses(waits=bool(timeout_s), asks=asks)
 
     def run(**given: Any) -> None:
         _run(click.get_current_context(), op, given)
 
     return PlainCommand(name, callback=run, params=params, help=help_text, short_help=short_help)
-
-
-def _unwrapped(text: str) -> str:
-    """The text with click's mark at each paragraph whose lines are to stay as they are."""
-    return "\n\n".join(f"\b\n{part}" if "\n  " in part else part for part in text.split("\n\n"))
 
 
 def _statuses(*, waits: bool, asks: bool) -> str:

@@ -1,8 +1,24 @@
-"""`tokenyard tenants`: shares and limits of tenants, and what they have used."""
+"""Set what each tenant may have, and see what it has had.
+
+A request belongs to the tenant in its field `tenant`, which a key of the gateway sets. While
+several tenants wait, each gets tokens in proportion to its weight. A tenant that nobody has set has
+weight 1 and no limits. Changes count at once, and end nothing that was accepted.
+
+Examples:
+  tokenyard tenants set research --weight 4 --tokens-per-day 50000000
+  tokenyard tenants list
+  tokenyard tenants show research
+  tokenyard tenants apply tenants.toml --dry-run
+  tokenyard tenants usage --days 7
+
+Exit statuses:
+  0  done, or nothing to change
+  1  no such tenant, or others have changed it meanwhile
+  2  wrong usage, or mistakes in the file
+  3  no broker
+"""
 
 from __future__ import annotations
-
-from typing import Final
 
 from tokenyard.cli.shared.operating import command
 from tokenyard.cli.tenants.apply import apply_file
@@ -11,32 +27,9 @@ from tokenyard.cli.tenants.usage import show_usage
 from tokenyard.ops import tenants as ops
 from tokenyard.process.program import PlainGroup
 
-ABOUT: Final = """Set what each tenant may have, and see what it has had.
-
-A request belongs to the tenant in its field `tenant`, which a key of the gateway sets. While
-several tenants wait, each gets tokens in proportion to its weight. A tenant that nobody has set has
-weight 1 and no limits. Changes count at once, and end nothing that was accepted.
-
-\b
-Examples:
-  tokenyard tenants set research --weight 4 --tokens-per-day 50000000
-  tokenyard tenants list
-  tokenyard tenants show research
-  tokenyard tenants apply tenants.toml --dry-run
-  tokenyard tenants usage --days 7
-
-\b
-Exit statuses:
-  0  done, or nothing to change
-  1  no such tenant, or others have changed it meanwhile
-  2  wrong usage, or mistakes in the file
-  3  no broker
-"""
-
-
 tenants = PlainGroup(
     "tenants",
-    help=ABOUT,
+    help=__doc__,
     short_help="Shares, limits and usage of tenants.",
     commands=[
         list_all,

@@ -28,7 +28,6 @@ APPLY: Final = """Load a file with all tenants: what is not in it goes.
 It shows what changes, asks, and changes all of it at once. Mistakes in the file are all named, and
 then nothing changes.
 
-\b
 A file:
   [defaults]                       # of the tenants in this file
   max_waiting_requests = 10_000
@@ -38,7 +37,6 @@ A file:
   tokens_per_day = 1_000_000
   classes = ["low"]
 
-\b
 Examples:
   tokenyard tenants apply tenants.toml --dry-run
   tokenyard tenants apply tenants.toml --yes

@@ -32,7 +32,6 @@ from tokenyard.yard.tenants import (
 
 LIST: Final = """List the tenants that somebody has set, or that have asked for something.
 
-\b
 Weight   tokens are shared in proportion to it
 Share    of the tokens, by weight, among those that wait now; requests
          of no tenant are one of them, with weight 1
@@ -40,7 +39,6 @@ Waiting  requests, and the tokens of their prompts
 Running  requests
 Limits   what else is set; `tokenyard tenants show` has all of it
 
-\b
 Examples:
   tokenyard tenants list
   tokenyard tenants list --waiting
@@ -51,7 +49,6 @@ SHOW: Final = """Show the settings of a tenant, what it has waiting and running,
 Beside a limit of tokens stands what counts for it now: a request counts with all that it may
 generate until it ends, and then with what it has used.
 
-\b
 Examples:
   tokenyard tenants show research
   tokenyard tenants show research --json | jq .settings

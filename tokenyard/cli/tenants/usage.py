@@ -18,26 +18,6 @@ from tokenyard.protocol.texts import counted, span
 from tokenyard.yard.tenants import failures_text, read_tenants
 from tokenyard.yard.usage import TenantUsage, read_usage
 
-ABOUT: Final = """Show what tenants have used, by day (UTC) and model.
-
-\b
-Requests  that ended; failed and cancelled ones among them
-In        tokens of prompts; Cached: those that a prefix cache had
-Out       tokens of answers
-Why they failed  how many, by the code of the error
-P50, P99  half and 99 % of the requests waited for a worker at most so
-          long; rounded up, to twice the time at most
-
-In and Out are exact: over all tenants they are the tokens in the results. Requests without a
-tenant are not counted. Usage is kept for 62 days; the leader and this command delete what is
-older.
-
-\b
-Examples:
-  tokenyard tenants usage
-  tokenyard tenants usage research --days 30
-  tokenyard tenants usage --model llama-8b --json | jq -s 'map(.[].tokens_out) | add'
-"""
 _NOTHING: Final = "nothing was used; requests without a tenant are not counted"
 
 
@@ -61,7 +41,7 @@ _COLUMNS: Final[Columns[TenantUsage]] = {
 }
 
 
-@click.command("usage", cls=PlainCommand, help=ABOUT, short_help="Show what they have used.")
+@click.command("usage", cls=PlainCommand, short_help="Show what they have used.")
 @click.argument("tenants", metavar="[TENANT]...", nargs=-1, shell_complete=complete_tenant)
 @click.option(
     "--days",
@@ -82,7 +62,24 @@ def show_usage(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Read the usage once and print it."""
+    """Show what tenants have used, by day (UTC) and model.
+
+    Requests  that ended; failed and cancelled ones among them
+    In        tokens of prompts; Cached: those that a prefix cache had
+    Out       tokens of answers
+    Why they failed  how many, by the code of the error
+    P50, P99  half and 99 % of the requests waited for a worker at most so
+              long; rounded up, to twice the time at most
+
+    In and Out are exact: over all tenants they are the tokens in the results. Requests without a
+    tenant are not counted. Usage is kept for 62 days; the leader and this command delete what is
+    older.
+
+    Examples:
+      tokenyard tenants usage
+      tokenyard tenants usage research --days 30
+      tokenyard tenants usage --model llama-8b --json | jq -s 'map(.[].tokens_out) | add'
+    """
     with opened(ctx.obj) as yard:
         known = read_tenants(yard)
         wanted = [find_tenant(known, name).name for name in tenants]

@@ -21,26 +21,10 @@ from tokenyard.cli.top.frame import Paper, frame
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.yard.history import Snapshot, SnapshotHistory
 
-ABOUT: Final = """Show a live view of a yard on the whole screen.
-
-Waiting requests of each intake with their age and history; the tenants that wait, with the share of
-tokens that each should have, and that it had over the last minute; the workers with state, run
-state, lane (of its limit), tokens per second, time to the first token and memory; the models; and
-the last errors: dead letters, crashed workers, models that could not be loaded. If the broker
-becomes unreachable, it waits for it. The key q or Ctrl-C ends it.
-
-\b
-Examples:
-  tokenyard top
-  tokenyard top --interval 5
-  tokenyard top --once                   one picture, for example to a file
-
-The exit status of --once is 3 if no coordinator leads, or the broker takes no writes.
-"""
 _FILE_WIDTH: Final = 120
 
 
-@click.command(cls=PlainCommand, help=ABOUT, short_help="Show a live view of a yard.")
+@click.command(cls=PlainCommand, short_help="Show a live view of a yard.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1),
@@ -52,7 +36,21 @@ _FILE_WIDTH: Final = 120
 @click.option("--once", is_flag=True, help="Print one picture, after two snapshots.")
 @click.pass_context
 def top(ctx: click.Context, interval: float, once: bool) -> None:
-    """Show snapshots until it is ended."""
+    """Show a live view of a yard on the whole screen.
+
+    Waiting requests of each intake with their age and history; the tenants that wait, with the
+    share of tokens that each should have, and that it had over the last minute; the workers with
+    state, run state, lane (of its limit), tokens per second, time to the first token and memory;
+    the models; and the last errors: dead letters, crashed workers, models that could not be loaded.
+    If the broker becomes unreachable, it waits for it. The key q or Ctrl-C ends it.
+
+    Examples:
+      tokenyard top
+      tokenyard top --interval 5
+      tokenyard top --once                   one picture, for example to a file
+
+    The exit status of --once is 3 if no coordinator leads, or the broker takes no writes.
+    """
     console = plain_console()
     if once:
         ctx.exit(_print_once(ctx.obj, console, interval))

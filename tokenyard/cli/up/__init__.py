@@ -31,33 +31,6 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.texts import counted
 
-ABOUT: Final = """Run a whole yard on this machine: broker, coordinator, workers and gateway.
-
-Without --redis-url it starts its own broker (the embedded Valkey, or --server) on a loopback port,
-which keeps its data in --data-dir, so that accepted requests survive a restart. The port is 6379 if
-it is free, and stays the same for this folder. While it runs, the other commands and `Client()`
-find the yard without a URL. Without --model it serves the example model `adder`. Ctrl-C or SIGTERM
-stops everything: running requests finish first, a second Ctrl-C stops immediately. It also ends
-when all of its workers have been ended by `tokenyard drain` or `stop`.
-
-\b
-Examples:
-  tokenyard up
-  tokenyard up --model ./my-model --slots 1
-  tokenyard up --models models.toml --slots 2     several models on demand
-  tokenyard up --server auto          with this machine's valkey-server or redis-server
-  tokenyard --redis-url redis://localhost:6379 up
-  tokenyard up --engine simulated     invented answers, without a model and vLLM; no gateway
-
-It prints the URL of the board, which shows the yard in a browser.
-
-Then, in another terminal: tokenyard submit "12+34="
-
-Variables set all other options: TOKENYARD_WORKER_<OPTION> and
-TOKENYARD_COORDINATOR_<OPTION>, see `tokenyard worker --help`, `tokenyard coordinator --help`.
-"""
-
-
 #: The settings of workers that have options here.
 _WORKER_TEXTS: Final = {
     "spares": "Warm processes that replace one that dies.",
@@ -74,7 +47,6 @@ _WORKER_TEXTS: Final = {
 
 @click.command(
     cls=PlainCommand,
-    help=ABOUT,
     short_help="Run a whole yard on this machine.",
     params=worker_options(
         "Devices (on a CPU: shares of its cores), each with one awake worker.",
@@ -141,7 +113,31 @@ def up(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Start, wait until it is ready, watch, stop."""
+    """Run a whole yard on this machine: broker, coordinator, workers and gateway.
+
+    Without --redis-url it starts its own broker (the embedded Valkey, or --server) on a loopback
+    port, which keeps its data in --data-dir, so that accepted requests survive a restart. The port
+    is 6379 if it is free, and stays the same for this folder. While it runs, the other commands and
+    `Client()` find the yard without a URL. Without --model it serves the example model `adder`.
+    Ctrl-C or SIGTERM stops everything: running requests finish first, a second Ctrl-C stops
+    immediately. It also ends when all of its workers have been ended by `tokenyard drain` or
+    `stop`.
+
+    Examples:
+      tokenyard up
+      tokenyard up --model ./my-model --slots 1
+      tokenyard up --models models.toml --slots 2     several models on demand
+      tokenyard up --server auto          with this machine's valkey-server or redis-server
+      tokenyard --redis-url redis://localhost:6379 up
+      tokenyard up --engine simulated     invented answers, without a model and vLLM; no gateway
+
+    It prints the URL of the board, which shows the yard in a browser.
+
+    Then, in another terminal: tokenyard submit "12+34="
+
+    Variables set all other options: TOKENYARD_WORKER_<OPTION> and TOKENYARD_COORDINATOR_<OPTION>,
+    see `tokenyard worker --help`, `tokenyard coordinator --help`.
+    """
     model, models = _given_first(model, models)
     if model and models:
         raise click.UsageError("give either --model or --models")
