@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
 import redis
 
 from coordinator.leadership import LostLeadership
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.keys import TENANT_CAME
 from tokenyard.protocol.settings import CoordinatorSettings
@@ -120,10 +121,7 @@ def _sole(models: Collection[str]) -> str:
 class TenantPresence:
     """Whether the yard has tenants: then requests without one leave room for them."""
 
-    def __init__(
-        self,
-        yard: Yard,
-    ) -> None:
+    def __init__(self, yard: Yard) -> None:
         self._yard = yard
         self._due = 0.0
         self._read = -TENANTS_REST_S  # monotonic
@@ -169,15 +167,13 @@ class Handshake:
         settings: CoordinatorSettings,
         models: Models,
         tenants: TenantPresence,
-        *,
-        found_bad: Callable[[str], None],
+        counts: CoordinatorCounts,
     ) -> None:
-        """``found_bad`` is called with the place of a value that could not be read."""
         self._yard = yard
         self._scripts = scripts
         self._models = models
         self._tenants = tenants
-        self._found_bad = found_bad
+        self._counts = counts
         self._settings: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": settings.name,
@@ -222,5 +218,5 @@ class Handshake:
                 (only or b"").decode(),
             )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._found_bad("info")
+            self._counts.found_bad("info")
             log.warning("cannot read the models in the handshake, writing them again: %s", error)

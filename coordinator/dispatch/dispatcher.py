@@ -25,6 +25,7 @@ from tokenyard import clock
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Unanswerable
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Transfer, Transferred
 
@@ -48,9 +49,8 @@ class Dispatcher:
         roster: Roster,
         admission: Admission,
         selection: Selection,
+        settings: CoordinatorSettings,
         *,
-        max_batch: int,
-        max_trial_share: float,
         counts: CoordinatorCounts,
         spans: QueueSpans,
     ) -> None:
@@ -60,8 +60,8 @@ class Dispatcher:
         self._roster = roster
         self._admission = admission
         self._selection = selection
-        self._max_batch = max_batch
-        self._trial_share = max_trial_share
+        self._max_batch = settings.max_batch
+        self._trial_share = settings.max_trial_share
         self._counts = counts
         self._spans = spans
         self._first = ""  # the model that was served first in the last turn

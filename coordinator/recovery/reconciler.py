@@ -17,8 +17,10 @@ import redis
 from msgspec import Struct, field
 
 from coordinator.leadership import LostLeadership
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
+from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.texts import counted
@@ -67,20 +69,19 @@ class LedgerReconciler:
     def __init__(
         self,
         scripts: Scripts,
+        broker_time: BrokerTime,
+        counts: CoordinatorCounts,
         *,
         patience_s: float,
-        broker_time: BrokerTime,
-        on_ended: Callable[[IntakeClass], None] = lambda _: None,
         on_returned: Callable[[], None] = lambda: None,
     ) -> None:
         """A worker with a lease has ``patience_s`` to end a request: it may have read the entry.
 
-        ``on_ended`` is called for each request ended, ``on_returned`` for each tenant that is in
-        line again.
+        ``on_returned`` is called for each tenant that is in line again.
         """
         self._scripts = scripts
         self._patience_s = patience_s
-        self._on_ended = on_ended
+        self._counts = counts
         self._on_returned = on_returned
         self._broker_time = broker_time
         self._missed: dict[LostRequest, float] = {}  # since when (monotonic)
@@ -160,7 +161,7 @@ class LedgerReconciler:
 
     def _note(self, one: LostRequest) -> None:
         self._totals.ended += 1
-        self._on_ended(_class_of(one))
+        self._counts.answered("", _class_of(one), Code.ENTRY_LOST, is_dead=False)
         place = f"entry {one.entry or '?'} is not in {one.where or '?'}"
         log.info("ended %s/%r as ENTRY_LOST: %s", one.client, one.request_id, place)
 

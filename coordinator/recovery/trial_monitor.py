@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coordinator.roster import Roster
-from coordinator.routing.suspicion import QuarantineMark, TrialLimits, TrialMember, has_survived
+from coordinator.routing.suspicion import QuarantineMark, TrialMember, has_survived
 from tokenyard import clock
 from tokenyard.protocol.parse import parse_assignment
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Assignment
@@ -41,7 +42,7 @@ class TrialMonitor:
         yard: Yard,
         scripts: Scripts,
         roster: Roster,
-        limits: TrialLimits,
+        settings: CoordinatorSettings,
         *,
         has_suspects: Callable[[str], bool],
     ) -> None:
@@ -49,7 +50,7 @@ class TrialMonitor:
         self._yard = yard
         self._scripts = scripts
         self._roster = roster
-        self._limits = limits
+        self._settings = settings
         self._has_suspects = has_suspects
         self._trials: dict[str, GroupTrial] = {}  # by worker
         self._due = 0.0
@@ -127,7 +128,7 @@ class TrialMonitor:
         for one, owner, size in zip(members, answers, answers, strict=False):
             is_here = owner == [worker.encode(), b"%d" % one.attempt, b"assigned"]
             published = size // BYTES_PER_PACKED_TOKEN
-            if is_here and not has_survived(one, published, now_ms, self._limits):
+            if is_here and not has_survived(one, published, now_ms, self._settings):
                 found.append(one)
         return found
 

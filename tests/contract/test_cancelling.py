@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from coordinator.recovery.cancels import CancelRequests
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.contract.turns import taking_turns
@@ -46,7 +47,8 @@ class Granting:
     """A leader that only carries out requested cancels."""
 
     def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
-        self.cancelling = CancelRequests(Yard(connection, scripts.keys), scripts)
+        yard = Yard(connection, scripts.keys)
+        self.cancelling = CancelRequests(yard, scripts, CoordinatorCounts())
 
     def once(self) -> None:
         self.cancelling.run_once(is_woken=True)
