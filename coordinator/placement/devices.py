@@ -125,16 +125,13 @@ class PlacementDevice:
         return [one for one in self.workers if one.info.state in AWAKE]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMap:
-    """All devices, and the models that occupy them."""
+def map_devices(
+    workers: Iterable[Worker],
+) -> tuple[Sequence[PlacementDevice], Sequence[ModelHolder]]:
+    """The devices of all workers, and the models that occupy them.
 
-    devices: Sequence[PlacementDevice]
-    holders: Sequence[ModelHolder]
-
-
-def map_devices(workers: Iterable[Worker]) -> DeviceMap:
-    """The devices of all workers; workers that name no controller seem to share one."""
+    Workers that name no controller seem to share a device.
+    """
     everybody = sorted(workers, key=lambda one: (one.device, one.worker))
     swapped: dict[DeviceId, float] = {}
     for one in everybody:
@@ -145,7 +142,7 @@ def map_devices(workers: Iterable[Worker]) -> DeviceMap:
         PlacementDevice(device, held.get(device), list(there))
         for device, there in groupby(everybody, key=lambda one: one.device)
     ]
-    return DeviceMap(devices, holders)
+    return devices, holders
 
 
 def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Iterator[ModelHolder]:
