@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from coordinator.leadership import LostLeadership
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.yard import Yard
@@ -46,8 +45,7 @@ class ClockSteps:
     def run_once(self, token: str, intakes: Iterable[str], lease_ms: int) -> bool:
         """Follow a step, if one was measured; whether there was one.
 
-        ``lease_ms`` is the length of the longest lease of a worker. Raises `LostLeadership` where
-        the yard has another leader.
+        ``lease_ms`` is the length of the longest lease of a worker.
         """
         longest_ms = max(lease_ms, CLIENT_LEASE_MS)
         step_ms, age_ms = self._broker_time.take_step()
@@ -67,8 +65,6 @@ class ClockSteps:
         count = _AT_ONCE
         while count == _AT_ONCE:
             count = self._scripts.shift_leases(token, ahead_ms, longest_ms, _AT_ONCE)
-        if count < 0:
-            raise LostLeadership
 
     def _newest(self, intakes: list[str]) -> dict[str, tuple[int, int]]:
         pipeline = self._yard.connection.pipeline(transaction=False)

@@ -18,7 +18,7 @@ from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
 from coordinator.handshake import Handshake, Models, TenantPresence
-from coordinator.leadership import Leadership, LostLeadership
+from coordinator.leadership import Leadership
 from coordinator.placement.placer import Placer
 from coordinator.recovery.cancels import CancelRequests
 from coordinator.recovery.failover import FailoverDetector
@@ -46,7 +46,7 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, load_scripts
+from tokenyard.scripts import LostLeadership, Scripts, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.tracing import Tracer

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 import redis
 
-from coordinator.leadership import LostLeadership
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.keys import TENANT_CAME
@@ -185,7 +184,7 @@ class Handshake:
         }
 
     def publish(self, token: str, *, waiting_clients: int, rate_per_s: float) -> None:
-        """Write all of it. Raises `LostLeadership` where the yard has another leader."""
+        """Write all of it."""
         self._recall_models()
         info: Mapping[str, Arg] = {
             **self._settings,
@@ -197,8 +196,7 @@ class Handshake:
             "has_tenants": int(self._tenants.has_tenants),
             "rate": round(rate_per_s, 3),
         }
-        if not self._scripts.take_over(token, info):
-            raise LostLeadership
+        self._scripts.take_over(token, info)
 
     @property
     def is_published(self) -> bool:

@@ -21,10 +21,6 @@ ANNOUNCE_S: Final = 10.0
 _MOST_LEASES: Final = 5
 
 
-class LostLeadership(Exception):
-    """Another coordinator leads."""
-
-
 class Leadership:
     """Takes and keeps the lead.
 

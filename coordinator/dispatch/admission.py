@@ -141,7 +141,9 @@ def most_output(params: SamplingParams, stated: Collection[str], own: OutputDefa
     return n * (max_tokens or sys.maxsize)
 
 
-def refuse(request: Request, code: Code, message: str, *, is_dead: bool = False) -> Refused:
+def refuse(
+    request: Request | QueuedRequest, code: Code, message: str, *, is_dead: bool = False
+) -> Refused:
     """The refusal of a request; with ``is_dead`` it also becomes a dead letter."""
     return Refused(
         request.id,
@@ -154,7 +156,7 @@ def refuse(request: Request, code: Code, message: str, *, is_dead: bool = False)
     )
 
 
-def refuse_quota(request: Request, answer: TransferAnswer) -> Refused:
+def refuse_quota(request: QueuedRequest, answer: TransferAnswer) -> Refused:
     """The refusal of a request that came by XADD, and that a limit of its tenant does not admit.
 
     It is kept only as long as it holds, so that the same id may come again.
@@ -170,7 +172,7 @@ def refuse_quota(request: Request, answer: TransferAnswer) -> Refused:
     return refuse(brief, Code.QUOTA_EXCEEDED, message)
 
 
-def refuse_late(request: Request) -> Refused:
+def refuse_late(request: Request | QueuedRequest) -> Refused:
     """The refusal of a request whose deadline passed before it had a lane."""
     message = "the deadline passed while the request was waiting in the intake"
     return refuse(request, Code.DEADLINE_EXCEEDED, message)

@@ -16,7 +16,6 @@ from typing import Final
 import redis
 from msgspec import Struct, field
 
-from coordinator.leadership import LostLeadership
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
@@ -105,7 +104,7 @@ class LedgerReconciler:
             self.begin()
 
     def run_once(self, token: str) -> None:
-        """One round, when it is due. Raises `LostLeadership` where the yard has another leader."""
+        """One round, when it is due."""
         if self._is_refused or (not self._hurries and clock.monotonic() < self._due):
             return
         self._due = clock.monotonic() + EVERY_S
@@ -131,8 +130,6 @@ class LedgerReconciler:
     def _put_in_line(self, token: str, tenant: str) -> None:
         """Somebody has removed a tenant from the line by hand, or its counts are wrong."""
         waiting = self._scripts.recount(token, tenant)
-        if waiting < 0:
-            raise LostLeadership
         if waiting:
             self._on_returned()
             log.warning("tenant %s was not in line, with %d waiting", tenant, waiting)
@@ -151,8 +148,6 @@ class LedgerReconciler:
         if not lost:
             return
         codes = self._scripts.reconcile(token, lost)
-        if Reconciled.NOT_LEADER in codes:
-            raise LostLeadership
         for one, code in zip(lost, codes, strict=True):
             self._missed.pop(one, None)
             if code is Reconciled.ENDED:
@@ -191,11 +186,8 @@ class LedgerReconciler:
             log.warning("ended %s whose entry was deleted, of %s", ended, ledgers)
         self._hurries, self._totals = False, _PassTotals(now)
         self._missed = {one: self._missed[one] for one in totals.missed if one in self._missed}
-        if not excess and not report:
-            return
-        codes = self._scripts.reconcile(token, excess_tokens=excess, info=report)
-        if Reconciled.NOT_LEADER in codes:
-            raise LostLeadership
+        if excess or report:
+            self._scripts.reconcile(token, excess_tokens=excess, info=report)
 
 
 def _class_of(one: LostRequest) -> IntakeClass:

@@ -16,7 +16,7 @@ from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import ACQUIT_DONE, Scripts
+from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.trial_monitor")
 
@@ -98,8 +98,7 @@ class TrialMonitor:
         *,
         keep: bool,
     ) -> None:
-        code = self._scripts.acquit(token, worker, mark.text, members, keep=keep)
-        if code == ACQUIT_DONE and members:
+        if self._scripts.acquit(token, worker, mark.text, members, keep=keep) and members:
             log.info("%s on %s survived", counted(len(members), "suspect"), worker)
         self._trials.pop(worker, None)
         self._roster.mark_stale()

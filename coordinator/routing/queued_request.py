@@ -127,17 +127,6 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
         """Whether it may have killed a worker."""
         return self.trial is not None
 
-    @property
-    def request(self) -> Request:
-        """The request without its payload: enough for a refusal."""
-        return Request(
-            id=self.id,
-            client=self.client,
-            reply_to=self.reply_to,
-            result_ttl_s=self.result_ttl_s,
-            deadline_ms=self.deadline_ms,
-        )
-
 
 def prompt_tokens(request: Request, fields: Mapping[bytes, bytes]) -> int:
     """Tokens of a prompt; estimated from its bytes where it is text or messages.

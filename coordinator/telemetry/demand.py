@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
 from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING
 from tokenyard.protocol.leader_reports import FIELD, ModelDemand, YardDemand, encode_demand
@@ -27,15 +26,11 @@ class DemandStatement:
         self._roster = roster
 
     def publish(self, token: str, waiting: Mapping[str, int]) -> None:
-        """Say how many requests wait, ``waiting`` of them for each model, as far as they are known.
-
-        Raises `LostLeadership` where the yard has another leader.
-        """
+        """Say how many requests wait, ``waiting`` of them for each model, as far as is known."""
         known = Counter(waiting)
         known[""] += max(0, self._count_waiting() - known.total())
         demand = YardDemand(round(self._roster.broker_time.now_ms), demand_of(+known, self._roster))
-        if not self._scripts.take_over(token, {FIELD: encode_demand(demand)}):
-            raise LostLeadership
+        self._scripts.take_over(token, {FIELD: encode_demand(demand)})
 
     def _count_waiting(self) -> int:
         """All requests that wait: in the common intakes, and in those of tenants."""

@@ -8,7 +8,6 @@ import pytest
 import redis
 
 import coordinator.recovery.reconciler
-from coordinator.leadership import LostLeadership
 from coordinator.recovery.reconciler import LedgerReconciler
 from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_delta, make_request
@@ -23,7 +22,7 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication, Published, Scripts
+from tokenyard.scripts import LostLeadership, Publication, Published, Scripts
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from tokenyard.scripts.calls import (
     MISSING_EVERY_S,
     Arg,
     Call,
+    LostLeadership,
     command_of,
     digest,
     load_scripts,
@@ -55,11 +56,7 @@ from tokenyard.scripts.client import (
 from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.destinations import destination
 from tokenyard.scripts.leader import (
-    ACQUIT_CHANGED,
-    ACQUIT_DONE,
-    ACQUIT_NOT_LEADER,
     RESCUE_HELD,
-    RESCUE_NOT_LEADER,
     LeaderScripts,
 )
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
@@ -70,15 +67,11 @@ class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
 
 
 __all__ = [
-    "ACQUIT_CHANGED",
-    "ACQUIT_DONE",
-    "ACQUIT_NOT_LEADER",
     "CANCEL_ATTEMPTS",
     "CLIENT_LEASE_MS",
     "MISSING_EVERY_S",
     "PLACE_FIELDS",
     "RESCUE_HELD",
-    "RESCUE_NOT_LEADER",
     "RETIRE_UNKNOWN",
     "Acceptance",
     "Answered",
@@ -91,6 +84,7 @@ __all__ = [
     "Dispatched",
     "HandedBack",
     "LedgerScan",
+    "LostLeadership",
     "LostRequest",
     "Move",
     "Publication",

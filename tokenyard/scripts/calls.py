@@ -23,6 +23,14 @@ T = TypeVar("T")
 E = TypeVar("E", bound=enum.IntEnum)
 
 
+#: The answer to a former leader, whose token a script has compared.
+NOT_LEADER: Final = -1
+
+
+class LostLeadership(Exception):
+    """Another coordinator leads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """One script call and how to read its answer; a connection carries it out."""
@@ -148,6 +156,13 @@ class Caller:
     def call(self, call: Call[T]) -> T:
         """Make one call and read its answer."""
         return call.read(self._run(call.script, call.keys, call.args))
+
+    def _run_as_leader(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """Run a script that compares the leader's token; raises `LostLeadership`."""
+        answer = self._run(script, keys, args)
+        if answer == NOT_LEADER:
+            raise LostLeadership
+        return answer
 
     def _run(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         run: Any = self._yard.connection.execute_command  # redis-py gives no types for it

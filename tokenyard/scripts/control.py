@@ -20,18 +20,18 @@ from tokenyard.scripts.calls import Arg, Caller
 class ControlScripts(Caller):
     """Commands, signals and acknowledgements."""
 
-    def command(self, command: Command, token: str = "") -> str | None:
-        """Command a worker; returns the command's id, or None for a former leader.
+    def command(self, command: Command, token: str = "") -> str:
+        """Command a worker; returns the command's id.
 
-        The leader passes its ``token``; an operator needs none. A repeated call after a lost answer
-        commands twice, which is harmless: all commands are idempotent.
+        The leader passes its ``token``; an operator needs none. Raises `LostLeadership`. A repeated
+        call after a lost answer commands twice, which is harmless: all commands are idempotent.
         """
         keys = [self.keys.leader, self.keys.control]
         args: list[Arg] = [token]
         for item in command_fields(command).items():
             args.extend(item)
-        answer: bytes = self._run("command", keys, args)
-        return answer.decode() or None
+        answer: bytes = self._run_as_leader("command", keys, args)
+        return answer.decode()
 
     def signal(self, order: Order, seen: bytes, now: DesiredState) -> str | None:
         """Change the desired state of the order's scope and announce it; returns the signal's id.
