@@ -87,6 +87,7 @@ class Admission:
             entry=entry.id,
             id=request.id,
             client=sys.intern(request.client),
+            takes_turns=not self._settings.deterministic,
             reply_to=sys.intern(request.reply_to),
             result_ttl_s=request.result_ttl_s,
             deadline_ms=None if request.deadline_ms is None else request.deadline_ms + shift_ms,

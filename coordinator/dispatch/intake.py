@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.entries import BEGIN, Entry, RawEntry, WakeupEvent, pairs
-from coordinator.dispatch.shares import by_arrival, by_client
 from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
@@ -43,7 +42,6 @@ class Intake:
 
     def __init__(self, yard: Yard, settings: CoordinatorSettings) -> None:
         self.backlog = Backlog(
-            by_arrival if settings.deterministic else by_client,
             TenantShares(
                 input_weight=settings.input_token_weight,
                 output_weight=settings.output_token_weight,

@@ -16,7 +16,6 @@ from coordinator.routing.queued_request import (
     QueuedRequest,
     RoutingFeatures,
     all_features,
-    work_only,
 )
 from coordinator.routing.schedule import ScheduleWriter
 from tokenyard.protocol.settings import CoordinatorSettings, PolicyName
@@ -68,7 +67,7 @@ class Selection:
         """What the policy needs to know of a request, and no more."""
         if self.is_affine:
             return all_features(request, fields)
-        return work_only(request) if self.is_weighing else NO_FEATURES
+        return RoutingFeatures(request.work) if self.is_weighing else NO_FEATURES
 
     def follow(self, caches: Mapping[str, Cache]) -> None:
         """The roster was read: forget the prefixes of workers that have left."""
