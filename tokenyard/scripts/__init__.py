@@ -34,6 +34,7 @@ from tokenyard.scripts.calls import (
     Call,
     LostLeadership,
     command_of,
+    destination,
     digest,
     load_scripts,
     run_async,
@@ -54,7 +55,6 @@ from tokenyard.scripts.client import (
     waits_at,
 )
 from tokenyard.scripts.control import ControlScripts
-from tokenyard.scripts.destinations import destination
 from tokenyard.scripts.leader import (
     RESCUE_HELD,
     LeaderScripts,

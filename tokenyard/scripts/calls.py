@@ -16,6 +16,8 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from tokenyard import clock
 from tokenyard.protocol.errors import ScriptsMissing
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Refused, Request
 from tokenyard.protocol.yard import Yard
 
 Arg = bytes | str | int | float
@@ -138,6 +140,13 @@ def script_names() -> tuple[str, ...]:
     return tuple(sorted(file.name[:-4] for file in files if file.name.endswith(".lua")))
 
 
+def destination(keys: Keys, request: Request | Refused) -> str:
+    """The stream that a request's replies go to."""
+    if request.kind == "frame":
+        return keys.replies(request.client)
+    return keys.reply(request.client, request.id)
+
+
 class Caller:
     """Calls scripts of one yard over one synchronous connection pool."""
 
@@ -149,7 +158,7 @@ class Caller:
         dead_maxlen: int = 10_000,
     ) -> None:
         self.keys = yard.keys
-        self._yard = yard
+        self.yard = yard
         self._reply_maxlen = reply_maxlen
         self._dead_maxlen = dead_maxlen
 
@@ -165,7 +174,7 @@ class Caller:
         return answer
 
     def _run(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        run: Any = self._yard.connection.execute_command  # redis-py gives no types for it
+        run: Any = self.yard.connection.execute_command  # redis-py gives no types for it
         command = _command(script, keys, args)
         try:
             return run(*command)

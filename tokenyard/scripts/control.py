@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from tokenyard.protocol.control import (
     Acknowledgement,
@@ -28,8 +29,7 @@ class ControlScripts(Caller):
         """
         keys = [self.keys.leader, self.keys.control]
         args: list[Arg] = [token]
-        for item in command_fields(command).items():
-            args.extend(item)
+        args += chain.from_iterable(command_fields(command).items())
         answer: bytes = self._run_as_leader("command", keys, args)
         return answer.decode()
 
@@ -41,8 +41,7 @@ class ControlScripts(Caller):
         """
         keys = [self.keys.desired, self.keys.control, self.keys.events]
         args: list[Arg] = [order.scope, seen, encode_desired(now)]
-        for item in order_fields(order).items():
-            args.extend(item)
+        args += chain.from_iterable(order_fields(order).items())
         answer: bytes = self._run("signal", keys, args)
         return answer.decode() or None
 

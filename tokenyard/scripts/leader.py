@@ -29,8 +29,7 @@ from tokenyard.scripts.answers import (
     TransferAnswer,
     Transferred,
 )
-from tokenyard.scripts.calls import Arg, Caller, codes
-from tokenyard.scripts.destinations import destination
+from tokenyard.scripts.calls import Arg, Caller, codes, destination
 
 #: Answer of `LeaderScripts.rescue` beside the number of entries left.
 RESCUE_HELD: Final = -2
