@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.streams import position
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CLIENT_LEASE_MS, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.clock")
@@ -30,8 +29,8 @@ _NEVER: Final = (-1, -1)
 class ClockSteps:
     """The steps that one coordinator has noticed."""
 
-    def __init__(self, yard: Yard, scripts: Scripts, broker_time: BrokerTime) -> None:
-        self._yard = yard
+    def __init__(self, scripts: Scripts, broker_time: BrokerTime) -> None:
+        self._yard = scripts.yard
         self._scripts = scripts
         self._broker_time = broker_time
         self._is_new = True

@@ -32,7 +32,7 @@ from coordinator.roster import Roster
 from coordinator.routing.prefixes import Cache
 from coordinator.routing.selection import Selection
 from coordinator.telemetry.counts import CoordinatorCounts
-from coordinator.telemetry.demand import DemandStatement
+from coordinator.telemetry.demand import publish_demand
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.recorder import HistoryRecorder
 from coordinator.telemetry.spans import QueueSpans
@@ -85,12 +85,11 @@ class Coordinator:
         self._counts = counts = CoordinatorCounts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._roster = roster = Roster(yard)
-        self._clock_steps = ClockSteps(yard, scripts, roster.broker_time)
-        self._leadership = Leadership(yard, scripts, settings.name, settings.lease_ms)
+        self._clock_steps = ClockSteps(scripts, roster.broker_time)
+        self._leadership = Leadership(scripts, settings.name, settings.lease_ms)
         self._models = Models()
         self._tenants = TenantPresence(yard)
-        self._handshake = Handshake(yard, scripts, settings, self._models, self._tenants, counts)
-        self._demand = DemandStatement(yard, scripts, roster)
+        self._handshake = Handshake(scripts, settings, self._models, self._tenants, counts)
         self._intake = Intake(yard, settings)
         self._selection = Selection(settings)
         spans = QueueSpans(self._tracer, settings.yard)
@@ -115,17 +114,12 @@ class Coordinator:
             scripts, roster, self._dispatcher, settings, counts, self._selection.record
         )
         self._failover = FailoverDetector(connection, scripts)
-        self._rescuer = Rescuer(yard, scripts, roster, counts)
+        self._rescuer = Rescuer(scripts, roster, counts)
         self._trial_monitor = TrialMonitor(
-            yard,
-            scripts,
-            roster,
-            settings,
-            has_suspects=self._dispatcher.has_suspects,
+            scripts, roster, settings, has_suspects=self._dispatcher.has_suspects
         )
         self._reload_timeouts = ReloadTimeouts(scripts, roster)
         self._sweeper = Sweeper(
-            yard,
             scripts,
             settings,
             counts,
@@ -142,7 +136,7 @@ class Coordinator:
             patience_s=settings.lost_entry_wait_s,
             on_returned=self._intake.tenants.miss,
         )
-        self._cancels = CancelRequests(yard, scripts, counts)
+        self._cancels = CancelRequests(scripts, counts)
         self._recorder = HistoryRecorder(scripts, roster, counts)
         self._usage_pruner = UsagePruner(yard, roster.broker_time)
         # A leader that only waits must still renew its lease in time.
@@ -323,7 +317,7 @@ class Coordinator:
         elif self._dispatcher.rate.measure(clock.monotonic()) or not self._handshake.is_published:
             self._publish_handshake(token)
         self._intake.compare()
-        self._demand.publish(token, self._intake.backlog.by_model())
+        publish_demand(self._scripts, token, self._intake.backlog.by_model(), roster)
         self._start_when_complete()
 
     def _follow_lanes(self) -> None:

@@ -161,14 +161,13 @@ class Handshake:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
         settings: CoordinatorSettings,
         models: Models,
         tenants: TenantPresence,
         counts: CoordinatorCounts,
     ) -> None:
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._models = models
         self._tenants = tenants

@@ -10,7 +10,6 @@ import redis
 
 from tokenyard import clock
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.leadership")
@@ -29,9 +28,9 @@ class Leadership:
     moves nothing.
     """
 
-    def __init__(self, yard: Yard, scripts: Scripts, name: str, lease_ms: int) -> None:
+    def __init__(self, scripts: Scripts, name: str, lease_ms: int) -> None:
         self.token = ""
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._name = name
         self._lease_ms = lease_ms

@@ -16,7 +16,6 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.cancels")
@@ -31,9 +30,9 @@ MOST_CANCELLED = 100
 class CancelRequests:
     """Carries out cancels, a bounded number in a turn."""
 
-    def __init__(self, yard: Yard, scripts: Scripts, counts: CoordinatorCounts) -> None:
+    def __init__(self, scripts: Scripts, counts: CoordinatorCounts) -> None:
         self._counts = counts
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._due = 0.0
         self._left = 0  # how many may still be cancelled in this turn

@@ -16,7 +16,6 @@ from tokenyard import clock
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import DEFAULT_CLIENT
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import RESCUE_HELD, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.rescuer")
@@ -34,12 +33,11 @@ class Rescuer:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
         roster: Roster,
         counts: CoordinatorCounts,
     ) -> None:
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._roster = roster
         self._counts = counts

@@ -29,7 +29,6 @@ from tokenyard.protocol.keys import (
 from tokenyard.protocol.parse import parse_id, parse_name, parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Request
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.sweeper")
@@ -49,7 +48,6 @@ class Sweeper:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
         settings: CoordinatorSettings,
         counts: CoordinatorCounts,
@@ -58,7 +56,7 @@ class Sweeper:
         broker_time: BrokerTime,
         answer: Callable[[Entry, Refused], None],
     ) -> None:
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._clock_steps = clock_steps
         self._broker_time = broker_time

@@ -15,7 +15,6 @@ from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.trial_monitor")
@@ -39,7 +38,6 @@ class TrialMonitor:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
         roster: Roster,
         settings: CoordinatorSettings,
@@ -47,7 +45,7 @@ class TrialMonitor:
         has_suspects: Callable[[str], bool],
     ) -> None:
         """``has_suspects`` returns whether more suspects wait for a model."""
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._roster = roster
         self._settings = settings

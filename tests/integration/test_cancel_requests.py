@@ -111,7 +111,7 @@ def test_a_deleted_stream_is_created_again(yard: Yard) -> None:
 class TestOneTurn:
     @pytest.fixture
     def granting(self, yard: Yard) -> CancelRequests:
-        return CancelRequests(yard, yard.scripts, CoordinatorCounts())
+        return CancelRequests(yard.scripts, CoordinatorCounts())
 
     def test_a_turn_is_bounded_and_reports_whether_there_is_more(
         self, yard: Yard, granting: CancelRequests, monkeypatch: pytest.MonkeyPatch

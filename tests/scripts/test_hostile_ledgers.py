@@ -99,7 +99,7 @@ def test_invalid_fields_stop_no_trial_monitor(yard: PlayedYard, worker: str, odd
     # The leader crashed, and so did its successors.
     roster = Roster(yard)
     patience = CoordinatorSettings(redis_url="redis://x", trial_tokens=1, trial_s=60)
-    hearings = TrialMonitor(yard, yard.scripts, roster, patience, has_suspects=lambda _: False)
+    hearings = TrialMonitor(yard.scripts, roster, patience, has_suspects=lambda _: False)
     mine = yard.submit()
     yard.scripts.dispatch(yard.token, [mine.to(worker, on_trial=True)])
     write(yard, mine.request, t0=odd, r0=odd, relapsed=odd)
