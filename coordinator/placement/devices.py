@@ -109,14 +109,11 @@ class PlacementDevice:
         if self.is_paused:
             return None
         awake = sorted(self._awake(), key=lambda one: one.info.state == "attached")
-        return next(iter(awake), None) or self.sleeper(model) or self._warm()
+        return next(iter(awake), None) or self.sleeper(model) or next(self._running("warm"), None)
 
     def sleeper(self, model: str) -> Worker | None:
         """A worker that is asleep with ``model``."""
         return next((one for one in self._running("asleep") if one.info.model == model), None)
-
-    def _warm(self) -> Worker | None:
-        return next(self._running("warm"), None)
 
     def _running(self, state: WorkerState) -> Iterator[Worker]:
         return (one for one in self.workers if one.info.state == state and one.is_running)
