@@ -2,7 +2,7 @@
 
 `Scripts` calls them over a synchronous connection; both clients use the same `Call` values. Scripts
 are called by EVALSHA with the hash of their text, so two versions of Tokenyard can share a server.
-Expected refusals are return values here; only the public client raises.
+Expected refusals are return values here; only a former leader's calls raise (`LostLeadership`).
 """
 
 from tokenyard.scripts.answers import (
