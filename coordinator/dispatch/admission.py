@@ -56,6 +56,7 @@ class Admission:
     ) -> None:
         """``shift_of`` an intake and an entry is what to add to its times (`ClockSteps`)."""
         self._settings = settings
+        self._takes_turns = not settings.deterministic
         self._models = models
         self._features_of = features_of
         self._trace_of = trace_of
@@ -87,7 +88,7 @@ class Admission:
             entry=entry.id,
             id=request.id,
             client=sys.intern(request.client),
-            takes_turns=not self._settings.deterministic,
+            takes_turns=self._takes_turns,
             reply_to=sys.intern(request.reply_to),
             result_ttl_s=request.result_ttl_s,
             deadline_ms=None if request.deadline_ms is None else request.deadline_ms + shift_ms,
@@ -110,17 +111,17 @@ class Admission:
         self, entry: Entry, request: Request, model: str, history: History | None
     ) -> Refused | None:
         """Why a request that can be read is not run."""
-        size, most = entry.size, self._settings.max_request_bytes
-        if size > most:
-            message = f"request: {size} bytes, more than {most}"
+        if entry.size > self._settings.max_request_bytes:
+            message = f"request: {entry.size} bytes, more than {self._settings.max_request_bytes}"
             return refuse(request, Code.INVALID_REQUEST, message)
         if not model and self._models.names:
             served = self._models.served
             hint = did_you_mean(request.model, served)
             message = f"model: {request.model or 'none given'}; served: {', '.join(served)}{hint}"
             return refuse(request, Code.MODEL_UNAVAILABLE, message)
-        if entry.tenant not in ("", request.tenant):
-            message = f"tenant: {request.tenant or 'none'} in the intake of {entry.tenant}"
+        owner = entry.tenant
+        if owner and owner != request.tenant:
+            message = f"tenant: {request.tenant or 'none'} in the intake of {owner}"
             return refuse(request, Code.INVALID_REQUEST, message)
         if history and (failure := history.failure(self._settings, request.params.n)):
             return refuse(request, *failure, is_dead=True)
@@ -133,12 +134,13 @@ def most_output(params: SamplingParams, stated: Collection[str], own: OutputDefa
     ``stated`` names the parameters that it gives although they have the wire's default.
     """
     n, max_tokens = params.n, params.max_tokens
-    if own and own.n and n == _USUAL.n and "n" not in stated:
-        n = own.n
-    if own and own.max_tokens and max_tokens == _USUAL.max_tokens and "max_tokens" not in stated:
-        max_tokens = own.max_tokens
-    if max_tokens is not None and max_tokens < params.min_tokens:
-        n, max_tokens = params.n, params.max_tokens  # its worker says that they contradict it
+    if own is not None:
+        if own.n and n == _USUAL.n and "n" not in stated:
+            n = own.n
+        if own.max_tokens and max_tokens == _USUAL.max_tokens and "max_tokens" not in stated:
+            max_tokens = own.max_tokens
+        if max_tokens is not None and max_tokens < params.min_tokens:
+            n, max_tokens = params.n, params.max_tokens  # its worker says that they contradict it
     return n * (max_tokens or sys.maxsize)
 
 

@@ -42,9 +42,9 @@ class Entry(Struct, frozen=True):
         return split_intake(self.intake)[1]
 
     @property
-    def at_ms(self) -> float:
+    def at_ms(self) -> int:
         """When it was added by its id, which clients may choose (unix time)."""
-        return float(position(self.id)[0])
+        return position(self.id)[0]
 
     @property
     def size(self) -> int:

@@ -118,28 +118,25 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
         if kind == "messages":
             content = canonical_messages(_any.decode(content))
             chat = parse_chat(unfold(fields), kind)
-        return _recipe(fields).digest(kind, content, chat)
+        recipe = entry_recipe(fields)
+        return UNREADABLE if recipe is NO_RECIPE else recipe.digest(kind, content, chat)
     except _ERRORS:
         return UNREADABLE
 
 
 def entry_recipe(fields: Mapping[bytes, bytes]) -> Recipe:
-    """The recipe of an entry that was read as a request; never raises.
+    """The recipe of an entry; `NO_RECIPE` where that cannot be read.
 
-    What is nested as deeply as the parser can just read may be too deep here.
+    What is nested as deeply as the parser of requests can just read may be too deep here.
     """
-    try:
-        return _recipe(fields)
-    except _ERRORS:
-        return _TOO_DEEP
-
-
-def _recipe(fields: Mapping[bytes, bytes]) -> Recipe:
     get = fields.get
     common, model, params = get(b"common", b""), get(b"model", b""), get(b"params", b"")
     reasoning = get(b"reasoning_ended", b""), get(b"reasoning_parser_kwargs", b"")
     is_long = len(common) + len(model) + len(params) + len(reasoning[1]) > _LONGEST_KEPT
-    return (_read if is_long else _read_once)(common, model, params, *reasoning)
+    try:
+        return (_read if is_long else _read_once)(common, model, params, *reasoning)
+    except _ERRORS:
+        return NO_RECIPE
 
 
 def _read(common: bytes, model: bytes, params: bytes, ended: bytes, kwargs: bytes) -> Recipe:
@@ -156,7 +153,8 @@ def _read(common: bytes, model: bytes, params: bytes, ended: bytes, kwargs: byte
     return Recipe(name, read, defaults_among(read, given), *parse_reasoning(fields))
 
 
-_TOO_DEEP: Final = Recipe("\0", SamplingParams(), ())
+#: No model has this name, so no request has such a digest.
+NO_RECIPE: Final = Recipe("\0", SamplingParams(), ())
 _read_once = functools.lru_cache(maxsize=256)(_read)
 
 

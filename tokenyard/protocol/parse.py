@@ -452,7 +452,9 @@ def _parse_body(
         client=client,
         tokens=read_tokens(fields) if given == ["tokens"] else None,
         prompt=read_prompt(fields) if given == ["prompt"] else None,
-        messages=read_json(fields, "messages", _objects_decoder, None),
+        messages=read_json(fields, "messages", _objects_decoder, None)
+        if given == ["messages"]
+        else None,
         model=read_text(fields, "model"),
         params=read_params(fields, defaults),
         stream=read_flag(fields, "stream"),
