@@ -15,7 +15,7 @@ from tokenyard.protocol.control import (
     encode_desired,
     order_fields,
 )
-from tokenyard.scripts.calls import Arg, Caller
+from tokenyard.scripts.calls import Arg, Caller, LostLeadership
 
 
 class ControlScripts(Caller):
@@ -30,7 +30,9 @@ class ControlScripts(Caller):
         keys = [self.keys.leader, self.keys.control]
         args: list[Arg] = [token]
         args += chain.from_iterable(command_fields(command).items())
-        answer: bytes = self._run_as_leader("command", keys, args)
+        answer: bytes = self._run("command", keys, args)
+        if not answer:
+            raise LostLeadership
         return answer.decode()
 
     def signal(self, order: Order, seen: bytes, now: DesiredState) -> str | None:

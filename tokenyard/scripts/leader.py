@@ -29,7 +29,7 @@ from tokenyard.scripts.answers import (
     TransferAnswer,
     Transferred,
 )
-from tokenyard.scripts.calls import Arg, Caller, codes, destination
+from tokenyard.scripts.calls import Arg, Caller, LostLeadership, codes, destination
 
 #: Answer of `LeaderScripts.rescue` beside the number of entries left.
 RESCUE_HELD: Final = -2
@@ -281,7 +281,8 @@ class LeaderScripts(Caller):
         keys = [self.keys.leader, self.keys.history, self.keys.tally]
         keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
         args = [token, max_entries, *INTAKE_CLASSES, *chain.from_iterable(fields.items())]
-        self._run_as_leader("record", keys, args)
+        if not self._run("record", keys, args):
+            raise LostLeadership
 
     def stand_by(self, name: str, for_ms: int) -> None:
         """Show for some time that a coordinator stands by; 0: no more."""

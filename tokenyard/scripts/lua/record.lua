@@ -8,12 +8,12 @@
 -- ARGV[1] the caller's leader token
 -- ARGV[2] most entries, about
 -- ARGV[3...] for each class: its name; then the other fields and their values
--- Returns 1 RECORDED, -1 NOT_LEADER
+-- Returns 1 RECORDED, 0 NOT_LEADER
 -- Atomic, because a former leader must not write into its successor's history.
 
 -- @include counted
 
-local RECORDED, NOT_LEADER = 1, -1
+local RECORDED, NOT_LEADER = 1, 0
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return NOT_LEADER end
 
 local fields = {'waiting_of_tenants', counted(KEYS[3], 'tenants_waiting')}
