@@ -41,7 +41,7 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
 }
 #: Scripts name a success after their action, enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
-CONSTANTS = {
+CONSTANTS: dict[str, dict[str, int]] = {
     "rescue": {"HELD": scripts.RESCUE_HELD},
     "acquit": {"ACQUITTED": True, "CHANGED": False},
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
